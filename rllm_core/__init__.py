@@ -1,0 +1,11 @@
+"""rllm-core: a plugin framework for training language agents with reinforcement learning.
+
+The contracts are in `rllm_core.types`, `rllm_core.engine`, `rllm_core.parser`, `rllm_core.backend` and
+`rllm_core.workflow`; the hooks in `rllm_core.hookspecs`; what plugins return in `rllm_core.providers`.
+"""
+
+from rllm_core.hookspecs import hookimpl
+
+__all__ = ["__version__", "hookimpl"]
+
+__version__ = "0.1.0"

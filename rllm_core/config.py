@@ -1,0 +1,415 @@
+"""The run file: TOML, checked as a whole before anything is allocated.
+
+Precedence, weakest first: the defaults below, the workflow's own run file (`rllm_core.providers.Workflow.run_file`),
+the user's file, ``--backend``/``--parser``, ``-o section.key=value``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rllm_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rllm_core.plugins import PluginManager
+    from rllm_core.workflow import WorkflowConfig
+
+__all__ = [
+    "AlgorithmConfig",
+    "ConfigError",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "Section",
+    "TrainingConfig",
+    "load_run_config",
+    "to_toml",
+]
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of every section, a plugin's included: frozen, and unknown keys are errors that suggest the nearest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(Section):
+    """``[model]``: what is trained."""
+
+    path: Annotated[str, Field(description="Folder of a Hugging Face model, or its hub name.")] = ""
+
+
+class TrainingConfig(Section):
+    """``[training]``: the loop. One optimizer step trains ``groups_per_step`` groups of ``rollouts_per_group``."""
+
+    steps: Annotated[int, Field(ge=0, description="Optimizer steps of the whole run.")] = 100
+    seed: Annotated[int, Field(ge=0, description="Root of every seed in the run.")] = 0
+    groups_per_step: Annotated[int, Field(ge=1, description="Tasks trained per optimizer step.")] = 16
+    rollouts_per_group: Annotated[int, Field(ge=1, description="Rollouts of each task.")] = 8
+    groups_per_forward_backward: Annotated[
+        int | None, Field(ge=1, description="Groups per gradient-accumulation pass; unset is one pass per step.")
+    ] = None
+    staleness_threshold: Annotated[
+        float, Field(ge=0, description="How many sync windows generation may run ahead; 0 is synchronous.")
+    ] = 0.0
+    trigger_parameter_sync_step: Annotated[
+        int, Field(ge=1, description="Optimizer steps between two weight synchronisations.")
+    ] = 1
+    partial_rollout: Annotated[
+        bool, Field(description="Swap weights under running rollouts instead of draining them first.")
+    ] = False
+    staleness: Annotated[
+        Literal["quota", "strict"], Field(description="Bound the aggregate lead, or the age of every trained group.")
+    ] = "quota"
+    checkpoint_every_steps: Annotated[
+        int, Field(ge=0, description="Steps between checkpoints; 0 is only at the end.")
+    ] = 0
+    keep_checkpoints: Annotated[int, Field(ge=1, description="How many of the newest checkpoints to keep.")] = 2
+    validate_every_steps: Annotated[
+        int, Field(ge=0, description="Steps between validations; 0 is only first and last.")
+    ] = 0
+    validation_rollouts: Annotated[
+        int, Field(ge=0, description="Rollouts per validation, spread evenly over its tasks; 0 is no validation.")
+    ] = 512
+    trajectories_per_step: Annotated[
+        int, Field(ge=0, description="Episodes per step (and per validation) kept in trajectories.jsonl.")
+    ] = 8
+    trackers: Annotated[tuple[str, ...], Field(description="Metric trackers to feed, by name.")] = ()
+
+
+class RolloutConfig(Section):
+    """``[rollout]``: how episodes are sampled."""
+
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    top_p: Probability = 1.0
+    top_k: Annotated[int, Field(ge=0, description="0 keeps every token.")] = 0
+    validation_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False, description="0 is greedy.")] = 1.0
+    max_response_tokens: Annotated[int, Field(ge=1, description="Per model call, stop token included.")] = 1024
+    max_prompt_tokens: Annotated[int | None, Field(ge=1, description="Longer prompts end the rollout.")] = None
+    rollout_timeout_seconds: Annotated[Seconds, Field(description="Deadline of one rollout.")] = 600.0
+    max_attempts: Annotated[int, Field(ge=1, description="Tries per rollout when it fails, each from scratch.")] = 3
+    max_concurrent_rollouts: Positive = 4096
+    max_concurrent_requests: Positive = 1024
+
+
+class AlgorithmConfig(Section):
+    """``[algorithm]``: advantages and loss."""
+
+    name: Annotated[str, Field(description="Advantage estimator.")] = "grpo"
+    loss: Annotated[str, Field(description="Policy loss; the backend must be able to run it.")] = "reinforce"
+    aggregation: Annotated[str, Field(description="How token losses are averaged.")] = "token_mean"
+    discount: Annotated[float, Field(ge=0, le=1, description="Per turn, for return_to_go.")] = 1.0
+    turn_baseline: Annotated[
+        Literal["group", "state"],
+        Field(description="return_to_go: leave-one-out mean over the group's same turn, or over equal histories."),
+    ] = "group"
+    filter_uniform_groups: Annotated[
+        bool, Field(description="Drop groups whose rewards are all equal and generate others instead.")
+    ] = False
+    max_group_attempts: Annotated[
+        int, Field(ge=1, description="Groups generated per step, as a multiple of groups_per_step, before giving up.")
+    ] = 10
+    entropy_coefficient: Annotated[float, Field(ge=0, description="Entropy bonus at the first step.")] = 0.0
+    entropy_coefficient_final: Annotated[
+        float | None, Field(ge=0, description="Entropy bonus at the last step, linear between; unset is constant.")
+    ] = None
+    options: Annotated[
+        dict[str, Any], Field(description="Typed parameters of a third-party estimator or loss.")
+    ] = Field(default_factory=dict)
+
+
+class OptimizerConfig(Section):
+    """``[optimizer]``: AdamW and its schedule."""
+
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    schedule: Literal["constant", "linear"] = "constant"
+    warmup_steps: NonNegative = 0
+    final_learning_rate_fraction: Annotated[
+        float, Field(ge=0, le=1, description="Of learning_rate, reached at the last step of a linear schedule.")
+    ] = 0.0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+
+    def learning_rate_at(self, step: int, total_steps: int) -> float:
+        """The learning rate of optimizer step ``step`` (from 1): linear warm-up, then constant or linear decay."""
+        warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
+        if self.schedule == "constant":
+            return self.learning_rate * warm
+        left = 1.0 - step / total_steps if total_steps else 0.0
+        return self.learning_rate * warm * max(self.final_learning_rate_fraction, left)
+
+
+class RunConfig(Section):
+    """A whole run file. Sections of plugins are under ``plugins``, by provider name."""
+
+    workflow: Annotated[str, Field(description="Name of the workflow.")]
+    backend: Annotated[str, Field(description="Name of the backend.")] = "local"
+    parser: Annotated[str, Field(description="Name of the parser; unset is the backend's default.")] = ""
+    requires: Annotated[
+        tuple[str, ...], Field(description='Distributions the run needs, e.g. "rllm-local>=0.1".')
+    ] = ()
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    plugins: dict[str, Any] = Field(default_factory=dict, exclude=True)
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> RunConfig:
+        training = self.training
+        passes = training.groups_per_forward_backward
+        if passes is not None and training.groups_per_step % passes:
+            raise ValueError(
+                f"training.groups_per_forward_backward = {passes} does not divide "
+                f"training.groups_per_step = {training.groups_per_step}"
+            )
+        if training.partial_rollout and training.staleness_threshold == 0:
+            raise ValueError(
+                "training.partial_rollout = true needs training.staleness_threshold > 0: "
+                "in synchronous training no rollout is running when weights change"
+            )
+        return self
+
+    @property
+    def window_quota(self) -> int:
+        """Groups that may be dispatched per sync window (design of fully asynchronous training in docs/)."""
+        training = self.training
+        ahead = (1 + training.staleness_threshold) * training.trigger_parameter_sync_step * training.groups_per_step
+        return math.floor(ahead + 1e-9)
+
+    @property
+    def groups_per_pass(self) -> int:
+        """Groups per gradient-accumulation pass."""
+        return self.training.groups_per_forward_backward or self.training.groups_per_step
+
+    def derived(self) -> dict[str, int]:
+        """Numbers that follow from the file, by name."""
+        training = self.training
+        groups, rollouts = training.groups_per_step, training.rollouts_per_group
+        return {
+            "groups_per_step": groups,
+            "rollouts_per_step": groups * rollouts,
+            "forward_backward_passes_per_step": groups // self.groups_per_pass,
+            "optimizer_steps": training.steps,
+            "policy_versions": training.steps // training.trigger_parameter_sync_step,
+            "rollouts_in_total": training.steps * groups * rollouts,
+            "max_groups_in_flight": self.window_quota,
+            "max_rollouts_in_flight": min(self.window_quota * rollouts, self.rollout.max_concurrent_rollouts),
+        }
+
+    def to_tables(self) -> dict[str, Any]:
+        """The resolved file as nested tables, plugin sections included; unset keys are left out."""
+        tables = self.model_dump(mode="json", exclude_none=True)
+        for name, section in self.plugins.items():
+            tables[name] = section.model_dump(mode="json", exclude_none=True)
+        return tables
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """Write nested tables as TOML (the subset a run file uses: scalars, lists, tables)."""
+    lines: list[str] = []
+
+    def write(table: Mapping[str, Any], path: str) -> None:
+        scalars = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+        if path and (scalars or not table):
+            lines.extend(["", f"[{path}]"])
+        lines.extend(f"{_toml_key(key)} = {_toml_value(value)}" for key, value in scalars.items())
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                write(value, f"{path}.{_toml_key(key)}" if path else _toml_key(key))
+
+    write(tables, "")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _toml_key(key: str) -> str:
+    bare = key.replace("-", "").replace("_", "").isalnum() and key.isascii()
+    return key if bare else json.dumps(key)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+def load_run_config(
+    target: str,
+    plugins: PluginManager,
+    *,
+    overrides: Sequence[str] = (),
+    backend: str | None = None,
+    parser: str | None = None,
+) -> RunConfig:
+    """Resolve ``rllm-core train TARGET`` into one checked configuration.
+
+    Args:
+        target: The path of a run file (it ends in ``.toml``), or the name of a workflow.
+        plugins: Where workflows, backends and their sections come from.
+        overrides: ``section.key=value`` strings, the value in TOML (a bare word is text).
+        backend: Replaces the file's ``backend``.
+        parser: Replaces the file's ``parser``.
+
+    Raises:
+        ConfigError: If anything is wrong; one line that says what, what is allowed and what to do.
+        PluginError: If a selected plugin is missing or broken.
+    """
+    from rllm_core import providers
+
+    tables: dict[str, Any] = _read_toml(Path(target)) if target.endswith(".toml") else {"workflow": target}
+    given: dict[str, Any] = {}
+    for override in overrides:
+        _apply_override(given, override)
+    for key, value in (("backend", backend), ("parser", parser)):
+        if value is not None:
+            given[key] = value
+    name = _merged(tables, given).get("workflow")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{target}: the run file names no workflow; add workflow = \"NAME\" at its top")
+    workflow = plugins.select(providers.Workflow, name)
+    preset: dict[str, Any] = {}
+    if workflow.record.run_file:
+        preset = plugins.load(workflow, workflow.record.run_file)()
+    resolved = _merged(_merged(preset, tables), given)
+
+    sections: dict[str, Any] = {}
+    for key in [key for key in resolved if key not in RunConfig.model_fields or key == "plugins"]:
+        sections[key] = resolved.pop(key)
+    config = _validate(RunConfig, resolved, "")
+    selected_backend = plugins.select(providers.Backend, config.backend)
+    record = selected_backend.record
+    if not config.parser:
+        if not record.default_parser:
+            raise ConfigError(f"backend {record.name!r} has no default parser; set parser = \"NAME\"")
+        config = config.model_copy(update={"parser": record.default_parser})
+    elif record.parsers and config.parser not in record.parsers:
+        raise ConfigError(
+            f"parser = {config.parser!r} does not work with backend {record.name!r}; choose one of "
+            + ", ".join(record.parsers)
+        )
+    owners = {
+        config.workflow: workflow,
+        config.backend: selected_backend,
+        config.parser: plugins.select(providers.Parser, config.parser),
+    }
+    for kind in (providers.Workflow, providers.Backend, providers.Parser, providers.Tracker):
+        for provided in plugins.providers(kind).values():
+            if provided.record.name in sections:
+                owners.setdefault(provided.record.name, provided)
+    checked: dict[str, Any] = {}
+    for key, table in sections.items():
+        owner = owners.get(key)
+        if owner is None or owner.record.config is None:
+            known = [*RunConfig.model_fields, *(n for n, o in owners.items() if o.record.config)]
+            raise ConfigError(_unknown_key(key, [k for k in known if k != "plugins"]))
+        checked[key] = _validate(plugins.load(owner, owner.record.config), table, key)
+    for key, owner in owners.items():
+        if key not in checked and owner.record.config is not None:
+            checked[key] = _validate(plugins.load(owner, owner.record.config), {}, key)
+    return config.model_copy(update={"plugins": checked})
+
+
+def workflow_config(config: RunConfig) -> WorkflowConfig | None:
+    """The workflow's own section, or None if it has none."""
+    section: WorkflowConfig | None = config.plugins.get(config.workflow)
+    return section
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"run file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"run file {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"run file {path} is not valid TOML: {error}") from error
+
+
+def _apply_override(tables: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise ConfigError(f"-o {override!r} must have the form section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    for part in parts[:-1]:
+        tables = tables.setdefault(part, {})
+        if not isinstance(tables, dict):
+            raise ConfigError(f"-o {override!r}: {part} is a value, not a section")
+    tables[parts[-1]] = value
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = _merged(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _validate(model: type[ModelT], table: Any, path: str) -> ModelT:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path} must be a section [{path}], not a value")
+    try:
+        return model.model_validate(dict(table))
+    except ValidationError as error:
+        raise ConfigError(_explain(model, error.errors()[0], path)) from None
+
+
+def _explain(model: type[BaseModel], error: Any, path: str) -> str:
+    """One pydantic error as one line."""
+    where = [str(part) for part in error["loc"]]
+    key = ".".join([path, *where] if path else where)
+    if error["type"] == "extra_forbidden":
+        owner: Any = model
+        for part in where[:-1]:
+            owner = owner.model_fields[part].annotation
+        prefix = key.rpartition(".")[0]
+        return _unknown_key(key, [f"{prefix}.{name}" if prefix else name for name in owner.model_fields])
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    if error["type"] == "missing":
+        return f"{key} is missing"
+    return f"{key} = {error['input']!r}: {message[:1].lower()}{message[1:]}"
+
+
+def _unknown_key(key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "allowed: " + ", ".join(sorted(known))
+    return f"unknown key {key!r}; {hint}"

@@ -1,0 +1,352 @@
+"""Rollout engines: tokens in, tokens out; and the completers through which a workflow calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from rllm_core.types import (
+    FinishReason,
+    MessageLike,
+    MessageView,
+    ModelOutput,
+    SamplingParams,
+    Step,
+    TerminationReason,
+    TokenInput,
+    TokenOutput,
+    starts_with,
+    token_ids,
+)
+
+if TYPE_CHECKING:
+    from rllm_core.parser import BaseParser, ToolSpec
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed in ``[0, 2**63)`` that depends on every part: run, task, rollout, turn."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class EngineError(RuntimeError):
+    """The engine failed to answer; the rollout ends as ``engine_error`` and may be tried again."""
+
+
+class Terminated(Exception):
+    """Ends a rollout early with a reason; raised by completers, and by workflows that want to stop."""
+
+    def __init__(self, reason: TerminationReason, detail: str = "") -> None:
+        super().__init__(detail or reason.value)
+        self.reason = reason
+
+
+class TokenSource(Protocol):
+    """Where a completer gets its tokens: an engine, or the core's merger in front of one."""
+
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        """Sample one completion."""
+        ...
+
+
+class RolloutEngine(ABC):
+    """Samples from the policy.
+
+    An engine owns no training and no parsing of its own: it is given a `BaseParser`, and everything it returns is
+    stamped with the weight version that sampled it. It may be called concurrently from one event loop. Whether a
+    call is validation travels with the call, never as engine state.
+
+    Attributes:
+        name: The name it is selected by, used in errors.
+        parser: The parser whose tokens this engine takes; None if it has none.
+        weight_version: Version of the weights it samples from now; the backend moves it in `on_policy_updated`.
+    """
+
+    name: ClassVar[str]
+    parser: BaseParser | None = None
+    weight_version: int = 0
+
+    @property
+    def supports_token_in_token_out(self) -> bool:
+        """Whether prompts are taken, and completions returned with log-probabilities, as token ids."""
+        return False
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the policy."""
+        return self.parser.tokenizer if self.parser is not None else None
+
+    @property
+    def max_model_tokens(self) -> int | None:
+        """Longest prompt plus completion the model can take; None if there is no bound."""
+        return None
+
+    @abstractmethod
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        """Sample one completion for a prompt of token ids.
+
+        Args:
+            token_input: The prompt; media chunks are refused by engines that take text only.
+            sampling_params: How to sample, stop tokens included.
+            seed: Same seed, weights and prompt give the same completion where the engine can promise that.
+            is_validation: For accounting and priorities; does not change the sampling.
+
+        Raises:
+            EngineError: If no answer could be had.
+        """
+
+    async def get_token_outputs_from_token_input(
+        self,
+        token_input: TokenInput,
+        *,
+        sampling_params: SamplingParams,
+        seeds: Sequence[int],
+        is_validation: bool = False,
+    ) -> list[TokenOutput]:
+        """Sample ``len(seeds)`` completions for one prompt; engines that can share its prefill override this."""
+        return list(
+            await asyncio.gather(
+                *(
+                    self.get_token_output_from_token_input(
+                        token_input, sampling_params=sampling_params, seed=seed, is_validation=is_validation
+                    )
+                    for seed in seeds
+                )
+            )
+        )
+
+    async def get_model_response(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        sampling_params: SamplingParams,
+        seed: int,
+        tools: Sequence[ToolSpec] | None = None,
+        is_validation: bool = False,
+    ) -> ModelOutput:
+        """Answer a conversation: render, sample, assemble. Engines that only speak messages override this."""
+        if self.parser is None:
+            raise EngineError(f"engine {self.name!r} has no parser to render messages with")
+        prompt_ids = token_ids(self.parser.render(messages, tools=tools))
+        output = await self.get_token_output_from_token_input(
+            prompt_ids, sampling_params=sampling_params, seed=seed, is_validation=is_validation
+        )
+        return self.assemble_model_output(prompt_ids, output, tools=tools)
+
+    def assemble_model_output(
+        self, token_input: TokenInput, token_output: TokenOutput, *, tools: Sequence[ToolSpec] | None = None
+    ) -> ModelOutput:
+        """Join a prompt and what was sampled for it into one answer."""
+        if self.parser is None:
+            raise EngineError(f"engine {self.name!r} has no parser to read completions with")
+        prompt_ids = token_ids(token_input)  # type: ignore[arg-type]
+        parsed = self.parser.parse_completion(token_output.token_ids, prompt_ids=prompt_ids, tools=tools)
+        return ModelOutput(
+            message=parsed.to_message(),
+            prompt_ids=prompt_ids,
+            completion_ids=token_output.token_ids,
+            logprobs=token_output.logprobs,
+            finish_reason=token_output.finish_reason,
+            weight_version=token_output.weight_version,
+            newest_weight_version=token_output.newest_weight_version,
+        )
+
+    async def wake_up(self) -> None:
+        """Make ready to sample (colocated engines load their weights and cache)."""
+
+    async def sleep(self) -> None:
+        """Give memory back until the next `wake_up`."""
+
+
+class Completer:
+    """One conversation with the model, message by message.
+
+    This plain one renders every turn anew through the engine's `get_model_response`. What a workflow normally gets
+    is a `TITOCompleter`; both have the same two methods.
+
+    Args:
+        engine: The engine to ask.
+        sampling_params: Defaults for every turn. Stop tokens come from the engine's parser if none are given.
+        seed: The root of this conversation's seeds; turn ``n`` samples with ``derive_seed(seed, n)``.
+        is_validation: Handed on with every call.
+        max_prompt_tokens: Longer prompts end the rollout as ``max_prompt_tokens_exceeded``.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        *,
+        sampling_params: SamplingParams | None = None,
+        seed: int = 0,
+        is_validation: bool = False,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        sampling_params = sampling_params or SamplingParams()
+        if not sampling_params.stop_token_ids and engine.parser is not None:
+            stop_ids = engine.parser.get_stop_token_ids()
+            sampling_params = sampling_params.model_copy(update={"stop_token_ids": stop_ids})
+        self.engine = engine
+        self.sampling_params = sampling_params
+        self.is_validation = is_validation
+        self.max_prompt_tokens = max_prompt_tokens
+        self._seed = seed
+        self._turns = 0
+        self._forks = 0
+        self._last: Step | None = None
+
+    def fork(self) -> Completer:
+        """A second conversation in the same rollout (another agent, a judge, a parallel attempt)."""
+        self._forks += 1
+        return type(self)(
+            self.engine,
+            sampling_params=self.sampling_params,
+            seed=derive_seed(self._seed, "fork", self._forks),
+            is_validation=self.is_validation,
+            max_prompt_tokens=self.max_prompt_tokens,
+        )
+
+    async def complete(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        max_response_tokens: int | None = None,
+    ) -> Step:
+        """Ask for the next assistant message.
+
+        Returns:
+            The step; append ``step.response`` to the conversation before asking again.
+
+        Raises:
+            EngineError: If the engine failed.
+            Terminated: If the prompt is longer than allowed.
+        """
+        view = messages.view() if isinstance(messages, MessageView) else MessageView(messages)
+        output = await self.engine.get_model_response(
+            view,
+            sampling_params=self._params(max_response_tokens),
+            seed=self._next_seed(),
+            tools=tools,
+            is_validation=self.is_validation,
+        )
+        segment, reason = 0, None
+        if self._last is not None:
+            segment = self._last.segment
+            before = [*self._last.prompt_ids.tolist(), *self._last.completion_ids.tolist()]
+            if not starts_with(output.prompt_ids, before):
+                segment, reason = segment + 1, "prefix_mismatch"
+        self._last = Step(
+            messages=view,
+            response=output.message,
+            prompt_ids=output.prompt_ids,
+            completion_ids=output.completion_ids,
+            logprobs=output.logprobs,
+            finish_reason=output.finish_reason,
+            weight_version=output.weight_version,
+            segment=segment,
+            break_reason=reason,
+        )
+        return self._last
+
+    def _params(self, max_response_tokens: int | None) -> SamplingParams:
+        if max_response_tokens is None or max_response_tokens == self.sampling_params.max_response_tokens:
+            return self.sampling_params
+        return self.sampling_params.model_copy(update={"max_response_tokens": max_response_tokens})
+
+    def _next_seed(self) -> int:
+        self._turns += 1
+        return derive_seed(self._seed, self._turns)
+
+
+class TITOCompleter(Completer):
+    """Token in, token out: the sampled ids of every turn are carried into the next prompt verbatim.
+
+    A workflow writes messages; the steps it gets back are exact, and a conversation that cannot be continued token
+    for token starts a new segment with its reason (see `rllm_core.parser.ParserSession`).
+
+    Args:
+        engine: An engine with token-in-token-out.
+        source: Where to send the requests, by default the engine itself.
+
+    Raises:
+        ValueError: If the engine has no token-in-token-out or no parser.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        *,
+        sampling_params: SamplingParams | None = None,
+        seed: int = 0,
+        is_validation: bool = False,
+        max_prompt_tokens: int | None = None,
+        source: TokenSource | None = None,
+    ) -> None:
+        label = f"{type(engine).__name__} ({getattr(engine, 'name', 'unnamed')})"
+        if not engine.supports_token_in_token_out:
+            raise ValueError(f"{label} has no token-in-token-out; use Completer, or another engine")
+        if engine.parser is None:
+            raise ValueError(f"{label} has no parser, which token-in-token-out needs")
+        super().__init__(
+            engine,
+            sampling_params=sampling_params,
+            seed=seed,
+            is_validation=is_validation,
+            max_prompt_tokens=max_prompt_tokens,
+        )
+        self._source: TokenSource = source or engine
+        self.session = engine.parser.session()
+
+    def fork(self) -> TITOCompleter:
+        """A second conversation in the same rollout, with a session of its own."""
+        self._forks += 1
+        return TITOCompleter(
+            self.engine,
+            sampling_params=self.sampling_params,
+            seed=derive_seed(self._seed, "fork", self._forks),
+            is_validation=self.is_validation,
+            max_prompt_tokens=self.max_prompt_tokens,
+            source=self._source,
+        )
+
+    async def complete(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        max_response_tokens: int | None = None,
+    ) -> Step:
+        """Ask for the next assistant message; see `Completer.complete`."""
+        turn = self.session.next_prompt(messages, tools=tools)
+        params = self._params(max_response_tokens)
+        if self.max_prompt_tokens is not None and len(turn.prompt_ids) > self.max_prompt_tokens:
+            raise Terminated(
+                TerminationReason.MAX_PROMPT_TOKENS,
+                f"the prompt has {len(turn.prompt_ids)} tokens, {self.max_prompt_tokens} are allowed",
+            )
+        output = await self._source.get_token_output_from_token_input(
+            turn.prompt_ids, sampling_params=params, seed=self._next_seed(), is_validation=self.is_validation
+        )
+        if output.finish_reason is FinishReason.ABORT:
+            raise EngineError(f"engine {self.engine.name!r} aborted the request")
+        if len(output.token_ids) == 0:
+            raise EngineError(f"engine {self.engine.name!r} returned an empty completion")
+        self.session.record(output.token_ids)
+        return Step(
+            messages=self.session.consumed,
+            response=self.session.answer,
+            prompt_ids=turn.prompt_ids,
+            completion_ids=self.session.last_completion_ids,
+            logprobs=output.logprobs,
+            finish_reason=output.finish_reason,
+            weight_version=output.weight_version,
+            segment=turn.segment,
+            break_reason=turn.break_reason,
+        )

@@ -1,0 +1,31 @@
+"""Errors a person should read: one line each. Everything else is a bug and shows a traceback."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something the user can mend. Its message says what was wrong, what is allowed and what to do.
+
+    Attributes:
+        exit_code: What the command line exits with.
+    """
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """The run file, an override or a dataset is wrong."""
+
+
+class PluginError(UserError):
+    """A plugin that was asked for is missing, broken, disabled or in conflict with another."""
+
+
+class RunError(UserError):
+    """The run could not do what was planned; its summary says why."""
+
+    exit_code = 1
+
+
+class StallError(RunError):
+    """Nothing made progress for too long; the message lists where every rollout is."""

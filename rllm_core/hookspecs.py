@@ -1,0 +1,220 @@
+"""Every hook of rllm-core. The docstring of a spec is its documentation.
+
+Two kinds. **Provider hooks** return records (`rllm_core.providers`) and are asked when something is listed or
+selected. **Event hooks** observe a run: they are called in the driver process only, in the order of the plugins'
+names; an ``async def`` implementation is awaited, a plain one runs in a worker thread, both with a deadline. An
+observer that raises is reported with its name and counted; one that overruns is disabled for the rest of the run.
+Neither ever stops training.
+
+An implementation may leave out arguments it does not need, so specs can grow by new arguments.
+
+    from rllm_core import hookimpl
+    from rllm_core.providers import Backend
+
+    @hookimpl
+    def backends():
+        return [Backend(name="mine", load="my_package.backend:MyBackend", summary="My training stack.")]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rllm_core.backend import PolicyUpdate
+    from rllm_core.providers import (
+        AdvantageEstimator,
+        Backend,
+        Command,
+        Engine,
+        Parser,
+        PolicyLoss,
+        RewardFunction,
+        Tracker,
+        Workflow,
+    )
+    from rllm_core.training.state import TrainerState
+    from rllm_core.types import Episode
+
+PROJECT = "rllm_core"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Provider hooks
+
+
+@hookspec
+def backends() -> Iterable[Backend]:
+    """Training backends this plugin provides, selected by ``backend`` in the run file.
+
+    Called at most once per process, when backends are listed or one is selected. Return records, import nothing
+    heavy: the class behind ``load`` is imported when its name is selected. Raising marks the plugin as broken.
+    """
+    return ()
+
+
+@hookspec
+def rollout_engines() -> Iterable[Engine]:
+    """Rollout engines that work without a backend, for ``rllm-core eval --engine``.
+
+    Called at most once per process, when engines are listed or one is selected. Return records, import nothing heavy.
+    """
+    return ()
+
+
+@hookspec
+def parsers() -> Iterable[Parser]:
+    """Parsers this plugin provides, selected by ``parser`` in the run file.
+
+    Called at most once per process, when parsers are listed or one is selected. Return records, import nothing heavy.
+    """
+    return ()
+
+
+@hookspec
+def workflows() -> Iterable[Workflow]:
+    """Workflows this plugin provides, selected by ``workflow`` in the run file or on the command line.
+
+    Called at most once per process, when workflows are listed or one is selected. Return records, import nothing
+    heavy.
+    """
+    return ()
+
+
+@hookspec
+def trackers() -> Iterable[Tracker]:
+    """Metric trackers this plugin provides, selected by ``training.trackers`` in the run file.
+
+    Called at most once per process. A tracker that fails is reported and switched off; it never stops training.
+    """
+    return ()
+
+
+@hookspec
+def advantage_estimators() -> Iterable[AdvantageEstimator]:
+    """Advantage estimators this plugin provides, selected by ``algorithm.name`` in the run file.
+
+    Called at most once per process. Their names work exactly as the core's own do.
+    """
+    return ()
+
+
+@hookspec
+def policy_losses() -> Iterable[PolicyLoss]:
+    """Policy losses this plugin provides, selected by ``algorithm.loss``; the backend must be able to run them.
+
+    Called at most once per process.
+    """
+    return ()
+
+
+@hookspec
+def reward_functions() -> Iterable[RewardFunction]:
+    """Reward functions this plugin provides, which workflows look up by name.
+
+    Called at most once per process.
+    """
+    return ()
+
+
+@hookspec
+def cli_commands() -> Iterable[Command]:
+    """Commands to add to ``rllm-core``. A command that cannot be loaded stays in the list and explains itself.
+
+    Called when the command line is asked for a command that is not its own, or for its help. A name that the core
+    already uses is an error that names the plugin.
+    """
+    return ()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Event hooks
+
+
+@hookspec
+def on_train_start(state: TrainerState) -> None:
+    """Training begins: the engine is up and any checkpoint has been loaded.
+
+    Called once per start of a run, before ``on_policy_updated`` with reason ``start`` or ``resume``. The return value
+    is ignored.
+    """
+
+
+@hookspec
+def on_train_end(state: TrainerState, status: str) -> None:
+    """Training has ended, with ``status`` ``completed``, ``failed`` or ``interrupted``.
+
+    Called once per start of a run, last, also after errors. The return value is ignored.
+    """
+
+
+@hookspec
+def on_epoch_start(state: TrainerState, epoch: int) -> None:
+    """The first task of pass ``epoch`` (from 0) over the training tasks is about to be dispatched.
+
+    In asynchronous runs this is a dispatch-time event: earlier epochs may still be in training.
+    """
+
+
+@hookspec
+def on_epoch_end(state: TrainerState, epoch: int) -> None:
+    """The last task of pass ``epoch`` has been dispatched."""
+
+
+@hookspec
+def on_batch_start(state: TrainerState, step: int) -> None:
+    """The training half of optimizer step ``step`` (from 1) begins.
+
+    Called once per optimizer step, before its first forward-backward pass.
+    """
+
+
+@hookspec
+def on_batch_end(state: TrainerState, step: int, metrics: dict[str, float]) -> None:
+    """Optimizer step ``step`` is done, weights are synchronised if they were due, ``metrics`` are final.
+
+    Called once per optimizer step, after ``on_policy_updated``.
+    """
+
+
+@hookspec
+def on_validation_start(state: TrainerState, step: int) -> None:
+    """Validation of the weights after ``step`` optimizer steps begins."""
+
+
+@hookspec
+def on_validation_end(state: TrainerState, step: int, metrics: dict[str, float]) -> None:
+    """Validation of the weights after ``step`` optimizer steps has ended with ``metrics``."""
+
+
+@hookspec
+def on_episode_finished(state: TrainerState, episode: Episode) -> None:
+    """A rollout has ended, well or badly; ``episode.is_validation`` tells which kind it was.
+
+    Called once per rollout attempt, in the order of their ends.
+    """
+
+
+@hookspec
+def on_checkpoint_saved(state: TrainerState, step: int, directory: Path) -> None:
+    """A checkpoint is complete on disk: its manifest, written last, is in ``directory``."""
+
+
+@hookspec
+def on_policy_updated(update: PolicyUpdate, state: TrainerState) -> None:
+    """Policy version ``update.version`` is live: every rollout dispatched from now on samples from it.
+
+    Called exactly once per version and start of a run, in the synchronous and the asynchronous loop alike, after the
+    backend's own `BackendProtocol.on_policy_updated` has returned, and before the next rollout is dispatched.
+    ``update.reason`` is ``start`` for the weights a run begins with, ``resume`` for those of a checkpoint, ``step``
+    after training. ``state`` is read-only. Pushing the weights is the backend's duty, not this hook's; here plugins
+    learn of it.
+    """

@@ -1,0 +1,120 @@
+"""The records provider hooks return: a name, where the code is, one line about it. Importing this imports nothing else.
+
+A record names its class by a dotted path (``"rllm_local.backend:LocalBackend"``); the class is imported when it is
+selected, never when it is listed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+PATH_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provider:
+    """What every provider record has.
+
+    Attributes:
+        name: The name users select it by: lower case letters, digits, ``_``, ``-`` and ``.``.
+        load: Dotted path of the class or function, ``"package.module:Name"``.
+        summary: One line for listings.
+        config: Dotted path of the pydantic model of its own section ``[name]`` of the run file, if it has one.
+    """
+
+    kind: ClassVar[str] = "provider"
+
+    name: str
+    load: str
+    summary: str
+    config: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not NAME_PATTERN.fullmatch(self.name):
+            raise ValueError(f"{self.kind} name {self.name!r} must match {NAME_PATTERN.pattern}")
+        for path in (self.load, self.config):
+            if path is not None and (not isinstance(path, str) or not PATH_PATTERN.fullmatch(path)):
+                raise ValueError(f"{self.kind} {self.name!r}: {path!r} is not of the form 'package.module:Name'")
+        if not isinstance(self.summary, str) or "\n" in self.summary:
+            raise ValueError(f"{self.kind} {self.name!r}: its summary must be one line")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend(Provider):
+    """A training backend (`rllm_core.backend.BackendProtocol`).
+
+    Attributes:
+        parsers: Names of the parsers it works with; empty means any.
+        default_parser: The parser used where the run file names none.
+    """
+
+    kind: ClassVar[str] = "backend"
+
+    parsers: tuple[str, ...] = ()
+    default_parser: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(Provider):
+    """A rollout engine (`rllm_core.engine.RolloutEngine`) that can be used without a backend, for ``eval``."""
+
+    kind: ClassVar[str] = "engine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parser(Provider):
+    """A parser (`rllm_core.parser.BaseParser`)."""
+
+    kind: ClassVar[str] = "parser"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workflow(Provider):
+    """A workflow (`rllm_core.workflow.Workflow`).
+
+    Attributes:
+        run_file: Dotted path of a function without arguments that returns the tables of a run file known to work
+            for this workflow (``{"training": {"steps": 400}, ...}``); a user's own file and ``-o`` override it.
+    """
+
+    kind: ClassVar[str] = "workflow"
+
+    run_file: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracker(Provider):
+    """A metrics tracker (`rllm_core.training.metrics.Tracker`)."""
+
+    kind: ClassVar[str] = "tracker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageEstimator(Provider):
+    """An advantage estimator (`rllm_core.algorithms.advantages.AdvantageEstimator`)."""
+
+    kind: ClassVar[str] = "advantage estimator"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss(Provider):
+    """A policy loss in torch; see the documentation of the backend for its signature."""
+
+    kind: ClassVar[str] = "policy loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFunction(Provider):
+    """A reward function ``(task, text) -> float`` that workflows can be told to use."""
+
+    kind: ClassVar[str] = "reward function"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(Provider):
+    """A command of the ``rllm-core`` command line: a `click.Command`."""
+
+    kind: ClassVar[str] = "command"

@@ -1,0 +1,87 @@
+"""Workflows: a task in, an episode out. What people publish."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from rllm_core.engine import Completer
+from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
+
+Split = Literal["train", "validation"]
+
+
+class WorkflowConfig(BaseModel):
+    """Base of a workflow's section of the run file: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Workflow(ABC):
+    """An environment and its reward.
+
+    One instance serves all rollouts of a run, concurrently, so `run` keeps its state in local variables. Errors and
+    timeouts are the core's business: whatever `run` raises becomes an episode with a reason, never a reward.
+
+        class Echo(Workflow):
+            name = "echo"
+
+            def tasks(self, split):
+                return [Task(task_id="hello", data={"word": "hello"})]
+
+            async def run(self, task, completer):
+                step = await completer.complete([{"role": "user", "content": task.data["word"]}])
+                return self.episode(task, [step], reward=float(step.text == task.data["word"]))
+
+    Attributes:
+        name: The name it is selected by, and the name of its section in the run file.
+        config_model: Pydantic model of that section.
+    """
+
+    name: ClassVar[str]
+    config_model: ClassVar[type[WorkflowConfig]] = WorkflowConfig
+
+    def __init__(self, config: WorkflowConfig | None = None) -> None:
+        self.config = config if config is not None else self.config_model()
+
+    @abstractmethod
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """The tasks of a split, in a stable order, with ids that are unique in it.
+
+        Raises:
+            rllm_core.config.ConfigError: If a row lacks a field; says which row and which field.
+        """
+
+    @abstractmethod
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        """Play one rollout of a task.
+
+        Args:
+            task: The task; shared between rollouts, read-only.
+            completer: One conversation with the policy; ``completer.fork()`` opens more.
+
+        Returns:
+            The episode, its trajectories rewarded. The core fills in the rollout's identity.
+        """
+
+    @staticmethod
+    def episode(
+        task: Task,
+        steps: Sequence[Step],
+        *,
+        reward: float | None = None,
+        is_correct: bool | None = None,
+        termination_reason: TerminationReason = TerminationReason.DONE,
+        metrics: dict[str, float] | None = None,
+    ) -> Episode:
+        """The episode of a workflow with one agent. ``reward=None`` means the sum of the steps' rewards."""
+        return Episode(
+            task_id=task.task_id,
+            trajectories=[Trajectory(steps=list(steps), reward=reward)],
+            is_correct=is_correct,
+            termination_reason=termination_reason,
+            metrics=metrics or {},
+        )
