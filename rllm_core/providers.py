@@ -18,6 +18,8 @@ PATH_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 class Provider:
     """What every provider record has.
 
+    The class attributes ``kind`` and ``hook`` are what errors call it and the hook that returns it.
+
     Attributes:
         name: The name users select it by: lower case letters, digits, ``_``, ``-`` and ``.``.
         load: Dotted path of the class or function, ``"package.module:Name"``.
@@ -26,6 +28,7 @@ class Provider:
     """
 
     kind: ClassVar[str] = "provider"
+    hook: ClassVar[str] = ""
 
     name: str
     load: str
@@ -52,6 +55,7 @@ class Backend(Provider):
     """
 
     kind: ClassVar[str] = "backend"
+    hook: ClassVar[str] = "backends"
 
     parsers: tuple[str, ...] = ()
     default_parser: str | None = None
@@ -62,6 +66,7 @@ class Engine(Provider):
     """A rollout engine (`rllm_core.engine.RolloutEngine`) that can be used without a backend, for ``eval``."""
 
     kind: ClassVar[str] = "engine"
+    hook: ClassVar[str] = "rollout_engines"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,7 @@ class Parser(Provider):
     """A parser (`rllm_core.parser.BaseParser`)."""
 
     kind: ClassVar[str] = "parser"
+    hook: ClassVar[str] = "parsers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +87,7 @@ class Workflow(Provider):
     """
 
     kind: ClassVar[str] = "workflow"
+    hook: ClassVar[str] = "workflows"
 
     run_file: str | None = None
 
@@ -90,6 +97,7 @@ class Tracker(Provider):
     """A metrics tracker (`rllm_core.training.metrics.Tracker`)."""
 
     kind: ClassVar[str] = "tracker"
+    hook: ClassVar[str] = "trackers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +105,7 @@ class AdvantageEstimator(Provider):
     """An advantage estimator (`rllm_core.algorithms.advantages.AdvantageEstimator`)."""
 
     kind: ClassVar[str] = "advantage estimator"
+    hook: ClassVar[str] = "advantage_estimators"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +113,7 @@ class PolicyLoss(Provider):
     """A policy loss in torch; see the documentation of the backend for its signature."""
 
     kind: ClassVar[str] = "policy loss"
+    hook: ClassVar[str] = "policy_losses"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +121,7 @@ class RewardFunction(Provider):
     """A reward function ``(task, text) -> float`` that workflows can be told to use."""
 
     kind: ClassVar[str] = "reward function"
+    hook: ClassVar[str] = "reward_functions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +129,17 @@ class Command(Provider):
     """A command of the ``rllm-core`` command line: a `click.Command`."""
 
     kind: ClassVar[str] = "command"
+    hook: ClassVar[str] = "cli_commands"
+
+
+KINDS: tuple[type[Provider], ...] = (
+    Backend,
+    Engine,
+    Parser,
+    Workflow,
+    Tracker,
+    AdvantageEstimator,
+    PolicyLoss,
+    RewardFunction,
+    Command,
+)

