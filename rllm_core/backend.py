@@ -142,6 +142,10 @@ class BackendProtocol(ABC, Generic[BatchT]):
             rllm_core.config.ConfigError: With one line that says what is wrong and what is allowed.
         """
 
+    def model_path(self) -> str:
+        """Folder or hub name of the model, for which the core builds the parser; by default ``model.path``."""
+        return self.config.model.path
+
     @abstractmethod
     async def init_rollout_engine(self, parser: BaseParser) -> RolloutEngine:
         """Allocate everything (models, optimizer, servers) and return the engine, which samples nothing yet."""

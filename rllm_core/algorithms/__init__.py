@@ -1,0 +1,1 @@
+"""Algorithms as pure functions on numpy arrays: advantages, grouping, filtering, training samples."""

@@ -1,0 +1,60 @@
+"""Episodes of one task to groups of trajectories, and which groups are worth training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import numpy as np
+
+from rllm_core.types import Episode, TrajectoryGroup
+
+
+class FilterReason(StrEnum):
+    """Why rollouts that ended well were not trained."""
+
+    INCOMPLETE_GROUP = "incomplete_group"
+    TOO_FEW = "too_few_trajectories"
+    UNIFORM_REWARD = "uniform_reward"
+    NOTHING_SAMPLED = "nothing_sampled"
+
+
+def group_by_role(group_id: int, task_id: str, episodes: Sequence[Episode]) -> list[TrajectoryGroup]:
+    """One group per trainable role, roles in the order in which they first appear.
+
+    Args:
+        group_id: Position of the task in the run's task stream.
+        task_id: The task all episodes are of.
+        episodes: Finished rollouts, in the order of their ``rollout_index``.
+    """
+    members: dict[str, list[tuple[int, int]]] = {}
+    for position, episode in enumerate(episodes):
+        for index, trajectory in enumerate(episode.trajectories):
+            if trajectory.trainable and trajectory.steps:
+                members.setdefault(trajectory.role, []).append((position, index))
+    groups = []
+    for role, positions in members.items():
+        trajectories = [episodes[position].trajectories[index] for position, index in positions]
+        versions = [step.weight_version for t in trajectories for step in t.steps if step.weight_version is not None]
+        groups.append(
+            TrajectoryGroup(
+                group_id=group_id,
+                task_id=task_id,
+                role=role,
+                trajectories=trajectories,
+                rollout_ids=[episodes[position].rollout_id for position, _ in positions],
+                weight_version=min(versions, default=0),
+            )
+        )
+    return groups
+
+
+def filter_reason(group: TrajectoryGroup, *, min_group_size: int, drop_uniform: bool) -> FilterReason | None:
+    """Why ``group`` is not trained, or None if it is."""
+    if len(group.trajectories) < min_group_size:
+        return FilterReason.TOO_FEW
+    if not any(step.weight_version is not None for t in group.trajectories for step in t.steps):
+        return FilterReason.NOTHING_SAMPLED
+    if drop_uniform and np.ptp([t.total_reward for t in group.trajectories]) == 0:
+        return FilterReason.UNIFORM_REWARD
+    return None

@@ -1,0 +1,71 @@
+"""Trajectories to training samples: one per unbroken token sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.types import Step, TrainingSample, TrajectoryGroup, starts_with
+
+
+def segments(steps: Sequence[Step]) -> list[list[int]]:
+    """Positions of steps that continue each other token for token, in order.
+
+    The prefix is checked here whatever the steps claim: where it does not hold, a new segment begins. Nothing is
+    masked away.
+    """
+    result: list[list[int]] = []
+    for position, step in enumerate(steps):
+        if position and _continues(steps[position - 1], step):
+            result[-1].append(position)
+        else:
+            result.append([position])
+    return result
+
+
+def _continues(before: Step, step: Step) -> bool:
+    cut = len(before.prompt_ids)
+    return (
+        step.segment == before.segment
+        and starts_with(step.prompt_ids, before.prompt_ids)
+        and starts_with(step.prompt_ids[cut:], before.completion_ids)
+    )
+
+
+def training_samples(group: TrajectoryGroup, advantages: Sequence[npt.NDArray[np.float64]]) -> list[TrainingSample]:
+    """The samples of a group.
+
+    Args:
+        group: Trajectories, all of them with steps.
+        advantages: Per trajectory ``(steps,)``.
+
+    Returns:
+        One sample per segment with at least one token that the policy sampled.
+    """
+    samples = []
+    for trajectory, credit, rollout_id in zip(group.trajectories, advantages, group.rollout_ids, strict=True):
+        for positions in segments(trajectory.steps):
+            sample = _sample(group, [(trajectory.steps[p], float(credit[p])) for p in positions], rollout_id)
+            if sample is not None:
+                samples.append(sample)
+    return samples
+
+
+def _sample(group: TrajectoryGroup, steps: Sequence[tuple[Step, float]], rollout_id: str) -> TrainingSample | None:
+    sampled = [(s, a) for s, a in steps if s.weight_version is not None and len(s.completion_ids)]
+    if not sampled:
+        return None
+    last = steps[-1][0]
+    known = all(step.logprobs is not None for step, _ in sampled)
+    return TrainingSample(
+        group_id=group.group_id,
+        rollout_id=rollout_id,
+        role=group.role,
+        token_ids=np.concatenate([last.prompt_ids, last.completion_ids]),
+        turn_spans=tuple((len(s.prompt_ids), len(s.prompt_ids) + len(s.completion_ids)) for s, _ in sampled),
+        logprobs=np.concatenate([s.logprobs for s, _ in sampled if s.logprobs is not None]) if known else None,
+        advantages=np.concatenate([np.full(len(s.completion_ids), a, np.float32) for s, a in sampled]),
+        weight_versions=tuple(s.weight_version for s, _ in sampled if s.weight_version is not None),
+    )

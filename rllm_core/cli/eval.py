@@ -1,0 +1,80 @@
+"""``rllm-core eval``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rllm_core.errors import ConfigError
+
+
+@click.command("eval", short_help="Measure a model on a workflow: pass@k with a confidence interval.")
+@click.argument("target", metavar="WORKFLOW|RUN.toml")
+@click.option("--model", metavar="PATH", help="Model folder or hub name; replaces model.path.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A checkpoint folder (runs/RUN/checkpoints/step-NNNNNN), or a run folder: its newest checkpoint.",
+)
+@click.option("--backend", metavar="NAME", help="Replaces the run file's backend.")
+@click.option("--parser", metavar="NAME", help="Replaces the run file's parser.")
+@click.option("--split", type=click.Choice(["validation", "train"]), default="validation", show_default=True)
+@click.option("--tasks", type=click.IntRange(min=1), metavar="N", help="Use N evenly spaced tasks instead of all.")
+@click.option("-n", "samples", type=click.IntRange(min=1), default=1, show_default=True, help="Rollouts per task.")
+@click.option("-k", "ks", type=click.IntRange(min=1), multiple=True, help="k of pass@k; repeatable; default 1 and n.")
+@click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
+def evaluate(
+    context: click.Context,
+    target: str,
+    model: str | None,
+    checkpoint: Path | None,
+    backend: str | None,
+    parser: str | None,
+    split: str,
+    tasks: int | None,
+    samples: int,
+    ks: tuple[int, ...],
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Measure a model on a workflow.
+
+    pass@k is the unbiased estimate 1 - C(n-c, k) / C(n, k) per task (arXiv 2107.03374), averaged over tasks; its 95 %
+    interval is a bootstrap over tasks. Sampling follows rollout.validation_temperature.
+    """
+    from rllm_core.config import load_run_config
+    from rllm_core.training import evaluation, launch
+
+    wanted = tuple(sorted(set(ks or (1, samples))))
+    if wanted[-1] > samples:
+        raise ConfigError(f"pass@{wanted[-1]} needs at least as many rollouts per task; -n is {samples}")
+    given = [*overrides, *([f"model.path={json.dumps(model)}"] if model is not None else [])]
+    config = load_run_config(target, context.obj.plugins, overrides=given, backend=backend, parser=parser)
+    assembly = launch.assemble(config, context.obj.plugins)
+    result = asyncio.run(
+        evaluation.evaluate(
+            assembly, split=split, task_limit=tasks, samples=samples, ks=wanted, checkpoint_dir=checkpoint
+        )
+    )
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        _print(result)
+
+
+def _print(result: dict[str, Any]) -> None:
+    click.echo(
+        f"{result['workflow']} ({result['split']}): {result['tasks']} tasks x {result['rollouts_per_task']} rollouts, "
+        f"{result['failed']} failed"
+    )
+    if result["reward_mean"] is not None:
+        click.echo(f"reward {result['reward_mean']:.3f}")
+    for entry in result["pass_at_k"]:
+        click.echo(f"pass@{entry['k']} {entry['value']:.3f}  (95 % interval {entry['low']:.3f} to {entry['high']:.3f})")

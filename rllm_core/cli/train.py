@@ -1,0 +1,119 @@
+"""``rllm-core train``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rllm_core.errors import ConfigError, RunError
+
+
+@click.command(short_help="Train a model on a workflow.")
+@click.argument("target", metavar="[WORKFLOW|RUN.toml]", required=False)
+@click.option("--backend", metavar="NAME", help="Replaces the run file's backend.")
+@click.option("--parser", metavar="NAME", help="Replaces the run file's parser.")
+@click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Folder of the run.")
+@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its newest complete checkpoint.")
+@click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Check everything, print the resolved file and derived numbers, stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
+@click.pass_context
+def train(
+    context: click.Context,
+    target: str | None,
+    backend: str | None,
+    parser: str | None,
+    run_dir: Path | None,
+    resume: bool,
+    overrides: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    r"""Train a model on a workflow.
+
+    TARGET is a run file (it ends in .toml) or the name of a workflow. With --resume it may be left out: the run
+    folder's own file is used.
+
+    \b
+    Exit codes: 0 completed, 1 failed, 2 wrong usage or run file, 130 interrupted (SIGINT), 143 (SIGTERM).
+    """
+    from rllm_core.config import load_run_config, to_toml
+    from rllm_core.training import launch
+    from rllm_core.training.progress import for_terminal
+
+    if resume and run_dir is None:
+        raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")
+    if target is None:
+        if not resume or run_dir is None:
+            raise ConfigError("name a workflow or a run file: rllm-core train WORKFLOW|RUN.toml")
+        if not (run_dir / "run.toml").is_file():
+            raise ConfigError(f"run folder {run_dir} holds no run to resume")
+        target = str(run_dir / "run.toml")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    plugins = context.obj.plugins
+    config = load_run_config(target, plugins, overrides=overrides, backend=backend, parser=parser)
+    assembly = launch.assemble(config, plugins)
+    if dry_run:
+        _print_dry_run(assembly, to_toml(config.to_tables()), as_json)
+        return
+    path = run_dir if run_dir is not None else _new_run_dir(config.workflow)
+    summary = asyncio.run(launch.train(assembly, path, resume=resume, progress=for_terminal()))
+    if as_json:
+        click.echo(json.dumps({**summary, "run": str(path)}))
+        return
+    _print_summary(summary)
+    click.echo(f"run: {path}")
+
+
+def _new_run_dir(workflow: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        path = Path("runs") / f"{workflow}-{stamp}{suffix}"
+        if not path.exists():
+            return path
+    raise RunError(f"no free folder name like runs/{workflow}-{stamp}; use --run-dir")
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    books = summary["books"]
+    click.echo(
+        f"{summary['status']}: {summary['optimizer_steps']} of {summary['planned_steps']} steps in "
+        f"{summary['seconds']:.0f} s; rollouts: " + ", ".join(f"{books[key]} {key}" for key in books)
+    )
+    for label, validation in zip(("first", "last"), summary["validation"][:: max(1, len(summary["validation"]) - 1)], strict=False):
+        numbers = [
+            f"{name} {validation[key]:.3f}"
+            for name, key in (("reward", "reward_mean"), ("solved", "solved"))
+            if validation[key] is not None
+        ]
+        click.echo(f"{label} validation (step {validation['step']}): {', '.join(numbers)}")
+
+
+def _print_dry_run(assembly: Any, resolved: str, as_json: bool) -> None:
+    derived, config = assembly.config.derived(), assembly.config
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "resolved": config.to_tables(),
+                    "derived": derived,
+                    "notes": assembly.notes,
+                    "not_checked": assembly.not_checked,
+                }
+            )
+        )
+        return
+    click.echo(resolved)
+    click.echo("# derived")
+    for key, value in derived.items():
+        click.echo(f"# {key} = {value}")
+    for note in assembly.notes:
+        click.echo(f"# note: {note}")
+    for line in assembly.not_checked:
+        click.echo(f"# not checked: {line}")

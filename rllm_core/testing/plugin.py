@@ -1,0 +1,41 @@
+"""A plugin with everything a run needs and nothing heavy: ``plugins.register(rllm_core.testing.plugin, "testing")``."""
+
+from __future__ import annotations
+
+from rllm_core.hookspecs import hookimpl
+from rllm_core.providers import Backend, Parser, Workflow
+
+_SCRIPTED = "rllm_core.testing.scripted"
+
+
+@hookimpl
+def backends() -> list[Backend]:
+    """The scripted backend, separated from its engine, and the same taking turns with it."""
+    return [
+        Backend(name="scripted", load=f"{_SCRIPTED}:ScriptedBackend", summary="Scripted.", default_parser="bytes"),
+        Backend(
+            name="scripted_colocated",
+            load=f"{_SCRIPTED}:ScriptedColocatedBackend",
+            summary="Scripted, colocated.",
+            default_parser="bytes",
+        ),
+    ]
+
+
+@hookimpl
+def parsers() -> list[Parser]:
+    """The byte parser."""
+    return [Parser(name="bytes", load=f"{_SCRIPTED}:ByteParser", summary="UTF-8 bytes as tokens.")]
+
+
+@hookimpl
+def workflows() -> list[Workflow]:
+    """The scripted workflow."""
+    return [
+        Workflow(
+            name="say_yes",
+            load=f"{_SCRIPTED}:ScriptedWorkflow",
+            summary="Say yes.",
+            config=f"{_SCRIPTED}:ScriptedWorkflowConfig",
+        )
+    ]

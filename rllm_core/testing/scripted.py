@@ -1,0 +1,394 @@
+"""An engine, a backend and a parser whose behaviour is a function, for tests that need speed, faults and no torch.
+
+The policy is one number, ``skill``, the probability that the engine answers with the ``good`` text. A training step
+moves it by the mean of advantage times whether the answer was good, so it learns if, and only if, the loop
+hands the right advantages to the right tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
+from rllm_core.engine import Completer, RolloutEngine
+from rllm_core.parser import BaseParser, ParsedCompletion, Termination, ToolSpec
+from rllm_core.types import (
+    FinishReason,
+    Episode,
+    Floats,
+    MessageLike,
+    Messages,
+    SamplingParams,
+    Step,
+    Task,
+    TokenIds,
+    TokenInput,
+    TokenOutput,
+    TrainingSample,
+    text_only,
+    token_ids,
+)
+from rllm_core.workflow import Split, Workflow, WorkflowConfig
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from rllm_core.config import RunConfig
+
+
+class ByteParser(BaseParser):
+    r"""UTF-8 bytes as token ids, with three control tokens; every text has exactly one spelling.
+
+    ``<role>\\n content <end>`` per message, ``<start>`` before each; a prompt ends with an open assistant message.
+    """
+
+    name: ClassVar[str] = "bytes"
+    supports_bridge = True
+    START, END = 256, 257
+    vocab_size = 258
+
+    @classmethod
+    def from_model(cls, path: str | Path, config: BaseModel | None = None) -> ByteParser:
+        """There is nothing to read."""
+        return cls()
+
+    @property
+    def tokenizer(self) -> Any:
+        """None: bytes need no tokenizer."""
+        return None
+
+    def render(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """See `BaseParser.render`."""
+        ids: list[int] = []
+        for message in messages:
+            text = message.get("content")
+            body = text if isinstance(text, str) else json.dumps(text)
+            ids += [self.START, *f"{message['role']}\n{body}".encode(), self.END]
+        if add_generation_prompt:
+            ids += [self.START, *b"assistant\n"]
+        return ids
+
+    def parse_completion(
+        self,
+        completion_ids: Sequence[int] | TokenIds,
+        *,
+        prompt_ids: Sequence[int] | TokenIds | None = None,
+        tools: Sequence[ToolSpec] | None = None,
+    ) -> ParsedCompletion:
+        """See `BaseParser.parse_completion`."""
+        ids = [int(token) for token in completion_ids]
+        stopped = self.END in ids
+        body = ids[: ids.index(self.END)] if stopped else ids
+        text = bytes(token for token in body if token < 256).decode(errors="replace")
+        return ParsedCompletion(text, termination=Termination.STOP if stopped else Termination.TRUNCATED)
+
+    def get_stop_token_ids(self) -> tuple[int, ...]:
+        """See `BaseParser.get_stop_token_ids`."""
+        return (self.END,)
+
+    def bridge_to_next_turn(
+        self,
+        prompt_ids: Sequence[int] | TokenIds,
+        completion_ids: Sequence[int] | TokenIds,
+        new_messages: Sequence[MessageLike],
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+    ) -> list[int] | None:
+        """See `BaseParser.bridge_to_next_turn`; a truncated completion gets its end token as prompt."""
+        completion = [int(token) for token in completion_ids]
+        close = [] if self.END in completion else [self.END]
+        return [*map(int, prompt_ids), *completion, *close, *self.render(new_messages, tools=tools)]
+
+
+@dataclass
+class Script:
+    """How a scripted engine behaves.
+
+    Attributes:
+        good: The text it answers with probability ``skill``.
+        bad: The text it answers otherwise.
+        latency_seconds: Seconds one call takes, from the call's random generator.
+        failure: Raised instead of an answer where it returns an exception; called with the number of the request.
+    """
+
+    good: str = "yes"
+    bad: str = "no"
+    latency_seconds: Callable[[random.Random], float] | None = None
+    failure: Callable[[int], Exception | None] | None = None
+
+
+class ScriptedEngine(RolloutEngine):
+    """Answers ``good`` with the policy's probability, deterministically per seed."""
+
+    name: ClassVar[str] = "scripted"
+
+    def __init__(self, parser: BaseParser | None = None, script: Script | None = None, *, skill: float = 0.5) -> None:
+        self.parser = parser or ByteParser()
+        self.script = script or Script()
+        self.skill = skill
+        self.requests = 0
+        self.calls = 0
+
+    @property
+    def supports_token_in_token_out(self) -> bool:
+        """It does."""
+        return True
+
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        """See `RolloutEngine.get_token_output_from_token_input`."""
+        [output] = await self.get_token_outputs_from_token_input(
+            token_input, sampling_params=sampling_params, seeds=[seed], is_validation=is_validation
+        )
+        return output
+
+    async def get_token_outputs_from_token_input(
+        self,
+        token_input: TokenInput,
+        *,
+        sampling_params: SamplingParams,
+        seeds: Sequence[int],
+        is_validation: bool = False,
+    ) -> list[TokenOutput]:
+        """See `RolloutEngine.get_token_outputs_from_token_input`."""
+        text_only(token_input, f"engine {self.name!r}")
+        self.calls += 1
+        version, skill = self.weight_version, self.skill
+        if self.script.latency_seconds is not None:
+            await asyncio.sleep(self.script.latency_seconds(random.Random(seeds[0])))
+        outputs = []
+        for seed in seeds:
+            self.requests += 1
+            error = self.script.failure(self.requests) if self.script.failure is not None else None
+            if error is not None:
+                raise error
+            outputs.append(self._answer(seed, sampling_params, version, skill))
+        return outputs
+
+    def _answer(self, seed: int, sampling_params: SamplingParams, version: int, skill: float) -> TokenOutput:
+        good = random.Random(seed).random() < skill if sampling_params.temperature else skill >= 0.5
+        ids = [*(self.script.good if good else self.script.bad).encode(), *sampling_params.stop_token_ids[:1]]
+        cut = ids[: sampling_params.max_response_tokens]
+        probability = skill if good else 1 - skill
+        return TokenOutput(
+            token_ids=token_ids(cut),
+            logprobs=np.full(len(cut), math.log(max(probability, 1e-6)) / len(cut), np.float32),
+            finish_reason=FinishReason.STOP if len(cut) == len(ids) else FinishReason.LENGTH,
+            weight_version=version,
+        )
+
+
+@dataclass
+class ScriptedBatch:
+    """What the scripted backend makes of samples: the sum of advantage times direction, and counts."""
+
+    push: float
+    sampled_tokens: int
+
+
+@dataclass
+class Calls:
+    """What a scripted backend was asked to do, in order."""
+
+    log: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def names(self) -> list[str]:
+        """The methods, in order."""
+        return [call[0] for call in self.log]
+
+
+class ScriptedBackend(BackendProtocol[ScriptedBatch]):
+    """Trains the scripted policy; records every call in ``calls``.
+
+    Class attributes configure it, so a test makes a subclass: ``script``, ``capability_overrides``, ``speed`` (how far
+    one step moves the skill), ``seconds_per_step``.
+    """
+
+    name: ClassVar[str] = "scripted"
+    script: ClassVar[Script] = Script()
+    capability_overrides: ClassVar[dict[str, Any]] = {}
+    speed: ClassVar[float] = 0.05
+    seconds_per_step: ClassVar[float] = 0.0
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.calls = Calls()
+        self.skill = 0.5
+        self.steps = 0
+        self._push = 0.0
+        self._tokens = 0
+        self.rollout_engine: ScriptedEngine | None = None
+
+    @classmethod
+    def capabilities(cls, config: RunConfig) -> Capabilities:
+        """See `BackendProtocol.capabilities`."""
+        defaults: dict[str, Any] = {
+            "losses": frozenset({"reinforce"}),
+            "deferred_normalisation": True,
+            "deterministic": True,
+            "entropy_bonus": True,
+        }
+        return Capabilities(**{**defaults, **cls.capability_overrides})
+
+    def validate_config(self) -> list[str]:
+        """See `BackendProtocol.validate_config`."""
+        return []
+
+    async def init_rollout_engine(self, parser: BaseParser) -> ScriptedEngine:
+        """See `BackendProtocol.init_rollout_engine`."""
+        self.rollout_engine = ScriptedEngine(parser, self.script, skill=self.skill)
+        return self.rollout_engine
+
+    def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> ScriptedBatch:
+        """See `BackendProtocol.transform_to_backend_batch`."""
+        good = self.script.good.encode()
+        push, tokens = 0.0, 0
+        for sample in samples:
+            position = 0
+            for start, stop in sample.turn_spans:
+                said = bytes(int(t) for t in sample.token_ids[start:stop] if t < 256)
+                direction = 1.0 if said == good else -1.0
+                push += direction * float(sample.advantages[position : position + stop - start].sum())
+                position += stop - start
+            tokens += sample.sampled_tokens
+        return ScriptedBatch(push, tokens)
+
+    async def process_backend_batch(self, batch: ScriptedBatch) -> None:
+        """See `BackendProtocol.process_backend_batch`."""
+        self.calls.log.append(("process_backend_batch", batch.sampled_tokens))
+        self._push += batch.push
+        self._tokens += batch.sampled_tokens
+
+    async def update_policy(self, step: OptimizerStep) -> UpdateResult:
+        """See `BackendProtocol.update_policy`."""
+        if self.seconds_per_step:
+            await asyncio.sleep(self.seconds_per_step)
+        if self._tokens != step.sampled_tokens:
+            raise RuntimeError(f"{self._tokens} tokens were processed, the step says {step.sampled_tokens}")
+        self.calls.log.append(("update_policy", step.step))
+        self.skill = min(max(self.skill + self.speed * self._push / max(step.sampled_tokens, 1), 0.01), 0.99)
+        self.steps += 1
+        self._push, self._tokens = 0.0, 0
+        return UpdateResult({"skill": self.skill})
+
+    async def on_policy_updated(self, update: PolicyUpdate) -> None:
+        """See `BackendProtocol.on_policy_updated`."""
+        self.calls.log.append(("on_policy_updated", update.version, update.reason))
+        if self.rollout_engine is not None:
+            self.rollout_engine.skill = self.skill
+            self.rollout_engine.weight_version = update.version
+
+    async def enter_generation(self) -> None:
+        """See `BackendProtocol.enter_generation`."""
+        self.calls.log.append(("enter_generation",))
+
+    async def enter_training(self) -> None:
+        """See `BackendProtocol.enter_training`."""
+        self.calls.log.append(("enter_training",))
+
+    async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
+        """See `BackendProtocol.compute_logprobs`; what the rollout engine said."""
+        return [sample.logprobs for sample in samples if sample.logprobs is not None]
+
+    async def save_checkpoint(self, directory: Path) -> None:
+        """See `BackendProtocol.save_checkpoint`."""
+        self.calls.log.append(("save_checkpoint", self.steps))
+        state = {"skill": self.skill, "steps": self.steps}
+        (directory / "policy.json").write_text(json.dumps(state), encoding="utf-8")
+
+    async def load_checkpoint(self, directory: Path) -> None:
+        """See `BackendProtocol.load_checkpoint`."""
+        state = json.loads((directory / "policy.json").read_text(encoding="utf-8"))
+        self.skill, self.steps = state["skill"], state["steps"]
+        self.calls.log.append(("load_checkpoint", self.steps))
+
+    async def shutdown(self) -> None:
+        """See `BackendProtocol.shutdown`."""
+        self.calls.log.append(("shutdown",))
+
+
+class ScriptedColocatedBackend(ScriptedBackend):
+    """The same, sharing its devices with its engine; asserts that the two never run at the same time."""
+
+    name: ClassVar[str] = "scripted_colocated"
+    capability_overrides: ClassVar[dict[str, Any]] = {"colocated": True}
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self._generating = False
+
+    async def enter_generation(self) -> None:
+        """See `BackendProtocol.enter_generation`."""
+        await super().enter_generation()
+        self._generating = True
+
+    async def enter_training(self) -> None:
+        """See `BackendProtocol.enter_training`."""
+        await super().enter_training()
+        self._generating = False
+
+    async def process_backend_batch(self, batch: ScriptedBatch) -> None:
+        """See `BackendProtocol.process_backend_batch`."""
+        if self._generating:
+            raise RuntimeError("training while the engine has the devices")
+        await super().process_backend_batch(batch)
+
+
+class ScriptedWorkflowConfig(WorkflowConfig):
+    """``[say_yes]``.
+
+    Attributes:
+        tasks: Training tasks.
+        validation_tasks: Validation tasks.
+        turns: Times the model is asked.
+        wait_seconds: Seconds spent between turns.
+    """
+
+    tasks: int = 20
+    validation_tasks: int = 5
+    turns: int = 1
+    wait_seconds: float = 0.0
+
+
+class ScriptedWorkflow(Workflow):
+    """Asks to say yes, ``turns`` times; the reward is the share of yes."""
+
+    name: ClassVar[str] = "say_yes"
+    config_model: ClassVar[type[WorkflowConfig]] = ScriptedWorkflowConfig
+    config: ScriptedWorkflowConfig
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """See `Workflow.tasks`."""
+        count = self.config.tasks if split == "train" else self.config.validation_tasks
+        return [Task(task_id=f"{split}-{number}", data={"number": number}) for number in range(count)]
+
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        """See `Workflow.run`."""
+        messages = Messages([{"role": "user", "content": f"task {task.task_id}: say yes"}])
+        steps: list[Step] = []
+        for turn in range(self.config.turns):
+            if turn:
+                if self.config.wait_seconds:
+                    await asyncio.sleep(self.config.wait_seconds)
+                messages.append({"role": "user", "content": "again"})
+            step = await completer.complete(messages)
+            messages.append(step.response)
+            steps.append(step)
+        share = sum(step.text == "yes" for step in steps) / len(steps)
+        return self.episode(task, steps, reward=share, is_correct=share == 1)

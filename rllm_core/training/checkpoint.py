@@ -1,0 +1,130 @@
+"""Checkpoints: a new folder each, complete when its manifest is there, which is written last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rllm_core.errors import RunError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{6,})")
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """The folder of the checkpoint after ``step`` optimizer steps."""
+    return root / f"step-{step:06d}"
+
+
+def begin(root: Path, step: int) -> Path:
+    """Make an empty folder for a checkpoint; what a crash left there before is removed.
+
+    Raises:
+        RunError: If a complete checkpoint of that step exists.
+    """
+    folder = step_folder(root, step)
+    if (folder / MANIFEST).exists():
+        raise RunError(f"checkpoint {folder} exists and is complete")
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def commit(folder: Path, state: dict[str, Any]) -> None:
+    """Make everything in ``folder`` durable, then write the manifest that makes it a checkpoint.
+
+    Args:
+        folder: What `begin` returned, filled.
+        state: JSON state; the manifest adds the format number and size and sha256 of every file.
+    """
+    files = {}
+    for path in _files(folder):
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        _fsync(path)
+    for directory in sorted({path.parent for path in _files(folder)} | {folder}, reverse=True):
+        _fsync(directory)
+    temporary = folder / f"{MANIFEST}.tmp"
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump({"format": FORMAT, **state, "files": files}, file, indent=1, sort_keys=True, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(folder / MANIFEST)
+    _fsync(folder)
+    _fsync(folder.parent)
+
+
+def complete(root: Path) -> list[Path]:
+    """Folders of complete checkpoints, oldest first."""
+    if not root.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found) if (path / MANIFEST).is_file()]
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, after checking every file against it.
+
+    Raises:
+        RunError: If there is no manifest, it is of another format, or a file is missing or differs.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}") from None
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise RunError(f"{path} has format {manifest.get('format')!r}, this version reads {FORMAT}")
+    for name, expected in manifest["files"].items():
+        file = folder / name
+        if not file.is_file():
+            raise RunError(f"checkpoint {folder} is damaged: {name} is missing")
+        if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
+            raise RunError(f"checkpoint {folder} is damaged: {name} does not match its manifest")
+    return manifest
+
+
+def prune(root: Path, keep: int) -> list[Path]:
+    """Remove all but the newest ``keep`` complete checkpoints; incomplete folders older than those go too.
+
+    The manifest goes first, so a crash on the way leaves an incomplete folder and never a damaged checkpoint.
+    """
+    kept = complete(root)[-max(keep, 1) :]
+    if not kept:
+        return []
+    removed = []
+    for path in sorted(root.iterdir()):
+        if _NAME.fullmatch(path.name) and path.name < kept[0].name and path not in kept:
+            (path / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(path)
+            removed.append(path)
+    return removed
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in (MANIFEST, f"{MANIFEST}.tmp"):
+            yield path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,73 @@
+"""Append-only JSON lines of a run, and how a restart makes them continue a checkpoint exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+class JsonLines:
+    """One file of JSON objects, one per line, appended to.
+
+    Lines are handed to the operating system by `flush`, and are on the disk after `sync`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO = path.open("ab")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one object."""
+        self.write_text(json.dumps(record, separators=(",", ":"), allow_nan=False))
+
+    def write_text(self, line: str) -> None:
+        """Append one object that is JSON already."""
+        self._file.write(line.encode() + b"\n")
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        self._file.flush()
+
+    def sync(self) -> int:
+        """Put everything on the disk.
+
+        Returns:
+            The length of the file in bytes.
+        """
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+
+
+def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:
+    """Cut ``path`` to ``offset_bytes``; what stood behind goes to the file ``lost``.
+
+    Raises:
+        ValueError: If the file is shorter than that.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    if size < offset_bytes:
+        raise ValueError(f"{path.name} has {size} bytes, the checkpoint was made when it had {offset_bytes}")
+    if size == offset_bytes:
+        return
+    with path.open("rb+") as file:
+        file.seek(offset_bytes)
+        lost.parent.mkdir(parents=True, exist_ok=True)
+        lost.write_bytes(file.read())
+        file.truncate(offset_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All complete lines of a file; a last line that a crash cut off is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in lines]

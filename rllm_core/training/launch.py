@@ -1,0 +1,228 @@
+"""From a checked run file to a running trainer: selects the plugins, checks that they fit, runs, writes the summary."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rllm_core import providers
+from rllm_core.algorithms.advantages import AdvantageEstimator
+from rllm_core.backend import BackendProtocol, Capabilities
+from rllm_core.config import RunConfig
+from rllm_core.engine import RolloutEngine
+from rllm_core.errors import ConfigError
+from rllm_core.observers import Observers
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+from rllm_core.requirements import pip_install, unmet
+from rllm_core.training import report
+from rllm_core.training.metrics import Trackers
+from rllm_core.training.progress import Progress
+from rllm_core.training.run_dir import RunDir
+from rllm_core.training.trainer import Interrupted, Trainer, passes
+from rllm_core.workflow import Workflow
+
+
+@dataclass
+class Assembly:
+    """The parts of a run, selected and checked; nothing is allocated yet."""
+
+    config: RunConfig
+    plugins: PluginManager
+    workflow: Workflow
+    backend: BackendProtocol[Any]
+    estimator: AdvantageEstimator
+    not_checked: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def parser(self) -> BaseParser:
+        """Build the parser for the backend's model (reads the tokenizer)."""
+        provided = self.plugins.select(providers.Parser, self.config.parser)
+        parser_class: type[BaseParser] = self.plugins.load(provided)
+        return parser_class.from_model(self.backend.model_path(), self.config.plugins.get(self.config.parser))
+
+    async def engine(self) -> RolloutEngine:
+        """Allocate everything."""
+        return await self.backend.init_rollout_engine(self.parser())
+
+
+def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
+    """Select and check the parts of a run without allocating anything.
+
+    Raises:
+        ConfigError: If a setting is wrong or the backend cannot honour it.
+        PluginError: If a part is missing or broken.
+    """
+    _check_requirements(config)
+    workflow_class: type[Workflow] = plugins.load(plugins.select(providers.Workflow, config.workflow))
+    backend_class: type[BackendProtocol[Any]] = plugins.load(plugins.select(providers.Backend, config.backend))
+    estimator_class = plugins.load(plugins.select(providers.AdvantageEstimator, config.algorithm.name))
+    estimator: AdvantageEstimator = estimator_class(config.algorithm)
+    capabilities = backend_class.capabilities(config)
+    _check_capabilities(config, capabilities, estimator)
+    workflow = workflow_class(config.plugins.get(config.workflow))
+    if not workflow.tasks("train"):
+        raise ConfigError(f"workflow {config.workflow!r} has no training tasks")
+    backend = backend_class(config)
+    not_checked = backend.validate_config()
+    notes = []
+    per_pass, per_take = passes(config, capabilities, estimator)
+    if per_pass != config.groups_per_pass:
+        notes.append(
+            f"one forward-backward pass per step: backend {config.backend!r} cannot normalise the loss afterwards"
+        )
+    elif per_take > config.groups_per_pass:
+        because = (
+            "engine and trainer share devices" if capabilities.colocated else "the estimator needs the whole batch"
+        )
+        notes.append(f"gradients are not accumulated while groups arrive: {because}")
+    return Assembly(config, plugins, workflow, backend, estimator, not_checked, notes)
+
+
+def _check_requirements(config: RunConfig) -> None:
+    missing = unmet("the run file", config.requires)
+    if missing:
+        raise ConfigError(f"requires: {missing[0]}; {pip_install(*(lack.requirement for lack in missing))}")
+
+
+def _check_capabilities(config: RunConfig, capabilities: Capabilities, estimator: AdvantageEstimator) -> None:
+    """Refuse what the backend cannot honour."""
+    algorithm, training, backend = config.algorithm, config.training, config.backend
+    for key, value, allowed in (
+        ("algorithm.loss", algorithm.loss, capabilities.losses),
+        ("algorithm.aggregation", algorithm.aggregation, capabilities.aggregations),
+    ):
+        if value not in allowed:
+            raise ConfigError(
+                f"{key} = {value!r} is not among what backend {backend!r} can do: {', '.join(sorted(allowed))}"
+            )
+    if algorithm.entropy_coefficient > 0 and not capabilities.entropy_bonus:
+        raise ConfigError(f"algorithm.entropy_coefficient must be 0: backend {backend!r} has no entropy bonus")
+    if capabilities.colocated and training.staleness_threshold > 0:
+        raise ConfigError(
+            f"training.staleness_threshold must be 0: backend {backend!r} shares its devices with its engine, so "
+            "generation and training take turns"
+        )
+    if training.rollouts_per_group < estimator.min_group_size:
+        raise ConfigError(
+            f"training.rollouts_per_group = {training.rollouts_per_group} is too small: estimator "
+            f"{algorithm.name!r} needs at least {estimator.min_group_size}"
+        )
+
+
+async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progress) -> dict[str, Any]:
+    """Run a training in the folder ``path`` and return what its ``summary.json`` says.
+
+    Raises:
+        Interrupted: After SIGINT or SIGTERM; the folder can be resumed.
+        UserError: If the run failed in a way its message explains.
+    """
+    config = assembly.config
+    run_dir = RunDir(path, config, resume=resume)
+    started = time.time()
+    summary: dict[str, Any] = {
+        "status": "failed",
+        "optimizer_steps": 0,
+        "planned_steps": config.training.steps,
+        "resumed_from_step": run_dir.manifest["step"] if run_dir.manifest else None,
+        "validation": [],
+        "books": {},
+    }
+    trainer: Trainer | None = None
+    observers = Observers(assembly.plugins)
+    trackers = Trackers(
+        [assembly.plugins.load(assembly.plugins.select(providers.Tracker, name))() for name in config.training.trackers]
+    )
+    try:
+        run_dir.write_json("plugins.json", [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)])
+        progress.start(config, path, summary["resumed_from_step"] or 0)
+        if resume and run_dir.manifest is None:
+            progress.note(f"{path} holds no complete checkpoint: starting again at step 0")
+        trackers.start(config, str(path))
+        trainer = Trainer(
+            config=config,
+            workflow=assembly.workflow,
+            backend=assembly.backend,
+            engine=await assembly.engine(),
+            estimator=assembly.estimator,
+            observers=observers,
+            run_dir=run_dir,
+            progress=progress,
+            trackers=trackers,
+        )
+        with _signals(trainer):
+            await trainer.run()
+        summary["status"] = "completed"
+    except Interrupted as error:
+        summary |= {"status": "interrupted", "error": str(error)}
+        raise
+    except BaseException as error:
+        summary["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        try:
+            await assembly.backend.shutdown()
+        finally:
+            if trainer is not None:
+                summary |= {
+                    "optimizer_steps": trainer.step,
+                    "validation": [validation.to_dict() for validation in trainer.validations],
+                    "books": trainer.books.totals(),
+                    "books_by_reason": trainer.books.by_reason(),
+                    "retries": trainer.books.retries,
+                    "weight_version": trainer.coordinator.weight_version,
+                }
+            summary |= {
+                "incarnation": run_dir.incarnation,
+                "seconds": round(time.time() - started, 3),
+                "observer_failures": dict(observers.failures),
+                "tracker_failures": trackers.failed,
+            }
+            trackers.finish(summary["status"])
+            run_dir.write_json("summary.json", summary)
+            run_dir.close()
+            progress.stop()
+    plot = report.plot_reward(path)
+    if plot is None:
+        progress.note("no reward.png: pip install 'rllm-core[plots]'")
+    return summary
+
+
+class _signals:
+    """SIGINT and SIGTERM ask the trainer to stop; a second one ends the process at once."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._asked = False
+
+    def __enter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._stop, number)
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(number)
+
+    def _stop(self, number: signal.Signals) -> None:
+        if self._asked:
+            os._exit(128 + number)
+        self._asked = True
+        self.trainer.progress.note(f"{number.name}: saving a checkpoint; press again to stop at once")
+        self.trainer.interrupt(Interrupted(int(number), number.name))
+
+
+def _versions(plugins: PluginManager) -> dict[str, Any]:
+    from rllm_core import __version__
+
+    return {
+        "python": platform.python_version(),
+        "rllm_core": __version__,
+        "plugins": {info.name: f"{info.package} {info.version}" for info in plugins.plugins()},
+    }

@@ -1,0 +1,146 @@
+"""Requests on their way to the engine: equal prompts of one tick become one n-sample call."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from rllm_core.engine import EngineError, RolloutEngine
+from rllm_core.types import SamplingParams, TokenInput, TokenOutput, text_only
+
+LOCKSTEP_GRACE_SECONDS = 0.02
+
+
+@dataclass
+class _Merged:
+    token_input: TokenInput
+    sampling_params: SamplingParams
+    is_validation: bool
+    seeds: list[int] = field(default_factory=list)
+    futures: list[asyncio.Future[TokenOutput]] = field(default_factory=list)
+
+
+class RequestMerger:
+    """Sits between completers and an engine, as a `rllm_core.engine.TokenSource`.
+
+    Requests that arrive in one tick of the event loop with equal prompt, parameters and purpose are sent as one
+    call. With ``lockstep``, for engines whose numbers depend on what is in a batch, requests wait until every running
+    rollout has asked for something and the engine is idle; then the composition of a batch does not depend on
+    timing. A rollout that waits for something else (a tool, a timer) holds the others up for 20 ms at most.
+
+    Args:
+        engine: Where the calls go.
+        max_concurrent_requests: Calls in the engine at a time.
+        lockstep: See above.
+    """
+
+    def __init__(self, engine: RolloutEngine, *, max_concurrent_requests: int, lockstep: bool) -> None:
+        self.engine = engine
+        self.lockstep = lockstep
+        self.requests = 0
+        self.calls = 0
+        self._slots = asyncio.Semaphore(max_concurrent_requests)
+        self._pending: dict[tuple[object, ...], _Merged] = {}
+        self._pending_requests = 0
+        self._running_rollouts = 0
+        self._running_calls: set[asyncio.Task[None]] = set()
+        self._requests_in_engine = 0
+        self._scheduled: asyncio.Handle | None = None
+        self._grace: asyncio.TimerHandle | None = None
+
+    def rollout_started(self) -> None:
+        """A rollout runs and may ask for tokens."""
+        self._running_rollouts += 1
+
+    def rollout_ended(self) -> None:
+        """A rollout has ended."""
+        self._running_rollouts -= 1
+        if self._pending:
+            self._schedule()
+
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        """Sample one completion; see `RolloutEngine.get_token_output_from_token_input`."""
+        prompt = text_only(token_input, f"engine {self.engine.name!r}")
+        key = (prompt.tobytes(), sampling_params, is_validation)
+        merged = self._pending.get(key)
+        if merged is None:
+            merged = self._pending[key] = _Merged(prompt, sampling_params, is_validation)
+        future: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
+        merged.seeds.append(seed)
+        merged.futures.append(future)
+        self.requests += 1
+        self._pending_requests += 1
+        self._schedule()
+        return await future
+
+    async def aclose(self) -> None:
+        """Cancel what is still in the engine."""
+        for handle in (self._scheduled, self._grace):
+            if handle is not None:
+                handle.cancel()
+        for task in self._running_calls:
+            task.cancel()
+        await asyncio.gather(*self._running_calls, return_exceptions=True)
+
+    def _schedule(self) -> None:
+        if self._scheduled is None:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._scheduled = None
+        if not self.lockstep or self._pending_requests + self._requests_in_engine >= self._running_rollouts:
+            if not self.lockstep or not self._running_calls:
+                self._flush()
+        elif self._grace is None:
+            self._grace = asyncio.get_running_loop().call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over)
+
+    def _grace_over(self) -> None:
+        self._grace = None
+        if self._pending and not self._running_calls:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        pending, self._pending, self._pending_requests = self._pending, {}, 0
+        for merged in pending.values():
+            self._requests_in_engine += len(merged.futures)
+            task = asyncio.get_running_loop().create_task(self._call(merged))
+            self._running_calls.add(task)
+
+    async def _call(self, merged: _Merged) -> None:
+        try:
+            async with self._slots:
+                self.calls += 1
+                outputs = await self.engine.get_token_outputs_from_token_input(
+                    merged.token_input,
+                    sampling_params=merged.sampling_params,
+                    seeds=merged.seeds,
+                    is_validation=merged.is_validation,
+                )
+            if len(outputs) != len(merged.futures):
+                raise EngineError(
+                    f"engine {self.engine.name!r} returned {len(outputs)} completions, {len(merged.futures)} were asked for"
+                )
+        except asyncio.CancelledError:
+            for future in merged.futures:
+                future.cancel()
+            raise
+        except Exception as error:
+            for future in merged.futures:
+                if not future.done():
+                    future.set_exception(error)
+        else:
+            for future, output in zip(merged.futures, outputs, strict=True):
+                if not future.done():  # its rollout may have timed out
+                    future.set_result(output)
+        finally:
+            self._requests_in_engine -= len(merged.futures)
+            task = asyncio.current_task()
+            assert task is not None
+            self._running_calls.discard(task)
+            if self._pending:
+                self._schedule()

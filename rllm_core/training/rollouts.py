@@ -1,0 +1,154 @@
+"""Runs a workflow on a task and turns whatever happens into an episode with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from dataclasses import dataclass
+
+from rllm_core.config import RunConfig
+from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
+from rllm_core.observers import Observers
+from rllm_core.training.requests import RequestMerger
+from rllm_core.types import Episode, SamplingParams, Task, TerminationReason
+from rllm_core.workflow import Workflow
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RolloutKey:
+    """Which rollout this is; its seeds derive from every field, so a retry is a fresh try.
+
+    Attributes:
+        purpose: ``train``, ``validation`` or ``eval``.
+        ordinal: Position of the task in the stream (or in the list of validation tasks).
+        index: Which rollout of that task.
+        attempt: 0, then one more per retry.
+        incarnation: Start of the run that dispatched it; makes ids unique, does not change seeds.
+    """
+
+    purpose: str
+    ordinal: int
+    index: int
+    attempt: int = 0
+    incarnation: int = 0
+
+    @property
+    def rollout_id(self) -> str:
+        """An opaque id, unique in a run folder."""
+        return f"{self.purpose}-{self.incarnation}-{self.ordinal}-{self.index}-{self.attempt}"
+
+    def seed(self, run_seed: int) -> int:
+        """Root of the rollout's seeds."""
+        return derive_seed(run_seed, self.purpose, self.ordinal, self.index, self.attempt)
+
+
+class RolloutRunner:
+    """Plays rollouts.
+
+    Args:
+        workflow: What to play.
+        engine: Whom to ask.
+        config: The run file.
+        observers: Told of every episode.
+        lockstep: See `RequestMerger`.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        engine: RolloutEngine,
+        config: RunConfig,
+        observers: Observers,
+        *,
+        lockstep: bool,
+    ) -> None:
+        self.workflow = workflow
+        self.engine = engine
+        self.config = config
+        self.observers = observers
+        self.merger = RequestMerger(
+            engine, max_concurrent_requests=config.rollout.max_concurrent_requests, lockstep=lockstep
+        )
+        self._slots = asyncio.Semaphore(config.rollout.max_concurrent_rollouts)
+        self._train_params = self._params(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k)
+        self._validation_params = self._params(config.rollout.validation_temperature, 1.0, 0)
+
+    def _params(self, temperature: float, top_p: float, top_k: int) -> SamplingParams:
+        stop = self.engine.parser.get_stop_token_ids() if self.engine.parser is not None else ()
+        return SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            max_response_tokens=self.config.rollout.max_response_tokens,
+            stop_token_ids=tuple(stop),
+        )
+
+    async def run(self, task: Task, key: RolloutKey) -> Episode:
+        """Play one rollout; never raises for what the workflow or the engine does."""
+        is_validation = key.purpose != "train"
+        async with self._slots:
+            self.merger.rollout_started()
+            try:
+                episode = await self._play(task, key, is_validation)
+            finally:
+                self.merger.rollout_ended()
+        return episode
+
+    async def _play(self, task: Task, key: RolloutKey, is_validation: bool) -> Episode:
+        try:
+            async with asyncio.timeout(self.config.rollout.rollout_timeout_seconds):
+                episode = await self.workflow.run(task, self._completer(key, is_validation))
+            if not isinstance(episode, Episode):
+                raise TypeError(f"workflow {self.workflow.name!r} returned {type(episode).__name__}, not an Episode")
+            if episode.task_id != task.task_id:
+                raise ValueError(f"workflow {self.workflow.name!r} returned an episode of task {episode.task_id!r}")
+            if episode.termination_reason.is_failure:
+                episode = self._failed(task, episode.termination_reason, episode.error or "reported by the workflow")
+            elif not episode.trajectories:
+                episode = self._failed(task, episode.termination_reason, "the episode has no trajectory")
+            for trajectory in episode.trajectories:
+                if trajectory.trainable:
+                    _ = trajectory.total_reward  # a missing reward is an error here, not a reward of 0 later
+        except Terminated as end:
+            episode = self._failed(task, end.reason, str(end))
+        except TimeoutError:
+            seconds = self.config.rollout.rollout_timeout_seconds
+            episode = self._failed(task, TerminationReason.TIMEOUT, f"the rollout took longer than {seconds:g} s")
+        except EngineError as error:
+            episode = self._failed(task, TerminationReason.ENGINE_ERROR, str(error))
+        except Exception as error:  # the workflow's own code: anything may happen there, and it is reported
+            detail = f"{type(error).__name__}: {str(error)[:2000]}"
+            logger.debug("task %s: %s", task.task_id, "".join(traceback.format_exception(error)))
+            episode = self._failed(task, TerminationReason.ERROR, detail)
+        # Filling in the identity of a record that was validated a moment ago needs no second validation.
+        return episode.model_copy(
+            update={"rollout_id": key.rollout_id, "rollout_index": key.index, "is_validation": is_validation}
+        )
+
+    @staticmethod
+    def _failed(task: Task, reason: TerminationReason, error: str) -> Episode:
+        return Episode(task_id=task.task_id, termination_reason=reason, error=error)
+
+    def _completer(self, key: RolloutKey, is_validation: bool) -> Completer:
+        params = self._validation_params if is_validation else self._train_params
+        seed = key.seed(self.config.training.seed)
+        limit = self.config.rollout.max_prompt_tokens
+        if self.engine.supports_token_in_token_out and self.engine.parser is not None:
+            return TITOCompleter(
+                self.engine,
+                sampling_params=params,
+                seed=seed,
+                is_validation=is_validation,
+                max_prompt_tokens=limit,
+                source=self.merger,
+            )
+        return Completer(
+            self.engine, sampling_params=params, seed=seed, is_validation=is_validation, max_prompt_tokens=limit
+        )
+
+    async def aclose(self) -> None:
+        """Stop what is still in the engine."""
+        await self.merger.aclose()

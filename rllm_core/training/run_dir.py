@@ -1,0 +1,166 @@
+"""The run folder: what is in it, who may write to it.
+
+::
+
+    run.toml              the resolved run file
+    plugins.json          versions of Python, the core and every plugin, one entry per start
+    metrics.jsonl         one object per optimizer step; the same seed and file give the same bytes
+    timings.jsonl         seconds and tokens per second of each step, which no seed reproduces
+    events.jsonl          what happened to every rollout, group, step, synchronisation and checkpoint
+    trajectories.jsonl    some episodes of each step and validation, whole
+    summary.json          how it ended
+    reward.png            the reward over the steps (extra ``[plots]``)
+    checkpoints/step-NNNNNN/manifest.json
+    lost/N/               lines that start N wrote after the checkpoint that start N + 1 resumed from
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import IO, Any
+
+from rllm_core.config import RunConfig, to_toml
+from rllm_core.errors import ConfigError, RunError
+from rllm_core.training import checkpoint
+from rllm_core.training.journal import JsonLines, cut_after
+
+LINES = ("events", "metrics", "timings", "trajectories")
+# Keys that may differ between a run and its continuation, because nothing already trained depends on them.
+RESUMABLE = frozenset(
+    {
+        ("training", "checkpoint_every_steps"),
+        ("training", "keep_checkpoints"),
+        ("training", "validate_every_steps"),
+        ("training", "trajectories_per_step"),
+        ("training", "trackers"),
+        ("rollout", "rollout_timeout_seconds"),
+        ("rollout", "max_attempts"),
+    }
+)
+
+
+class RunDir:
+    """An opened run folder; one process at a time.
+
+    Attributes:
+        path: The folder.
+        incarnation: Number of this start, from 0.
+        resumed: The checkpoint this start continues, or None.
+    """
+
+    def __init__(self, path: Path, config: RunConfig, *, resume: bool) -> None:
+        """Open or create a run folder.
+
+        Args:
+            path: The folder; it may exist if it is empty.
+            config: The resolved run file.
+            resume: Continue what is in the folder.
+
+        Raises:
+            ConfigError: If it cannot be written, holds another run, or holds none to resume.
+        """
+        self.path = path
+        self.resumed: Path | None = None
+        self.manifest: dict[str, Any] | None = None
+        self.incarnation = 0
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            holds_run = (path / "run.toml").exists()
+            if any(entry.name != ".lock" for entry in path.iterdir()) and not holds_run:
+                raise ConfigError(f"run folder {path} is not empty and holds no run; choose another --run-dir")
+            if holds_run and not resume:
+                raise ConfigError(f"run folder {path} already holds a run; add --resume or choose another --run-dir")
+            if resume and not holds_run:
+                raise ConfigError(f"run folder {path} holds no run to resume; leave out --resume")
+            self._lock = self._take_lock()
+            try:
+                if resume:
+                    self._continue(config)
+                (path / "run.toml").write_text(to_toml(config.to_tables()), encoding="utf-8")
+                self.lines = {name: JsonLines(path / f"{name}.jsonl") for name in LINES}
+            except BaseException:
+                self._lock.close()
+                raise
+        except OSError as error:
+            raise ConfigError(f"run folder {path} cannot be written: {error.strerror or error}") from error
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a JSON file whole or not at all."""
+        temporary = self.path / f".{name}.tmp"
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(self.path / name)
+
+    def read_json(self, name: str) -> Any:
+        """Read a JSON file, None if it is not there."""
+        path = self.path / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def flush(self) -> None:
+        """Hand all lines to the operating system."""
+        for lines in self.lines.values():
+            lines.flush()
+
+    def sync(self) -> dict[str, int]:
+        """Put all lines on the disk and return the files' lengths in bytes."""
+        return {name: lines.sync() for name, lines in self.lines.items()}
+
+    def close(self) -> None:
+        """Close all files and give the folder back."""
+        for lines in self.lines.values():
+            lines.close()
+        self._lock.close()
+
+    def _take_lock(self) -> IO[str]:
+        lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ConfigError(f"run folder {self.path} is in use by another process") from None
+        return lock
+
+    def _continue(self, config: RunConfig) -> None:
+        before = tomllib.loads((self.path / "run.toml").read_text(encoding="utf-8"))
+        changed = _changed_keys(before, tomllib.loads(to_toml(config.to_tables())))
+        if changed:
+            raise ConfigError(
+                f"run folder {self.path} was made with another run file; these differ: {', '.join(changed)}. "
+                "Resume with the same file, or start a new run"
+            )
+        starts = self.read_json("plugins.json") or []
+        self.incarnation = len(starts)
+        complete = checkpoint.complete(self.checkpoints)
+        if complete:
+            self.resumed = complete[-1]
+            self.manifest = checkpoint.read(self.resumed)
+        offsets = self.manifest["offsets"] if self.manifest is not None else dict.fromkeys(LINES, 0)
+        lost = self.path / "lost" / str(self.incarnation - 1)
+        for name in LINES:
+            try:
+                cut_after(self.path / f"{name}.jsonl", offsets[name], lost / f"{name}.jsonl")
+            except ValueError as error:
+                raise RunError(f"run folder {self.path} cannot be resumed: {error}") from error
+
+
+def _changed_keys(before: dict[str, Any], now: dict[str, Any], path: tuple[str, ...] = ()) -> list[str]:
+    changed = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new, here = before.get(key), now.get(key), (*path, key)
+        if isinstance(old, dict) or isinstance(new, dict):
+            changed += _changed_keys(old or {}, new or {}, here)
+        elif old != new and here not in RESUMABLE:
+            changed.append(".".join(here))
+    return changed

@@ -1,0 +1,78 @@
+"""A run on the scripted backend, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rllm_core.testing.plugin
+from rllm_core.config import load_run_config
+from rllm_core.plugins import PluginManager
+from rllm_core.training import launch
+from rllm_core.training.progress import Progress
+
+
+@dataclass
+class Run:
+    """What a scripted run left behind."""
+
+    path: Path
+    summary: dict[str, Any]
+    assembly: launch.Assembly
+    error: BaseException | None
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / f"{name}.jsonl").read_text().splitlines()]
+
+
+RunScripted = Callable[..., Run]
+
+
+@pytest.fixture
+def plugins() -> PluginManager:
+    manager = PluginManager.from_environment(no_plugins=True)
+    manager.register(rllm_core.testing.plugin, "testing")
+    return manager
+
+
+@pytest.fixture
+def run_scripted(plugins: PluginManager, tmp_path: Path) -> RunScripted:
+    """Train the scripted policy; returns what is left, also of a run that failed."""
+
+    def run(
+        *overrides: str,
+        path: Path | None = None,
+        backend: str = "scripted",
+        resume: bool = False,
+        observers: object | None = None,
+        prepare: Callable[[launch.Assembly], None] | None = None,
+        progress: Progress | None = None,
+    ) -> Run:
+        if observers is not None:
+            plugins.register(observers, "observer")
+        small = (
+            "training.steps=6",
+            "training.groups_per_step=4",
+            "training.rollouts_per_group=4",
+            "training.validation_rollouts=10",
+        )
+        config = load_run_config("say_yes", plugins, overrides=(*small, *overrides), backend=backend)
+        assembly = launch.assemble(config, plugins)
+        if prepare is not None:
+            prepare(assembly)
+        folder = path or tmp_path / "run"
+        error: BaseException | None = None
+        try:
+            asyncio.run(launch.train(assembly, folder, resume=resume, progress=progress or Progress()))
+        except (Exception, SystemExit) as raised:
+            error = raised
+        summary = json.loads((folder / "summary.json").read_text())
+        return Run(folder, summary, assembly, error)
+
+    return run

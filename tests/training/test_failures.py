@@ -1,0 +1,196 @@
+"""Rollouts that go wrong: isolated, retried, booked, never a reward."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rllm_core.config import RunConfig
+from rllm_core.engine import Completer, EngineError, Terminated
+from rllm_core.errors import RunError, StallError
+from rllm_core.observers import Observers
+from rllm_core.plugins import PluginManager
+from rllm_core.testing.scripted import Script, ScriptedEngine, ScriptedWorkflow
+from rllm_core.training.books import Books
+from rllm_core.training.rollouts import RolloutKey, RolloutRunner
+from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
+from rllm_core.workflow import Workflow
+
+
+class Misbehaving(Workflow):
+    """Does what its task says."""
+
+    name = "misbehaving"
+
+    def tasks(self, split: Any) -> list[Task]:
+        return []
+
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        step = await completer.complete([{"role": "user", "content": "say yes"}])
+        match task.task_id:
+            case "raise":
+                raise ZeroDivisionError("reward is broken")
+            case "hang":
+                await asyncio.sleep(3600)
+            case "none":
+                return None  # type: ignore[return-value]
+            case "other_task":
+                return Episode(task_id="another", trajectories=[Trajectory(steps=[step], reward=1.0)])
+            case "no_trajectory":
+                return Episode(task_id=task.task_id)
+            case "no_reward":
+                return self.episode(task, [step])
+            case "terminate":
+                raise Terminated(TerminationReason.MAX_TURNS, "enough")
+            case "own_timeout":
+                raise TimeoutError("a tool timed out")
+            case "nan" | "inf" | "str" | "bool":
+                reward: Any = {"nan": float("nan"), "inf": float("inf"), "str": "1", "bool": True}[task.task_id]
+                return self.episode(task, [step], reward=reward)
+        return self.episode(task, [step], reward=1.0)
+
+
+def play(task_id: str, script: Script | None = None, **rollout: Any) -> Episode:
+    config = RunConfig.model_validate({"workflow": "misbehaving", "rollout": rollout})
+
+    async def run() -> Episode:
+        observers = Observers(PluginManager.from_environment(no_plugins=True))
+        runner = RolloutRunner(Misbehaving(), ScriptedEngine(script=script), config, observers, lockstep=False)
+        return await runner.run(Task(task_id=task_id), RolloutKey("train", 3, 1))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("task_id", "reason", "error"),
+    [
+        ("raise", "error", "ZeroDivisionError: reward is broken"),
+        ("none", "error", "returned NoneType, not an Episode"),
+        ("other_task", "error", "episode of task 'another'"),
+        ("no_trajectory", "done", "no trajectory"),
+        ("no_reward", "error", "has no reward"),
+        ("terminate", "max_turns_exceeded", "enough"),
+        ("nan", "error", "finite"),
+        ("inf", "error", "finite"),
+        ("str", "error", "valid number"),
+        ("bool", "error", "valid number"),
+    ],
+)
+def test_whatever_goes_wrong_is_an_episode_with_a_reason_and_no_reward(task_id: str, reason: str, error: str) -> None:
+    episode = play(task_id)
+    assert episode.termination_reason.value == reason
+    assert episode.trajectories == []
+    assert episode.error is not None
+    assert error in episode.error
+    assert episode.rollout_index == 1
+    assert episode.rollout_id
+
+
+def test_a_rollout_past_its_deadline_is_a_timeout() -> None:
+    assert play("hang", rollout_timeout_seconds=0.05).termination_reason is TerminationReason.TIMEOUT
+
+
+def test_an_engine_error_is_told_from_a_workflow_error() -> None:
+    episode = play("fine", Script(failure=lambda _: EngineError("503 overloaded")))
+    assert episode.termination_reason is TerminationReason.ENGINE_ERROR
+    assert episode.error == "503 overloaded"
+
+
+def test_a_good_episode_gets_its_identity() -> None:
+    episode = play("fine")
+    assert episode.termination_reason is TerminationReason.DONE
+    assert episode.trajectories[0].total_reward == 1.0
+    assert not episode.is_validation
+
+
+def test_failed_rollouts_are_tried_again_from_scratch(run_scripted: Any) -> None:
+    def fail_every_tenth(assembly: Any) -> None:
+        assembly.backend.script.failure = lambda number: EngineError("down") if number % 10 == 0 else None
+
+    try:
+        run = run_scripted(prepare=fail_every_tenth)
+    finally:
+        from rllm_core.testing.scripted import ScriptedBackend
+
+        ScriptedBackend.script.failure = None
+    assert run.error is None
+    assert run.summary["retries"] > 0
+    assert run.summary["books"]["trained"] == 96
+    assert run.summary["books"]["failed"] == 0
+
+
+def test_a_group_with_a_hopeless_rollout_is_dropped_and_replaced(
+    run_scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ScriptedWorkflow.run
+
+    async def poisoned(self: Any, task: Task, completer: Completer) -> Episode:
+        if task.task_id == "train-7":
+            raise ValueError("poison")
+        return await original(self, task, completer)
+
+    monkeypatch.setattr(ScriptedWorkflow, "run", poisoned)
+    run = run_scripted("training.steps=5", "rollout.max_attempts=2")
+    assert run.error is None
+    books = run.summary["books"]
+    assert books["trained"] == 5 * 16
+    assert books["failed"] == 4
+    assert run.summary["books_by_reason"]["failed"] == {"error": 4}
+    errors = [event for event in run.lines("events") if event["event"] == "error"]
+    assert len(errors) == 8
+    assert all(event["task"] == "train-7" and "poison" in event["error"] for event in errors)
+
+
+def test_a_run_that_stands_still_ends_with_the_whereabouts_of_its_rollouts(run_scripted: Any) -> None:
+    def never(assembly: Any) -> None:
+        async def stuck(batch: Any) -> None:
+            await asyncio.sleep(3600)
+
+        assembly.backend.process_backend_batch = stuck
+
+    run = run_scripted("training.stall_timeout_seconds=0.3", prepare=never)
+    assert isinstance(run.error, StallError)
+    assert "nothing happened for 0.3 s" in str(run.error)
+    assert run.summary["status"] == "failed"
+    assert run.summary["books"]["dispatched"] == run.summary["books"]["cancelled"] == 16
+
+
+def test_a_failing_weight_sync_stops_the_run(run_scripted: Any) -> None:
+    def stale(assembly: Any) -> None:
+        original = assembly.backend.on_policy_updated
+
+        async def forgets(update: Any) -> None:
+            if update.version < 2:
+                await original(update)
+
+        assembly.backend.on_policy_updated = forgets
+
+    run = run_scripted(prepare=stale)
+    assert isinstance(run.error, RunError)
+    assert "weight version 1, not 2" in str(run.error)
+
+
+def test_books_notice_what_is_lost_and_what_is_counted_twice() -> None:
+    books = Books()
+    books.dispatch(8)
+    books.book("trained", "trained", 4)
+    books.check(outstanding=4)
+    with pytest.raises(RunError, match="do not balance"):
+        books.check(outstanding=3)
+    books.book("trained", "trained", 4)
+    books.book("failed", "error")
+    with pytest.raises(RunError, match="do not balance"):
+        books.check(outstanding=0)
+
+
+def test_an_episode_is_taken_in_once() -> None:
+    from rllm_core.training.buffer import Assembly
+
+    assembly = Assembly(0, "t", 0, 2)
+    step = Step(prompt_ids=[1], completion_ids=[2], logprobs=[-1.0], weight_version=0)
+    episode = Episode(task_id="t", trajectories=[Trajectory(steps=[step], reward=0.0)])
+    assert not assembly.add(episode)
+    with pytest.raises(ValueError, match="came in twice"):
+        assembly.add(episode)

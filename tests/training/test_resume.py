@@ -1,0 +1,233 @@
+"""Stopping and going on: signals, kill -9, checkpoints, and the equality of the two halves with the whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm_core.errors import ConfigError, RunError
+from rllm_core.training import checkpoint
+
+STEPS = 40
+COMMAND = """
+import sys
+import rllm_core.testing.plugin
+from rllm_core.testing import scripted
+from rllm_core.cli import main
+from rllm_core.plugins import PluginManager
+
+original = PluginManager.from_environment.__func__
+
+def with_scripted(cls, **options):
+    manager = original(cls, **options)
+    manager.register(rllm_core.testing.plugin, "testing")
+    return manager
+
+PluginManager.from_environment = classmethod(with_scripted)
+scripted.ScriptedBackend.script.latency_seconds = lambda generator: 0.01
+main()
+"""
+
+
+def start(run_dir: Path, *more: str, backend: str = "scripted_colocated") -> subprocess.Popen[str]:
+    overrides = [f"training.steps={STEPS}", "training.groups_per_step=4", "training.rollouts_per_group=4",
+                 "training.validation_rollouts=10", "training.checkpoint_every_steps=5"]  # fmt: skip
+    options = [argument for override in overrides for argument in ("-o", override)]
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            COMMAND,
+            "train",
+            "say_yes",
+            "--backend",
+            backend,
+            "--run-dir",
+            str(run_dir),
+            *options,
+            *more,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RLLM_PLUGINS": ""},
+    )
+
+
+def steps_done(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for_checkpoint(run_dir: Path, process: subprocess.Popen[str], after_step: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if any(int(path.name[5:]) >= after_step for path in checkpoint.complete(run_dir / "checkpoints")):
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.01)
+    process.kill()
+    pytest.fail(f"no checkpoint after step {after_step}: {process.communicate()}")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    process = start(run_dir)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert out.splitlines()[-1] == f"run: {run_dir}"
+    return run_dir
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Path, how: signal.Signals) -> None:
+    run_dir = tmp_path / "run"
+    process = start(run_dir)
+    wait_for_checkpoint(run_dir, process, after_step=10)
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    assert process.returncode == (-9 if how is signal.SIGKILL else 128 + how)
+    newest = int(checkpoint.complete(run_dir / "checkpoints")[-1].name[5:])
+    assert 10 <= newest < STEPS
+    if how is not signal.SIGKILL:
+        assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
+
+    process = start(run_dir, "--resume")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["resumed_from_step"] == newest
+    assert (run_dir / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
+    whole = json.loads((uninterrupted / "summary.json").read_text())
+    assert summary["validation"] == whole["validation"]
+    books = summary["books"]
+    assert books["trained"] == STEPS * 16
+    assert books["dispatched"] == sum(books[key] for key in ("trained", "filtered", "failed", "cancelled"))
+
+
+def test_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, uninterrupted: Path) -> None:
+    again, other = start(tmp_path / "again"), start(tmp_path / "other", "-o", "training.seed=1")
+    for process in (again, other):
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    whole = (uninterrupted / "metrics.jsonl").read_bytes()
+    assert (tmp_path / "again" / "metrics.jsonl").read_bytes() == whole
+    assert (tmp_path / "other" / "metrics.jsonl").read_bytes() != whole
+
+
+def test_asynchronous_run_resumes_without_losing_or_repeating_a_task(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    more = ("-o", "training.staleness_threshold=2", "-o", "training.partial_rollout=true")
+    process = start(run_dir, *more, backend="scripted")
+    wait_for_checkpoint(run_dir, process, after_step=5)
+    process.kill()
+    process.communicate()
+    process = start(run_dir, *more, "--resume", backend="scripted")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    trained = [ordinal for event in events if event["event"] == "step" for ordinal in event["groups"]]
+    assert sorted(trained) == list(range(STEPS * 4)), "every task of the stream once"
+    versions = [event["version"] for event in events if event["event"] == "sync" and event["reason"] == "step"]
+    assert versions == sorted(set(versions)), "no version twice"
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["books"]["cancelled"] == summary["books"]["dispatched"] - STEPS * 16
+
+
+def test_without_a_checkpoint_it_starts_over_and_says_so(run_scripted: Any, tmp_path: Path) -> None:
+    def broken(assembly: Any) -> None:
+        async def update_policy(step: Any) -> None:
+            raise OSError("the device is gone")
+
+        assembly.backend.update_policy = update_policy
+
+    run = run_scripted(prepare=broken)
+    assert isinstance(run.error, OSError)
+    assert run.summary["status"] == "failed"
+    assert run.summary["books"]["cancelled"] == 16
+    said = Said()
+    again = run_scripted(resume=True, progress=said)
+    assert again.error is None
+    assert again.summary["resumed_from_step"] is None
+    assert again.summary["incarnation"] == 1
+    assert any("starting again at step 0" in note for note in said.notes)
+    assert [row["step"] for row in again.lines("metrics")] == [1, 2, 3, 4, 5, 6]
+    assert (again.path / "lost" / "0" / "events.jsonl").is_file()
+
+
+class Said:
+    """A progress display that remembers its notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(run_scripted: Any) -> None:
+    run = run_scripted()
+    before = (run.path / "metrics.jsonl").read_bytes()
+    again = run_scripted()
+    assert isinstance(again.error, ConfigError)
+    assert "already holds a run; add --resume" in str(again.error)
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_with_another_run_file_names_the_differences(run_scripted: Any) -> None:
+    run_scripted()
+    again = run_scripted("training.groups_per_step=2", "optimizer.learning_rate=0.5", resume=True)
+    assert isinstance(again.error, ConfigError)
+    assert "optimizer.learning_rate, training.groups_per_step" in str(again.error)
+
+
+def test_a_damaged_checkpoint_is_refused(run_scripted: Any) -> None:
+    run = run_scripted()
+    policy = run.path / "checkpoints/step-000006/backend/policy.json"
+    policy.write_text(policy.read_text().replace("6", "7"))
+    again = run_scripted(resume=True)
+    assert isinstance(again.error, RunError)
+    assert "policy.json does not match its manifest" in str(again.error)
+
+
+def test_resuming_a_finished_run_does_nothing(run_scripted: Any) -> None:
+    run = run_scripted()
+    again = run_scripted(resume=True)
+    assert again.error is None
+    assert again.summary["optimizer_steps"] == 6
+    assert again.lines("metrics") == run.lines("metrics")
+
+
+def test_pruning_keeps_the_newest_checkpoints(run_scripted: Any) -> None:
+    run = run_scripted("training.checkpoint_every_steps=1", "training.keep_checkpoints=2")
+    assert [path.name for path in checkpoint.complete(run.path / "checkpoints")] == ["step-000005", "step-000006"]
+    assert len(list((run.path / "checkpoints").iterdir())) == 2
+
+
+def test_an_incomplete_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    for step in (1, 2):
+        folder = checkpoint.begin(tmp_path, step)
+        (folder / "weights").write_bytes(b"w" * step)
+        if step == 1:
+            checkpoint.commit(folder, {"step": step})
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000001"]
+    assert checkpoint.read(tmp_path / "step-000001")["step"] == 1
+    with pytest.raises(RunError, match="not a complete checkpoint"):
+        checkpoint.read(tmp_path / "step-000002")
+    with pytest.raises(RunError, match="exists and is complete"):
+        checkpoint.begin(tmp_path, 1)
+    assert list(checkpoint.begin(tmp_path, 2).iterdir()) == [], "what a crash left is cleared away"
