@@ -1,0 +1,3 @@
+"""A plugin whose module raises."""
+
+raise RuntimeError("the flux capacitor\nis empty")

@@ -1,0 +1,16 @@
+"""A plugin that prints while it is imported and asked."""
+
+from rllm_core import hookimpl
+from rllm_core.providers import Workflow
+
+print("chatty says hello at import")
+
+
+@hookimpl
+def workflows():
+    print("chatty was asked for workflows")
+    return [Workflow(name="chat", load="rllm_chatty:Chat", summary="Talks.")]
+
+
+class Chat:
+    pass

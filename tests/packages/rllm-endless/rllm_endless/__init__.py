@@ -1,0 +1,4 @@
+"""A plugin whose import never ends."""
+
+while True:
+    pass

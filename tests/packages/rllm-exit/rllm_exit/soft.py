@@ -1,0 +1,5 @@
+"""Raises SystemExit."""
+
+import sys
+
+sys.exit("goodbye")

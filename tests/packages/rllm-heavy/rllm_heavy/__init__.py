@@ -1,0 +1,15 @@
+"""A plugin whose light module is not light: it imports torch (a stand-in of that name is in this package)."""
+
+import torch  # noqa: F401
+
+from rllm_core import hookimpl
+from rllm_core.providers import Backend
+
+
+@hookimpl
+def backends():
+    return [Backend(name="heavy", load="rllm_heavy:Stack", summary="Heavy.")]
+
+
+class Stack:
+    pass

@@ -1,0 +1,14 @@
+"""A hook whose name is wrong, beside one that is right."""
+
+from rllm_core import hookimpl
+from rllm_core.providers import Parser
+
+
+@hookimpl
+def parsers():
+    return [Parser(name="leaked", load="rllm_misspelt:Nothing", summary="Must not be selectable.")]
+
+
+@hookimpl
+def backend():
+    return []

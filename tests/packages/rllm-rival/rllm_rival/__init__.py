@@ -1,0 +1,13 @@
+"""Provides a backend under the name that rllm-good uses."""
+
+from rllm_core import hookimpl
+from rllm_core.providers import Backend
+
+
+@hookimpl
+def backends():
+    return [Backend(name="good", load="rllm_rival:Stack", summary="A rival backend.")]
+
+
+class Stack:
+    pass

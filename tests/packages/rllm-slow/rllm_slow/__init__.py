@@ -1,0 +1,1 @@
+"""Observers that take too long, each in its own way."""

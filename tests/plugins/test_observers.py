@@ -1,0 +1,282 @@
+"""Event hooks: order, deadlines, and that nothing an observer does stops a run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rllm_core import hookimpl
+from rllm_core.observers import Observers
+from rllm_core.plugins import PluginManager
+
+Build = Callable[..., PluginManager]
+
+
+def observers(*plugins: tuple[str, object], deadline_seconds: float = 5.0) -> Observers:
+    manager = PluginManager()
+    for name, plugin in plugins:
+        manager.register(plugin, name)
+    return Observers(manager, deadline_seconds=deadline_seconds)
+
+
+class Recorder:
+    """Writes down the steps it hears."""
+
+    def __init__(self, heard: list[Any], name: str = "") -> None:
+        self.heard, self.name = heard, name
+
+    @hookimpl
+    def on_batch_end(self, step: int) -> None:
+        self.heard.append((self.name, step))
+
+
+class AsyncRecorder(Recorder):
+    @hookimpl
+    async def on_batch_end(self, step: int) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self.heard.append((self.name, step))
+
+
+async def batch_ends(watching: Observers, *steps: int) -> None:
+    for step in steps:
+        await watching.notify("on_batch_end", state=None, step=step, metrics={})
+
+
+def test_observers_are_called_in_the_order_of_plugin_names() -> None:
+    heard: list[Any] = []
+    watching = observers(
+        ("b", AsyncRecorder(heard, "b")), ("c", Recorder(heard, "c")), ("a", Recorder(heard, "a")), ("d", AsyncRecorder(heard, "d"))
+    )
+    asyncio.run(batch_ends(watching, 1, 2))
+    assert heard == [(name, step) for step in (1, 2) for name in "abcd"]
+
+
+def test_plain_observers_leave_the_loop_free_and_async_ones_run_on_it() -> None:
+    threads = {}
+
+    class Where:
+        @hookimpl
+        def on_batch_end(self) -> None:
+            threads["plain"] = threading.current_thread()
+
+        @hookimpl
+        async def on_batch_start(self) -> None:
+            threads["async"] = threading.current_thread()
+
+    async def run() -> None:
+        watching = observers(("where", Where()))
+        await watching.notify("on_batch_start", state=None, step=1)
+        await batch_ends(watching, 1)
+
+    asyncio.run(run())
+    assert threads["async"] is threading.main_thread()
+    assert threads["plain"] is not threading.main_thread()
+    assert threads["plain"].daemon, "a hanging observer must not keep the process from ending"
+
+
+def test_failures_are_named_and_counted_and_stop_nobody(manager: Build, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Any] = []
+    plugins = manager("rllm-raising")
+    plugins.register(Recorder(heard), "z-recorder")
+    watching = Observers(plugins)
+    asyncio.run(batch_ends(watching, *range(12)))
+    assert heard == [("", step) for step in range(12)]
+    assert watching.failures == {"a-raising": 12, "a-raising-async": 12, "a-raising-exit": 12}
+    assert watching.disabled == set()
+    lines = [record.getMessage() for record in caplog.records]
+    assert "plugin 'a-raising': on_batch_end failed: ValueError: no room for step 0" in lines
+    assert "plugin 'a-raising-async': on_batch_end failed: ValueError: no time for step 0" in lines
+    assert "plugin 'a-raising-exit': on_batch_end failed: RuntimeError: raised SystemExit: from a thread" in lines
+    assert len(lines) == 6, "of twelve failures each, the first and the tenth are printed"
+
+
+def test_an_observer_that_exits_on_the_loop_is_contained(manager: Build) -> None:
+    watching = Observers(manager("rllm-raising"))
+    asyncio.run(watching.notify("on_batch_start", state=None, step=1))
+    assert watching.failures == {"a-raising-exit": 1}
+
+
+@pytest.mark.parametrize("name", ["slow-sync", "slow-async", "slow-stubborn", "slow-blocking"])
+def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    from rllm_core.discovery import Settings
+
+    heard: list[Any] = []
+    plugins = manager("rllm-slow", settings=Settings(only=frozenset({name})))
+    plugins.register(Recorder(heard), "z-recorder")
+    watching = Observers(plugins, deadline_seconds=0.2)
+
+    async def run() -> float:
+        start = time.monotonic()
+        await batch_ends(watching, 1, 2, 3)
+        seconds = time.monotonic() - start
+        if name == "slow-stubborn":
+            sys.modules["rllm_slow.stubborn"].released.append(True)
+            await asyncio.sleep(0.05)
+        return seconds
+
+    assert asyncio.run(run()) < 2.0
+    assert heard == [("", 1), ("", 2), ("", 3)]
+    assert watching.failures == {name: 1}
+    assert watching.disabled == {name}
+    assert f"plugin {name!r}: on_batch_end took longer than 0.2 s" in caplog.text
+
+
+def test_active_says_whether_anybody_listens(manager: Build) -> None:
+    from rllm_core.discovery import Settings
+
+    watching = Observers(
+        manager("rllm-slow", settings=Settings(only=frozenset({"slow-async"}))), deadline_seconds=0.05
+    )
+    assert watching.active("on_batch_end")
+    assert not watching.active("on_epoch_start")
+    asyncio.run(batch_ends(watching, 1))
+    assert not watching.active("on_batch_end"), "the only listener has been disabled"
+
+
+def test_a_plain_observer_may_return_an_awaitable() -> None:
+    heard = []
+
+    class Returns:
+        @hookimpl
+        def on_batch_end(self, step: int) -> Any:
+            async def later() -> None:
+                heard.append(step)
+
+            return later()
+
+    asyncio.run(batch_ends(observers(("returns", Returns())), 7))
+    assert heard == [7]
+
+
+def test_an_observer_cannot_change_what_the_next_one_sees() -> None:
+    seen = []
+
+    class Vandal:
+        @hookimpl
+        def on_batch_end(self, metrics: dict[str, float]) -> None:
+            metrics["loss"] = -1.0
+
+    class Reader:
+        @hookimpl
+        def on_batch_end(self, metrics: dict[str, float]) -> None:
+            seen.append(metrics["loss"])
+
+    metrics = {"loss": 0.5}
+    watching = observers(("a", Vandal()), ("b", Reader()))
+    asyncio.run(watching.notify("on_batch_end", state=None, step=1, metrics=metrics))
+    assert seen == [0.5]
+    assert metrics == {"loss": 0.5}
+
+
+def test_arguments_with_defaults_are_filled() -> None:
+    heard = []
+
+    class Defaults:
+        @hookimpl
+        def on_batch_end(self, step: int = -1, metrics: object = None) -> None:
+            heard.append((step, metrics))
+
+    asyncio.run(batch_ends(observers(("defaults", Defaults())), 5))
+    assert heard == [(5, {})]
+
+
+def test_a_plugin_is_never_called_twice_at_a_time() -> None:
+    running, most = 0, 0
+
+    class Slowish:
+        @hookimpl
+        def on_batch_end(self) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            time.sleep(0.005)
+            running -= 1
+
+    async def run() -> None:
+        watching = observers(("slowish", Slowish()))
+        await asyncio.gather(*(batch_ends(watching, step) for step in range(8)))
+
+    asyncio.run(run())
+    assert most == 1
+
+
+def test_cancelling_the_run_cancels_a_waiting_observer() -> None:
+    cancelled = []
+
+    class Waits:
+        @hookimpl
+        async def on_batch_end(self) -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(True)
+                raise
+
+    async def run() -> None:
+        task = asyncio.create_task(batch_ends(observers(("waits", Waits())), 1))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert cancelled == [True]
+
+
+def test_a_hanging_observer_does_not_keep_the_process(
+    installed: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+    import subprocess
+
+    code = (
+        "import asyncio\nfrom rllm_core.plugins import PluginManager\nfrom rllm_core.observers import Observers\n"
+        "watching = Observers(PluginManager.from_environment(), deadline_seconds=0.1)\n"
+        "asyncio.run(watching.notify('on_batch_end', state=None, step=1, metrics={}))\n"
+        "print(sorted(watching.disabled))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(installed("rllm-slow")))
+    monkeypatch.setenv("RLLM_PLUGINS", "slow-sync")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    assert run.stdout == "['slow-sync']\n"
+    assert run.stderr == "plugin 'slow-sync': on_batch_end took longer than 0.1 s; its observers are off for the rest of the run\n"
+
+
+def test_an_event_nobody_hears_starts_nothing_and_an_unknown_one_is_a_bug() -> None:
+    threads = threading.active_count()
+    watching = observers()
+
+    async def run() -> None:
+        for _ in range(1000):
+            await watching.notify("on_episode_finished", state=None, episode=None)
+        with pytest.raises(KeyError):
+            await watching.notify("on_batch_ended", state=None)
+
+    asyncio.run(run())
+    assert threading.active_count() == threads
+
+
+def test_an_argument_the_caller_forgot_is_the_callers_error() -> None:
+    watching = observers(("r", Recorder([])))
+    with pytest.raises(KeyError, match="step"):
+        asyncio.run(watching.notify("on_batch_end", state=None, metrics={}))
+    assert not watching.failures
+
+
+def test_the_worker_thread_ends_with_its_observers() -> None:
+    before = threading.active_count()
+    watching = observers(("r", Recorder([])))
+    asyncio.run(batch_ends(watching, 1))
+    assert threading.active_count() == before + 1
+    del watching
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
