@@ -1,0 +1,121 @@
+"""Trajectories to samples: nothing sampled is lost, merged wrongly or masked away."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm_core.algorithms.grouping import FilterReason, filter_reason, group_by_role
+from rllm_core.algorithms.samples import segments, training_samples
+from rllm_core.types import Episode, Step, Trajectory, TrajectoryGroup
+
+
+def step(prompt: list[int], completion: list[int], *, sampled: bool = True, segment: int = 0) -> Step:
+    return Step(
+        prompt_ids=prompt,
+        completion_ids=completion,
+        logprobs=[-float(token) / 100 for token in completion] if sampled else None,
+        weight_version=0 if sampled else None,
+        segment=segment,
+    )
+
+
+def of(*steps: Step) -> TrajectoryGroup:
+    trajectory = Trajectory(steps=list(steps), reward=1.0)
+    return TrajectoryGroup(group_id=3, task_id="t", trajectories=[trajectory], rollout_ids=["r"], weight_version=0)
+
+
+def test_turns_that_continue_each_other_are_one_sample() -> None:
+    group = of(step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6]))
+    [sample] = training_samples(group, [np.array([0.5, -1.0])])
+    assert sample.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert sample.loss_mask.tolist() == [False, False, True, True, False, True]
+    assert sample.advantages.tolist() == [0.5, 0.5, -1.0]
+    assert np.allclose(sample.logprobs, [-0.03, -0.04, -0.06])
+    assert sample.turn_spans == ((2, 4), (5, 6))
+    assert (sample.group_id, sample.rollout_id) == (3, "r")
+
+
+def test_a_broken_prefix_is_a_new_sample_whatever_the_steps_claim() -> None:
+    group = of(step([1, 2], [3, 4]), step([1, 2, 3, 9], [6]))
+    samples = training_samples(group, [np.array([0.5, -1.0])])
+    assert [sample.token_ids.tolist() for sample in samples] == [[1, 2, 3, 4], [1, 2, 3, 9, 6]]
+    assert [sample.advantages.tolist() for sample in samples] == [[0.5, 0.5], [-1.0]]
+
+
+def test_a_declared_break_is_kept_even_where_the_tokens_happen_to_agree() -> None:
+    assert segments([step([1], [2]), step([1, 2, 3], [4], segment=1)]) == [[0], [1]]
+
+
+def test_tokens_the_policy_did_not_sample_are_context() -> None:
+    group = of(step([1], [2], sampled=False), step([1, 2, 3], [4]))
+    [sample] = training_samples(group, [np.array([9.0, 1.0])])
+    assert sample.loss_mask.tolist() == [False, False, False, True]
+    assert sample.advantages.tolist() == [1.0]
+    assert training_samples(of(step([1], [2], sampled=False)), [np.array([1.0])]) == []
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 9), min_size=1, max_size=4), st.lists(st.integers(0, 9), max_size=3), st.booleans()
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_every_sampled_token_is_in_exactly_one_sample(turns: list[tuple[list[int], list[int], bool]]) -> None:
+    steps, so_far, segment = [], [0], 0
+    for position, (completion, observation, breaks) in enumerate(turns):
+        if position and breaks:
+            so_far, segment = [0, *observation], segment + 1
+        steps.append(step(list(so_far), completion, segment=segment))
+        so_far = [*so_far, *completion, *observation]
+    samples = training_samples(of(*steps), [np.arange(len(steps), dtype=np.float64)])
+    sampled = [token for sample in samples for token in sample.token_ids[sample.loss_mask].tolist()]
+    assert sampled == [token for taken in steps for token in taken.completion_ids.tolist()]
+    credited = [value for sample in samples for value in sample.advantages.tolist()]
+    assert credited == [float(position) for position, taken in enumerate(steps) for _ in taken.completion_ids]
+    assert len(samples) == segment + 1
+
+
+def test_groups_are_by_role_and_only_of_what_is_trained() -> None:
+    def trajectory(role: str, *, trainable: bool = True) -> Trajectory:
+        return Trajectory(role=role, steps=[step([1], [2])], reward=1.0, trainable=trainable)
+
+    episodes = [
+        Episode(
+            task_id="t",
+            rollout_id=f"r{index}",
+            rollout_index=index,
+            trajectories=[
+                trajectory("solver"),
+                trajectory("solver"),
+                trajectory("judge"),
+                trajectory("tool", trainable=False),
+            ],
+        )
+        for index in range(2)
+    ]
+    groups = group_by_role(5, "t", episodes)
+    assert [(group.role, len(group.trajectories), group.rollout_ids) for group in groups] == [
+        ("solver", 4, ["r0", "r0", "r1", "r1"]),
+        ("judge", 2, ["r0", "r1"]),
+    ]
+
+
+def test_reasons_for_filtering() -> None:
+    def rewarded(*rewards: float) -> TrajectoryGroup:
+        trajectories = [Trajectory(steps=[step([1], [2])], reward=reward) for reward in rewards]
+        ids = [str(index) for index in range(len(rewards))]
+        return TrajectoryGroup(group_id=0, task_id="t", trajectories=trajectories, rollout_ids=ids, weight_version=0)
+
+    def reason(group: TrajectoryGroup, *, drop_uniform: bool = False) -> FilterReason | None:
+        return filter_reason(group, min_group_size=2, drop_uniform=drop_uniform)
+
+    assert reason(rewarded(1.0)) is FilterReason.TOO_FEW
+    assert reason(rewarded(1.0, 1.0)) is None
+    assert reason(rewarded(1.0, 1.0), drop_uniform=True) is FilterReason.UNIFORM_REWARD
+    assert reason(rewarded(1.0, 0.5), drop_uniform=True) is None
+    assert reason(of(step([1], [2], sampled=False)), drop_uniform=True) is FilterReason.TOO_FEW

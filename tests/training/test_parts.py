@@ -1,0 +1,262 @@
+"""The loop's parts by themselves: task stream, request merger, metrics, evaluation, journal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm_core.config import load_run_config
+from rllm_core.engine import EngineError
+from rllm_core.errors import ConfigError
+from rllm_core.plugins import PluginManager
+from rllm_core.testing.scripted import Script, ScriptedEngine
+from rllm_core.training import evaluation, launch
+from rllm_core.training.journal import JsonLines, cut_after, read_json_lines
+from rllm_core.training.metrics import MetricsAggregator, Tracker, Trackers
+from rllm_core.training.requests import RequestMerger
+from rllm_core.training.tasks import TaskStream, spread
+from rllm_core.types import SamplingParams, Task
+
+TASKS = [Task(task_id=str(number)) for number in range(7)]
+
+
+@given(st.integers(0, 100), st.integers(0, 40))
+def test_task_stream_is_a_permutation_per_epoch_in_any_order_of_asking(seed: int, start: int) -> None:
+    stream, again = TaskStream(TASKS, seed), TaskStream(TASKS, seed)
+    forwards = [stream[ordinal].task_id for ordinal in range(start, start + 15)]
+    backwards = [again[ordinal].task_id for ordinal in reversed(range(start, start + 15))]
+    assert forwards == backwards[::-1]
+    assert sorted(stream[ordinal].task_id for ordinal in range(14, 21)) == sorted(task.task_id for task in TASKS)
+
+
+def test_epochs_differ() -> None:
+    stream = TaskStream([Task(task_id=str(number)) for number in range(50)], 0)
+    assert [stream[n].task_id for n in range(50)] != [stream[n].task_id for n in range(50, 100)]
+
+
+@given(st.integers(1, 40))
+def test_validation_is_spread_evenly(rollouts: int) -> None:
+    plan = spread(TASKS, rollouts)
+    assert len(plan) == rollouts
+    per_task = [sum(task.task_id == each.task_id for task, _ in plan) for each in TASKS]
+    assert max(per_task) - min(per_task) <= 1
+    assert len({(task.task_id, index) for task, index in plan}) == rollouts
+
+
+def ask(merger: RequestMerger, prompt: list[int], seed: int) -> asyncio.Task[Any]:
+    params = SamplingParams(stop_token_ids=(257,))
+    return asyncio.create_task(
+        merger.get_token_output_from_token_input(prompt, sampling_params=params, seed=seed)  # type: ignore[arg-type]
+    )
+
+
+def test_equal_prompts_of_one_tick_become_one_call() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        merger = RequestMerger(engine, max_concurrent_requests=10, lockstep=False)
+        answers = await asyncio.gather(*(ask(merger, [1, 2], seed) for seed in range(8)), ask(merger, [3], 0))
+        assert (engine.calls, engine.requests) == (2, 9)
+        alone = [await ask(merger, [1, 2], seed) for seed in range(8)]
+        assert [a.to_json() for a in answers[:8]] == [a.to_json() for a in alone], "each keeps its own seed"
+
+    asyncio.run(run())
+
+
+def test_a_failing_call_fails_each_of_its_requests() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine(script=Script(failure=lambda _: EngineError("down")))
+        merger = RequestMerger(engine, max_concurrent_requests=10, lockstep=False)
+        results = await asyncio.gather(*(ask(merger, [1], seed) for seed in range(3)), return_exceptions=True)
+        assert all(isinstance(result, EngineError) for result in results)
+
+    asyncio.run(run())
+
+
+def test_one_request_that_gives_up_does_not_take_the_others_with_it() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine(script=Script(latency_seconds=lambda _: 0.02))
+        merger = RequestMerger(engine, max_concurrent_requests=10, lockstep=False)
+        first, second = ask(merger, [1], 0), ask(merger, [1], 1)
+        await asyncio.sleep(0.005)
+        first.cancel()
+        assert (await second).weight_version == 0
+        assert first.cancelled()
+
+    asyncio.run(run())
+
+
+def test_concurrent_calls_are_bounded() -> None:
+    async def run() -> None:
+        running = most = 0
+
+        class Counting(ScriptedEngine):
+            async def get_token_outputs_from_token_input(self, *args: Any, **options: Any) -> Any:
+                nonlocal running, most
+                running += 1
+                most = max(most, running)
+                await asyncio.sleep(0.001)
+                running -= 1
+                return await super().get_token_outputs_from_token_input(*args, **options)
+
+        merger = RequestMerger(Counting(), max_concurrent_requests=3, lockstep=False)
+        await asyncio.gather(*(ask(merger, [prompt], 0) for prompt in range(20)))
+        assert most == 3
+
+    asyncio.run(run())
+
+
+def test_lockstep_waits_for_every_running_rollout() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        merger = RequestMerger(engine, max_concurrent_requests=10, lockstep=True)
+        merger.rollout_started()
+        merger.rollout_started()
+        first = ask(merger, [1], 0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert engine.calls == 0, "the other rollout has not asked yet"
+        second = ask(merger, [1], 1)
+        await asyncio.gather(first, second)
+        assert engine.calls == 1
+        merger.rollout_ended()
+        await ask(merger, [2], 0)
+        third = ask(merger, [2], 1)
+        merger.rollout_started()
+        await third  # a rollout that waits for something else holds the others up only for the grace time
+
+    asyncio.run(run())
+
+
+def test_metrics_are_reduced_as_declared() -> None:
+    metrics = MetricsAggregator({"a": "mean", "b": "sum", "c": "min", "d": "max", "e": "last"})
+    for value in (1.0, 2.0, 6.0):
+        for name in "abcde":
+            metrics.record(name, value)
+    assert metrics.flush() == {"a": 3.0, "b": 9.0, "c": 1.0, "d": 6.0, "e": 6.0}
+    assert metrics.flush() == {}
+    with pytest.raises(KeyError, match="no declared reduction"):
+        metrics.record("minutes", 1.0)
+    with pytest.raises(ValueError, match="is nan"):
+        metrics.record("a", float("nan"))
+    with pytest.raises(ValueError, match="declared as 'mean', not 'sum'"):
+        metrics.declare("a", "sum")
+
+
+def test_a_failing_tracker_is_switched_off_and_the_others_go_on() -> None:
+    class Good(Tracker):
+        name = "good"
+        seen: ClassVar[list[int]] = []
+
+        def start(self, config: Any, run_dir: str) -> None: ...
+
+        def log(self, step: int, metrics: Any) -> None:
+            self.seen.append(step)
+
+        def finish(self, status: str) -> None: ...
+
+    class Bad(Good):
+        name = "bad"
+
+        def log(self, step: int, metrics: Any) -> None:
+            raise ConnectionError("offline")
+
+    trackers = Trackers([Bad(), Good()])
+    trackers.log(1, {})
+    trackers.log(2, {})
+    assert Good.seen == [1, 2]
+    assert trackers.failed == {"bad": "ConnectionError: offline"}
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_success() -> None:
+    assert evaluation.pass_at_k(4, 1, 1) == pytest.approx(1 / 4)
+    assert evaluation.pass_at_k(4, 1, 2) == pytest.approx(3 / 6)
+    assert evaluation.pass_at_k(4, 0, 2) == 0
+    assert evaluation.pass_at_k(4, 3, 2) == 1
+    low, high = evaluation.interval([0.0] * 50 + [1.0] * 50)
+    assert 0.38 < low < 0.42
+    assert 0.58 < high < 0.62
+
+
+def test_evaluation_of_a_checkpoint(run_scripted: Any, plugins: PluginManager) -> None:
+    run = run_scripted("training.steps=20")
+    config = load_run_config("say_yes", plugins, backend="scripted")
+
+    def measure(checkpoint: Path | None) -> dict[str, Any]:
+        return asyncio.run(
+            evaluation.evaluate(
+                launch.assemble(config, plugins),
+                split="validation",
+                task_limit=4,
+                samples=50,
+                ks=(1, 5),
+                checkpoint_dir=checkpoint,
+            )
+        )
+
+    before, after = measure(None), measure(run.path)
+    assert (before["tasks"], before["rollouts_per_task"], before["failed"]) == (4, 50, 0)
+    [pass_1, pass_5] = after["pass_at_k"]
+    skill = run.lines("metrics")[-1]["skill"]
+    assert skill > 0.6
+    assert pass_1["low"] <= pass_1["value"] <= pass_1["high"]
+    assert pass_1["value"] == pytest.approx(skill, abs=0.15)
+    assert pass_1["value"] > before["pass_at_k"][0]["value"]
+    assert pass_5["value"] > pass_1["value"]
+    with pytest.raises(ConfigError, match="neither a complete checkpoint nor a run folder"):
+        measure(run.path / "checkpoints")
+
+
+def test_lines_are_cut_where_the_checkpoint_was_made(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    lines = JsonLines(path)
+    lines.write({"n": 1})
+    offset = lines.sync()
+    lines.write({"n": 2})
+    lines.close()
+    with path.open("ab") as file:
+        file.write(b'{"n": 3')
+    assert read_json_lines(path) == [{"n": 1}, {"n": 2}]
+    cut_after(path, offset, tmp_path / "lost" / "events.jsonl")
+    assert read_json_lines(path) == [{"n": 1}]
+    assert (tmp_path / "lost" / "events.jsonl").read_bytes() == b'{"n":2}\n{"n": 3'
+    with pytest.raises(ValueError, match="the checkpoint was made when it had 100"):
+        cut_after(path, 100, tmp_path / "lost" / "more.jsonl")
+
+
+def test_dry_run_allocates_nothing_and_prints_what_follows(plugins: PluginManager) -> None:
+    config = load_run_config("say_yes", plugins, backend="scripted", overrides=["training.groups_per_step=6"])
+    assembly = launch.assemble(config, plugins)
+    assert assembly.backend.rollout_engine is None  # type: ignore[attr-defined]
+    assert json.loads(json.dumps(config.derived()))["rollouts_per_step"] == 48
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.loss=gspo", "algorithm.loss = 'gspo' is not among what backend 'scripted' can do: reinforce"),
+        ("algorithm.aggregation=median", "algorithm.aggregation = 'median' is not among"),
+        ("algorithm.name=grppo", "grpo"),
+        ('requires=["rllm-verl>=9"]', "rllm-verl"),
+    ],
+)
+def test_what_the_backend_cannot_honour_is_refused(plugins: PluginManager, override: str, message: str) -> None:
+    from rllm_core.errors import UserError
+
+    with pytest.raises(UserError) as caught:
+        launch.assemble(load_run_config("say_yes", plugins, backend="scripted", overrides=[override]), plugins)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_colocated_backend_refuses_asynchrony(plugins: PluginManager) -> None:
+    config = load_run_config(
+        "say_yes", plugins, backend="scripted_colocated", overrides=["training.staleness_threshold=1"]
+    )
+    with pytest.raises(ConfigError, match="take turns"):
+        launch.assemble(config, plugins)
