@@ -1,0 +1,66 @@
+# make train     train the starter model on this machine's CPU
+# make test      lint and every test
+# make help      the rest
+#
+# One virtual environment per set of packages that can live together; .venv holds the core and the plugins that run
+# anywhere. A further one (another training stack) is a stamp of its own and a test target of its own in TEST_LANES.
+
+PYTHON ?= python3.11
+VENV := .venv
+PLUGINS := rllm-local rllm-renderers rllm-workflows
+TEST_LANES := test-core
+
+# The tests must not depend on the number of cores, nor on a model hub.
+TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+PIP_QUIETLY := -q --disable-pip-version-check
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help train starter-model test test-fast lint docs-reference clean $(TEST_LANES)
+
+help:
+	@echo "make train           train the starter model with RL on the CPU; the last line is the run folder"
+	@echo "make test            lint and all tests"
+	@echo "make test-fast       the tests that take no more than a few seconds each"
+	@echo "make lint            ruff and mypy"
+	@echo "make starter-model   make the starter model and print its folder"
+	@echo "make docs-reference  write docs/run-file.md from the configuration models"
+	@echo "make clean           remove the environments and caches; runs/ stays"
+
+train: $(VENV)/.installed
+	@$(VENV)/bin/rllm-core train sort --backend local
+
+starter-model: $(VENV)/.installed
+	@$(VENV)/bin/python -m rllm_local.starter
+
+test: lint $(TEST_LANES)
+
+test-core: $(VENV)/.installed
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest
+
+test-fast: $(VENV)/.installed
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -m "not slow and not gpu"
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+docs-reference: $(VENV)/.installed
+	$(VENV)/bin/python docs/generate.py
+
+clean:
+	rm -rf .venv* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Torch goes first and exactly pinned: any other version would bring gigabytes of CUDA along. The environment is made
+# without ensurepip, which some distributions package apart from Python; the pip that is there installs one into it.
+$(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml)
+	@echo "setting up $(VENV) (some minutes the first time)" >&2
+	@$(VENV)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
+	@$(PYTHON) -m pip --python $(VENV)/bin/python install $(PIP_QUIETLY) pip
+	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch hatchling
+	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt --no-build-isolation \
+		-e ".[dev,plots]" $(PLUGINS:%=-e plugins/%)
+	@touch $@
