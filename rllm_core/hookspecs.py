@@ -1,10 +1,15 @@
 """Every hook of rllm-core. The docstring of a spec is its documentation.
 
-Two kinds. **Provider hooks** return records (`rllm_core.providers`) and are asked when something is listed or
-selected. **Event hooks** observe a run: they are called in the driver process only, in the order of the plugins'
-names; an ``async def`` implementation is awaited, a plain one runs in a worker thread, both with a deadline. An
-observer that raises is reported with its name and counted; one that overruns is disabled for the rest of the run.
-Neither ever stops training.
+Two kinds:
+
+* **Provider hooks** return records (`rllm_core.providers`). All of a plugin's are asked together, at most once per
+  process, when something is first listed or selected. They are plain functions. One that raises, or returns anything
+  but an iterable of its record class, marks the whole plugin as broken.
+* **Event hooks** observe a run. They are called in the driver process only, one plugin after another in the order of
+  names, and never twice at a time for one plugin; ``tryfirst`` and ``trylast`` change nothing. An ``async def``
+  implementation is awaited on the event loop, a plain one runs in a worker thread, both with a deadline. What they
+  return is ignored. One that raises is reported with its name and counted; one that overruns is disabled for the rest
+  of the run. Neither ever stops training.
 
 An implementation may leave out arguments it does not need, so specs can grow by new arguments.
 
@@ -55,37 +60,26 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def backends() -> Iterable[Backend]:
     """Training backends this plugin provides, selected by ``backend`` in the run file.
 
-    Called at most once per process, when backends are listed or one is selected. Return records, import nothing
-    heavy: the class behind ``load`` is imported when its name is selected. Raising marks the plugin as broken.
+    Return records, import nothing heavy: the class behind ``load`` is imported when its name is selected.
     """
     return ()
 
 
 @hookspec
 def rollout_engines() -> Iterable[Engine]:
-    """Rollout engines that work without a backend, for ``rllm-core eval --engine``.
-
-    Called at most once per process, when engines are listed or one is selected. Return records, import nothing heavy.
-    """
+    """Rollout engines that work without a backend, for ``rllm-core eval --engine``."""
     return ()
 
 
 @hookspec
 def parsers() -> Iterable[Parser]:
-    """Parsers this plugin provides, selected by ``parser`` in the run file.
-
-    Called at most once per process, when parsers are listed or one is selected. Return records, import nothing heavy.
-    """
+    """Parsers this plugin provides, selected by ``parser`` in the run file."""
     return ()
 
 
 @hookspec
 def workflows() -> Iterable[Workflow]:
-    """Workflows this plugin provides, selected by ``workflow`` in the run file or on the command line.
-
-    Called at most once per process, when workflows are listed or one is selected. Return records, import nothing
-    heavy.
-    """
+    """Workflows this plugin provides, selected by ``workflow`` in the run file or on the command line."""
     return ()
 
 
@@ -93,7 +87,7 @@ def workflows() -> Iterable[Workflow]:
 def trackers() -> Iterable[Tracker]:
     """Metric trackers this plugin provides, selected by ``training.trackers`` in the run file.
 
-    Called at most once per process. A tracker that fails is reported and switched off; it never stops training.
+    A tracker that fails is reported and switched off; it never stops training.
     """
     return ()
 
@@ -102,26 +96,20 @@ def trackers() -> Iterable[Tracker]:
 def advantage_estimators() -> Iterable[AdvantageEstimator]:
     """Advantage estimators this plugin provides, selected by ``algorithm.name`` in the run file.
 
-    Called at most once per process. Their names work exactly as the core's own do.
+    Their names work exactly as the core's own do.
     """
     return ()
 
 
 @hookspec
 def policy_losses() -> Iterable[PolicyLoss]:
-    """Policy losses this plugin provides, selected by ``algorithm.loss``; the backend must be able to run them.
-
-    Called at most once per process.
-    """
+    """Policy losses this plugin provides, selected by ``algorithm.loss``; the backend must be able to run them."""
     return ()
 
 
 @hookspec
 def reward_functions() -> Iterable[RewardFunction]:
-    """Reward functions this plugin provides, which workflows look up by name.
-
-    Called at most once per process.
-    """
+    """Reward functions this plugin provides, which workflows look up by name."""
     return ()
 
 
@@ -129,8 +117,7 @@ def reward_functions() -> Iterable[RewardFunction]:
 def cli_commands() -> Iterable[Command]:
     """Commands to add to ``rllm-core``. A command that cannot be loaded stays in the list and explains itself.
 
-    Called when the command line is asked for a command that is not its own, or for its help. A name that the core
-    already uses is an error that names the plugin.
+    A command with the name of one of the core's own marks its plugin as broken.
     """
     return ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import sys
@@ -35,7 +36,7 @@ CORE_COMMANDS = {
         Command(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
         Command(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
         Command(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
-        Command(name="doctor", load="rllm_core.cli.doctor:doctor", summary="Check this environment."),
+        Command(name="doctor", load="rllm_core.cli.doctor:doctor", summary="Check versions, missing pieces and known-bad combinations."),
     )
 }
 
@@ -111,6 +112,17 @@ class LazyGroup(click.Group):
             )
             return BrokenCommand(cmd_name, PluginError(problem))
         return loaded
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click, but an unknown command comes with the nearest one."""
+        name = args[0]
+        if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "rllm-core --help lists them"
+            raise click.UsageError(f"no such command {name!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by their records, so that help imports no command."""

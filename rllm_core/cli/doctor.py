@@ -124,10 +124,10 @@ KNOWN_BAD = (
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Check this environment: versions, missing pieces, combinations known not to work."""
+    """Check versions, missing pieces and known-bad combinations."""
     versions = installed_versions()
     plugins = session(context).plugins.plugins()
-    problems = [*_plugin_problems(plugins), *_known_bad(versions)]
+    problems = [*_plugin_problems(plugins), *known_bad(versions)]
     if as_json:
         echo_json(
             {
@@ -165,7 +165,8 @@ def _plugin_problems(plugins: list[PluginInfo]) -> list[dict[str, Any]]:
     return list(problems.values())
 
 
-def _known_bad(versions: Mapping[str, str]) -> list[dict[str, Any]]:
+def known_bad(versions: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The known-bad combinations among ``versions`` (by normalised name)."""
     found = []
     for case in KNOWN_BAD:
         if case.applies(versions):

@@ -69,9 +69,7 @@ def manager(candidates: Callable[..., tuple[Candidate, ...]]) -> Callable[..., P
 
 
 @pytest.fixture
-def rllm_core(
-    installed: Callable[..., list[str]], tmp_path: Path
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+def rllm_core(installed: Callable[..., list[str]], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """``rllm_core("plugins", "--json", packages=[...])`` runs the real command line in a process of its own."""
 
     def run(*args: str, packages: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:

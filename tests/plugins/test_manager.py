@@ -45,8 +45,13 @@ def test_providers_are_records_and_their_classes_stay_unimported(manager: Build)
 
 
 def test_a_broken_plugin_is_kept_apart(manager: Build, caplog: pytest.LogCaptureFixture) -> None:
-    plugins = manager("rllm-broken", "rllm-missing", "rllm-exit", "rllm-good", settings=Settings(
-        only=frozenset({"broken", "missing", "exits", "good"})))
+    plugins = manager(
+        "rllm-broken",
+        "rllm-missing",
+        "rllm-exit",
+        "rllm-good",
+        settings=Settings(only=frozenset({"broken", "missing", "exits", "good"})),
+    )
     assert list(plugins.providers(Backend)) == ["good"]
     infos = by_name(plugins)
     assert infos["good"].status == "loaded"
@@ -62,10 +67,12 @@ def test_a_broken_plugin_is_kept_apart(manager: Build, caplog: pytest.LogCapture
 
 def test_selecting_from_a_broken_plugin_chains_its_cause(manager: Build) -> None:
     plugins = manager("rllm-broken", "rllm-good")
-    with pytest.raises(PluginError, match=r"backend 'broken': plugin 'broken' \(rllm-broken 0\.3\) is broken") as caught:
+    with pytest.raises(
+        PluginError, match=r"backend 'broken': plugin 'broken' \(rllm-broken 0\.3\) is broken"
+    ) as caught:
         plugins.select(Backend, "broken")
     assert isinstance(caught.value.__cause__, RuntimeError)
-    with pytest.raises(PluginError, match="not usable: rllm-broken 0.3: RuntimeError"):
+    with pytest.raises(PluginError, match=r"not usable: rllm-broken 0\.3: RuntimeError"):
         plugins.select(Backend, "something-else")
 
 
@@ -162,7 +169,7 @@ def test_unknown_names_list_what_exists_and_suggest(manager: Build) -> None:
     plugins = manager("rllm-good")
     with pytest.raises(PluginError, match=r"no backend named 'goood'; did you mean 'good'\?; installed: good"):
         plugins.select(Backend, "goood")
-    with pytest.raises(PluginError, match="no parser named 'nothing-like-it'; installed: plain$"):
+    with pytest.raises(PluginError, match=r"no parser named 'nothing-like-it'; installed: plain$"):
         plugins.select(Parser, "nothing-like-it")
     with pytest.raises(PluginError, match=r"no backend named 'vrel'; did you mean 'verl'\?"):
         plugins.select(Backend, "vrel")
@@ -310,7 +317,10 @@ def test_a_stale_second_version_is_a_conflict_if_it_differs(
 
 def test_damaged_metadata_is_a_row_and_hides_nothing(installed: Callable[..., list[str]], tmp_path: Path) -> None:
     [site] = installed("rllm-good")
-    for name, content in (("rllm_torn", b"[rllm_core]\ntorn = \xff\xfe"), ("rllm_odd", b"[rllm_core]\nodd name! = x\n")):
+    for name, content in (
+        ("rllm_torn", b"[rllm_core]\ntorn = \xff\xfe"),
+        ("rllm_odd", b"[rllm_core]\nodd name! = x\n"),
+    ):
         folder = tmp_path / f"{name}-3.0.dist-info"
         folder.mkdir()
         (folder / "entry_points.txt").write_bytes(content)
@@ -345,15 +355,22 @@ def test_a_scratch_environment_installed_with_pip_is_discovered(
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     purelib = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, check=True
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     for site in installed("rllm-good", "rllm-broken", "rllm-twin-a", "rllm-twin-b"):
         shutil.copytree(site, purelib, dirs_exist_ok=True)
     host = subprocess.run(
         [sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     Path(purelib, "host.pth").write_text(f"{host}\n{Path(discovery.__file__).parent.parent}\n")
-    run = subprocess.run([python, "-m", "rllm_core", "plugins"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    run = subprocess.run(
+        [python, "-m", "rllm_core", "plugins"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert run.returncode == 0, run.stderr
     assert {"good", "broken", "twin"} <= {line.split()[0] for line in run.stdout.splitlines()}

@@ -51,7 +51,10 @@ async def batch_ends(watching: Observers, *steps: int) -> None:
 def test_observers_are_called_in_the_order_of_plugin_names() -> None:
     heard: list[Any] = []
     watching = observers(
-        ("b", AsyncRecorder(heard, "b")), ("c", Recorder(heard, "c")), ("a", Recorder(heard, "a")), ("d", AsyncRecorder(heard, "d"))
+        ("b", AsyncRecorder(heard, "b")),
+        ("c", Recorder(heard, "c")),
+        ("a", Recorder(heard, "a")),
+        ("d", AsyncRecorder(heard, "d")),
     )
     asyncio.run(batch_ends(watching, 1, 2))
     assert heard == [(name, step) for step in (1, 2) for name in "abcd"]
@@ -130,9 +133,7 @@ def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog
 def test_active_says_whether_anybody_listens(manager: Build) -> None:
     from rllm_core.discovery import Settings
 
-    watching = Observers(
-        manager("rllm-slow", settings=Settings(only=frozenset({"slow-async"}))), deadline_seconds=0.05
-    )
+    watching = Observers(manager("rllm-slow", settings=Settings(only=frozenset({"slow-async"}))), deadline_seconds=0.05)
     assert watching.active("on_batch_end")
     assert not watching.active("on_epoch_start")
     asyncio.run(batch_ends(watching, 1))
@@ -246,7 +247,10 @@ def test_a_hanging_observer_does_not_keep_the_process(
     monkeypatch.setenv("RLLM_PLUGINS", "slow-sync")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert run.stdout == "['slow-sync']\n"
-    assert run.stderr == "plugin 'slow-sync': on_batch_end took longer than 0.1 s; its observers are off for the rest of the run\n"
+    assert (
+        run.stderr
+        == "plugin 'slow-sync': on_batch_end took longer than 0.1 s; its observers are off for the rest of the run\n"
+    )
 
 
 def test_an_event_nobody_hears_starts_nothing_and_an_unknown_one_is_a_bug() -> None:

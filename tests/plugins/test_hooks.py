@@ -1,0 +1,215 @@
+"""Every hook does what its documentation says, and every hook is documented and named here."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm_core import hookimpl, hookspecs, providers
+from rllm_core.observers import Observers
+from rllm_core.plugins import PluginManager
+
+DOCUMENTATION = Path(__file__).parent.parent.parent / "docs" / "hooks.md"
+SPECS: dict[str, Callable[..., Any]] = {
+    name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "rllm_core_spec")
+}
+
+
+def signature(name: str) -> str:
+    return f"{name}({', '.join(inspect.signature(SPECS[name]).parameters)})"
+
+
+def test_the_documentation_has_a_heading_for_every_hook_in_order() -> None:
+    headings = re.findall(r"^### (\w+\(.*\))$", DOCUMENTATION.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert headings == [signature(name) for name in SPECS]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_documentation_says_what_the_spec_says(name: str) -> None:
+    text = " ".join(DOCUMENTATION.read_text(encoding="utf-8").split())
+    section = text.partition(f"### {signature(name)}")[2].partition("###")[0]
+    first = " ".join((inspect.getdoc(SPECS[name]) or "").split("\n\n")[0].split())
+    assert first
+    assert first in section
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_hook_is_named_by_a_test(name: str) -> None:
+    assert f"test_hook_{name}" in globals()
+
+
+def test_every_provider_kind_has_its_hook() -> None:
+    assert {kind.hook for kind in providers.KINDS} == {name for name in SPECS if not name.startswith("on_")}
+
+
+def plugin(name: str, function: Callable[..., object]) -> object:
+    holder = type("Plugin", (), {name: staticmethod(hookimpl(function))})
+    return holder()
+
+
+def provides(kind: type[providers.Provider]) -> None:
+    """A record that the hook returns can be selected by its name, and what it points at is loaded."""
+    record = kind(name="made-up", load="rllm_core.errors:PluginError", summary="Made up.")
+    manager = PluginManager()
+    manager.register(plugin(kind.hook, lambda: [record]), "mine")
+    chosen = manager.select(kind, "made-up")
+    assert chosen.record is record
+    assert chosen.plugin.name == "mine"
+    assert manager.load(chosen).__name__ == "PluginError"
+    for other in providers.KINDS:
+        assert other is kind or "made-up" not in manager.providers(other)
+
+
+def test_hook_backends() -> None:
+    provides(providers.Backend)
+
+
+def test_hook_rollout_engines() -> None:
+    provides(providers.Engine)
+
+
+def test_hook_parsers() -> None:
+    provides(providers.Parser)
+
+
+def test_hook_workflows() -> None:
+    provides(providers.Workflow)
+
+
+def test_hook_trackers() -> None:
+    provides(providers.Tracker)
+
+
+def test_hook_advantage_estimators() -> None:
+    provides(providers.AdvantageEstimator)
+
+
+def test_hook_policy_losses() -> None:
+    provides(providers.PolicyLoss)
+
+
+def test_hook_reward_functions() -> None:
+    provides(providers.RewardFunction)
+
+
+def test_hook_cli_commands() -> None:
+    provides(providers.Command)
+
+
+class Listener:
+    """Observes everything."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, dict[str, Any]]] = []
+
+    @hookimpl
+    def on_train_start(self, state: Any) -> None:
+        self.heard.append(("on_train_start", {"state": state}))
+
+    @hookimpl
+    async def on_train_end(self, state: Any, status: Any) -> None:
+        self.heard.append(("on_train_end", {"state": state, "status": status}))
+
+    @hookimpl
+    def on_epoch_start(self, state: Any, epoch: Any) -> None:
+        self.heard.append(("on_epoch_start", {"state": state, "epoch": epoch}))
+
+    @hookimpl
+    async def on_epoch_end(self, state: Any, epoch: Any) -> None:
+        self.heard.append(("on_epoch_end", {"state": state, "epoch": epoch}))
+
+    @hookimpl
+    def on_batch_start(self, state: Any, step: Any) -> None:
+        self.heard.append(("on_batch_start", {"state": state, "step": step}))
+
+    @hookimpl
+    async def on_batch_end(self, state: Any, step: Any, metrics: Any) -> None:
+        self.heard.append(("on_batch_end", {"state": state, "step": step, "metrics": metrics}))
+
+    @hookimpl
+    def on_validation_start(self, state: Any, step: Any) -> None:
+        self.heard.append(("on_validation_start", {"state": state, "step": step}))
+
+    @hookimpl
+    async def on_validation_end(self, state: Any, step: Any, metrics: Any) -> None:
+        self.heard.append(("on_validation_end", {"state": state, "step": step, "metrics": metrics}))
+
+    @hookimpl
+    def on_episode_finished(self, state: Any, episode: Any) -> None:
+        self.heard.append(("on_episode_finished", {"state": state, "episode": episode}))
+
+    @hookimpl
+    async def on_checkpoint_saved(self, state: Any, step: Any, directory: Any) -> None:
+        self.heard.append(("on_checkpoint_saved", {"state": state, "step": step, "directory": directory}))
+
+    @hookimpl
+    def on_policy_updated(self, update: Any, state: Any) -> None:
+        self.heard.append(("on_policy_updated", {"update": update, "state": state}))
+
+
+def hears(hook: str, **arguments: object) -> None:
+    """The whole of an event reaches its observer, one that asks for less gets that, and no other hook is called."""
+    part = []
+
+    def less(state: object) -> None:
+        part.append(state)
+
+    listener = Listener()
+    manager = PluginManager()
+    manager.register(listener, "all")
+    manager.register(plugin(hook, less), "less")
+    observers = Observers(manager)
+    asyncio.run(observers.notify(hook, **arguments))
+    assert listener.heard == [(hook, arguments)]
+    assert part == [arguments["state"]]
+    assert not observers.failures
+
+
+def test_hook_on_train_start() -> None:
+    hears("on_train_start", state=object())
+
+
+def test_hook_on_train_end() -> None:
+    hears("on_train_end", state=object(), status="completed")
+
+
+def test_hook_on_epoch_start() -> None:
+    hears("on_epoch_start", state=object(), epoch=0)
+
+
+def test_hook_on_epoch_end() -> None:
+    hears("on_epoch_end", state=object(), epoch=0)
+
+
+def test_hook_on_batch_start() -> None:
+    hears("on_batch_start", state=object(), step=1)
+
+
+def test_hook_on_batch_end() -> None:
+    hears("on_batch_end", state=object(), step=1, metrics={"loss": 0.5})
+
+
+def test_hook_on_validation_start() -> None:
+    hears("on_validation_start", state=object(), step=0)
+
+
+def test_hook_on_validation_end() -> None:
+    hears("on_validation_end", state=object(), step=0, metrics={"solved": 0.1})
+
+
+def test_hook_on_episode_finished() -> None:
+    hears("on_episode_finished", state=object(), episode=object())
+
+
+def test_hook_on_checkpoint_saved() -> None:
+    hears("on_checkpoint_saved", state=object(), step=3, directory=Path("checkpoints/step-000003"))
+
+
+def test_hook_on_policy_updated() -> None:
+    hears("on_policy_updated", update=object(), state=object())

@@ -1,0 +1,76 @@
+"""What importing the core and listing plugins may pull in. Each check runs in a fresh interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# The standard library aside: what `import rllm_core` may import, and nothing else.
+ALLOWED_BY_THE_PACKAGE = {"pluggy", "rllm_core"}
+ALLOWED_BY_THE_LISTING = {"click", "importlib_metadata", "lazy_importer", "pluggy", "rllm_core", "zipp"}
+NEVER = {"torch", "transformers", "verl", "vllm", "tinker", "ray", "peft", "renderers", "jax"}
+
+REPORT = """
+import json, sys
+before = set(sys.modules)
+{code}
+new = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(json.dumps(sorted(name for name in new if name not in sys.stdlib_module_names)), file=sys.stderr)
+"""
+
+
+def imported_by(code: str, tmp_path: Path) -> set[str]:
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", REPORT.format(code=code)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    # Editable installs put a finder module of their own into sys.modules.
+    return {name for name in json.loads(run.stderr.splitlines()[-1]) if not name.startswith(("__editable__", "_"))}
+
+
+def command(*args: str) -> str:
+    return f"""from rllm_core.cli import main
+try:
+    main({list(args)})
+except SystemExit as end:
+    assert not end.code
+"""
+
+
+def test_import_of_the_package_is_light(tmp_path: Path) -> None:
+    assert imported_by("import rllm_core", tmp_path) <= ALLOWED_BY_THE_PACKAGE
+
+
+@pytest.mark.parametrize("args", [("plugins",), ("plugins", "--json"), ("--version",), ("plugins", "--help")])
+def test_listing_plugins_is_light(tmp_path: Path, args: tuple[str, ...]) -> None:
+    assert imported_by(command(*args), tmp_path) <= ALLOWED_BY_THE_LISTING
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("--help",), ("backends",), ("engines",), ("parsers",), ("workflows",), ("train", "--help"), ("eval", "--help")],
+)
+def test_finding_providers_never_imports_a_heavy_library(tmp_path: Path, args: tuple[str, ...]) -> None:
+    assert not imported_by(command(*args), tmp_path) & NEVER
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["types", "engine", "parser", "backend", "workflow", "config", "plugins", "observers", "providers", "hookspecs"],
+)
+def test_contracts_never_import_a_heavy_library(tmp_path: Path, module: str) -> None:
+    assert not imported_by(f"import rllm_core.{module}", tmp_path) & NEVER
+
+
+def test_the_report_sees_what_is_imported(tmp_path: Path) -> None:
+    """The checks above would pass for ever if the report were blind."""
+    assert "numpy" in imported_by("import rllm_core.types", tmp_path)
+    assert "rich" in imported_by("import rllm_core, rich", tmp_path)
