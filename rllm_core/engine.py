@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rllm_core.types import (
@@ -17,8 +18,11 @@ from rllm_core.types import (
     Step,
     TerminationReason,
     TokenInput,
+    TokenLog,
     TokenOutput,
+    snapshot,
     starts_with,
+    text_only,
     token_ids,
 )
 
@@ -27,8 +31,9 @@ if TYPE_CHECKING:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in ``[0, 2**63)`` that depends on every part: run, task, rollout, turn."""
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    """A seed in ``[0, 2**63)`` that depends on every part (run, task, rollout, turn), on its type and on the order."""
+    named = repr([part if isinstance(part, str) else int(part) for part in parts])
+    digest = hashlib.blake2b(named.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
@@ -146,7 +151,7 @@ class RolloutEngine(ABC):
         """Join a prompt and what was sampled for it into one answer."""
         if self.parser is None:
             raise EngineError(f"engine {self.name!r} has no parser to read completions with")
-        prompt_ids = token_ids(token_input)  # type: ignore[arg-type]
+        prompt_ids = text_only(token_input, f"engine {self.name!r}")
         parsed = self.parser.parse_completion(token_output.token_ids, prompt_ids=prompt_ids, tools=tools)
         return ModelOutput(
             message=parsed.to_message(),
@@ -158,10 +163,10 @@ class RolloutEngine(ABC):
             newest_weight_version=token_output.newest_weight_version,
         )
 
-    async def wake_up(self) -> None:
+    async def wake_up(self) -> None:  # noqa: B027 - most engines are always awake
         """Make ready to sample (colocated engines load their weights and cache)."""
 
-    async def sleep(self) -> None:
+    async def sleep(self) -> None:  # noqa: B027
         """Give memory back until the next `wake_up`."""
 
 
@@ -174,7 +179,8 @@ class Completer:
     Args:
         engine: The engine to ask.
         sampling_params: Defaults for every turn. Stop tokens come from the engine's parser if none are given.
-        seed: The root of this conversation's seeds; turn ``n`` samples with ``derive_seed(seed, n)``.
+        seed: The root of this conversation's seeds; turn ``n`` samples with ``derive_seed(seed, n)``, also when it
+            is asked again after a failure.
         is_validation: Handed on with every call.
         max_prompt_tokens: Longer prompts end the rollout as ``max_prompt_tokens_exceeded``.
     """
@@ -190,7 +196,7 @@ class Completer:
     ) -> None:
         sampling_params = sampling_params or SamplingParams()
         if not sampling_params.stop_token_ids and engine.parser is not None:
-            stop_ids = engine.parser.get_stop_token_ids()
+            stop_ids = tuple(engine.parser.get_stop_token_ids())
             sampling_params = sampling_params.model_copy(update={"stop_token_ids": stop_ids})
         self.engine = engine
         self.sampling_params = sampling_params
@@ -200,6 +206,8 @@ class Completer:
         self._turns = 0
         self._forks = 0
         self._last: Step | None = None
+        self._tokens = TokenLog()
+        self._is_busy = False
 
     def fork(self) -> Completer:
         """A second conversation in the same rollout (another agent, a judge, a parallel attempt)."""
@@ -228,25 +236,36 @@ class Completer:
             EngineError: If the engine failed.
             Terminated: If the prompt is longer than allowed.
         """
-        view = messages.view() if isinstance(messages, MessageView) else MessageView(messages)
+        with self._one_at_a_time():
+            return await self._complete(messages, tools, self._params(max_response_tokens))
+
+    async def _complete(
+        self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams
+    ) -> Step:
+        view = snapshot(messages, self._last.messages if self._last is not None else MessageView())
         output = await self.engine.get_model_response(
-            view,
-            sampling_params=self._params(max_response_tokens),
-            seed=self._next_seed(),
-            tools=tools,
-            is_validation=self.is_validation,
+            view, sampling_params=params, seed=self._turn_seed(), tools=tools, is_validation=self.is_validation
         )
+        self._check_prompt_length(len(output.prompt_ids))
+        self._check_finish(output.finish_reason)
         segment, reason = 0, None
-        if self._last is not None:
-            segment = self._last.segment
-            before = [*self._last.prompt_ids.tolist(), *self._last.completion_ids.tolist()]
-            if not starts_with(output.prompt_ids, before):
+        if self._last is None:
+            self._tokens = TokenLog(output.prompt_ids)
+        else:
+            segment, known = self._last.segment, len(self._tokens)
+            if starts_with(output.prompt_ids, self._tokens.view(0, known)):
+                self._tokens.extend(output.prompt_ids[known:])
+            else:
                 segment, reason = segment + 1, "prefix_mismatch"
+                self._tokens = TokenLog(output.prompt_ids)
+        cut = len(self._tokens)
+        self._tokens.extend(output.completion_ids)
+        self._turns += 1
         self._last = Step(
             messages=view,
             response=output.message,
-            prompt_ids=output.prompt_ids,
-            completion_ids=output.completion_ids,
+            prompt_ids=self._tokens.view(0, cut),
+            completion_ids=self._tokens.view(cut, len(self._tokens)),
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             weight_version=output.weight_version,
@@ -255,14 +274,38 @@ class Completer:
         )
         return self._last
 
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        if self._is_busy:
+            raise RuntimeError("a completer answers one call at a time: completer.fork() opens another conversation")
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+
+    def _check_prompt_length(self, prompt_tokens: int) -> None:
+        if self.max_prompt_tokens is not None and prompt_tokens > self.max_prompt_tokens:
+            raise Terminated(
+                TerminationReason.MAX_PROMPT_TOKENS,
+                f"the prompt has {prompt_tokens} tokens, {self.max_prompt_tokens} are allowed",
+            )
+
+    def _check_finish(self, finish_reason: FinishReason) -> None:
+        if finish_reason is FinishReason.ABORT:
+            raise EngineError(f"{_label(self.engine)} aborted the request")
+
     def _params(self, max_response_tokens: int | None) -> SamplingParams:
         if max_response_tokens is None or max_response_tokens == self.sampling_params.max_response_tokens:
             return self.sampling_params
         return self.sampling_params.model_copy(update={"max_response_tokens": max_response_tokens})
 
-    def _next_seed(self) -> int:
-        self._turns += 1
-        return derive_seed(self._seed, self._turns)
+    def _turn_seed(self) -> int:
+        return derive_seed(self._seed, self._turns + 1)
+
+
+def _label(engine: RolloutEngine) -> str:
+    return f"engine {getattr(engine, 'name', 'unnamed')!r} ({type(engine).__name__})"
 
 
 class TITOCompleter(Completer):
@@ -289,11 +332,10 @@ class TITOCompleter(Completer):
         max_prompt_tokens: int | None = None,
         source: TokenSource | None = None,
     ) -> None:
-        label = f"{type(engine).__name__} ({getattr(engine, 'name', 'unnamed')})"
         if not engine.supports_token_in_token_out:
-            raise ValueError(f"{label} has no token-in-token-out; use Completer, or another engine")
+            raise ValueError(f"{_label(engine)} has no token-in-token-out; use Completer, or another engine")
         if engine.parser is None:
-            raise ValueError(f"{label} has no parser, which token-in-token-out needs")
+            raise ValueError(f"{_label(engine)} has no parser, which token-in-token-out needs")
         super().__init__(
             engine,
             sampling_params=sampling_params,
@@ -316,34 +358,28 @@ class TITOCompleter(Completer):
             source=self._source,
         )
 
-    async def complete(
-        self,
-        messages: Sequence[MessageLike],
-        *,
-        tools: Sequence[ToolSpec] | None = None,
-        max_response_tokens: int | None = None,
+    async def _complete(
+        self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams
     ) -> Step:
-        """Ask for the next assistant message; see `Completer.complete`."""
-        turn = self.session.next_prompt(messages, tools=tools)
-        params = self._params(max_response_tokens)
-        if self.max_prompt_tokens is not None and len(turn.prompt_ids) > self.max_prompt_tokens:
-            raise Terminated(
-                TerminationReason.MAX_PROMPT_TOKENS,
-                f"the prompt has {len(turn.prompt_ids)} tokens, {self.max_prompt_tokens} are allowed",
+        session = self.session
+        turn = session.next_prompt(messages, tools=tools)
+        try:
+            self._check_prompt_length(len(turn.prompt_ids))
+            output = await self._source.get_token_output_from_token_input(
+                turn.prompt_ids, sampling_params=params, seed=self._turn_seed(), is_validation=self.is_validation
             )
-        output = await self._source.get_token_output_from_token_input(
-            turn.prompt_ids, sampling_params=params, seed=self._next_seed(), is_validation=self.is_validation
-        )
-        if output.finish_reason is FinishReason.ABORT:
-            raise EngineError(f"engine {self.engine.name!r} aborted the request")
-        if len(output.token_ids) == 0:
-            raise EngineError(f"engine {self.engine.name!r} returned an empty completion")
-        self.session.record(output.token_ids)
+            self._check_finish(output.finish_reason)
+            if len(output.token_ids) == 0:
+                raise EngineError(f"{_label(self.engine)} returned an empty completion")
+            session.record(output.token_ids)
+        finally:
+            session.discard()  # after a failure the workflow may ask again, with these messages or with others
+        self._turns += 1
         return Step(
-            messages=self.session.consumed,
-            response=self.session.answer,
+            messages=session.consumed,
+            response=session.answer,
             prompt_ids=turn.prompt_ids,
-            completion_ids=self.session.last_completion_ids,
+            completion_ids=session.last_completion_ids,
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             weight_version=output.weight_version,

@@ -10,21 +10,24 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rllm_core.types import (
     FrozenDict,
+    FrozenList,
     MessageLike,
     MessageView,
     TokenIds,
     TokenLog,
     freeze,
     new_id,
+    snapshot,
     starts_with,
     token_ids,
+    well_formed,
 )
 
 if TYPE_CHECKING:
@@ -86,19 +89,27 @@ class ParsedCompletion(Mapping[str, Any]):
         """The tool calls that can be executed."""
         return tuple(call for call in self.tool_calls if call.status == "ok")
 
-    def to_message(self) -> FrozenDict:
-        """The assistant message to append to the conversation (OpenAI shape, arguments as a JSON string)."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+    def to_message(self, *, turn: int | None = None) -> FrozenDict:
+        """The assistant message to append to the conversation (OpenAI shape, arguments as a JSON string).
+
+        Args:
+            turn: Number of the turn, for ids of calls that have none: templates may print them, and then two runs with
+                one seed need equal ids. Without it the ids are random.
+        """
+        message: dict[str, Any] = {"role": "assistant", "content": well_formed(self.content)}
         if self.reasoning is not None:
-            message["reasoning_content"] = self.reasoning
+            message["reasoning_content"] = well_formed(self.reasoning)
         if self.ok_tool_calls:
             message["tool_calls"] = [
                 {
-                    "id": call.call_id or f"call_{new_id()[:12]}",
+                    "id": call.call_id or ("call_" + (new_id() if turn is None else f"{turn}_{index}")),
                     "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                    "function": {
+                        "name": call.name if call.name is None else well_formed(call.name),
+                        "arguments": json.dumps(call.arguments, default=dict),
+                    },
                 }
-                for call in self.ok_tool_calls
+                for index, call in enumerate(self.ok_tool_calls)
             ]
         return freeze(message)  # type: ignore[no-any-return]
 
@@ -195,7 +206,7 @@ class SegmentBreak(RuntimeError):
         self.reason = reason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Turn:
     """The prompt of one turn: ``prompt_ids`` as a read-only view, and the segment it belongs to."""
 
@@ -214,6 +225,17 @@ class SessionStats:
     breaks: Counter[BreakReason] = field(default_factory=Counter)
 
 
+@dataclass(eq=False)
+class _Pending:
+    """A prompt that waits for its completion; nothing of it is part of the session before that."""
+
+    turn: Turn
+    messages: MessageView
+    tools: FrozenList | None
+    tokens: TokenLog
+    bridged: bool
+
+
 class ParserSession:
     """The token sequence of one conversation; confined to one task.
 
@@ -222,7 +244,8 @@ class ParserSession:
     1. within a segment, ``prompt[k+1]`` starts with ``prompt[k] + completion[k]``, token for token;
     2. otherwise a new segment begins, with a reason and a counter; recorded completions are never altered or lost;
     3. a turn may add ``[tool*, user?]`` after the assistant's message, nothing else;
-    4. `next_prompt` and `record` alternate; the same `next_prompt` twice is the same turn.
+    4. `next_prompt` and `record` alternate; the same `next_prompt` twice is the same turn, and `discard` gives up one
+       that will not be answered.
     """
 
     def __init__(
@@ -235,64 +258,32 @@ class ParserSession:
         self.parser = parser
         self.on_break = on_break
         self.stats = SessionStats()
-        self._tools: Any = freeze(list(tools)) if tools else None
+        self._tools = _frozen_tools(tools)
         self._tokens = TokenLog()
         self._prompt_length = 0
+        self._completion_length = 0
         self._segment = 0
         self._consumed = MessageView()
         self._answer: FrozenDict | None = None
-        self._pending: Turn | None = None
+        self._pending: _Pending | None = None
         self._clean_stop = True
         self._stop_ids = frozenset(parser.get_stop_token_ids())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._pending is not None:  # arrays come out of a pickle writable and as copies
+            tokens = self._pending.tokens
+            self._pending.turn = replace(self._pending.turn, prompt_ids=tokens.view(0, len(tokens)))
 
     @property
     def tools(self) -> Sequence[ToolSpec] | None:
         """The tools the last prompt was rendered with."""
-        return self._tools  # type: ignore[no-any-return]
+        return self._pending.tools if self._pending is not None else self._tools
 
-    def next_prompt(self, messages: Sequence[MessageLike], *, tools: Sequence[ToolSpec] | None = None) -> Turn:
-        """The prompt for ``messages``, continuing the recorded tokens where that is exact.
-
-        Args:
-            messages: The whole conversation so far, ending before the assistant's next message.
-            tools: Replaces the session's tools; None keeps them.
-
-        Raises:
-            SegmentBreak: If the tokens cannot be continued and ``on_break="raise"``.
-            RuntimeError: If the previous prompt's completion has not been recorded.
-        """
-        view = self._snapshot(messages)
-        wanted = freeze(list(tools)) if tools else self._tools
-        if self._pending is not None:
-            if view == self._consumed and wanted == self._tools:
-                return self._pending
-            raise RuntimeError("record() the completion of the previous prompt before asking for another")
-        if self.stats.turns == 0:
-            turn = self._open(view, wanted, None)
-        else:
-            turn = self._continue(view, wanted)
-        self._consumed, self._tools, self._pending = view, wanted, turn
-        return turn
-
-    def record(self, completion_ids: Sequence[int] | TokenIds) -> ParsedCompletion:
-        """Append what was sampled, exactly, and read it.
-
-        Raises:
-            RuntimeError: If there is no prompt to answer.
-        """
-        if self._pending is None:
-            raise RuntimeError("next_prompt() comes before record()")
-        completion = token_ids(completion_ids)
-        start = len(self._tokens)
-        self._tokens.extend(completion)
-        self._clean_stop = self._ends_at_first_stop(completion)
-        parsed = self.parser.parse_completion(
-            self._tokens.view(start, len(self._tokens)), prompt_ids=self._pending.prompt_ids, tools=self._tools
-        )
-        self._answer = parsed.to_message()
-        self._pending = None
-        self.stats.turns += 1
-        return parsed
+    @property
+    def consumed(self) -> MessageView:
+        """The messages of the last prompt."""
+        return self._pending.messages if self._pending is not None else self._consumed
 
     @property
     def answer(self) -> FrozenDict:
@@ -304,56 +295,96 @@ class ParserSession:
     @property
     def last_completion_ids(self) -> TokenIds:
         """The last recorded completion, as a view of the session's tokens."""
-        return self._tokens.view(self._prompt_length, len(self._tokens))
+        if self._answer is None:
+            raise RuntimeError("nothing has been recorded yet")
+        return self._tokens.view(self._prompt_length, self._prompt_length + self._completion_length)
 
-    @property
-    def consumed(self) -> MessageView:
-        """The messages of the last prompt."""
-        return self._consumed
+    def next_prompt(self, messages: Sequence[MessageLike], *, tools: Sequence[ToolSpec] | None = None) -> Turn:
+        """The prompt for ``messages``, continuing the recorded tokens where that is exact.
 
-    def _snapshot(self, messages: Sequence[MessageLike]) -> MessageView:
-        """A view of ``messages`` that shares storage with the last one as far as they agree."""
-        if isinstance(messages, MessageView):
-            return messages.view()
-        known = len(self._consumed)
-        if len(messages) >= known and all(messages[i] == self._consumed[i] for i in range(known)):
-            return self._consumed.extended(messages[known:])
-        return MessageView(messages)
+        Args:
+            messages: The whole conversation so far, ending before the assistant's next message.
+            tools: Replaces the session's tools; None keeps them, an empty list takes them away.
+
+        Raises:
+            SegmentBreak: If the tokens cannot be continued and ``on_break="raise"``; the session stays as it was.
+            RuntimeError: If the completion of another prompt has been neither recorded nor discarded.
+        """
+        view = snapshot(messages, self.consumed)
+        wanted = self._tools if tools is None else _frozen_tools(tools)
+        if self._pending is not None:
+            if view == self._pending.messages and (tools is None or wanted == self._pending.tools):
+                return self._pending.turn
+            raise RuntimeError("record() or discard() the previous prompt before asking for another")
+        self._pending = self._open(view, wanted, None) if self._answer is None else self._continue(view, wanted)
+        return self._pending.turn
+
+    def record(self, completion_ids: Sequence[int] | TokenIds) -> ParsedCompletion:
+        """Append what was sampled, exactly, and read it.
+
+        Raises:
+            RuntimeError: If there is no prompt to answer.
+        """
+        pending = self._pending
+        if pending is None:
+            raise RuntimeError("next_prompt() comes before record()")
+        completion = token_ids(completion_ids)
+        parsed = self.parser.parse_completion(completion, prompt_ids=pending.turn.prompt_ids, tools=pending.tools)
+        self._answer = parsed.to_message(turn=self.stats.turns)
+        self._tokens, self._segment = pending.tokens, pending.turn.segment
+        self._consumed, self._tools = pending.messages, pending.tools
+        self._prompt_length, self._completion_length = len(self._tokens), len(completion)
+        self._tokens.extend(completion)
+        self._clean_stop = self._ends_at_first_stop(completion)
+        self._pending = None
+        self.stats.turns += 1
+        return parsed
+
+    def discard(self) -> None:
+        """Give up the prompt that waits for its completion, if there is one: the session is as it was before it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        if pending.tokens is self._tokens:  # the engine may still hold the longer prompt, so its buffer is left to it
+            self._tokens = TokenLog(self._tokens.view(0, self._prompt_length + self._completion_length))
+        if pending.bridged:
+            self.stats.bridged -= 1
+        else:
+            self.stats.rendered -= 1
+        if pending.turn.break_reason is not None:
+            self.stats.breaks[pending.turn.break_reason] -= 1
 
     def _ends_at_first_stop(self, completion: TokenIds) -> bool:
         """Whether nothing but stop tokens follows the first stop token."""
-        stopped = False
-        for token in completion.tolist():
-            if token in self._stop_ids:
-                stopped = True
-            elif stopped:
-                return False
-        return True
+        sampled = completion.tolist()
+        if self._stop_ids.isdisjoint(sampled[:-1]):
+            return True
+        first = next(position for position, token in enumerate(sampled) if token in self._stop_ids)
+        return self._stop_ids.issuperset(sampled[first:])
 
-    def _continue(self, view: MessageView, tools: Any) -> Turn:
+    def _continue(self, view: MessageView, tools: FrozenList | None) -> _Pending:
         reason, tail = self._compare(view, tools)
         if reason is not None:
             return self._break(view, tools, reason)
         so_far = self._tokens.view(0, len(self._tokens))
-        bridged = self.parser.bridge_to_next_turn(
+        proposed = self.parser.bridge_to_next_turn(
             so_far[: self._prompt_length], so_far[self._prompt_length :], tail, tools=tools
         )
-        if bridged is None:
-            rendered = self.parser.render(view, tools=tools)
-            if not starts_with(rendered, so_far):
-                return self._break(view, tools, BreakReason.BRIDGE_NONE, rendered)
-            self.stats.rendered += 1
-            ids: Sequence[int] = rendered
-        elif starts_with(bridged, so_far):
+        bridged = proposed is not None
+        ids = token_ids(self.parser.render(view, tools=tools) if proposed is None else proposed)
+        if not starts_with(ids, so_far):
+            if bridged:
+                return self._break(view, tools, BreakReason.PREFIX_MISMATCH)
+            return self._break(view, tools, BreakReason.BRIDGE_NONE, ids)
+        if bridged:
             self.stats.bridged += 1
-            ids = bridged
         else:
-            return self._break(view, tools, BreakReason.PREFIX_MISMATCH)
-        self._tokens.extend(token_ids(ids[len(so_far) :]))
-        self._prompt_length = len(self._tokens)
-        return Turn(self._tokens.view(0, self._prompt_length), self._segment, None)
+            self.stats.rendered += 1
+        self._tokens.extend(ids[len(so_far) :])
+        turn = Turn(self._tokens.view(0, len(self._tokens)), self._segment, None)
+        return _Pending(turn, view, tools, self._tokens, bridged)
 
-    def _compare(self, view: MessageView, tools: Any) -> tuple[BreakReason | None, list[FrozenDict]]:
+    def _compare(self, view: MessageView, tools: FrozenList | None) -> tuple[BreakReason | None, list[FrozenDict]]:
         """What the conversation added since the last completion, or why it does not follow from it."""
         known = len(self._consumed)
         if len(view) <= known:
@@ -377,22 +408,31 @@ class ParserSession:
             return BreakReason.TOKENS_AFTER_STOP, tail
         return None, tail
 
-    def _break(self, view: MessageView, tools: Any, reason: BreakReason, rendered: list[int] | None = None) -> Turn:
-        self.stats.breaks[reason] += 1
+    def _break(
+        self, view: MessageView, tools: FrozenList | None, reason: BreakReason, rendered: TokenIds | None = None
+    ) -> _Pending:
         if self.on_break == "raise":
+            self.stats.breaks[reason] += 1
             raise SegmentBreak(reason)
-        self._segment += 1
-        return self._open(view, tools, reason, rendered)
+        pending = self._open(view, tools, reason, rendered)
+        self.stats.breaks[reason] += 1
+        return pending
 
     def _open(
-        self, view: MessageView, tools: Any, reason: BreakReason | None, rendered: list[int] | None = None
-    ) -> Turn:
-        if rendered is None:
-            rendered = self.parser.render(view, tools=tools)
+        self,
+        view: MessageView,
+        tools: FrozenList | None,
+        reason: BreakReason | None,
+        rendered: TokenIds | None = None,
+    ) -> _Pending:
+        tokens = TokenLog(self.parser.render(view, tools=tools) if rendered is None else rendered)
         self.stats.rendered += 1
-        self._tokens = TokenLog(token_ids(rendered))
-        self._prompt_length = len(self._tokens)
-        return Turn(self._tokens.view(0, self._prompt_length), self._segment, reason)
+        segment = self._segment + (reason is not None)
+        return _Pending(Turn(tokens.view(0, len(tokens)), segment, reason), view, tools, tokens, bridged=False)
+
+
+def _frozen_tools(tools: Sequence[ToolSpec] | None) -> FrozenList | None:
+    return freeze(list(tools)) if tools else None
 
 
 def _same_message(left: FrozenDict, right: FrozenDict) -> bool:
@@ -405,17 +445,19 @@ def _canonical(message: FrozenDict) -> dict[str, Any]:
     for alias in ("reasoning", "thinking"):
         if alias in plain:
             plain.setdefault("reasoning_content", plain.pop(alias))
-    if "tool_calls" in plain:
+    if isinstance(plain.get("tool_calls"), list):
         plain["tool_calls"] = [_canonical_call(call) for call in plain["tool_calls"]]
     return plain
 
 
-def _canonical_call(call: Mapping[str, Any]) -> tuple[Any, Any]:
-    function = call.get("function", call)
+def _canonical_call(call: Any) -> Any:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass  # compared as the text it is
     return function.get("name"), arguments

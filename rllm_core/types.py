@@ -2,8 +2,10 @@
 
 Read from small to large:
 
-* a **token id** is an ``int >= 0``; sequences of them are read-only ``int32`` arrays of shape ``(tokens,)``;
-* a **message** is a frozen dictionary (``role``, ``content``, ...); `Messages` is a list of them;
+* a **token id** is an ``int >= 0``; sequences of them are read-only ``int32`` arrays of shape ``(tokens,)``
+  (`rllm_core.tokens`);
+* a **message** is a frozen dictionary (``role``, ``content``, ...); `Messages` is a list of them
+  (`rllm_core.messages`);
 * a **step** is one model call: the exact prompt, the exact completion, their log-probabilities (natural log)
   and the weight version that sampled them;
 * a **trajectory** is the steps of one role in one rollout, with its reward;
@@ -11,328 +13,99 @@ Read from small to large:
 * a **trajectory group** is the trajectories of one task and role, compared with each other by the advantage;
 * a **training sample** is one unbroken segment of a trajectory, ready for a backend.
 
-Everything is validated when it is built and survives ``to_json`` / ``from_json`` without loss.
+Everything is validated when it is built and when a field is assigned, and survives ``to_json`` / ``from_json``,
+pickling and deep copies without loss. Text is Unicode: half a surrogate pair is refused where it would be stored.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+import copy
+import itertools
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
-from typing import Annotated, Any, NoReturn, Self, overload
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
-    PlainValidator,
-    model_serializer,
+    ValidationError,
+    field_serializer,
+    field_validator,
     model_validator,
 )
 
-TokenIds = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
-
-# --------------------------------------------------------------------------------------------------------------------
-# Arrays
-
-
-def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
-    """A read-only ``int32`` array of shape ``(tokens,)``; shares memory with ``value`` where it can.
-
-    Raises:
-        ValueError: If a value is not a whole number between 0 and 2**31 - 1.
-    """
-    array = np.asarray(value)
-    if array.ndim != 1:
-        raise ValueError(f"token ids must be one-dimensional, got shape {array.shape}")
-    if array.size == 0:
-        array = np.empty(0, np.int32)
-    elif array.dtype.kind not in "iu":
-        raise ValueError(f"token ids must be whole numbers, got {array.dtype}")
-    elif int(array.min()) < 0 or int(array.max()) > 2**31 - 1:
-        raise ValueError("token ids must lie between 0 and 2**31 - 1")
-    return _read_only(array.astype(np.int32, copy=False))
-
-
-def _finite_floats(value: Sequence[float] | npt.NDArray[Any], *, what: str) -> Floats:
-    array = np.asarray(value)
-    if array.ndim != 1:
-        raise ValueError(f"{what} must be one-dimensional, got shape {array.shape}")
-    if array.size and array.dtype.kind not in "fiu":
-        raise ValueError(f"{what} must be numbers, got {array.dtype}")
-    array = array.astype(np.float32, copy=False)
-    if not np.isfinite(array).all():
-        raise ValueError(f"{what} must be finite")
-    return _read_only(array)
-
-
-def logprobs(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
-    """A read-only ``float32`` array of natural-log probabilities, each finite and at most 0 (plus rounding)."""
-    array = _finite_floats(value, what="log-probabilities")
-    if array.size and float(array.max()) > 1e-3:
-        raise ValueError(f"log-probabilities must not be positive, got {float(array.max()):.4g}")
-    return array
-
-
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if array.flags.writeable:
-        array = array.view()
-        array.flags.writeable = False
-    return array
-
-
-def _to_list(array: npt.NDArray[Any]) -> list[Any]:
-    return array.tolist()  # type: ignore[no-any-return]
-
-
-TokenIdsField = Annotated[TokenIds, PlainValidator(token_ids), PlainSerializer(_to_list)]
-LogprobsField = Annotated[Floats, PlainValidator(logprobs), PlainSerializer(_to_list)]
-FloatsField = Annotated[
-    Floats, PlainValidator(partial(_finite_floats, what="advantages")), PlainSerializer(_to_list)
-]
-
-
-class TokenLog:
-    """A growing token sequence whose prefixes are handed out as views.
-
-    The prompts of a 100-turn conversation are prefixes of one sequence, so all its steps together cost memory linear
-    in its length. Growing doubles the buffer; views of an outgrown buffer keep at most as much again alive.
-    """
-
-    def __init__(self, tokens: Sequence[int] | TokenIds = ()) -> None:
-        self._buffer = np.empty(max(64, len(tokens)), np.int32)
-        self._length = 0
-        self.extend(tokens)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def extend(self, tokens: Sequence[int] | TokenIds) -> None:
-        """Append tokens; earlier views stay as they are."""
-        end = self._length + len(tokens)
-        if end > len(self._buffer):
-            grown = np.empty(max(end, 2 * len(self._buffer)), np.int32)
-            grown[: self._length] = self._buffer[: self._length]
-            self._buffer = grown
-        self._buffer[self._length : end] = tokens
-        self._length = end
-
-    def view(self, start: int, stop: int) -> TokenIds:
-        """A read-only view of tokens ``[start, stop)``."""
-        if not 0 <= start <= stop <= self._length:
-            raise IndexError(f"[{start}, {stop}) is outside a sequence of {self._length} tokens")
-        return _read_only(self._buffer[start:stop])
-
-
-def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenIds) -> bool:
-    """Whether ``tokens`` begins with ``prefix``, token for token."""
-    return len(prefix) <= len(tokens) and bool(np.array_equal(tokens[: len(prefix)], prefix))
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Messages
-
-
-def _frozen(self: object, *_: object, **__: object) -> NoReturn:
-    raise TypeError(
-        "a message is frozen once it is in a conversation: replace it (messages[i] = {...}) instead of editing it"
-    )
-
-
-class FrozenDict(dict[str, Any]):
-    """A dictionary that can be read, compared and dumped like any other, but not changed."""
-
-    __slots__ = ()
-    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _frozen  # type: ignore[assignment]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (freeze, (dict(self),))
-
-    def __copy__(self) -> dict[str, Any]:
-        return dict(self)
-
-    def __deepcopy__(self, _: object) -> dict[str, Any]:
-        return {key: thaw(value) for key, value in self.items()}
-
-
-class FrozenList(list[Any]):
-    """A list that can be read, compared and dumped like any other, but not changed."""
-
-    __slots__ = ()
-    __setitem__ = __delitem__ = append = extend = insert = pop = remove = clear = sort = reverse = _frozen  # type: ignore[assignment]
-    __iadd__ = __imul__ = _frozen  # type: ignore[assignment]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (freeze, (list(self),))
-
-    def __deepcopy__(self, _: object) -> list[Any]:
-        return [thaw(value) for value in self]
-
-
-def freeze(value: Any) -> Any:
-    """A deep, read-only copy of JSON-like data.
-
-    Raises:
-        ValueError: If the data could not be written as JSON without loss.
-    """
-    if value is None or type(value) in (str, bool, int, FrozenDict, FrozenList):
-        return value
-    if isinstance(value, float):
-        if not np.isfinite(value):
-            raise ValueError(f"{value} cannot be written as JSON")
-        return float(value)
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("keys must be strings")
-        return FrozenDict({key: freeze(item) for key, item in value.items()})
-    if isinstance(value, list | tuple):
-        return FrozenList([freeze(item) for item in value])
-    if isinstance(value, str | int):  # subclasses: enums, numpy is refused below
-        return str(value) if isinstance(value, str) else int(value)
-    raise ValueError(f"{type(value).__name__} is not JSON data (allowed: str, int, float, bool, None, dict, list)")
-
-
-def thaw(value: Any) -> Any:
-    """The inverse of `freeze`: plain dictionaries and lists that may be edited."""
-    if isinstance(value, dict):
-        return {key: thaw(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [thaw(item) for item in value]
-    return value
-
-
-def _json_dict(value: Any) -> FrozenDict:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"expected a dictionary, got {type(value).__name__}")
-    return freeze(value)  # type: ignore[no-any-return]
-
-
-JsonDict = Annotated[FrozenDict, PlainValidator(_json_dict), PlainSerializer(dict)]
-Message = FrozenDict
-MessageLike = Mapping[str, Any]
-
-
-def message(value: MessageLike) -> Message:
-    """Freeze one chat message.
-
-    Raises:
-        ValueError: If it has no ``role``, or its content is neither text, a list of parts, nor ``None``.
-    """
-    if type(value) is FrozenDict and "role" in value:
-        return value
-    if not isinstance(value, Mapping):
-        raise ValueError(f"a message is a dictionary with a role, got {type(value).__name__}")
-    role = value.get("role")
-    if not isinstance(role, str) or not role:
-        raise ValueError(f"a message needs a role such as 'user', got {role!r}")
-    content = value.get("content")
-    if content is not None and not isinstance(content, str | list | tuple):
-        raise ValueError(f"message content must be text, a list of parts or None, got {type(content).__name__}")
-    return freeze(value)  # type: ignore[no-any-return]
-
-
-class MessageView(Sequence[Message]):
-    """A read-only view of the first ``length`` messages of a shared, append-only log."""
-
-    __slots__ = ("_length", "_log")
-
-    def __init__(self, messages: Iterable[MessageLike] = ()) -> None:
-        if isinstance(messages, MessageView):
-            self._log, self._length = messages._log, messages._length
-        else:
-            self._log = [message(m) for m in messages]
-            self._length = len(self._log)
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | list[Message]:
-        if isinstance(index, slice):
-            return [self._log[i] for i in range(*index.indices(self._length))]
-        position = index + self._length if index < 0 else index
-        if not 0 <= position < self._length:
-            raise IndexError(f"message {index} of {self._length}")
-        return self._log[position]
-
-    def __iter__(self) -> Iterator[Message]:
-        for position in range(self._length):
-            yield self._log[position]
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, MessageView) and other._log is self._log and other._length == self._length:
-            return True
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self)!r})"
-
-    def view(self) -> MessageView:
-        """This conversation as it is now, sharing storage: later appends do not show in it."""
-        return MessageView(self)
-
-    def extended(self, messages: Iterable[MessageLike]) -> MessageView:
-        """This conversation plus ``messages``, sharing storage where nothing else has been appended yet."""
-        grown = Messages(self)
-        grown.extend(messages)
-        return grown.view()
-
-
-class Messages(MessageView, MutableSequence[Message]):
-    """A conversation that is as easy as a list of dictionaries, and cheap to remember.
-
-    ``messages.append({"role": "user", "content": "hi"})`` freezes the dictionary and appends it to a shared log;
-    a step holds a view of that log, so what it saw never changes, and n turns cost memory linear in n. Replacing or
-    removing an earlier message copies the log first.
-
-        messages = Messages([{"role": "user", "content": "hi"}])
-        seen = messages.view()
-        messages.append({"role": "assistant", "content": "hello"})
-        assert len(seen) == 1
-    """
-
-    __slots__ = ()
-
-    def insert(self, index: int, value: MessageLike) -> None:
-        """Insert before ``index``; at the end this is an append and copies nothing."""
-        if index >= self._length:
-            if len(self._log) != self._length:  # somebody else went on from here: branch
-                self._log = self._log[: self._length]
-            self._log.append(message(value))
-        else:
-            self._log = self._log[: self._length]
-            self._log.insert(index, message(value))
-        self._length += 1
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        log = self._log[: self._length]
-        log[index] = [message(m) for m in value] if isinstance(index, slice) else message(value)
-        self._log, self._length = log, len(log)
-
-    def __delitem__(self, index: int | slice) -> None:
-        log = self._log[: self._length]
-        del log[index]
-        self._log, self._length = log, len(log)
-
-
-MessageViewField = Annotated[
+from rllm_core.messages import (
+    FrozenDict,
+    FrozenList,
+    JsonDict,
+    Message,
+    MessageLike,
+    Messages,
     MessageView,
-    PlainValidator(lambda value: value.view() if isinstance(value, MessageView) else MessageView(value)),
-    PlainSerializer(lambda view: [dict(m) for m in view]),
-]
+    MessageViewField,
+    freeze,
+    message,
+    snapshot,
+    thaw,
+    well_formed,
+)
+from rllm_core.tokens import (
+    AdvantagesField,
+    Floats,
+    LogprobsField,
+    TokenIds,
+    TokenIdsField,
+    TokenLog,
+    logprobs,
+    starts_with,
+    token_ids,
+)
 
-# --------------------------------------------------------------------------------------------------------------------
-# Records
+__all__ = [
+    "Count",
+    "Episode",
+    "FinishReason",
+    "Floats",
+    "FrozenDict",
+    "FrozenList",
+    "JsonDict",
+    "MediaChunk",
+    "Message",
+    "MessageLike",
+    "MessageView",
+    "Messages",
+    "ModelOutput",
+    "Name",
+    "Record",
+    "Reward",
+    "SamplingParams",
+    "Step",
+    "Task",
+    "TerminationReason",
+    "TokenIds",
+    "TokenInput",
+    "TokenLog",
+    "TokenOutput",
+    "TrainingSample",
+    "Trajectory",
+    "TrajectoryGroup",
+    "freeze",
+    "logprobs",
+    "message",
+    "new_id",
+    "snapshot",
+    "starts_with",
+    "text_only",
+    "thaw",
+    "token_ids",
+    "well_formed",
+]
 
 
 class Record(BaseModel):
@@ -349,19 +122,64 @@ class Record(BaseModel):
         """Read what `to_json` wrote."""
         return cls.model_validate_json(text)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = self.__dict__.get(name)
+        try:
+            super().__setattr__(name, value)
+        except ValidationError:
+            # A check of several fields runs after the value is in place.
+            if name in self.__dict__:
+                self.__dict__[name] = before
+            raise
+
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.model_dump() == other.model_dump()  # type: ignore[attr-defined]
+        if type(self) is not type(other):
+            return NotImplemented
+        return self is other or all(_equal(mine, other.__dict__[name]) for name, mine in self.__dict__.items())
 
-    __hash__ = None  # type: ignore[assignment]
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy that may be assigned to; arrays, messages and JSON data are shared, since they cannot change."""
+        copied = self.model_copy()
+        for name, value in copied.__dict__.items():
+            if type(value) in (list, dict):
+                copied.__dict__[name] = copy.deepcopy(value, memo)
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self).model_validate, (self._fields(),))
+
+    def _fields(self) -> dict[str, Any]:
+        return dict(self.__dict__)
 
 
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, np.ndarray):
+        return isinstance(right, np.ndarray) and np.array_equal(left, right)
+    return bool(left == right)
+
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+Flag = Annotated[bool, Field(strict=True)]
 Reward = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 
+_ids = itertools.count()
+_process = secrets.token_hex(8)
+
+
+def _seed_ids() -> None:
+    global _ids, _process
+    _ids, _process = itertools.count(), secrets.token_hex(8)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_seed_ids)
+
+
 def new_id() -> str:
-    """A fresh opaque id."""
-    return uuid.uuid4().hex
+    """A fresh opaque id: no other call in this process returns it, and other processes' differ by 64 random bits."""
+    return f"{next(_ids):012x}{_process}"
 
 
 class MediaChunk(Record):
@@ -374,7 +192,7 @@ class MediaChunk(Record):
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     kind: Name
-    length_tokens: Annotated[int, Field(ge=1)]
+    length_tokens: Annotated[int, Field(strict=True, ge=1)]
 
 
 TokenInput = Sequence[int | MediaChunk] | TokenIds
@@ -443,17 +261,34 @@ class SamplingParams(Record):
 
     model_config = ConfigDict(frozen=True)
 
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    max_response_tokens: Annotated[int, Field(ge=1)] = 1024
-    stop_token_ids: tuple[int, ...] = ()
+    temperature: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = 1.0
+    top_k: Count = 0
+    max_response_tokens: Annotated[int, Field(strict=True, ge=1)] = 1024
+    stop_token_ids: tuple[Count, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.temperature, self.top_p, self.top_k, self.max_response_tokens, self.stop_token_ids))
 
 
-class TokenOutput(Record):
+class _Sampled(Record):
+    """What `TokenOutput` and `ModelOutput` have in common."""
+
+    logprobs: LogprobsField | None = None
+    finish_reason: FinishReason
+    weight_version: Count
+    newest_weight_version: Count | None = None
+
+    def _check_sampled(self, completion_ids: TokenIds) -> None:
+        if self.logprobs is not None and len(self.logprobs) != len(completion_ids):
+            raise ValueError(f"{len(self.logprobs)} log-probabilities for {len(completion_ids)} tokens")
+        if self.newest_weight_version is not None and self.newest_weight_version < self.weight_version:
+            raise ValueError(
+                f"the newest weight version {self.newest_weight_version} is older than the oldest {self.weight_version}"
+            )
+
+
+class TokenOutput(_Sampled):
     """What an engine sampled, untouched.
 
     Attributes:
@@ -464,33 +299,23 @@ class TokenOutput(Record):
     """
 
     token_ids: TokenIdsField
-    logprobs: LogprobsField | None = None
-    finish_reason: FinishReason
-    weight_version: Annotated[int, Field(ge=0)]
-    newest_weight_version: int | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        if self.logprobs is not None and len(self.logprobs) != len(self.token_ids):
-            raise ValueError(f"{len(self.logprobs)} log-probabilities for {len(self.token_ids)} tokens")
+        self._check_sampled(self.token_ids)
         return self
 
 
-class ModelOutput(Record):
+class ModelOutput(_Sampled):
     """One answer of the model, as tokens and as a message."""
 
     message: JsonDict
     prompt_ids: TokenIdsField
     completion_ids: TokenIdsField
-    logprobs: LogprobsField | None = None
-    finish_reason: FinishReason
-    weight_version: Annotated[int, Field(ge=0)]
-    newest_weight_version: int | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        if self.logprobs is not None and len(self.logprobs) != len(self.completion_ids):
-            raise ValueError(f"{len(self.logprobs)} log-probabilities for {len(self.completion_ids)} tokens")
+        self._check_sampled(self.completion_ids)
         return self
 
 
@@ -516,15 +341,15 @@ class Step(Record):
         reward: What the environment gave for this step; None if it gives rewards per trajectory.
     """
 
-    step_id: str = Field(default_factory=new_id)
+    step_id: Name = Field(default_factory=new_id)
     messages: MessageViewField = Field(default_factory=MessageView)
     response: JsonDict = Field(default_factory=FrozenDict)
     prompt_ids: TokenIdsField
     completion_ids: TokenIdsField
     logprobs: LogprobsField | None = None
     finish_reason: FinishReason = FinishReason.STOP
-    weight_version: Annotated[int, Field(ge=0)] | None = None
-    segment: Annotated[int, Field(ge=0)] = 0
+    weight_version: Count | None = None
+    segment: Count = 0
     break_reason: str | None = None
     reward: Reward | None = None
     metadata: JsonDict = Field(default_factory=FrozenDict)
@@ -556,7 +381,7 @@ class Trajectory(Record):
     role: Name = "agent"
     steps: list[Step] = Field(default_factory=list)
     reward: Reward | None = None
-    trainable: bool = True
+    trainable: Flag = True
     metadata: JsonDict = Field(default_factory=FrozenDict)
 
     @property
@@ -573,47 +398,97 @@ class Trajectory(Record):
             raise ValueError(f"trajectory of role {self.role!r} has no reward, neither its own nor any step's")
         return float(sum(rewards))
 
-    @model_serializer(mode="wrap")
-    def _share_prefixes(self, handler: Any) -> dict[str, Any]:
-        """Write a step that continues its predecessor as the difference, so that files grow linearly too."""
-        data: dict[str, Any] = handler(self)
-        for position in range(len(self.steps) - 1, 0, -1):
-            before, step, written = self.steps[position - 1], self.steps[position], data["steps"][position]
-            carried = len(before.prompt_ids) + len(before.completion_ids)
-            if starts_with(step.prompt_ids, before.prompt_ids) and starts_with(
-                step.prompt_ids[len(before.prompt_ids) :], before.completion_ids
-            ):
-                written["prompt_ids"] = {"continues": True, "new": _to_list(step.prompt_ids[carried:])}
-            shared = len(before.messages)
-            if len(step.messages) >= shared and step.messages[:shared] == before.messages[:]:
-                written["messages"] = {"continues": True, "new": written["messages"][shared:]}
-        return data
+    @field_serializer("steps")
+    def _write_steps(self, steps: list[Step]) -> list[dict[str, Any]]:
+        written = []
+        for step, shared in zip(steps, _shared_prefixes(steps), strict=True):
+            data = step.model_dump(exclude=set(shared))
+            data.update({name: {"continues": True, "new": thaw(list(new))} for name, new in shared.items()})
+            if "prompt_ids" in shared:
+                data["prompt_ids"]["new"] = shared["prompt_ids"].tolist()
+            written.append(data)
+        return written
 
-    @model_validator(mode="before")
+    def _fields(self) -> dict[str, Any]:
+        steps = []
+        for step, shared in zip(self.steps, _shared_prefixes(self.steps), strict=True):
+            steps.append(step._fields() | {name: {"continues": True, "new": new} for name, new in shared.items()})
+        return super()._fields() | {"steps": steps}
+
+    @field_validator("steps", mode="before")
     @classmethod
-    def _restore_prefixes(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not any(isinstance(step, dict) for step in data.get("steps") or ()):
-            return data
-        steps: list[Any] = []
-        tokens, prompt_length, conversation = TokenLog(), 0, Messages()
-        for written in data["steps"]:
-            step = dict(written) if isinstance(written, dict) else dict(written.__dict__)
-            prompt, said = step.get("prompt_ids", ()), step.get("messages", ())
-            if isinstance(prompt, dict):
-                tokens.extend(prompt["new"])
+    def _read_steps(cls, steps: Any) -> Any:
+        if not isinstance(steps, list | tuple) or not any(isinstance(step, dict) for step in steps):
+            return steps
+        return _restored_steps(steps)
+
+
+def _shared_prefixes(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
+    """Per step what its ``prompt_ids`` and ``messages`` add to its predecessor, where they continue it.
+
+    Written and pickled trajectories hold these differences, so that they too grow linearly with the turns.
+    """
+    before: Step | None = None
+    for step in steps:
+        shared: dict[str, Any] = {}
+        if before is not None:
+            if _continues(step.prompt_ids, before):
+                shared["prompt_ids"] = step.prompt_ids[len(before.prompt_ids) + len(before.completion_ids) :]
+            known = len(before.messages)
+            if step.messages[:known] == before.messages[:]:
+                shared["messages"] = step.messages[known:]
+        yield shared
+        before = step
+
+
+def _continues(prompt: TokenIds, before: Step) -> bool:
+    """Whether a prompt begins with the prompt and the completion of the step before it."""
+    cut = len(before.prompt_ids)
+    return starts_with(prompt, before.prompt_ids) and starts_with(prompt[cut:], before.completion_ids)
+
+
+def _restored_steps(steps: Sequence[Any]) -> list[Any]:
+    """Steps as written by `Trajectory`, with whole prompts and conversations that share storage again."""
+    restored: list[Any] = []
+    tokens: TokenLog | None = None
+    said: Messages | None = None
+    for written in steps:
+        step: Any = dict(written) if isinstance(written, dict) else written
+        fields = step if isinstance(step, dict) else step.__dict__ if isinstance(step, Step) else {}
+        if "prompt_ids" in fields and "completion_ids" in fields:
+            if isinstance(fields["prompt_ids"], Mapping):
+                tokens = _gone_on(fields["prompt_ids"], tokens)
             else:
-                tokens = TokenLog(token_ids(prompt))
-            prompt_length = len(tokens)
-            tokens.extend(token_ids(step.get("completion_ids", ())))
-            step["prompt_ids"] = tokens.view(0, prompt_length)
-            step["completion_ids"] = tokens.view(prompt_length, len(tokens))
-            if isinstance(said, dict):
-                conversation.extend(said["new"])
-            else:
-                conversation = Messages(said)
-            step["messages"] = conversation.view()
-            steps.append(step)
-        return {**data, "steps": steps}
+                tokens = TokenLog(fields["prompt_ids"])
+            cut = len(tokens)
+            tokens.extend(fields["completion_ids"])
+            if isinstance(step, dict):
+                step.update(prompt_ids=tokens.view(0, cut), completion_ids=tokens.view(cut, len(tokens)))
+        else:
+            tokens = None
+        messages = fields.get("messages", ())
+        said = _gone_on(messages, said) if isinstance(messages, Mapping) else Messages(messages)
+        if isinstance(step, dict):
+            step["messages"] = said.view()
+        restored.append(step)
+    return restored
+
+
+_Log = TypeVar("_Log", TokenLog, Messages)
+
+
+def _gone_on(written: Mapping[str, Any], log: _Log | None) -> _Log:
+    """``log`` with what a step adds to it."""
+    if set(written) != {"continues", "new"} or written["continues"] is not True:
+        raise ValueError('a step that continues another is written {"continues": true, "new": [...]}')
+    if log is None:
+        raise ValueError("a step cannot continue where no step is before it")
+    log.extend(written["new"])
+    return log
+
+
+def _readable(error: Any) -> Any:
+    return well_formed(error) if isinstance(error, str) else error
 
 
 class Episode(Record):
@@ -629,12 +504,12 @@ class Episode(Record):
 
     task_id: Name
     rollout_id: str = ""
-    rollout_index: Annotated[int, Field(ge=0)] = 0
+    rollout_index: Count = 0
     trajectories: list[Trajectory] = Field(default_factory=list)
     termination_reason: TerminationReason = TerminationReason.DONE
-    is_correct: bool | None = None
-    is_validation: bool = False
-    error: str | None = None
+    is_correct: Flag | None = None
+    is_validation: Flag = False
+    error: Annotated[str | None, BeforeValidator(_readable)] = None
     metrics: dict[str, Reward] = Field(default_factory=dict)
     metadata: JsonDict = Field(default_factory=FrozenDict)
 
@@ -654,12 +529,12 @@ class TrajectoryGroup(Record):
         weight_version: The oldest version that sampled any of its tokens.
     """
 
-    group_id: Annotated[int, Field(ge=0)]
+    group_id: Count
     task_id: Name
     role: Name = "agent"
     trajectories: list[Trajectory]
     rollout_ids: list[str]
-    weight_version: Annotated[int, Field(ge=0)]
+    weight_version: Count
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -682,15 +557,15 @@ class TrainingSample(Record):
         weight_versions: ``(turns,)`` the version that sampled each turn.
     """
 
-    sample_id: str = Field(default_factory=new_id)
-    group_id: Annotated[int, Field(ge=0)]
+    sample_id: Name = Field(default_factory=new_id)
+    group_id: Count
     rollout_id: str
     role: Name = "agent"
     token_ids: TokenIdsField
-    turn_spans: tuple[tuple[int, int], ...]
+    turn_spans: tuple[tuple[Count, Count], ...]
     logprobs: LogprobsField | None
-    advantages: FloatsField
-    weight_versions: tuple[int, ...]
+    advantages: AdvantagesField
+    weight_versions: tuple[Count, ...]
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

@@ -1,0 +1,291 @@
+"""Messages that cannot be changed under those who remember them, and conversations that share their storage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from typing import Annotated, Any, NoReturn, Self, SupportsIndex, overload
+
+from pydantic import PlainSerializer, PlainValidator
+
+MAX_DEPTH = 100
+
+
+def _frozen(self: object, *_: object, **__: object) -> NoReturn:
+    raise TypeError(
+        "this data is frozen, so that steps keep what they saw: replace a message as a whole (messages[i] = {...}), "
+        "or edit a copy (copy.deepcopy(value))"
+    )
+
+
+class FrozenDict(dict[str, Any]):
+    """A dictionary that can be read, compared and dumped like any other, but not changed.
+
+    Copies are ordinary dictionaries: ``dict(frozen)`` and ``frozen | {...}`` one level deep, ``copy.deepcopy(frozen)``
+    all the way down.
+    """
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _frozen
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (freeze, (dict(self),))
+
+    def __copy__(self) -> dict[str, Any]:
+        return dict(self)
+
+    def __deepcopy__(self, _: object) -> dict[str, Any]:
+        return thaw(self)  # type: ignore[no-any-return]
+
+
+class FrozenList(list[Any]):
+    """A list that can be read, compared and dumped like any other, but not changed; copies are ordinary lists."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = append = extend = insert = pop = remove = clear = sort = reverse = _frozen
+    __iadd__ = __imul__ = _frozen
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (freeze, (list(self),))
+
+    def __copy__(self) -> list[Any]:
+        return list(self)
+
+    def __deepcopy__(self, _: object) -> list[Any]:
+        return thaw(self)  # type: ignore[no-any-return]
+
+
+def freeze(value: Any, *, depth: int = 0) -> Any:
+    """A deep, read-only copy of JSON-like data; tuples become lists.
+
+    Raises:
+        ValueError: If the data could not be written as JSON without loss: numbers that are not finite, keys that are
+            not text, half a surrogate pair, more than 100 levels, or other types.
+    """
+    kind = type(value)
+    if kind is str:
+        if not value.isascii() and well_formed(value) != value:
+            raise ValueError(f"{value[:40]!r} holds half a surrogate pair, which is not text (see well_formed)")
+        return value
+    if value is None or kind is bool or kind is int or kind is FrozenDict or kind is FrozenList:
+        return value
+    if depth > MAX_DEPTH:
+        raise ValueError(f"data is nested more than {MAX_DEPTH} levels deep")
+    if kind is float or isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} cannot be written as JSON")
+        return float(value)
+    if kind is dict or isinstance(value, Mapping):
+        frozen = {}
+        for key, item in value.items():
+            if type(key) is not str and not isinstance(key, str):
+                raise ValueError(f"keys must be strings, got {key!r}")
+            frozen[freeze(key)] = freeze(item, depth=depth + 1)
+        return FrozenDict(frozen)
+    if kind is list or isinstance(value, list | tuple):
+        return FrozenList([freeze(item, depth=depth + 1) for item in value])
+    if isinstance(value, str):  # an enumeration's member, say: the text it stands for
+        return freeze(str.__str__(value))
+    if isinstance(value, int):
+        return int(value)
+    raise ValueError(f"{kind.__name__} is not JSON data (allowed: str, int, float, bool, None, dict, list)")
+
+
+def well_formed(text: str) -> str:
+    r"""``text`` with half surrogate pairs, which no tokenizer and no file can hold, spelt out (``\ud800``)."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def thaw(value: Any) -> Any:
+    """The inverse of `freeze`: plain dictionaries and lists that may be edited."""
+    if isinstance(value, dict):
+        return {key: thaw(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [thaw(item) for item in value]
+    return value
+
+
+def _json_dict(value: Any) -> FrozenDict:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected a dictionary, got {type(value).__name__}")
+    return freeze(value)  # type: ignore[no-any-return]
+
+
+JsonDict = Annotated[FrozenDict, PlainValidator(_json_dict), PlainSerializer(thaw)]
+Message = FrozenDict
+MessageLike = Mapping[str, Any]
+
+
+def message(value: MessageLike) -> Message:
+    """Freeze one chat message.
+
+    Raises:
+        ValueError: If it has no ``role``, or its content is neither text, a list of parts, nor ``None``.
+    """
+    if type(value) is not dict and not isinstance(value, Mapping):
+        raise ValueError(f"a message is a dictionary with a role, got {type(value).__name__}")
+    role = value.get("role")
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"a message needs a role such as 'user', got {role!r}")
+    content = value.get("content")
+    if content is not None and not isinstance(content, str | list | tuple):
+        raise ValueError(f"message content must be text, a list of parts or None, got {type(content).__name__}")
+    return freeze(value)  # type: ignore[no-any-return]
+
+
+class MessageView(Sequence[Message]):
+    """A read-only view of the first ``length`` messages of a shared, append-only log."""
+
+    __slots__ = ("_length", "_log")
+
+    _log: list[Message]
+    _length: int
+
+    def __init__(self, messages: Iterable[MessageLike] = ()) -> None:
+        if isinstance(messages, MessageView):
+            self._log, self._length = messages._log, messages._length
+            return
+        if type(messages) is not list and (isinstance(messages, Mapping | str) or not isinstance(messages, Iterable)):
+            raise ValueError(f"a conversation is a list of messages, got {type(messages).__name__}")
+        self._log = [message(m) for m in messages]
+        self._length = len(self._log)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self._log[i] for i in range(*index.indices(self._length))]
+        position = index + self._length if index < 0 else index
+        if not 0 <= position < self._length:
+            raise IndexError(f"message {index} of {self._length}")
+        return self._log[position]
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._log[: self._length])
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, MessageView):
+            if other._log is self._log:
+                return other._length == self._length
+            return other._length == self._length and self[:] == other[:]
+        return self[:] == other if isinstance(other, list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __add__(self, other: Iterable[MessageLike]) -> Messages:
+        joined = Messages(self)
+        for value in other:
+            joined.append(value)
+        return joined
+
+    def __radd__(self, other: Iterable[MessageLike]) -> Messages:
+        return Messages(other) + self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self[:]!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self[:],))
+
+    def __copy__(self) -> MessageView:
+        return type(self)(self)
+
+    def __deepcopy__(self, _: object) -> MessageView:
+        return type(self)(self)  # its messages cannot change
+
+    def view(self) -> MessageView:
+        """This conversation as it is now, sharing storage: later appends do not show in it."""
+        return MessageView(self)
+
+    def extended(self, messages: Iterable[MessageLike]) -> MessageView:
+        """This conversation plus ``messages``, sharing storage where nothing else has been appended yet."""
+        return (self + messages).view()
+
+
+class Messages(MessageView, MutableSequence[Message]):
+    """A conversation that is as easy as a list of dictionaries, and cheap to remember.
+
+    ``messages.append({"role": "user", "content": "hi"})`` freezes the dictionary and appends it to a shared log;
+    a step holds a view of that log, so what it saw never changes, and n turns cost memory linear in n. Replacing or
+    removing an earlier message copies the log first.
+
+        messages = Messages([{"role": "user", "content": "hi"}])
+        seen = messages.view()
+        messages.append({"role": "assistant", "content": "hello"})
+        assert len(seen) == 1
+    """
+
+    __slots__ = ()
+
+    def insert(self, index: SupportsIndex, value: MessageLike) -> None:
+        """Insert before ``index``; at the end this is an append and copies nothing."""
+        position, frozen, log = index.__index__(), message(value), self._log
+        if position < self._length:
+            log = log[: self._length]
+            log.insert(position, frozen)
+        else:
+            if len(log) == self._length:
+                log.append(frozen)
+            # Somebody else may have gone on from here before, or, in another thread, between the last two lines.
+            if log[self._length] is not frozen:
+                log = [*log[: self._length], frozen]
+        self._log = log
+        self._length += 1
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        log = self._log[: self._length]
+        log[index] = [message(m) for m in value] if isinstance(index, slice) else message(value)
+        self._log, self._length = log, len(log)
+
+    def __delitem__(self, index: int | slice) -> None:
+        log = self._log[: self._length]
+        del log[index]
+        self._log, self._length = log, len(log)
+
+    def append(self, value: MessageLike) -> None:
+        """Freeze a message and add it at the end."""
+        self.insert(self._length, value)
+
+    def extend(self, values: Iterable[MessageLike]) -> None:
+        """Append several messages."""
+        for value in list(values):
+            self.append(value)
+
+    def __iadd__(self, values: Iterable[MessageLike]) -> Self:
+        self.extend(values)
+        return self
+
+    def clear(self) -> None:
+        """Remove all messages."""
+        self._log, self._length = [], 0
+
+    def copy(self) -> Messages:
+        """A second conversation that goes on from here, sharing storage up to this point."""
+        return Messages(self)
+
+
+def snapshot(messages: Sequence[MessageLike], previous: MessageView) -> MessageView:
+    """``messages`` as they are now, sharing storage with ``previous`` as far as it is their beginning."""
+    if isinstance(messages, MessageView):
+        if messages._log is previous._log:
+            return messages.view()
+    elif isinstance(messages, Mapping | str) or not isinstance(messages, Sequence):
+        return MessageView(messages)  # which says what is wrong with it
+    known = len(previous)
+    if known and len(messages) >= known and all(messages[i] == previous[i] for i in range(known)):
+        return previous.extended(messages[known:])
+    return MessageView(messages)
+
+
+def _message_view(value: Any) -> MessageView:
+    return MessageView(value)
+
+
+MessageViewField = Annotated[
+    MessageView, PlainValidator(_message_view), PlainSerializer(lambda view: [thaw(m) for m in view])
+]

@@ -1,0 +1,149 @@
+"""Token ids and the numbers that belong to them, as read-only numpy arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import PlainSerializer, PlainValidator
+
+TokenIds = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+_INT32 = np.dtype(np.int32)
+_FLOAT32 = np.dtype(np.float32)
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
+    """A read-only ``int32`` array of shape ``(tokens,)``.
+
+    A read-only ``int32`` array is shared; anything that its owner could still change is copied.
+
+    Raises:
+        ValueError: If a value is not a whole number between 0 and 2**31 - 1.
+    """
+    array = value if type(value) is np.ndarray else np.asarray(value)
+    if array.ndim != 1:
+        raise ValueError(f"token ids must be one-dimensional, got shape {array.shape}")
+    if array.size == 0:
+        return _EMPTY_IDS
+    kind = array.dtype.kind
+    if kind != "i" and kind != "u":
+        raise ValueError(f"token ids must be whole numbers, got {array.dtype}")
+    # argmin and argmax run without the set-up of a reduction, which dominates on arrays as short as a completion.
+    if int(array.item(array.argmin())) < 0:
+        raise ValueError("token ids must lie between 0 and 2**31 - 1")
+    if array.dtype != _INT32:
+        if int(array.item(array.argmax())) > _MAX_TOKEN_ID:
+            raise ValueError("token ids must lie between 0 and 2**31 - 1")
+        array = array.astype(np.int32)
+    return _owned(array)
+
+
+def logprobs(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
+    """A read-only ``float32`` array of natural-log probabilities, each finite and at most 0 (plus rounding)."""
+    array, _, highest = _finite_floats(value, what="log-probabilities")
+    if highest > 1e-3:
+        raise ValueError(f"log-probabilities must not be positive, got {highest:.4g}")
+    return array
+
+
+def advantages(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
+    """A read-only ``float32`` array; one number for all tokens, as most estimators give, is stored once."""
+    array, lowest, highest = _finite_floats(value, what="advantages")
+    if lowest == highest and array.size > 1 and array.strides != (0,):
+        array = np.ndarray(array.shape, np.float32, array[:1].copy(), 0, (0,))
+        array.setflags(write=False)
+    return array
+
+
+def _finite_floats(value: Sequence[float] | npt.NDArray[Any], *, what: str) -> tuple[Floats, float, float]:
+    """The array, its lowest and its highest number (0 and 0 if it is empty)."""
+    array = value if type(value) is np.ndarray else np.asarray(value)
+    if array.ndim != 1:
+        raise ValueError(f"{what} must be one-dimensional, got shape {array.shape}")
+    if array.size == 0:
+        return _EMPTY_FLOATS, 0.0, 0.0
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"{what} must be numbers, got {array.dtype}")
+    if array.dtype != _FLOAT32:
+        with np.errstate(over="ignore"):  # what overflows is reported below
+            array = array.astype(np.float32)
+    # NaN counts as the extreme of both, so these two see every number that is not finite.
+    lowest, highest = array.item(array.argmin()), array.item(array.argmax())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
+        raise ValueError(f"{what} must be finite")
+    return _owned(array), lowest, highest
+
+
+def _owned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.flags.writeable:
+        array = array.copy()
+        array.setflags(write=False)
+    return array
+
+
+def _to_list(array: npt.NDArray[Any]) -> list[Any]:
+    return array.tolist()  # type: ignore[no-any-return]
+
+
+_EMPTY_IDS = np.empty(0, np.int32)
+_EMPTY_IDS.setflags(write=False)
+_EMPTY_FLOATS = np.empty(0, np.float32)
+_EMPTY_FLOATS.setflags(write=False)
+
+TokenIdsField = Annotated[TokenIds, PlainValidator(token_ids), PlainSerializer(_to_list)]
+LogprobsField = Annotated[Floats, PlainValidator(logprobs), PlainSerializer(_to_list)]
+AdvantagesField = Annotated[Floats, PlainValidator(advantages), PlainSerializer(_to_list)]
+
+
+class TokenLog:
+    """A growing token sequence whose prefixes are handed out as views.
+
+    The prompts of a 100-turn conversation are prefixes of one sequence, so all its steps together cost memory linear
+    in its length. Growing doubles the buffer; views of outgrown buffers keep at most as much again alive.
+    """
+
+    __slots__ = ("_buffer", "_length")
+
+    def __init__(self, tokens: Sequence[int] | TokenIds = ()) -> None:
+        self._length = 0
+        self._buffer = _EMPTY_IDS
+        self.extend(tokens)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (TokenLog, (self.view(0, self._length),))
+
+    def extend(self, tokens: Sequence[int] | TokenIds) -> None:
+        """Append tokens; earlier views stay as they are."""
+        new = token_ids(tokens)
+        if not len(new):
+            return
+        end = self._length + len(new)
+        if end > len(self._buffer):
+            grown = np.empty(max(64, end, 2 * len(self._buffer)), np.int32)
+            grown[: self._length] = self._buffer[: self._length]
+            self._buffer = grown
+        self._buffer[self._length : end] = new
+        self._length = end
+
+    def view(self, start: int, stop: int) -> TokenIds:
+        """A read-only view of tokens ``[start, stop)``."""
+        if not 0 <= start <= stop <= self._length:
+            raise IndexError(f"[{start}, {stop}) is outside a sequence of {self._length} tokens")
+        view = self._buffer[start:stop]
+        view.setflags(write=False)
+        return view
+
+
+def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenIds) -> bool:
+    """Whether ``tokens`` begins with ``prefix``, token for token."""
+    length = len(prefix)
+    return length <= len(tokens) and token_ids(tokens[:length]).tobytes() == token_ids(prefix).tobytes()
