@@ -66,13 +66,11 @@ class TrajectoryGroupBuffer:
 
     Args:
         estimator: Runs here, per group, if its scope is ``group``.
-        rollouts_per_group: Rollouts that make a group complete.
         drop_uniform: Filter groups whose rewards are all equal.
     """
 
-    def __init__(self, estimator: AdvantageEstimator, *, rollouts_per_group: int, drop_uniform: bool) -> None:
+    def __init__(self, estimator: AdvantageEstimator, *, drop_uniform: bool) -> None:
         self.estimator = estimator
-        self.rollouts_per_group = rollouts_per_group
         self.drop_uniform = drop_uniform
         self._complete: list[CompleteGroup] = []
         self._waiting: asyncio.Future[None] | None = None

@@ -90,6 +90,12 @@ class SyncCoordinator:
         self.consumed_in_window += groups
         self._changed()
 
+    def on_returned(self, groups: int) -> None:
+        """Groups that training had taken will not be trained by this start of the run."""
+        self.consumed -= groups
+        self.consumed_in_window -= groups
+        self._changed()
+
     def on_synced(self, version: int) -> None:
         """New weights are live; a new window begins with what is outstanding."""
         self.weight_version = version

@@ -32,9 +32,6 @@ class Progress:
     def validated(self, result: ValidationResult) -> None:
         """Validation is done."""
 
-    def saved(self, folder: Path) -> None:
-        """A checkpoint is complete."""
-
     def problem(self, episode: Episode) -> None:
         """A rollout failed."""
 

@@ -123,7 +123,7 @@ class RequestMerger:
                 )
             if len(outputs) != len(merged.futures):
                 raise EngineError(
-                    f"engine {self.engine.name!r} returned {len(outputs)} completions, {len(merged.futures)} were asked for"
+                    f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(merged.futures)}"
                 )
         except asyncio.CancelledError:
             for future in merged.futures:

@@ -145,6 +145,27 @@ def test_asynchronous_run_resumes_without_losing_or_repeating_a_task(tmp_path: P
     assert summary["books"]["cancelled"] == summary["books"]["dispatched"] - STEPS * 16
 
 
+def test_interrupted_in_the_middle_of_a_streamed_step(tmp_path: Path) -> None:
+    """The groups that had been through forward and backward are trained by the next start, once."""
+    run_dir = tmp_path / "run"
+    more = ("-o", "training.groups_per_forward_backward=1", "-o", "rollout.max_concurrent_rollouts=2")
+    process = start(run_dir, *more, backend="scripted")
+    wait_for_checkpoint(run_dir, process, after_step=5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    cancelled = json.loads((run_dir / "summary.json").read_text())["books"]["cancelled"]
+    assert cancelled > 0
+    process = start(run_dir, *more, "--resume", backend="scripted")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    trained = [ordinal for event in events if event["event"] == "step" for ordinal in event["groups"]]
+    assert sorted(trained) == list(range(STEPS * 4))
+    books = json.loads((run_dir / "summary.json").read_text())["books"]
+    assert books["dispatched"] - books["cancelled"] == books["trained"] == STEPS * 16
+
+
 def test_without_a_checkpoint_it_starts_over_and_says_so(run_scripted: Any, tmp_path: Path) -> None:
     def broken(assembly: Any) -> None:
         async def update_policy(step: Any) -> None:

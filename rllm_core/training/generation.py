@@ -1,0 +1,185 @@
+"""The generating half of the loop: dispatches whole groups, and books every rollout that is not trained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rllm_core.config import RunConfig
+from rllm_core.errors import RunError
+from rllm_core.observers import Observers
+from rllm_core.training.books import Books
+from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
+from rllm_core.training.coordinator import SyncCoordinator
+from rllm_core.training.reporting import Reporter
+from rllm_core.training.rollouts import RolloutKey, RolloutRunner
+from rllm_core.training.state import TrainerState
+from rllm_core.training.tasks import TaskStream
+from rllm_core.types import Task
+
+
+class Generation:
+    """Dispatches the task stream, group by group, as the coordinator admits.
+
+    Args:
+        state: Snapshot for hooks.
+        incarnation: Start of the run, part of rollout ids.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        runner: RolloutRunner,
+        stream: TaskStream,
+        coordinator: SyncCoordinator,
+        buffer: TrajectoryGroupBuffer,
+        books: Books,
+        reporter: Reporter,
+        observers: Observers,
+        state: Callable[[], TrainerState],
+        incarnation: int,
+    ) -> None:
+        self.config = config
+        self.runner = runner
+        self.stream = stream
+        self.coordinator = coordinator
+        self.buffer = buffer
+        self.books = books
+        self.reporter = reporter
+        self.observers = observers
+        self.epoch = -1
+        self.groups_since_step = 0
+        self._state = state
+        self._incarnation = incarnation
+        self._next_ordinal = 0
+        self._again: list[int] = []  # outstanding at the checkpoint this start resumed from
+        self._groups: dict[int, asyncio.Task[None]] = {}
+        self._assemblies: dict[int, Assembly] = {}
+
+    async def run(self) -> None:
+        """Dispatch until the run needs no more groups."""
+        while await self.coordinator.admit():
+            ordinal = self._again[0] if self._again else self._next_ordinal
+            epoch = self.stream.epoch(ordinal)
+            if epoch > self.epoch:
+                self.epoch = epoch
+                await self.observers.notify("on_epoch_start", state=self._state(), epoch=epoch)
+                continue  # the place may be gone: a synchronisation can have begun while the hooks ran
+            self._check_attempts()
+            if self._again:
+                self._again.pop(0)
+            else:
+                self._next_ordinal += 1
+            self._dispatch(ordinal)
+            if self.stream.position(ordinal) == len(self.stream.tasks) - 1:
+                await self.observers.notify("on_epoch_end", state=self._state(), epoch=epoch)
+
+    async def cancel(self, reason: str, taken: Sequence[CompleteGroup] = ()) -> None:
+        """Stop everything in flight, empty the buffer, and book both as cancelled; they stay outstanding.
+
+        Args:
+            reason: For the books.
+            taken: Groups of an optimizer step that was begun and not finished; they are treated alike.
+        """
+        self.coordinator.on_returned(len(taken))
+        ordinals = sorted({*self.outstanding_ordinals(), *(item.ordinal for item in taken)})
+        running = list(self._groups.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for _ in range(self.coordinator.in_flight):
+            self.coordinator.on_dropped()
+        self.coordinator.on_discarded(len(self.buffer.discard()))
+        self.books.book("cancelled", reason, self.books.open)
+        self._groups, self._assemblies, self._again = {}, {}, ordinals
+        if ordinals:
+            self.reporter.event("cancel", groups=ordinals, reason=reason)
+
+    def outstanding_ordinals(self) -> list[int]:
+        """Groups of the stream that were dispatched, or are due again, and have not been consumed."""
+        return sorted({*self._assemblies, *self.buffer.ordinals(), *self._again})
+
+    def whereabouts(self) -> str:
+        """Where every rollout is, for a person whose run stands still."""
+        missing = [
+            f"group {a.ordinal} (task {a.task_id}) waits for rollouts "
+            + ", ".join(str(index) for index in range(a.expected) if index not in a.episodes)
+            for a in list(self._assemblies.values())[:20]
+        ]
+        coordinator = self.coordinator
+        return (
+            f"{coordinator.in_flight} groups in flight, {coordinator.buffered} complete, {coordinator.consumed} "
+            "consumed; " + ("; ".join(missing) or "no rollout is running")
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "next_ordinal": self._next_ordinal,
+            "outstanding_ordinals": self.outstanding_ordinals(),
+            "epoch": self.epoch,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From the manifest: what was outstanding is dispatched again, first."""
+        self._next_ordinal = state["next_ordinal"]
+        self._again = list(state["outstanding_ordinals"])
+        self.epoch = state["epoch"]
+
+    def _check_attempts(self) -> None:
+        self.groups_since_step += 1
+        limit = self.config.algorithm.max_group_attempts * self.config.window_quota
+        if self.groups_since_step > limit:
+            raise RunError(
+                f"{limit} groups were generated for one optimizer step and too few survived filtering: "
+                f"{self.books.by_reason()}; see algorithm.filter_uniform_groups and algorithm.max_group_attempts"
+            )
+
+    def _dispatch(self, ordinal: int) -> None:
+        task, size = self.stream[ordinal], self.config.training.rollouts_per_group
+        self.coordinator.on_dispatched()
+        self.books.dispatch(size)
+        self.reporter.event("dispatch", group=ordinal, task=task.task_id, rollouts=size)
+        assembly = Assembly(ordinal, task.task_id, self.stream.epoch(ordinal), size)
+        self._assemblies[ordinal] = assembly
+        self._groups[ordinal] = asyncio.create_task(self._play_group(task, assembly), name=f"group {ordinal}")
+        self._groups[ordinal].add_done_callback(self._group_ended)
+
+    def _group_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.buffer.fail(error)
+
+    async def _play_group(self, task: Task, assembly: Assembly) -> None:
+        """All rollouts of one task, to the buffer or to the books."""
+        async with asyncio.TaskGroup() as rollouts:
+            for index in range(assembly.expected):
+                rollouts.create_task(self._play_rollout(task, assembly, index))
+        outcome = self.buffer.close_group(assembly)
+        del self._assemblies[assembly.ordinal], self._groups[assembly.ordinal]
+        if isinstance(outcome, CompleteGroup):
+            self.reporter.event("complete", group=assembly.ordinal, weight_version=outcome.weight_version)
+            self.buffer.put(outcome)
+            self.coordinator.on_completed()
+            return
+        failed = [episode for episode in assembly.episodes.values() if not episode.trajectories]
+        for episode in failed:
+            self.books.book("failed", episode.termination_reason.value)
+        self.books.book("filtered", outcome.value, assembly.expected - len(failed))
+        self.reporter.event("filter", group=assembly.ordinal, reason=outcome.value)
+        self.coordinator.on_dropped()
+
+    async def _play_rollout(self, task: Task, assembly: Assembly, index: int) -> None:
+        for attempt in range(self.config.rollout.max_attempts):
+            key = RolloutKey("train", assembly.ordinal, index, attempt, self._incarnation)
+            episode = await self.runner.run(task, key)
+            self.coordinator.touch()
+            self.reporter.rollout_finished(episode)
+            if self.observers.active("on_episode_finished"):
+                await self.observers.notify("on_episode_finished", state=self._state(), episode=episode)
+            if not episode.termination_reason.is_failure:
+                break
+            if attempt + 1 < self.config.rollout.max_attempts:
+                self.books.retries += 1
+        assembly.add(episode)

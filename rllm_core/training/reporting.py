@@ -1,0 +1,127 @@
+"""What a run tells: events, metrics, timings, trajectories, and the person watching."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rllm_core.config import RunConfig
+from rllm_core.training.buffer import CompleteGroup
+from rllm_core.training.metrics import CORE_METRICS, MetricsAggregator, Trackers
+from rllm_core.training.progress import Progress
+from rllm_core.training.run_dir import RunDir
+from rllm_core.training.validation import ValidationResult
+from rllm_core.types import Episode, FinishReason, TrainingSample
+
+
+class Reporter:
+    """Writes the lines of a run folder and tells progress display and trackers."""
+
+    def __init__(self, config: RunConfig, run_dir: RunDir, progress: Progress, trackers: Trackers) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.progress = progress
+        self.trackers = trackers
+        self.metrics = MetricsAggregator(CORE_METRICS)
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Append to ``events.jsonl``."""
+        self.run_dir.lines["events"].write({"event": event, **fields})
+
+    def rollout_finished(self, episode: Episode) -> None:
+        """A rollout attempt has ended."""
+        # Written by hand: a run has hundreds of thousands of these lines, of fields that need no escaping.
+        self.run_dir.lines["events"].write_text(
+            f'{{"event":"finish","rollout":"{episode.rollout_id}","reason":"{episode.termination_reason.value}"}}'
+        )
+        if episode.error is not None:
+            self._error(episode)
+            self.progress.problem(episode)
+
+    def trained(
+        self,
+        consumed: Sequence[CompleteGroup],
+        samples: Sequence[TrainingSample],
+        backend_metrics: Mapping[str, float],
+        weight_version: int,
+    ) -> None:
+        """Record the metrics of an optimizer step; ``weight_version`` is the one before it."""
+        record = self.metrics.record
+        record("groups", len(consumed))
+        record("samples", len(samples))
+        for item in consumed:
+            record("staleness_mean", weight_version - item.weight_version)
+            record("staleness_max", weight_version - item.weight_version)
+            for episode in item.episodes:
+                if episode.is_correct is not None:
+                    record("solved", episode.is_correct)
+            for group in item.groups:
+                rewards = [trajectory.total_reward for trajectory in group.trajectories]
+                record("trajectories", len(rewards))
+                record("uniform_groups_share", min(rewards) == max(rewards))
+                record("trajectory_reward_min", min(rewards))
+                record("trajectory_reward_max", max(rewards))
+                for trajectory, reward in zip(group.trajectories, rewards, strict=True):
+                    steps = trajectory.steps
+                    record("reward_mean", reward)
+                    record("turns_mean", len(steps))
+                    record("segment_breaks", sum(step.break_reason is not None for step in steps))
+                    record("response_tokens_mean", sum(len(step.completion_ids) for step in steps))
+                    record("truncated_share", any(step.finish_reason is FinishReason.LENGTH for step in steps))
+        record("sampled_tokens", sum(sample.sampled_tokens for sample in samples))
+        if samples:
+            record("distinct_samples_share", len({s.token_ids.tobytes() for s in samples}) / len(samples))
+        for name, value in backend_metrics.items():
+            self.metrics.declare(name, "last")
+            record(name, value)
+
+    def step(
+        self, step: int, weight_version: int, consumed: Sequence[CompleteGroup], seconds: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Write down an optimizer step.
+
+        Returns:
+            Its metrics.
+        """
+        metrics = {
+            "step": step,
+            "epoch": max(item.epoch for item in consumed),
+            "weight_version": weight_version,
+            **self.metrics.flush(),
+        }
+        rate = metrics["sampled_tokens"] / max(seconds["step_seconds"], 1e-9)
+        timings = {"step": step, **seconds, "tokens_per_second": rate}
+        self.run_dir.lines["metrics"].write(metrics)
+        self.run_dir.lines["timings"].write(timings)
+        self._keep(step, [episode for item in consumed for episode in item.episodes])
+        self.run_dir.flush()
+        self.progress.step(metrics, timings)
+        self.trackers.log(step, {**metrics, **timings})
+        return metrics
+
+    def validated(self, result: ValidationResult, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Write down a validation.
+
+        Returns:
+            Its metrics.
+        """
+        for episode in episodes:
+            if episode.error is not None:
+                self._error(episode)
+        self.event("validation", **result.to_dict())
+        self._keep(result.step, episodes)
+        self.run_dir.flush()
+        self.progress.validated(result)
+        metrics = {key: float(value) for key, value in result.to_dict().items() if value is not None}
+        self.trackers.log(result.step, {f"validation/{key}": value for key, value in metrics.items()})
+        return metrics
+
+    def _error(self, episode: Episode) -> None:
+        self.event("error", rollout=episode.rollout_id, task=episode.task_id, error=episode.error)
+
+    def _keep(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Write some of the episodes whole, evenly spaced."""
+        wanted = min(self.config.training.trajectories_per_step, len(episodes))
+        for number in range(wanted):
+            episode = episodes[number * len(episodes) // wanted]
+            self.run_dir.lines["trajectories"].write_text(f'{{"step":{step},"episode":{episode.to_json()}}}')
