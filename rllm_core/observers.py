@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rllm_core import hookspecs
-from rllm_core.plugins import HookImplementation, PluginManager
+from rllm_core.loading import HookImplementation
+from rllm_core.plugins import PluginManager
 
 logger = logging.getLogger(__name__)
 

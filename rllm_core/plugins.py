@@ -9,23 +9,17 @@ backend_class = plugins.load(chosen)        # imports the class, and with it tor
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
-import inspect
 import logging
-import sys
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-import pluggy
-
-from rllm_core import hookspecs
 from rllm_core.discovery import Candidate, Settings, installed_plugins
 from rllm_core.errors import PluginError
-from rllm_core.providers import KINDS, Backend, Command, Engine, Parser, Provider, Workflow
+from rllm_core.loading import HookImplementation, LoadedHooks, one_line, suggest
+from rllm_core.providers import Backend, Engine, Parser, Provider, Workflow
 
 __all__ = ["PluginError", "PluginInfo", "PluginManager", "Provided", "Status"]
 
@@ -95,15 +89,6 @@ class Provided(Generic[ProviderT]):
         return f"{self.plugin.package}/{self.record.name}"
 
 
-@dataclass(frozen=True)
-class HookImplementation:
-    """One plugin's implementation of an event hook, and the arguments it wants."""
-
-    plugin: str
-    function: Callable[..., object]
-    arguments: tuple[str, ...]
-
-
 class _Plugin:
     """A candidate and what has become of it."""
 
@@ -140,9 +125,7 @@ class PluginManager:
         reserved_commands: Collection[str] = (),
     ) -> None:
         self.settings = settings or Settings()
-        self._reserved_commands = frozenset(reserved_commands)
-        self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
-        self._pluggy.add_hookspecs(hookspecs)
+        self._loaded = LoadedHooks(reserved_commands=reserved_commands, trace=self.settings.trace)
         self._is_loaded = False
         self._strict_error: PluginError | None = None
         candidates = tuple(candidates)
@@ -156,12 +139,10 @@ class PluginManager:
         self._mark_conflicts()
         for source, name in self.settings.unknown(candidates):
             names = sorted({c.name for c in candidates})
-            message = f"{source} names {name!r}, which is not installed; {_suggest(name, names)}"
+            message = f"{source} names {name!r}, which is not installed; {suggest(name, names)}"
             if self.settings.strict:
                 raise PluginError(message)
             logger.warning("%s", message)
-        if self.settings.trace:
-            self._pluggy.add_hookcall_monitoring(_trace_before, _trace_after)
 
     @classmethod
     def from_environment(
@@ -203,7 +184,7 @@ class PluginManager:
         found = [info for info in self.plugins() if _as_candidate(info).is_named(name)]
         if not found:
             names = sorted({info.name for info in self.plugins()})
-            raise PluginError(f"no plugin named {name!r}; {_suggest(name, names)}")
+            raise PluginError(f"no plugin named {name!r}; {suggest(name, names)}")
         return found
 
     def providers(self, kind: type[ProviderT]) -> dict[str, Provided[ProviderT]]:
@@ -264,16 +245,16 @@ class PluginManager:
         target = path if path is not None else provided.record.load
         module_name, _, attributes = target.partition(":")
         try:
-            with self._importing(target):
+            with self._loaded.foreign_code(target):
                 found: Any = importlib.import_module(module_name)
                 for attribute in attributes.split("."):
                     found = getattr(found, attribute)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
             raise PluginError(
                 f"{provided.record.kind} {provided.record.name!r} ({provided.plugin.label}) cannot be loaded from "
-                f"{target}: {_one_line(error)}{self._how_to_mend(provided.plugin, error)}"
+                f"{target}: {one_line(error)}{self._how_to_mend(provided.plugin, error)}"
             ) from error
         return found
 
@@ -295,20 +276,12 @@ class PluginManager:
     def hooks(self, name: str) -> list[str]:
         """The hooks a loaded plugin implements."""
         self._load_enabled()
-        plugin = self._pluggy.get_plugin(name)
-        return sorted(caller.name for caller in self._pluggy.get_hookcallers(plugin) or ()) if plugin else []
+        return self._loaded.hooks(name)
 
     def implementations(self, hook: str) -> list[HookImplementation]:
         """The implementations of an event hook, in the order of the plugins' names."""
         self._load_enabled()
-        caller: pluggy.HookCaller = getattr(self._pluggy.hook, hook)
-        return sorted(
-            (
-                HookImplementation(impl.plugin_name, impl.function, (*impl.argnames, *impl.kwargnames))
-                for impl in caller.get_hookimpls()
-            ),
-            key=lambda implementation: implementation.plugin,
-        )
+        return self._loaded.implementations(hook)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Loading
@@ -341,53 +314,17 @@ class PluginManager:
                 logger.warning("%s", message, exc_info=show)
 
     def _adopt(self, plugin: _Plugin, load: Callable[[], object]) -> None:
-        """Import, register, check and question one plugin; all of it counts, or none."""
-        name = plugin.candidate.name
+        """Let one plugin in, or write down why it cannot be."""
+        c = plugin.candidate
         try:
-            with self._importing(f"plugin {name} = {plugin.candidate.value} ({plugin.candidate.label})"):
-                module = load()
-                self._pluggy.register(module, name)
-                self._check_hooks(module, name)
-                plugin.records = tuple(self._ask(name))
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            if self._pluggy.has_plugin(name):
-                self._pluggy.unregister(name=name)
+            plugin.records = self._loaded.add(c.name, load, f"plugin {c.name} = {c.value} ({c.label})")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plugin that calls sys.exit() is broken, and the process goes on
             plugin.status, plugin.failure = "broken", error
-            plugin.error = _one_line(error) + self._how_to_mend(plugin.info, error)
+            plugin.error = one_line(error) + self._how_to_mend(plugin.info, error)
         else:
             plugin.status = "loaded"
-
-    def _check_hooks(self, module: object, name: str) -> None:
-        callers = self._pluggy.get_hookcallers(module) or []
-        known = [hook for hook in vars(hookspecs) if hasattr(getattr(hookspecs, hook), f"{hookspecs.PROJECT}_spec")]
-        if not callers:
-            raise PluginError(f"it implements no hook; decorate one of {', '.join(known)} with @rllm_core.hookimpl")
-        for caller in callers:
-            for impl in caller.get_hookimpls():
-                if impl.plugin_name != name:
-                    continue
-                if not caller.has_spec() and not impl.optionalhook:
-                    raise PluginError(
-                        f"it implements a hook {caller.name!r}, which does not exist; " + _suggest(caller.name, known)
-                    )
-                if impl.wrapper or impl.hookwrapper:
-                    raise PluginError(f"its {caller.name}() is a hook wrapper; only plain implementations are called")
-
-    def _ask(self, name: str) -> Iterator[Provider]:
-        """Every record of every provider hook of one plugin, checked."""
-        others = [plugin for other, plugin in self._pluggy.list_name_plugin() if other != name]
-        for kind in KINDS:
-            seen: set[str] = set()
-            for answer in self._pluggy.subset_hook_caller(kind.hook, others)():
-                for record in _checked_records(kind, answer):
-                    if record.name in seen:
-                        raise PluginError(f"{kind.hook}() returned two records named {record.name!r}")
-                    if isinstance(record, Command) and record.name in self._reserved_commands:
-                        raise PluginError(f"its command {record.name!r} has the name of one of the core's own")
-                    seen.add(record.name)
-                    yield record
 
     def _provided(self, kind: type[ProviderT]) -> list[Provided[ProviderT]]:
         self._load_enabled()
@@ -412,17 +349,6 @@ class PluginManager:
                     f"{labels} both name a plugin {name!r}, so neither is loaded; uninstall one, "
                     f"or: rllm-core plugins disable {plugin.candidate.qualified}"
                 )
-
-    @contextlib.contextmanager
-    def _importing(self, what: str) -> Iterator[None]:
-        """Foreign code runs in here: what it prints goes to stderr, since stdout may be read by a program."""
-        start = time.perf_counter()
-        with contextlib.redirect_stdout(sys.stderr):
-            try:
-                yield
-            finally:
-                if self.settings.trace:
-                    print(f"[plugins] {what}: {(time.perf_counter() - start) * 1e3:.1f} ms", file=sys.stderr)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Explaining
@@ -469,21 +395,6 @@ class PluginManager:
         return ""
 
 
-def _checked_records(kind: type[ProviderT], answer: object) -> list[ProviderT]:
-    if inspect.iscoroutine(answer):
-        answer.close()
-        raise PluginError(f"{kind.hook}() is async; provider hooks are plain functions")
-    if isinstance(answer, Provider | str) or not isinstance(answer, Iterable):
-        raise PluginError(f"{kind.hook}() returned {answer!r:.80}, not a list of {kind.__name__} records")
-    records = list(answer)
-    for record in records:
-        if not isinstance(record, kind):
-            raise PluginError(
-                f"{kind.hook}() returned {record!r:.80} in its list, which is not a {kind.__name__} record"
-            )
-    return records
-
-
 def _core_candidate() -> Candidate:
     from rllm_core import __version__
 
@@ -492,25 +403,3 @@ def _core_candidate() -> Candidate:
 
 def _as_candidate(info: PluginInfo) -> Candidate:
     return Candidate(info.name, info.package, info.version, info.value)
-
-
-def _suggest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else "known: " + (", ".join(known) or "none")
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    if isinstance(error, PluginError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _trace_before(hook: str, implementations: Sequence[pluggy.HookImpl], arguments: Mapping[str, Any]) -> None:
-    names = ", ".join(implementation.plugin_name for implementation in implementations)
-    print(f"[plugins] {hook}({', '.join(arguments)}) -> {names or 'nobody'}", file=sys.stderr)
-
-
-def _trace_after(outcome: pluggy.Result[Any], hook: str, implementations: object, arguments: object) -> None:
-    shown = outcome.exception or outcome.get_result()
-    print(f"[plugins] {hook} returned {shown!r}", file=sys.stderr)

@@ -23,7 +23,6 @@ from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.plugins import PluginInfo, PluginManager
 from rllm_core.providers import KINDS
 
-DEFAULT_DEADLINE_SECONDS = 30.0
 MAX_CHILDREN = 4
 
 # Modules that take seconds to import: a plugin may need them, its entry module must not.
@@ -64,15 +63,20 @@ class Health:
     load_seconds: float | None = None
 
 
-def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float = DEFAULT_DEADLINE_SECONDS) -> list[Health]:
-    """Probe every ``available`` plugin, a few at a time; the others are passed through."""
-    children = min(MAX_CHILDREN, os.cpu_count() or 1)
-    with ThreadPoolExecutor(children) as pool:
-        return list(pool.map(lambda plugin: probe(plugin, deadline_seconds), plugins))
+def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float) -> list[Health]:
+    """Import every ``available`` plugin in a child process, a few at a time; the others are passed through."""
+    running: set[subprocess.Popen[bytes]] = set()
+    with ThreadPoolExecutor(min(MAX_CHILDREN, os.cpu_count() or 1)) as pool:
+        try:
+            return list(pool.map(lambda plugin: _probe(plugin, deadline_seconds, running), plugins))
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in tuple(running):
+                _end(child)  # Ctrl-C does not reach them: each leads a session of its own
+            raise
 
 
-def probe(plugin: PluginInfo, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS) -> Health:
-    """Import one plugin in a child process; a plugin that is not ``available`` is left alone."""
+def _probe(plugin: PluginInfo, deadline_seconds: float, running: set[subprocess.Popen[bytes]]) -> Health:
     if plugin.status != "available":
         return Health(plugin)
     with tempfile.TemporaryDirectory(prefix="rllm-probe-") as folder:
@@ -87,11 +91,13 @@ def probe(plugin: PluginInfo, deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            running.add(child)
             try:
                 code = child.wait(deadline_seconds)
             except subprocess.TimeoutExpired:
                 return Health(_broken(plugin, f"its import did not end within {deadline_seconds:g} s"))
             finally:
+                running.discard(child)
                 _end(child)
         if not report.exists():
             last = output.read_text(errors="replace").strip().rpartition("\n")[2]

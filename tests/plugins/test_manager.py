@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import importlib_metadata
 import pytest
+from importlib_metadata import EntryPoint
 
-from rllm_core import discovery, hookimpl
+from rllm_core import discovery, hookimpl, loading
 from rllm_core.discovery import Settings, find_plugins
 from rllm_core.errors import PluginError
 from rllm_core.plugins import FIRST_PARTY, PluginInfo, PluginManager
@@ -374,3 +376,13 @@ def test_a_scratch_environment_installed_with_pip_is_discovered(
     )
     assert run.returncode == 0, run.stderr
     assert {"good", "broken", "twin"} <= {line.split()[0] for line in run.stdout.splitlines()}
+
+
+def test_a_slow_import_is_announced_while_it_lasts(
+    manager: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading, "SLOW_IMPORT_SECONDS", 0.05)
+    module = type(sys)("slow_to_come")
+    monkeypatch.setattr(EntryPoint, "load", lambda point: time.sleep(0.3) or module)
+    manager("rllm-good").providers(Backend)
+    assert "still importing plugin good = rllm_good (rllm-good 1.2) after 0.05 s" in caplog.text

@@ -1,0 +1,178 @@
+"""Import one plugin and hold it against the contract of the hooks: it gets in as a whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pluggy
+
+from rllm_core import hookspecs
+from rllm_core.errors import PluginError
+from rllm_core.providers import KINDS, Command, Provider
+
+ProviderT = TypeVar("ProviderT", bound=Provider)
+
+SLOW_IMPORT_SECONDS = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HookImplementation:
+    """One plugin's implementation of an event hook, and the arguments it wants."""
+
+    plugin: str
+    function: Callable[..., object]
+    arguments: tuple[str, ...]
+
+
+class LoadedHooks:
+    """The hooks of every plugin that got in.
+
+    Args:
+        reserved_commands: Names a plugin's command must not take.
+        trace: Whether every import and hook call is printed on stderr.
+    """
+
+    def __init__(self, *, reserved_commands: Collection[str] = (), trace: bool = False) -> None:
+        self._reserved_commands = frozenset(reserved_commands)
+        self._trace = trace
+        self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
+        self._pluggy.add_hookspecs(hookspecs)
+        if trace:
+            self._pluggy.add_hookcall_monitoring(_trace_before, _trace_after)
+
+    def add(self, name: str, load: Callable[[], object], described: str) -> tuple[Provider, ...]:
+        """Import, register, check and question one plugin.
+
+        Args:
+            name: Name of the plugin, not yet taken.
+            load: Imports it and returns the object with the hook implementations.
+            described: What the trace calls it.
+
+        Returns:
+            The records it provides.
+
+        Raises:
+            BaseException: Whatever is wrong with the plugin; then nothing of it is registered.
+        """
+        try:
+            with self.foreign_code(described):
+                plugin = load()
+                self._pluggy.register(plugin, name)
+                self._check_hooks(plugin, name)
+                return tuple(self._ask(name))
+        except BaseException:
+            if self._pluggy.has_plugin(name):
+                self._pluggy.unregister(name=name)
+            raise
+
+    def hooks(self, name: str) -> list[str]:
+        """Names of the hooks a plugin implements."""
+        plugin = self._pluggy.get_plugin(name)
+        return sorted(caller.name for caller in self._pluggy.get_hookcallers(plugin) or ()) if plugin else []
+
+    def implementations(self, hook: str) -> list[HookImplementation]:
+        """The implementations of a hook in the order of the plugins' names; pluggy's own order is that of loading."""
+        caller: pluggy.HookCaller = getattr(self._pluggy.hook, hook)
+        found = [
+            HookImplementation(impl.plugin_name, impl.function, (*impl.argnames, *impl.kwargnames))
+            for impl in caller.get_hookimpls()
+        ]
+        return sorted(found, key=lambda implementation: implementation.plugin)
+
+    @contextlib.contextmanager
+    def foreign_code(self, described: str) -> Iterator[None]:
+        """Plugins' code runs in here.
+
+        What it prints goes to stderr, since stdout may be read by a program; if it takes long, that is said.
+        """
+        start = time.perf_counter()
+        warning = "still importing %s after %g s; rllm-core plugins --load tells which plugins hang"
+        timer = threading.Timer(SLOW_IMPORT_SECONDS, logger.warning, (warning, described, SLOW_IMPORT_SECONDS))
+        timer.daemon = True
+        timer.start()
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        finally:
+            timer.cancel()
+            if self._trace:
+                print(f"[plugins] {described}: {(time.perf_counter() - start) * 1e3:.1f} ms", file=sys.stderr)
+
+    def _check_hooks(self, plugin: object, name: str) -> None:
+        callers = self._pluggy.get_hookcallers(plugin) or []
+        known = [hook for hook, spec in vars(hookspecs).items() if hasattr(spec, f"{hookspecs.PROJECT}_spec")]
+        if not callers:
+            raise PluginError(f"it implements no hook; decorate one of {', '.join(known)} with @rllm_core.hookimpl")
+        for caller in callers:
+            for impl in caller.get_hookimpls():
+                if impl.plugin_name != name:
+                    continue
+                if not caller.has_spec() and not impl.optionalhook:
+                    hint = suggest(caller.name, known)
+                    raise PluginError(f"it implements a hook {caller.name!r}, which does not exist; {hint}")
+                if impl.wrapper or impl.hookwrapper:
+                    raise PluginError(f"its {caller.name}() is a hook wrapper; only plain implementations are called")
+
+    def _ask(self, name: str) -> Iterator[Provider]:
+        """Every record of every provider hook of one plugin, checked."""
+        others = [plugin for other, plugin in self._pluggy.list_name_plugin() if other != name]
+        for kind in KINDS:
+            seen: set[str] = set()
+            for answer in self._pluggy.subset_hook_caller(kind.hook, others)():
+                for record in _checked(kind, answer):
+                    if record.name in seen:
+                        raise PluginError(f"{kind.hook}() returned two records named {record.name!r}")
+                    if isinstance(record, Command) and record.name in self._reserved_commands:
+                        raise PluginError(f"its command {record.name!r} has the name of one of the core's own")
+                    seen.add(record.name)
+                    yield record
+
+
+def _checked(kind: type[ProviderT], answer: object) -> list[ProviderT]:
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise PluginError(f"{kind.hook}() is async; provider hooks are plain functions")
+    if isinstance(answer, Provider | str) or not isinstance(answer, Iterable):
+        raise PluginError(f"{kind.hook}() returned {answer!r:.80}, not a list of {kind.__name__} records")
+    records = list(answer)
+    for record in records:
+        if not isinstance(record, kind):
+            raise PluginError(
+                f"{kind.hook}() returned {record!r:.80} in its list, which is not a {kind.__name__} record"
+            )
+    return records
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """The nearest known name as a question, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else "known: " + (", ".join(known) or "none")
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line of text."""
+    text = " ".join(str(error).split())
+    if isinstance(error, PluginError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _trace_before(hook: str, implementations: Sequence[pluggy.HookImpl], arguments: Mapping[str, Any]) -> None:
+    names = ", ".join(implementation.plugin_name for implementation in implementations)
+    print(f"[plugins] {hook}({', '.join(arguments)}) -> {names or 'nobody'}", file=sys.stderr)
+
+
+def _trace_after(outcome: pluggy.Result[Any], hook: str, implementations: object, arguments: object) -> None:
+    shown = outcome.exception or outcome.get_result()
+    print(f"[plugins] {hook} returned {shown!r}", file=sys.stderr)
