@@ -1,0 +1,25 @@
+"""rllm-local: backend ``local``, which trains and samples with torch in this process.
+
+Importing this imports no torch: the classes behind the records are loaded when they are selected.
+"""
+
+from rllm_core import hookimpl
+from rllm_core.providers import Backend
+
+__all__ = ["__version__", "backends"]
+
+__version__ = "0.1.0"
+
+
+@hookimpl
+def backends() -> list[Backend]:
+    """The embedded backend."""
+    return [
+        Backend(
+            name="local",
+            load="rllm_local.backend:LocalBackend",
+            summary="transformers + torch in this process: one GPU or the CPU, full or LoRA.",
+            config="rllm_local.config:LocalConfig",
+            default_parser="chat_template",
+        )
+    ]

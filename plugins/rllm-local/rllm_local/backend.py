@@ -1,0 +1,238 @@
+"""Backend ``local``: a transformers causal LM, trained and sampled with torch in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from rllm_core import providers
+from rllm_core.algorithms.torch_losses import POLICY_LOSSES, PolicyLoss
+from rllm_core.backend import (
+    BackendProtocol,
+    Capabilities,
+    OptimizerStep,
+    Policy,
+    PolicyUpdate,
+    UpdateResult,
+)
+from rllm_core.config import ConfigError, RunConfig
+from rllm_core.errors import RunError
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+from rllm_core.types import Floats, TrainingSample
+from transformers import PreTrainedModel
+
+from rllm_local import checkpoint
+from rllm_local.config import LocalConfig
+from rllm_local.engine import LocalEngine
+from rllm_local.model import (
+    TorchSettings,
+    device_of,
+    load_model,
+    make_decoder,
+    settings_for,
+    use_matching_attention,
+)
+from rllm_local.starter import starter_model
+from rllm_local.training import AGGREGATIONS, LocalBatch, Trainer
+
+ResultT = TypeVar("ResultT")
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class LocalBackend(BackendProtocol[LocalBatch]):
+    """Trains in this process; see `rllm_local.training` for the training path and `rllm_local.sampler` for sampling.
+
+    Everything that uses torch runs in one worker thread, so batches, passes and weight updates never overlap and the
+    event loop stays free.
+    """
+
+    name: ClassVar[str] = "local"
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.local: LocalConfig = config.plugins.get("local") or LocalConfig()
+        self.step = 0
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="rllm-local")
+        self._settings_before: TorchSettings | None = None
+        self._engine: LocalEngine | None = None
+        self._trainer: Trainer | None = None
+        self._reference: Trainer | None = None
+
+    @classmethod
+    def capabilities(cls, config: RunConfig) -> Capabilities:
+        """See `BackendProtocol.capabilities`; a policy loss of a plugin counts once it is selected."""
+        losses = set(POLICY_LOSSES)
+        if config.algorithm.loss not in losses:
+            losses |= set(PluginManager.from_environment().providers(providers.PolicyLoss))
+        return Capabilities(
+            losses=frozenset(losses),
+            aggregations=frozenset(AGGREGATIONS),
+            policies=frozenset({"current", "proximal", "reference"}),
+            entropy_bonus=True,
+            lora=True,
+            full=True,
+            colocated=True,
+            streaming=True,
+            deferred_normalisation=True,
+            deterministic=True,
+        )
+
+    def validate_config(self) -> list[str]:
+        """See `BackendProtocol.validate_config`."""
+        device_of(self.local)
+        if self.local.lora is not None and importlib.util.find_spec("peft") is None:
+            raise ConfigError("[local.lora] needs peft: pip install 'rllm-local[lora]'")
+        path = self.config.model.path
+        if not path:
+            return []
+        if Path(path).is_dir():
+            if not (Path(path) / "config.json").is_file():
+                raise ConfigError(f"model.path = {path!r} is not a model folder: it has no config.json")
+            return []
+        if HUB_NAME.fullmatch(path):
+            return [f"model.path = {path!r}: no such folder, so it is taken for a hub name and downloaded"]
+        raise ConfigError(f"model.path = {path!r}: there is no such folder, and it is no hub name (owner/model)")
+
+    def model_path(self) -> str:
+        """``model.path``, or the starter model, which is made on first use."""
+        return self.config.model.path or str(starter_model(self.local.starter_seed))
+
+    async def init_rollout_engine(self, parser: BaseParser) -> LocalEngine:
+        """See `BackendProtocol.init_rollout_engine`."""
+        self._engine = await self._in_worker(self._allocate, parser)
+        return self._engine
+
+    def _allocate(self, parser: BaseParser) -> LocalEngine:
+        self._settings_before = TorchSettings.current()
+        model = load_model(self.model_path(), self.local)
+        settings = settings_for(model, self.local)
+        settings.apply()
+        use_matching_attention(model, settings.matmul_precision)
+        self._trainer = self._trainer_for(model)
+        text_config: Any = model.config.get_text_config()
+        shares_weights = self.config.training.trigger_parameter_sync_step == 1
+        return LocalEngine(
+            make_decoder(model, self.local, shares_weights=shares_weights),
+            parser,
+            self._worker,
+            device=model.device,
+            vocabulary_size=model.get_input_embeddings().weight.shape[0],  # type: ignore[union-attr, index]
+            max_model_tokens=text_config.max_position_embeddings,
+            max_batch_rows=self.local.max_batch_rows,
+        )
+
+    def _trainer_for(self, model: PreTrainedModel) -> Trainer:
+        half = self.local.dtype == "bfloat16"
+        return Trainer(
+            model=model,
+            loss=self._policy_loss(),
+            aggregation=self.config.algorithm.aggregation,
+            temperature=self.config.rollout.temperature,
+            optimizer_config=self.config.optimizer,
+            share_prefixes=self.local.packing == "prefix",
+            max_batch_tokens=self.local.max_batch_tokens,
+            autocast_dtype=torch.bfloat16 if half else None,
+        )
+
+    def _policy_loss(self) -> PolicyLoss:
+        name = self.config.algorithm.loss
+        if name in POLICY_LOSSES:
+            return POLICY_LOSSES[name](self.config.algorithm)
+        plugins = PluginManager.from_environment()
+        loss_class: type[PolicyLoss] = plugins.load(plugins.select(providers.PolicyLoss, name))
+        return loss_class(self.config.algorithm)
+
+    def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> LocalBatch:
+        """See `BackendProtocol.transform_to_backend_batch`."""
+        return self._allocated().batch(samples, skip_zero_advantages=self._entropy_coefficient() == 0)
+
+    async def process_backend_batch(self, batch: LocalBatch) -> None:
+        """See `BackendProtocol.process_backend_batch`."""
+        await self._in_worker(self._allocated().forward_backward, batch, self._entropy_coefficient())
+
+    async def update_policy(self, step: OptimizerStep) -> UpdateResult:
+        """See `BackendProtocol.update_policy`."""
+        metrics = await self._in_worker(self._allocated().step, step)
+        self.step = step.step
+        return UpdateResult(metrics)
+
+    def _entropy_coefficient(self) -> float:
+        """The bonus of the step in progress, linear from the first step to the last."""
+        algorithm, steps = self.config.algorithm, self.config.training.steps
+        first, last = algorithm.entropy_coefficient, algorithm.entropy_coefficient_final
+        if last is None or steps <= 1:
+            return first
+        return first + (last - first) * min(1.0, self.step / (steps - 1))
+
+    async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
+        """See `BackendProtocol.compute_logprobs`.
+
+        Weights change in `update_policy` only, so the proximal policy is the current one until then. The reference is
+        the model the run began with: without the adapters, or loaded a second time when first asked for.
+        """
+        return await self._in_worker(self._logprobs, samples, policy)
+
+    def _logprobs(self, samples: Sequence[TrainingSample], policy: Policy) -> list[Floats]:
+        trainer = self._allocated()
+        if policy != "reference":
+            return trainer.logprobs(samples)
+        if self.local.lora is not None:
+            trainer.model.disable_adapters()
+            try:
+                return trainer.logprobs(samples)
+            finally:
+                trainer.model.enable_adapters()
+        if self._reference is None:
+            model = load_model(self.model_path(), self.local)
+            model.set_attn_implementation(trainer.model.config._attn_implementation)
+            self._reference = self._trainer_for(model)
+        return self._reference.logprobs(samples)
+
+    async def on_policy_updated(self, update: PolicyUpdate) -> None:
+        """See `BackendProtocol.on_policy_updated`."""
+        trainer = self._allocated()
+        assert self._engine is not None
+        await self._in_worker(self._engine.load_weights, trainer.model, update.version)
+
+    async def save_checkpoint(self, directory: Path) -> None:
+        """See `BackendProtocol.save_checkpoint`; the folder can be loaded by transformers as it is."""
+        trainer = self._allocated()
+        await self._in_worker(
+            checkpoint.save, directory, trainer.model, trainer.optimizer, trainer.parameters, self.model_path()
+        )
+
+    async def load_checkpoint(self, directory: Path) -> None:
+        """See `BackendProtocol.load_checkpoint`."""
+        trainer = self._allocated()
+        await self._in_worker(checkpoint.load, directory, trainer.model, trainer.optimizer, trainer.parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `BackendProtocol.state_dict`."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `BackendProtocol.load_state_dict`."""
+        self.step = int(state["step"])
+
+    async def shutdown(self) -> None:
+        """See `BackendProtocol.shutdown`."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._engine = self._trainer = self._reference = None
+        if self._settings_before is not None:
+            self._settings_before.apply()
+
+    def _allocated(self) -> Trainer:
+        if self._trainer is None:
+            raise RunError("backend 'local' has not been initialised")
+        return self._trainer
+
+    async def _in_worker(self, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)

@@ -1,0 +1,69 @@
+"""Checkpoints: an ordinary Hugging Face folder, and the optimizer's state beside it. No pickle anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rllm_core.errors import RunError
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from rllm_local.model import no_progress_bars
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+
+def save(
+    directory: Path,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, torch.nn.Parameter],
+    tokenizer_path: str,
+) -> None:
+    """Write weights (or adapters) and tokenizer, loadable by transformers, and the optimizer's moments by name."""
+    with no_progress_bars():
+        model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(tokenizer_path).save_pretrained(directory)
+    moments: dict[str, torch.Tensor] = {}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state[parameter].items():
+            moments[f"{key}.{name}"] = value.contiguous()
+    save_file(moments, directory / OPTIMIZER_FILE)
+
+
+def load(
+    directory: Path,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, torch.nn.Parameter],
+) -> None:
+    """Read what `save` wrote, bit for bit.
+
+    Raises:
+        RunError: If the weights are those of another model.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        if file.name != OPTIMIZER_FILE:
+            weights |= load_file(file)
+    own = {name.removeprefix("base_model.model."): value for name, value in weights.items()}
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            saved = own.get(name)
+            if saved is None:
+                saved = own.get(name.replace(".default.", "."))  # peft leaves the adapter's name out
+            if saved is None or saved.shape != parameter.shape:
+                raise RunError(f"checkpoint {directory} is of another model: {name} is missing or has another shape")
+            parameter.copy_(saved)
+    state: dict[str, Any] = load_file(directory / OPTIMIZER_FILE)
+    optimizer.state.clear()
+    for name, parameter in parameters.items():
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            saved = state.get(f"{key}.{name}")
+            if saved is not None:
+                optimizer.state[parameter][key] = saved.to(parameter.device)

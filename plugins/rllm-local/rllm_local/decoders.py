@@ -1,0 +1,335 @@
+"""The forward passes a sampler decodes with: a fused one for dense Llama-like models, and transformers' own for the rest.
+
+Both prefill a left-padded batch of prompts, then take one token per row and step; the key-value cache can be indexed
+by row, which is how a group shares its prompt and how finished rows leave the batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from transformers import DynamicCache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+FUSED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+FUSED_TOLERANCE = 1e-4
+
+
+class Decoder(Protocol):
+    """A forward pass with a key-value cache."""
+
+    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        """Forget everything, read ``prompts`` and return the logits behind them.
+
+        Args:
+            prompts: ``(rows, tokens)``, padded on the left.
+            padding: ``(rows,)`` how many positions of each row are padding.
+
+        Returns:
+            ``(rows, vocabulary)`` in float32.
+        """
+        ...
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Replace the cache's rows by ``cache[rows]``; rows may repeat or be left out."""
+        ...
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Read one more token per row, ``(rows,)``, and return logits ``(rows, vocabulary)`` in float32."""
+        ...
+
+    def sync(self, model: PreTrainedModel) -> None:
+        """Take over the weights of ``model``, which decoding uses from now on."""
+        ...
+
+
+class TransformersDecoder:
+    """Any causal LM that transformers can run, adapters included.
+
+    Args:
+        model: The model that is trained.
+        shared: Whether to decode with that very module. Otherwise a copy is kept, so that weights can be trained
+            further while older ones are still sampled from.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, shared: bool) -> None:
+        self._shared = shared
+        self._model = model if shared else copy.deepcopy(model).requires_grad_(False)
+        self._cache = DynamicCache(config=model.config)
+        self._attention_mask = torch.empty(0)
+
+    def sync(self, model: PreTrainedModel) -> None:
+        """See `Decoder`."""
+        if not self._shared:
+            self._model.load_state_dict(model.state_dict())
+
+    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        """See `Decoder`."""
+        self._cache = DynamicCache(config=self._model.config)
+        columns = torch.arange(prompts.shape[1], device=prompts.device)
+        self._attention_mask = (columns >= padding[:, None]).long()
+        positions = (columns - padding[:, None]).clamp_(min=0)
+        return self._forward(prompts, positions)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """See `Decoder`."""
+        self._cache.batch_select_indices(rows)
+        self._attention_mask = self._attention_mask[rows]
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See `Decoder`."""
+        positions = self._attention_mask.sum(1, keepdim=True)
+        self._attention_mask = torch.cat([self._attention_mask, torch.ones_like(positions)], 1)
+        return self._forward(tokens[:, None], positions)
+
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        output = self._model(
+            input_ids=tokens,
+            attention_mask=self._attention_mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = output.logits[:, -1].float()
+        return logits
+
+
+class FusedDecoder:
+    """Dense Llama, Qwen2 and Qwen3 models with few, large operations; a snapshot of their weights.
+
+    What is fused: q, k and v in one product, gate and up in one; the norms' gains and the attention scale are folded
+    into the weights behind them; the two halves that rotary embeddings pair are interleaved, so that rotating
+    queries and keys is one complex product. Adapters are merged.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        config: Any = model.config
+        self._dtype = dtype
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._epsilon: float = config.rms_norm_eps
+        self._rotary = copy.deepcopy(model.get_decoder().rotary_emb)
+        self._rotations = torch.empty(0)
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+        self._length = 0
+        self._padding: torch.Tensor | None = None
+        self._bias: torch.Tensor | None = None
+        self.sync(model)
+
+    @staticmethod
+    def supports(model: PreTrainedModel) -> bool:
+        """Whether the architecture is one this class knows; `agrees_with` then checks the numbers."""
+        config: Any = model.config
+        rope = getattr(config, "rope_parameters", None) or {}
+        return (
+            config.model_type in FUSED_MODEL_TYPES
+            and config.hidden_act == "silu"
+            and rope.get("rope_type", "default") in FUSED_ROPE_TYPES
+            and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
+        )
+
+    def agrees_with(self, reference: Decoder, vocabulary_size: int) -> bool:
+        """Whether both give the same logits for a probe, padded prefill and decoding alike."""
+        device = self._embedding.device
+        prompts = torch.arange(10, device=device).view(2, 5) * 7919 % vocabulary_size
+        padding = torch.tensor([0, 2], device=device)
+        mine, theirs = [], []
+        for decoder, logits in ((self, mine), (reference, theirs)):
+            logits.append(decoder.prefill(prompts, padding))
+            decoder.select(torch.tensor([1, 0, 1], device=device))
+            logits.append(decoder.step(prompts[0, :3]))
+        tolerance = FUSED_TOLERANCE if self._dtype == torch.float32 else 0.1
+        return all(torch.allclose(a, b, atol=tolerance, rtol=tolerance) for a, b in zip(mine, theirs, strict=True))
+
+    @torch.no_grad()
+    def sync(self, model: PreTrainedModel) -> None:
+        """See `Decoder`."""
+        decoder = model.get_decoder()
+        self._embedding = decoder.embed_tokens.weight.detach().to(self._dtype, copy=True)
+        head: Any = model.get_output_embeddings()
+        self._head = self._folded(_weight(head), decoder.norm.weight)
+        self._layers = [self._fuse(layer) for layer in decoder.layers]
+
+    def _folded(self, weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        return (weight * gain).to(self._dtype)
+
+    def _fuse(self, layer: Any) -> tuple[torch.Tensor | None, ...]:
+        attention, mlp = layer.self_attn, layer.mlp
+        rotated, scale = self._heads + self._kv_heads, self._head_dim**-0.5
+        qkv = torch.cat([_weight(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj)])
+        bias = None
+        if attention.q_proj.bias is not None:
+            bias = torch.cat([m.bias for m in (attention.q_proj, attention.k_proj, attention.v_proj)])
+            bias = self._interleaved(bias.clone(), rotated)
+        qkv = self._interleaved(qkv, rotated)
+        gain = None
+        if hasattr(attention, "q_norm"):
+            query_gain = (attention.q_norm.weight * scale).expand(self._heads, -1)
+            gain = torch.cat([query_gain, attention.k_norm.weight.expand(self._kv_heads, -1)])
+            gain = self._interleaved(gain.reshape(-1), rotated).view(1, rotated, self._head_dim).to(self._dtype)
+        else:
+            qkv[: self._heads * self._head_dim] *= scale
+            if bias is not None:
+                bias[: self._heads * self._head_dim] *= scale
+        down_bias = mlp.down_proj.bias
+        up_bias = None if mlp.up_proj.bias is None else torch.cat([mlp.gate_proj.bias, mlp.up_proj.bias])
+        parts = (
+            self._folded(qkv, layer.input_layernorm.weight),
+            bias,
+            gain,
+            _weight(attention.o_proj).t(),
+            attention.o_proj.bias,
+            self._folded(
+                torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]), layer.post_attention_layernorm.weight
+            ),
+            up_bias,
+            _weight(mlp.down_proj).t(),
+            down_bias,
+        )
+        return tuple(None if part is None else part.to(self._dtype, copy=True) for part in parts)
+
+    def _interleaved(self, weight: torch.Tensor, rotated_heads: int) -> torch.Tensor:
+        """``weight`` with dimensions i and i + head_dim / 2 of each rotated head made neighbours."""
+        cut = rotated_heads * self._head_dim
+        heads = weight[:cut].view(rotated_heads, 2, self._head_dim // 2, *weight.shape[1:])
+        return torch.cat([heads.transpose(1, 2).reshape(cut, *weight.shape[1:]), weight[cut:]])
+
+    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        """See `Decoder`."""
+        rows, tokens = prompts.shape
+        self._length, self._keys, self._values = tokens, [], []
+        self._grow_rotations(tokens)
+        future = torch.full((tokens, tokens), float("-inf"), device=prompts.device, dtype=self._dtype).triu_(1)
+        padded = bool(padding.any())
+        if padded:
+            columns = torch.arange(tokens, device=prompts.device)
+            hidden = columns < padding[:, None]
+            self._padding = padding
+            self._bias = torch.zeros(rows, 1, 1, tokens, device=prompts.device, dtype=self._dtype)
+            self._bias.masked_fill_(hidden[:, None, None], float("-inf"))
+            # A padding position sees itself, or its softmax would be over nothing.
+            future = torch.maximum(future + self._bias, torch.where(torch.eye(tokens, device=prompts.device) > 0, 0.0, float("-inf")).to(self._dtype))
+            rotations = self._rotations[(columns - padding[:, None]).clamp_(min=0)].view(rows * tokens, 1, -1)
+        else:
+            self._padding = self._bias = None
+            rotations = self._rotations[:tokens].repeat(rows, 1)[:, None]
+        group, dim = self._heads // self._kv_heads, self._head_dim
+        x = self._embedding[prompts.reshape(-1)]
+        for layer in self._layers:
+            q, k, v = self._queries_keys_values(x, layer, rotations)
+            q = q.view(rows, tokens, self._kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+            k = k.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
+            v = v.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
+            self._keys.append(k)
+            self._values.append(v)
+            scores = torch.matmul(q.reshape(rows, self._kv_heads, group * tokens, dim), k.transpose(-1, -2))
+            scores = scores.view(rows, self._heads, tokens, tokens) + future
+            mixed = torch.matmul(scores.softmax(-1).view(rows, self._kv_heads, group * tokens, tokens), v)
+            mixed = mixed.view(rows, self._heads, tokens, dim).transpose(1, 2).reshape(rows * tokens, -1)
+            x = self._mlp(x, mixed, layer)
+        return self._logits(x.view(rows, tokens, -1)[:, -1])
+
+    def select(self, rows: torch.Tensor) -> None:
+        """See `Decoder`."""
+        self._keys = [self._selected(keys, rows) for keys in self._keys]
+        self._values = [self._selected(values, rows) for values in self._values]
+        if self._padding is not None and self._bias is not None:
+            self._padding, self._bias = self._padding[rows], self._bias[rows]
+
+    def _selected(self, cache: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return cache[:, :, : self._length].index_select(0, rows)
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See `Decoder`."""
+        rows, length = len(tokens), self._length
+        if length >= self._keys[0].shape[2]:
+            self._grow_cache()
+        self._grow_rotations(length + 1)
+        if self._padding is None:
+            rotations = self._rotations[length]
+        else:
+            rotations = self._rotations[length - self._padding][:, None]
+            self._bias = F.pad(self._bias, (0, 1))  # type: ignore[arg-type]
+        self._length = length + 1
+        group, dim = self._heads // self._kv_heads, self._head_dim
+        x = self._embedding[tokens]
+        for index, layer in enumerate(self._layers):
+            q, k, v = self._queries_keys_values(x, layer, rotations)
+            keys, values = self._keys[index], self._values[index]
+            keys[:, :, length] = k
+            values[:, :, length] = v
+            scores = torch.matmul(
+                q.view(rows, self._kv_heads, group, dim), keys[:, :, : length + 1].transpose(-1, -2)
+            )
+            if self._bias is not None:
+                scores = scores + self._bias
+            mixed = torch.matmul(scores.softmax(-1), values[:, :, : length + 1])
+            x = self._mlp(x, mixed.view(rows, -1), layer)
+        return self._logits(x)
+
+    def _queries_keys_values(
+        self, x: torch.Tensor, layer: tuple[torch.Tensor | None, ...], rotations: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rotated queries ``(positions, heads, head_dim)`` and keys, and values, of normalised ``x``."""
+        weight, bias, gain = layer[:3]
+        projected = F.linear(self._normalised(x), weight, bias).view(len(x), -1, self._head_dim)
+        rotated = self._heads + self._kv_heads
+        turning = projected[:, :rotated]
+        if gain is not None:
+            turning = self._normalised(turning) * gain
+        pairs = torch.view_as_complex(turning.float().view(len(x), rotated, -1, 2))
+        turned = torch.view_as_real(pairs * rotations).view(len(x), rotated, self._head_dim).to(self._dtype)
+        return turned[:, : self._heads], turned[:, self._heads :], projected[:, rotated:]
+
+    def _mlp(self, x: torch.Tensor, mixed: torch.Tensor, layer: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+        out, out_bias, up, up_bias, down, down_bias = layer[3:]
+        x = torch.addmm(x, mixed, out)
+        if out_bias is not None:
+            x = x + out_bias
+        gate, value = F.linear(self._normalised(x), up, up_bias).chunk(2, -1)
+        x = torch.addmm(x, F.silu(gate) * value, down)
+        return x if down_bias is None else x + down_bias
+
+    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], None, self._epsilon)
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self._normalised(x), self._head).float()
+
+    def _grow_cache(self) -> None:
+        """Make room for twice as many positions."""
+        for caches in (self._keys, self._values):
+            for index, cache in enumerate(caches):
+                rows, heads, length, dim = cache.shape
+                grown = cache.new_empty(rows, heads, length + max(16, length), dim)
+                grown[:, :, :length] = cache
+                caches[index] = grown
+
+    def _grow_rotations(self, positions: int) -> None:
+        """Tabulate ``cos + i sin`` for at least so many positions, ``(positions, head_dim / 2)``."""
+        if positions <= len(self._rotations):
+            return
+        device = self._embedding.device
+        table = torch.arange(max(positions, 2 * len(self._rotations), 256), device=device)[None]
+        cos, sin = self._rotary(torch.empty(0, device=device), table)
+        half = self._head_dim // 2
+        self._rotations = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
+
+
+def _weight(module: Any) -> torch.Tensor:
+    """The weight a linear layer applies, with its active adapters merged."""
+    if not hasattr(module, "base_layer"):
+        return module.weight.detach()  # type: ignore[no-any-return]
+    weight = module.base_layer.weight.detach()
+    for name in module.active_adapters:
+        weight = weight + module.get_delta_weight(name)
+    return weight  # type: ignore[no-any-return]

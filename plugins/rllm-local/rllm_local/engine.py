@@ -1,0 +1,174 @@
+"""The rollout engine: requests of one event loop in, batches to the worker thread, completions out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from rllm_core.engine import EngineError, RolloutEngine
+from rllm_core.parser import BaseParser
+from rllm_core.types import FinishReason, SamplingParams, TokenIds, TokenInput, TokenOutput, text_only
+
+from rllm_local.decoders import Decoder
+from rllm_local.sampler import Completion, Request, generate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    request: Request
+    future: asyncio.Future[list[TokenOutput]]
+
+
+class LocalEngine(RolloutEngine):
+    """Samples from a model in this process.
+
+    Requests that arrive in one tick of the event loop, or while a batch runs, are sampled together in the next batch,
+    whatever their prompts and parameters are. New weights take effect between two batches.
+
+    Args:
+        decoder: The forward pass.
+        parser: Whose tokens it takes.
+        executor: Its one worker thread runs every batch.
+        device: Where the decoder is.
+        vocabulary_size: Ids must be smaller.
+        max_model_tokens: Longest prompt plus completion.
+        max_batch_rows: Sequences sampled at a time.
+    """
+
+    name: ClassVar[str] = "local"
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        parser: BaseParser | None,
+        executor: Executor,
+        *,
+        device: torch.device,
+        vocabulary_size: int,
+        max_model_tokens: int,
+        max_batch_rows: int,
+    ) -> None:
+        self._decoder = decoder
+        self.parser = parser
+        self._executor = executor
+        self._device = device
+        self._vocabulary_size = vocabulary_size
+        self._max_model_tokens = max_model_tokens
+        self._max_batch_rows = max_batch_rows
+        self._waiting: list[_Waiting] = []
+        self._is_busy = False
+
+    @property
+    def supports_token_in_token_out(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Positions the model was made for."""
+        return self._max_model_tokens
+
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        """See `RolloutEngine`."""
+        outputs = await self.get_token_outputs_from_token_input(
+            token_input, sampling_params=sampling_params, seeds=(seed,), is_validation=is_validation
+        )
+        return outputs[0]
+
+    async def get_token_outputs_from_token_input(
+        self,
+        token_input: TokenInput,
+        *,
+        sampling_params: SamplingParams,
+        seeds: Sequence[int],
+        is_validation: bool = False,
+    ) -> list[TokenOutput]:
+        """See `RolloutEngine`; the prompt is read once."""
+        prompt_ids = text_only(token_input, f"engine {self.name!r}")
+        self._check(prompt_ids, sampling_params)
+        loop = asyncio.get_running_loop()
+        waiting = []
+        for start in range(0, len(seeds), self._max_batch_rows):
+            part = Request(prompt_ids, sampling_params, seeds[start : start + self._max_batch_rows])
+            waiting.append(_Waiting(part, loop.create_future()))
+        self._waiting += waiting
+        if not self._is_busy:
+            self._is_busy = True
+            loop.call_soon(self._start_batch, loop)
+        return [output for item in waiting for output in await item.future]
+
+    def _check(self, prompt_ids: TokenIds, params: SamplingParams) -> None:
+        if len(prompt_ids) == 0:
+            raise EngineError(f"engine {self.name!r} needs at least one prompt token")
+        largest = int(prompt_ids.max())
+        if largest >= self._vocabulary_size:
+            raise EngineError(f"token id {largest} is outside the model's vocabulary of {self._vocabulary_size}")
+        if len(prompt_ids) + params.max_response_tokens > self._max_model_tokens:
+            raise EngineError(
+                f"{len(prompt_ids)} prompt tokens and up to {params.max_response_tokens} new ones do not fit the "
+                f"model's {self._max_model_tokens} positions; lower rollout.max_response_tokens or shorten the prompt"
+            )
+
+    def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch: list[_Waiting] = []
+        rows = 0
+        while self._waiting and rows + len(self._waiting[0].request.seeds) <= self._max_batch_rows:
+            item = self._waiting.pop(0)
+            if not item.future.done():  # its caller may have given up
+                batch.append(item)
+                rows += len(item.request.seeds)
+        if not batch:
+            self._is_busy = False
+            return
+        running = loop.run_in_executor(self._executor, self._run, [item.request for item in batch])
+        running.add_done_callback(partial(self._end_batch, loop, batch))
+
+    def _end_batch(
+        self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting], done: asyncio.Future[list[list[TokenOutput]]]
+    ) -> None:
+        error = None if done.cancelled() else done.exception()
+        for position, item in enumerate(batch):
+            if item.future.done():
+                continue
+            if done.cancelled():
+                item.future.cancel()
+            elif error is not None:
+                failure = EngineError(f"engine {self.name!r} failed: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                item.future.set_exception(failure)
+            else:
+                item.future.set_result(done.result()[position])
+        loop.call_soon(self._start_batch, loop)
+
+    def _run(self, requests: list[Request]) -> list[list[TokenOutput]]:
+        version = self.weight_version
+        return [
+            [_output(completion, version) for completion in completions]
+            for completions in generate(self._decoder, requests, self._device)
+        ]
+
+    def load_weights(self, model: PreTrainedModel, version: int) -> None:
+        """Sample from the current weights of ``model`` from now on. Runs in the worker thread, between two batches."""
+        self._decoder.sync(model)
+        self.weight_version = version
+
+
+def _output(completion: Completion, version: int) -> TokenOutput:
+    # Built from arrays of one batch whose shapes agree: validating every record again would cost a third of a small
+    # model's sampling time.
+    return TokenOutput.model_construct(
+        token_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        finish_reason=FinishReason.STOP if completion.stopped else FinishReason.LENGTH,
+        weight_version=version,
+    )

@@ -1,0 +1,172 @@
+"""Loading the model, and the process-wide torch settings it runs with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rllm_core.errors import ConfigError
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from rllm_local.config import LocalConfig, LoRAConfig
+from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
+
+logger = logging.getLogger(__name__)
+
+SMALL_MODEL_PARAMETERS = 5_000_000
+EXACT_MATMUL_ERROR = 1e-5
+
+
+@dataclass(frozen=True)
+class TorchSettings:
+    """Settings of the process: what `apply` found, to be put back at the end."""
+
+    threads: int
+    matmul_precision: str
+
+    @classmethod
+    def current(cls) -> TorchSettings:
+        """What the process uses now."""
+        return cls(torch.get_num_threads(), torch.get_float32_matmul_precision())
+
+    def apply(self) -> None:
+        """Make the process use these."""
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        torch.set_float32_matmul_precision(self.matmul_precision)
+
+
+def device_of(config: LocalConfig) -> torch.device:
+    """The device a run uses.
+
+    Raises:
+        ConfigError: If it is not there.
+    """
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(config.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"local.device = {config.device!r}, but torch finds no GPU here; use 'cpu' or 'auto'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"local.device = {config.device!r}, but there are {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
+    """Load a causal LM for training, adapters added if the configuration asks for them.
+
+    It stays in evaluation mode: with dropout, the trained policy would not be the sampled one. All weights that are
+    trained are float32; frozen ones have the configured dtype.
+
+    Raises:
+        ConfigError: If transformers cannot load it.
+    """
+    device = device_of(config)
+    frozen = config.lora is not None
+    dtype = getattr(torch, config.dtype) if frozen else torch.float32
+    try:
+        with no_progress_bars():
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=dtype, trust_remote_code=config.trust_remote_code
+            )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model.path = {str(path)!r} cannot be loaded as a causal language model: {reason}") from error
+    model.to(device).eval()  # type: ignore[arg-type]
+    if config.lora is not None:
+        _add_adapters(model, config.lora)
+    return model
+
+
+def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
+    """Put adapters into the model's linear layers; everything else is frozen."""
+    from peft import LoraConfig, TaskType
+
+    targets: Any = list(lora.target_modules) or "all-linear"
+    try:
+        model.add_adapter(
+            LoraConfig(
+                task_type=TaskType.CAUSAL_LM,
+                r=lora.rank,
+                lora_alpha=lora.alpha,  # type: ignore[arg-type]
+                target_modules=targets,
+                lora_dropout=0.0,
+            )
+        )
+    except ValueError as error:
+        raise ConfigError(f"local.lora: {str(error).splitlines()[0]}") from error
+    model.eval()
+
+
+def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
+    """Threads and matmul precision for this model.
+
+    Small models run on one thread: their operations are too short to share, and a second thread that waits for a
+    busy core makes them slower. The precision ``medium`` lets oneDNN do float32 products, which is up to twice as fast
+    for large ones on some CPUs and slower for small ones of changing shape; on others it rounds to bfloat16, which the
+    probe finds out. The choice depends on the model and the CPU, never on a measured time.
+    """
+    small = model.num_parameters() < SMALL_MODEL_PARAMETERS
+    threads = config.threads or (1 if small else torch.get_num_threads())
+    precision = config.matmul_precision
+    if precision == "auto":
+        exact = model.device.type == "cpu" and not small and _matmul_error("medium") < EXACT_MATMUL_ERROR
+        precision = "medium" if exact else "highest"
+    return TorchSettings(threads, precision)
+
+
+def use_matching_attention(model: PreTrainedModel, precision: str) -> None:
+    """Keep torch's fused attention away from ``medium`` on the CPU, where it runs ten times slower."""
+    if model.device.type == "cpu" and precision != "highest":
+        model.set_attn_implementation("eager")
+
+
+def _matmul_error(precision: str) -> float:
+    """Largest relative error of a float32 product at this precision, against float64."""
+    before = torch.get_float32_matmul_precision()
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
+    try:
+        torch.set_float32_matmul_precision(precision)
+        product = left @ right
+    finally:
+        torch.set_float32_matmul_precision(before)
+    exact = left.double() @ right.double()
+    return float((product - exact).abs().max() / exact.abs().max())
+
+
+def make_decoder(model: PreTrainedModel, config: LocalConfig, *, shares_weights: bool) -> Decoder:
+    """The fused decoder where its numbers agree with transformers' for this model, else transformers itself.
+
+    Args:
+        model: The model that is trained.
+        config: The backend's section.
+        shares_weights: Whether a decoder that runs ``model`` itself may do so, because every optimizer step goes live
+            at once.
+    """
+    plain = TransformersDecoder(model, shared=shares_weights)
+    if FusedDecoder.supports(model):
+        fused = FusedDecoder(model, getattr(torch, config.dtype))
+        with torch.inference_mode():
+            if fused.agrees_with(plain, model.get_input_embeddings().weight.shape[0]):
+                return fused
+        logger.warning("the fused decoder disagrees with transformers for this model and is not used")
+    return plain
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Silence transformers' progress bars, which would tear up the run's own display."""
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers_logging.enable_progress_bar()

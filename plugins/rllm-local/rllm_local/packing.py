@@ -1,0 +1,184 @@
+"""Training samples as rows of tensors.
+
+A **row** holds one or more samples as a tree: what they have in common at their beginning (the prompt of a group, an
+answer that several rollouts gave, the first turns of a game) is encoded once, and every token sees its ancestors only.
+Positions follow the depth in the tree, so the numbers are those of separate rows, at a fraction of the tokens. A row
+of one sample is an ordinary causal sequence and needs no mask.
+
+The last token of a sample is predicted but never read, so it is not in the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rllm_core.types import TokenIds, TrainingSample
+
+QUADRATIC_FROM_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    """The samples of one row, neighbours sharing most.
+
+    Attributes:
+        samples: Their positions in the pass.
+        shared: Per sample, how many of its first tokens it shares with the sample before it in the row.
+        tokens: Tokens in the row, each shared one counted once.
+    """
+
+    samples: tuple[int, ...]
+    shared: tuple[int, ...]
+    tokens: int
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether there are branches, so that a mask is needed."""
+        return len(self.samples) > 1
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows of one forward and backward.
+
+    ``nodes`` are the distinct positions whose output predicts a sampled token; per sampled token, ``node_of_token``
+    says which of them predicts it. Rollouts that sampled the same thing share nodes.
+
+    Attributes:
+        token_ids: ``(rows, tokens)``, padded on the right.
+        positions: ``(rows, tokens)``, or None where every row is one plain sequence.
+        visible: ``(rows, 1, tokens, tokens)`` which columns each position sees; None where that is just the past.
+        nodes: ``(nodes,)`` flat positions in ``token_ids``.
+        node_of_token: ``(sampled_tokens,)``.
+        targets: ``(sampled_tokens,)`` the sampled tokens.
+        rollout_logprobs: ``(sampled_tokens,)``, or None if a sample has none.
+        advantages: ``(sampled_tokens,)``.
+        samples: Positions in the pass of the samples, in the order of their tokens.
+        sample_tokens: Per sample, how many of its tokens were sampled.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor | None
+    visible: torch.Tensor | None
+    nodes: torch.Tensor
+    node_of_token: torch.Tensor
+    targets: torch.Tensor
+    rollout_logprobs: torch.Tensor | None
+    advantages: torch.Tensor
+    samples: list[int]
+    sample_tokens: list[int]
+
+
+def rows_of(samples: Sequence[TrainingSample], *, share_prefixes: bool, pair_cost: float) -> list[Row]:
+    """Assign samples to rows, plain rows first and shorter rows before longer ones.
+
+    Samples with one first prompt (of P tokens) may share rows. If each adds L tokens of its own, a row of n costs
+    ``P + n L`` tokens and ``(P + n L)^2`` attention pairs; per sample that is least at
+    ``n = sqrt(P (P + 1 / pair_cost)) / L``.
+
+    Args:
+        samples: The samples of one pass.
+        share_prefixes: Whether rows may hold several samples.
+        pair_cost: Cost of one attention pair relative to one token's matrix products.
+    """
+    if not share_prefixes:
+        rows = [Row((index,), (0,), len(sample.token_ids) - 1) for index, sample in enumerate(samples)]
+        return sorted(rows, key=lambda row: row.tokens)
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for index, sample in enumerate(samples):
+        groups[sample.token_ids[: sample.prompt_tokens].tobytes()].append(index)
+    rows = []
+    for members in groups.values():
+        read = {index: samples[index].token_ids[:-1] for index in members}
+        members.sort(key=lambda index: read[index].astype(">i4").tobytes())
+        shared = [0, *(_common_prefix(read[a], read[b]) for a, b in zip(members, members[1:], strict=False))]
+        prompt = samples[members[0]].prompt_tokens
+        own = sum(len(read[index]) - max(prompt, common) for index, common in zip(members, shared, strict=True))
+        most = math.sqrt(prompt * (prompt + 1 / pair_cost)) * len(members) / max(own, 1)
+        count = min(len(members), math.ceil(len(members) / max(1.0, most)))
+        bounds = [len(members) * part // count for part in range(count + 1)]
+        for start, stop in zip(bounds, bounds[1:], strict=False):
+            common = (0, *shared[start + 1 : stop])
+            tokens = sum(len(read[i]) - c for i, c in zip(members[start:stop], common, strict=True))
+            rows.append(Row(tuple(members[start:stop]), common, tokens))
+    return sorted(rows, key=lambda row: (row.is_tree, row.tokens))
+
+
+def _common_prefix(left: TokenIds, right: TokenIds) -> int:
+    length = min(len(left), len(right))
+    different = left[:length] != right[:length]
+    first = int(different.argmax()) if length else 0
+    return first if length and different[first] else length
+
+
+def micro_batches(
+    samples: Sequence[TrainingSample], rows: Sequence[Row], *, max_tokens: int, device: torch.device
+) -> Iterator[MicroBatch]:
+    """Lay consecutive rows out in tensors of at most ``max_tokens`` positions, padding included.
+
+    Rows above 1024 tokens count more, as their attention grows with the square of their length. A row that is
+    longer than allowed goes alone.
+    """
+    start = 0
+    while start < len(rows):
+        stop, longest = start, 0
+        while stop < len(rows) and rows[stop].is_tree == rows[start].is_tree:
+            longest = max(longest, rows[stop].tokens)
+            cost = (stop + 1 - start) * longest * max(1, longest // QUADRATIC_FROM_TOKENS)
+            if cost > max_tokens and stop > start:
+                break
+            stop += 1
+        yield _lay_out(samples, rows[start:stop], device)
+        start = stop
+
+
+def _lay_out(samples: Sequence[TrainingSample], rows: Sequence[Row], device: torch.device) -> MicroBatch:
+    is_tree, width = rows[0].is_tree, max(row.tokens for row in rows)
+    ids = np.zeros((len(rows), width), np.int64)
+    positions = np.zeros((len(rows), width), np.int64)
+    visible = np.zeros((len(rows), width, width) if is_tree else (0, 0, 0), np.bool_)
+    past = np.tri(width, dtype=np.bool_)
+    sources: list[npt.NDArray[np.int64]] = []
+    for number, row in enumerate(rows):
+        path = np.empty(0, np.int64)  # the columns of the current sample's tokens
+        column = 0
+        for index, shared in zip(row.samples, row.shared, strict=True):
+            sample = samples[index]
+            new = len(sample.token_ids) - 1 - shared
+            end = column + new
+            ids[number, column:end] = sample.token_ids[shared:-1]
+            positions[number, column:end] = np.arange(shared, shared + new)
+            if is_tree and new:
+                if shared:
+                    visible[number, column:end] = visible[number, path[shared - 1]]
+                visible[number, column:end, column:end] = past[:new, :new]
+            path = np.concatenate([path[:shared], np.arange(column, end)])
+            sources.extend(path[start - 1 : stop - 1] + number * width for start, stop in sample.turn_spans)
+            column = end
+    order = [index for row in rows for index in row.samples]
+    chosen = [samples[index] for index in order]
+    nodes, node_of_token = np.unique(np.concatenate(sources), return_inverse=True)
+    targets = np.concatenate([sample.token_ids[a:b] for sample in chosen for a, b in sample.turn_spans])
+    logprobs = [sample.logprobs for sample in chosen if sample.logprobs is not None]
+
+    def tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return MicroBatch(
+        token_ids=tensor(ids),
+        positions=tensor(positions) if is_tree else None,
+        visible=tensor(visible).unsqueeze(1) if is_tree else None,
+        nodes=tensor(nodes),
+        node_of_token=tensor(node_of_token),
+        targets=tensor(targets.astype(np.int64)),
+        rollout_logprobs=tensor(np.concatenate(logprobs)) if len(logprobs) == len(chosen) else None,
+        advantages=tensor(np.concatenate([sample.advantages for sample in chosen])),
+        samples=order,
+        sample_tokens=[sample.sampled_tokens for sample in chosen],
+    )

@@ -1,0 +1,338 @@
+"""The starter model: a Qwen3 of about 0.15 M parameters that writes the chat format and knows nothing else.
+
+Made on demand, cached by the hash of its recipe, an ordinary Hugging Face folder::
+
+    python -m rllm_local.starter --out starter-model
+
+Two things make it learn reliably under RL: weights initialised at about ``0.8 / sqrt(hidden)`` (transformers'
+default of 0.02 is far too small for 64 dimensions), and a warm start that stops when it has converged, by its loss
+and not by its steps. The warm start teaches form only: answers are random (a random permutation of the letters to
+sort, a random guess), so that it solves tasks about as often as chance does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rllm_core.errors import RunError, UserError
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from rllm_local.model import no_progress_bars
+
+Conversation = list[dict[str, Any]]
+Conversations = Callable[[random.Random], Iterator[Conversation]]
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+# Words, runs of the punctuation JSON is made of, and every other character by itself; digits too.
+PRE_TOKENS = r"""[A-Za-z]+|["{}\[\]:, ]+|."""
+VOCABULARY_CONVERSATIONS = 3000
+VOCABULARY_MIN_FREQUENCY = 30
+
+RECIPE: dict[str, Any] = {
+    "format": 1,
+    "model": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 192,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.1,
+        "rope_theta": 10000.0,
+    },
+    "warm_start": {
+        "conversations_per_step": 64,
+        "learning_rate": 3e-3,
+        "warmup_steps": 10,
+        "loss_decay": 0.8,
+        "target_loss": 0.68,
+        "max_steps": 600,
+        "cool_down_steps": 20,
+        "final_learning_rate_fraction": 0.1,
+    },
+}
+
+
+def starter_model(seed: int = 0) -> Path:
+    """The folder of the starter model, made now if it is not cached.
+
+    Raises:
+        UserError: If rllm-workflows, which writes the warm start's conversations, is not installed.
+    """
+    conversations = _default_conversations()
+    recipe = _recipe(seed, conversations)
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache_dir() / "starter" / digest
+    if not (folder / "config.json").is_file():
+        make_starter_model(folder, seed=seed, conversations=conversations)
+    return folder
+
+
+def cache_dir() -> Path:
+    """``$RLLM_CACHE_DIR``, or ``rllm-core`` in the user's cache folder."""
+    configured = os.environ.get("RLLM_CACHE_DIR")
+    if configured:
+        return Path(configured)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rllm-core"
+
+
+def make_starter_model(folder: Path, *, seed: int = 0, conversations: Conversations | None = None) -> dict[str, float]:
+    """Write the starter model to ``folder``, which appears when it is complete.
+
+    Returns:
+        ``parameters``, ``steps`` and final ``loss`` of the warm start.
+
+    Raises:
+        RunError: If the warm start did not converge.
+    """
+    conversations = conversations or _default_conversations()
+    tokenizer = make_tokenizer(conversations, seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            model = make_model(tokenizer)
+            steps, loss = warm_start(model, tokenizer, conversations(random.Random(seed)))
+    finally:
+        torch.set_num_threads(threads)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        with no_progress_bars():
+            model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        recipe = json.dumps(_recipe(seed, conversations), indent=1, sort_keys=True)
+        (temporary / "starter_recipe.json").write_text(recipe + "\n", encoding="utf-8")
+        temporary.chmod(0o755)
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    except OSError:
+        if not (folder / "config.json").is_file():  # otherwise another process was faster, with the same recipe
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return {"parameters": float(model.num_parameters()), "steps": float(steps), "loss": loss}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tokenizer
+
+
+def make_tokenizer(conversations: Conversations, seed: int) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer whose words are the frequent ones of the conversations.
+
+    A word of the vocabulary is one token as a whole and is never built from parts, so the letters of any other
+    string stay single tokens, and any text survives a round trip.
+    """
+    split = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    counter = Tokenizer(models.WordLevel(unk_token=None))
+    counter.pre_tokenizer = split
+    trainer = trainers.WordLevelTrainer(min_frequency=VOCABULARY_MIN_FREQUENCY, show_progress=False)
+    chats = islice(conversations(random.Random(seed)), VOCABULARY_CONVERSATIONS)
+    counter.train_from_iterator((_plain_text(chat) for chat in chats), trainer)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = sorted(word for word in counter.get_vocab() if len(word) > 1)
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet, *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=[token for token in SPECIAL_TOKENS if token.startswith("<|")],
+        model_max_length=RECIPE["model"]["max_position_embeddings"],
+        clean_up_tokenization_spaces=False,
+    )
+    fast.add_tokens([token for token in SPECIAL_TOKENS if not token.startswith("<|")])
+    fast.chat_template = _template()
+    return fast
+
+
+def _plain_text(conversation: Conversation) -> str:
+    """Every word of a conversation, with those of the chat format around it."""
+    calls = [call for message in conversation for call in message.get("tool_calls") or []]
+    parts = [f"{message['role']}\n{message.get('content') or ''}" for message in conversation]
+    return "\n".join(["system user assistant tools call name arguments", *parts, *map(json.dumps, calls)])
+
+
+def _template() -> str:
+    return files("rllm_local").joinpath("starter_template.jinja").read_text(encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Model and warm start
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """A fresh model, its vocabulary exactly the tokenizer's."""
+    settings = dict(RECIPE["model"])
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": settings.pop("rope_theta")},
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **settings,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def warm_start(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, conversations: Iterator[Conversation]
+) -> tuple[int, float]:
+    """Teach the form of assistant messages, until the running loss is below the target.
+
+    Returns:
+        Steps taken, and the last running loss in nats per token.
+    """
+    settings = RECIPE["warm_start"]
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
+    model.train()
+    loss_average, converged_at = 0.0, None
+    for step in range(1, settings["max_steps"] + settings["cool_down_steps"] + 1):
+        rate = min(1.0, step / settings["warmup_steps"])
+        if converged_at is not None:
+            done = (step - converged_at) / settings["cool_down_steps"]
+            rate = 1.0 - done * (1.0 - settings["final_learning_rate_fraction"])
+        for group in optimizer.param_groups:
+            group["lr"] = settings["learning_rate"] * rate
+        ids, trained = _encode(list(islice(conversations, settings["conversations_per_step"])), tokenizer)
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        wanted = trained[:, 1:]
+        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[wanted]), ids[:, 1:][wanted])
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        decay = settings["loss_decay"] if step > 1 else 0.0
+        loss_average = decay * loss_average + (1 - decay) * float(loss.detach())
+        if converged_at is None and loss_average < settings["target_loss"]:
+            converged_at = step
+        if converged_at is not None and step == converged_at + settings["cool_down_steps"]:
+            model.eval()
+            return step, loss_average
+        if converged_at is None and step == settings["max_steps"]:
+            break
+    raise RunError(
+        f"the starter model's warm start stopped at loss {loss_average:.3f} after {settings['max_steps']} steps; "
+        f"it should have reached {settings['target_loss']}"
+    )
+
+
+def _encode(
+    conversations: list[Conversation], tokenizer: PreTrainedTokenizerFast
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids ``(conversations, tokens)``, padded on the right, and which of them an assistant wrote."""
+    texts = tokenizer.apply_chat_template(conversations, tokenize=False)
+    encoded = [tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    opening = [tokenizer.convert_tokens_to_ids("<|im_start|>"), *tokenizer.encode("assistant\n")]
+    ids = torch.full((len(encoded), max(map(len, encoded))), tokenizer.pad_token_id)
+    trained = torch.zeros(ids.shape, dtype=torch.bool)
+    for row, tokens in enumerate(encoded):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        position = 0
+        while position < len(tokens):
+            if tokens[position : position + len(opening)] == opening:
+                start = position + len(opening)
+                position = tokens.index(tokenizer.eos_token_id, start)
+                trained[row, start : position + 1] = True
+            position += 1
+    return ids, trained
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Recipe
+
+
+def _default_conversations() -> Conversations:
+    try:
+        from rllm_workflows.warm_start import conversations
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "the starter model's warm start needs rllm-workflows: pip install 'rllm-local[starter]', or set model.path"
+        ) from error
+    return conversations  # type: ignore[no-any-return]
+
+
+def _recipe(seed: int, conversations: Conversations) -> dict[str, Any]:
+    """Everything that determines the model; its hash names the cached folder."""
+    examples = json.dumps(list(islice(conversations(random.Random(seed)), 200)))
+    return {
+        **RECIPE,
+        "seed": seed,
+        "special_tokens": list(SPECIAL_TOKENS),
+        "pre_tokens": PRE_TOKENS,
+        "vocabulary": [VOCABULARY_CONVERSATIONS, VOCABULARY_MIN_FREQUENCY],
+        "template_sha256": hashlib.sha256(_template().encode()).hexdigest(),
+        "conversations_sha256": hashlib.sha256(examples.encode()).hexdigest(),
+    }
+
+
+def main() -> None:
+    """Make the starter model, or find it in the cache, and say where it is."""
+    parser = argparse.ArgumentParser(prog="python -m rllm_local.starter", description=main.__doc__)
+    parser.add_argument("--out", type=Path, help="folder to copy it to; without it, it stays in the cache")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    try:
+        folder = starter_model(arguments.seed)
+        if arguments.out is not None:
+            _copy(folder, arguments.out)
+            folder = arguments.out
+    except UserError as error:
+        parser.exit(error.exit_code, f"{error}\n")
+    print(folder)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder so that it appears complete; one that is there already is replaced."""
+    if target.exists() and not (target / "starter_recipe.json").is_file():
+        raise UserError(f"{target} exists and is not a starter model")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    shutil.copytree(source, temporary, dirs_exist_ok=True)
+    if target.exists():
+        shutil.rmtree(target)
+    temporary.rename(target)
+
+
+if __name__ == "__main__":
+    main()

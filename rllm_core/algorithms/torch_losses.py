@@ -1,0 +1,101 @@
+"""Policy losses in torch, for backends that train with it. The core itself never imports this module.
+
+A loss sees every sampled token of a micro-batch at once, in tensors of shape ``(tokens,)``, and returns what each of
+them contributes, to be *minimised*. It does no averaging: the backend aggregates with the counts of the whole
+optimizer step. ``logprobs`` carries the gradient; the other two are constants.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rllm_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rllm_core.config import AlgorithmConfig
+
+MAX_LOG_RATIO = 20.0
+
+
+class PolicyLoss(ABC):
+    """Per-token losses, selected by ``algorithm.loss``.
+
+    Attributes:
+        needs_rollout_logprobs: Whether samples must carry the log-probabilities they were sampled with.
+    """
+
+    needs_rollout_logprobs: ClassVar[bool] = False
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def __call__(
+        self, logprobs: torch.Tensor, rollout_logprobs: torch.Tensor | None, advantages: torch.Tensor
+    ) -> torch.Tensor:
+        """Losses of shape ``(tokens,)``.
+
+        Args:
+            logprobs: ``(tokens,)`` of the policy that is trained, with gradient.
+            rollout_logprobs: ``(tokens,)`` of the policy that sampled, or None if they are unknown.
+            advantages: ``(tokens,)``.
+        """
+
+
+class Reinforce(PolicyLoss):
+    """``-exp(logp - stop_gradient(logp)) * A``: the policy gradient of Williams (1992), exact on policy.
+
+    Its value is ``-A``, its gradient ``-A * grad logp``. Off policy it is biased, and corrects nothing.
+    """
+
+    def __call__(
+        self, logprobs: torch.Tensor, rollout_logprobs: torch.Tensor | None, advantages: torch.Tensor
+    ) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        return -torch.exp(logprobs - logprobs.detach()) * advantages
+
+
+class PPOClipOptions(BaseModel):
+    """``algorithm.options`` of ``ppo_clip``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    clip_low: float = Field(default=0.2, ge=0, lt=1, description="Ratios below 1 - clip_low get no gradient.")
+    clip_high: float = Field(default=0.2, ge=0, description="Ratios above 1 + clip_high get no gradient.")
+
+
+class PPOClip(PolicyLoss):
+    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r`` the ratio to the policy that sampled.
+
+    Source: PPO, arXiv 1707.06347, eq. 7; separate bounds as in DAPO, arXiv 2503.14476. The log of the ratio is
+    clamped to +-20, so that a token the policy has abandoned gives a large number and not an infinite one.
+    """
+
+    needs_rollout_logprobs = True
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        super().__init__(config)
+        try:
+            self.options = PPOClipOptions.model_validate(
+                {key: value for key, value in config.options.items() if key in PPOClipOptions.model_fields}
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(f"algorithm.options.{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
+
+    def __call__(
+        self, logprobs: torch.Tensor, rollout_logprobs: torch.Tensor | None, advantages: torch.Tensor
+    ) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        if rollout_logprobs is None:
+            raise ValueError("ppo_clip needs the log-probabilities of the policy that sampled")
+        ratio = torch.exp((logprobs - rollout_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        clipped = ratio.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
+        return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+POLICY_LOSSES: dict[str, type[PolicyLoss]] = {"reinforce": Reinforce, "ppo_clip": PPOClip}
