@@ -1,0 +1,152 @@
+"""Write the reference part of ``run-file.md`` from the pydantic models: ``make docs-reference``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rllm_core import providers
+from rllm_core.config import RunConfig
+from rllm_core.plugins import PluginManager
+
+PAGE = Path(__file__).parent / "run-file.md"
+MARKER = "<!-- Generated from the configuration models by `make docs-reference`; edit those. -->\n"
+# What else is installed on the machine must not show up in the page.
+FIRST_PARTY = {"local": "rllm_local", "renderers": "rllm_renderers", "workflows": "rllm_workflows"}
+WITH_SECTIONS = (providers.Backend, providers.Parser, providers.Workflow, providers.Tracker)
+BOUNDS = (
+    (annotated_types.Ge, "ge", "≥"),
+    (annotated_types.Gt, "gt", ">"),
+    (annotated_types.Le, "le", "≤"),
+    (annotated_types.Lt, "lt", "<"),
+)
+
+
+def first_party_plugins() -> PluginManager:
+    """The plugins of this repository and no others."""
+    plugins = PluginManager.from_environment(no_plugins=True)
+    for name, module in FIRST_PARTY.items():
+        plugins.register(importlib.import_module(module), name)
+    return plugins
+
+
+def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]]]:
+    """Name, heading and model of every section, the top level (named "") first, nested ones after their parents."""
+    yield from _nested("", "Top level", RunConfig)
+    for kind in WITH_SECTIONS:
+        for provided in plugins.providers(kind).values():
+            record = provided.record
+            if record.config is not None:
+                yield from _nested(
+                    record.name, f"`[{record.name}]`, {kind.kind}", plugins.load(provided, record.config)
+                )
+
+
+def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, str]]:
+    """Name, field and description of every key of a section that is not a section itself."""
+    documented = _attributes(inspect.getdoc(model) or "")
+    for name, field in model.model_fields.items():
+        if not field.exclude and _section_model(field) is None:
+            yield name, field, field.description or documented.get(name, "")
+
+
+def reference(plugins: PluginManager) -> str:
+    """Everything below the marker."""
+    parts = []
+    for _, heading, model in sections(plugins):
+        summary = (inspect.getdoc(model) or "").partition("\n\n")[0].replace("``", "`").replace("\n", " ")
+        summary = re.sub(r"^`\[[\w.]+\]`: (\w)", lambda match: match[1].upper(), summary)
+        rows = [
+            f"| `{name}` | {_cell(kind(field))} | {_cell(default(field))} | {_cell(text)} |"
+            for name, field, text in keys(model)
+        ]
+        table = ["| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows]
+        parts.append("\n".join([f"### {heading}", "", summary, "", *(table if rows else ["It has no keys."])]))
+    return "\n\n".join(parts) + "\n"
+
+
+def kind(field: FieldInfo) -> str:
+    """The type of a key as a reader needs it, with its bounds."""
+    found = list(_bounds(field.metadata))
+    return _kind(field.annotation, found) + (" " + " and ".join(found) if found else "")
+
+
+def default(field: FieldInfo) -> str:
+    """The default as it would stand in a run file."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "unset"
+    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)}`"
+
+
+def generated(page: str, plugins: PluginManager) -> str:
+    """The whole page, its hand-written part taken from ``page``."""
+    written, found, _ = page.partition(MARKER)
+    if not found:
+        raise SystemExit(f"{PAGE.name} lacks the line {MARKER!r}")
+    return f"{written}{MARKER}\n{reference(plugins)}"
+
+
+def _nested(name: str, heading: str, model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseModel]]]:
+    yield name, heading, model
+    for key, field in model.model_fields.items():
+        inner = _section_model(field)
+        if inner is not None and not field.exclude:
+            path = f"{name}.{key}" if name else key
+            yield from _nested(path, f"`[{path}]`", inner)
+
+
+def _section_model(field: FieldInfo) -> type[BaseModel] | None:
+    for candidate in (field.annotation, *get_args(field.annotation)):
+        if inspect.isclass(candidate) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _kind(annotation: Any, found: list[str]) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        found += [bound for item in arguments[1:] for bound in _bounds(getattr(item, "metadata", [item]))]
+        return _kind(arguments[0], found)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_kind(argument, found) for argument in arguments if argument is not type(None))
+    if origin is Literal:
+        return " or ".join(f"`{json.dumps(value)}`" for value in arguments)
+    if origin in (tuple, list):
+        return f"list of {_kind(arguments[0], found)}"
+    if origin is dict:
+        return "table"
+    return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
+
+
+def _bounds(metadata: list[Any]) -> Iterator[str]:
+    for item in metadata:
+        for bound, attribute, sign in BOUNDS:
+            if isinstance(item, bound):
+                yield f"{sign} {getattr(item, attribute):g}"
+
+
+def _attributes(doc: str) -> dict[str, str]:
+    """The ``Attributes:`` of a Google docstring."""
+    _, _, block = doc.partition("Attributes:\n")
+    return {name: " ".join(text.split()) for name, text in re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", block, re.M)}
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("``", "`")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(generated(PAGE.read_text(encoding="utf-8"), first_party_plugins()), encoding="utf-8")
