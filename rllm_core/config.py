@@ -10,16 +10,17 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rllm_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rllm_core.plugins import PluginManager
+    from rllm_core.plugins import PluginManager, Provided
+    from rllm_core.providers import Backend
     from rllm_core.workflow import WorkflowConfig
 
 __all__ = [
@@ -46,7 +47,7 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 class Section(BaseModel):
     """Base of every section, a plugin's included: frozen, and unknown keys are errors that suggest the nearest."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -90,6 +91,9 @@ class TrainingConfig(Section):
     trajectories_per_step: Annotated[
         int, Field(ge=0, description="Episodes per step (and per validation) kept in trajectories.jsonl.")
     ] = 8
+    stall_timeout_seconds: Annotated[
+        Seconds, Field(description="End the run with StallError when nothing happened for this long.")
+    ] = 1800.0
     trackers: Annotated[tuple[str, ...], Field(description="Metric trackers to feed, by name.")] = ()
 
 
@@ -129,9 +133,9 @@ class AlgorithmConfig(Section):
     entropy_coefficient_final: Annotated[
         float | None, Field(ge=0, description="Entropy bonus at the last step, linear between; unset is constant.")
     ] = None
-    options: Annotated[
-        dict[str, Any], Field(description="Typed parameters of a third-party estimator or loss.")
-    ] = Field(default_factory=dict)
+    options: Annotated[dict[str, Any], Field(description="Typed parameters of a third-party estimator or loss.")] = (
+        Field(default_factory=dict)
+    )
 
 
 class OptimizerConfig(Section):
@@ -164,9 +168,7 @@ class RunConfig(Section):
     workflow: Annotated[str, Field(description="Name of the workflow.")]
     backend: Annotated[str, Field(description="Name of the backend.")] = "local"
     parser: Annotated[str, Field(description="Name of the parser; unset is the backend's default.")] = ""
-    requires: Annotated[
-        tuple[str, ...], Field(description='Distributions the run needs, e.g. "rllm-local>=0.1".')
-    ] = ()
+    requires: Annotated[tuple[str, ...], Field(description='Distributions the run needs, e.g. "rllm-local>=0.1".')] = ()
     model: ModelConfig = Field(default_factory=ModelConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
@@ -211,7 +213,7 @@ class RunConfig(Section):
             "rollouts_per_step": groups * rollouts,
             "forward_backward_passes_per_step": groups // self.groups_per_pass,
             "optimizer_steps": training.steps,
-            "policy_versions": training.steps // training.trigger_parameter_sync_step,
+            "policy_versions": math.ceil(training.steps / training.trigger_parameter_sync_step),
             "rollouts_in_total": training.steps * groups * rollouts,
             "max_groups_in_flight": self.window_quota,
             "max_rollouts_in_flight": min(self.window_quota * rollouts, self.rollout.max_concurrent_rollouts),
@@ -244,7 +246,11 @@ def to_toml(tables: Mapping[str, Any]) -> str:
 
 def _toml_key(key: str) -> str:
     bare = key.replace("-", "").replace("_", "").isalnum() and key.isascii()
-    return key if bare else json.dumps(key)
+    return key if bare else _toml_string(key)
+
+
+def _toml_string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _toml_value(value: Any) -> str:
@@ -255,8 +261,10 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return repr(value)
+        return _toml_string(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    raise TypeError(f"{value!r} cannot be written as TOML")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -287,56 +295,82 @@ def load_run_config(
     from rllm_core import providers
 
     tables: dict[str, Any] = _read_toml(Path(target)) if target.endswith(".toml") else {"workflow": target}
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {key: name for key, name in (("backend", backend), ("parser", parser)) if name is not None}
     for override in overrides:
         _apply_override(given, override)
-    for key, value in (("backend", backend), ("parser", parser)):
-        if value is not None:
-            given[key] = value
     name = _merged(tables, given).get("workflow")
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"{target}: the run file names no workflow; add workflow = \"NAME\" at its top")
+    if name is None or name == "":
+        raise ConfigError(f'{target}: the run file names no workflow; add workflow = "NAME" at its top')
+    if not isinstance(name, str):
+        raise ConfigError(f'workflow = {_shown(name)}: must be the name of a workflow, workflow = "NAME"')
     workflow = plugins.select(providers.Workflow, name)
     preset: dict[str, Any] = {}
     if workflow.record.run_file:
         preset = plugins.load(workflow, workflow.record.run_file)()
     resolved = _merged(_merged(preset, tables), given)
 
-    sections: dict[str, Any] = {}
-    for key in [key for key in resolved if key not in RunConfig.model_fields or key == "plugins"]:
-        sections[key] = resolved.pop(key)
+    core = [key for key in RunConfig.model_fields if key != "plugins"]
+    sections = {key: resolved.pop(key) for key in list(resolved) if key not in core}
     config = _validate(RunConfig, resolved, "")
-    selected_backend = plugins.select(providers.Backend, config.backend)
-    record = selected_backend.record
-    if not config.parser:
-        if not record.default_parser:
-            raise ConfigError(f"backend {record.name!r} has no default parser; set parser = \"NAME\"")
-        config = config.model_copy(update={"parser": record.default_parser})
-    elif record.parsers and config.parser not in record.parsers:
-        raise ConfigError(
-            f"parser = {config.parser!r} does not work with backend {record.name!r}; choose one of "
-            + ", ".join(record.parsers)
-        )
-    owners = {
-        config.workflow: workflow,
-        config.backend: selected_backend,
-        config.parser: plugins.select(providers.Parser, config.parser),
-    }
+    chosen_backend = plugins.select(providers.Backend, config.backend)
+    config = _with_parser(config, chosen_backend.record)
+    chosen: list[tuple[str, Provided[Any]]] = [
+        (config.workflow, workflow),
+        (config.backend, chosen_backend),
+        (config.parser, plugins.select(providers.Parser, config.parser)),
+    ]
+    for tracker in config.training.trackers:
+        chosen.append((tracker, plugins.select(providers.Tracker, tracker)))
+    owners = _section_owners(chosen)
     for kind in (providers.Workflow, providers.Backend, providers.Parser, providers.Tracker):
-        for provided in plugins.providers(kind).values():
-            if provided.record.name in sections:
-                owners.setdefault(provided.record.name, provided)
+        for key, provided in plugins.providers(kind).items():
+            if key in sections and provided.record.config is not None:
+                owners.setdefault(key, provided)
     checked: dict[str, Any] = {}
     for key, table in sections.items():
         owner = owners.get(key)
-        if owner is None or owner.record.config is None:
-            known = [*RunConfig.model_fields, *(n for n, o in owners.items() if o.record.config)]
-            raise ConfigError(_unknown_key(key, [k for k in known if k != "plugins"]))
-        checked[key] = _validate(plugins.load(owner, owner.record.config), table, key)
+        if owner is None:
+            for chosen_key, provided in chosen:
+                if key == chosen_key:
+                    raise ConfigError(f"unknown key {key!r}; {provided.record.kind} {key!r} has no settings")
+            raise ConfigError(_unknown_key(key, [*core, *owners], _CORE_KEYS))
+        checked[key] = _validate(plugins.load(owner, owner.record.config), table, _toml_key(key))
     for key, owner in owners.items():
-        if key not in checked and owner.record.config is not None:
-            checked[key] = _validate(plugins.load(owner, owner.record.config), {}, key)
+        if key not in checked:
+            checked[key] = _validate(plugins.load(owner, owner.record.config), {}, _toml_key(key))
     return config.model_copy(update={"plugins": checked})
+
+
+def _with_parser(config: RunConfig, backend: Backend) -> RunConfig:
+    """The run with its backend's default parser, or its own one after a check that they go together."""
+    if not config.parser:
+        if not backend.default_parser:
+            raise ConfigError(f'backend {backend.name!r} has no default parser; set parser = "NAME"')
+        return config.model_copy(update={"parser": backend.default_parser})
+    if backend.parsers and config.parser.rpartition("/")[2] not in backend.parsers:
+        raise ConfigError(
+            f"parser = {config.parser!r} does not work with backend {backend.name!r}; choose one of "
+            + ", ".join(backend.parsers)
+        )
+    return config
+
+
+def _section_owners(chosen: Sequence[tuple[str, Provided[Any]]]) -> dict[str, Provided[Any]]:
+    """Who checks which section. Chosen providers of one name share one section, so they must agree on its model."""
+    owners: dict[str, Provided[Any]] = {}
+    for key, provided in chosen:
+        record = provided.record
+        if record.config is None:
+            continue
+        if key in RunConfig.model_fields:
+            raise ConfigError(f"{record.kind} {key!r} cannot have settings: [{key}] is a section of the core")
+        other = owners.setdefault(key, provided).record
+        if other.config != record.config:
+            raise ConfigError(
+                f"{other.kind} {key!r} and {record.kind} {key!r} both have a section [{key}], with different keys; "
+                "they cannot be used together"
+            )
+    return owners
 
 
 def workflow_config(config: RunConfig) -> WorkflowConfig | None:
@@ -353,23 +387,41 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"run file {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"run file {path} is not valid TOML: {error}") from error
+        raise ConfigError(f"run file {path} is not valid TOML: {_one_line(error)}") from error
 
 
 def _apply_override(tables: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts):
-        raise ConfigError(f"-o {override!r} must have the form section.key=value")
+    form = f"-o {override!r} must have the form section.key=value"
+    if not equals or "\n" in key:
+        raise ConfigError(form)
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        parts = list(_path(tomllib.loads(f"{key} = 0")))
     except tomllib.TOMLDecodeError:
-        value = text.strip()
+        raise ConfigError(form) from None
+    value = _override_value(text.strip(), override)
     for part in parts[:-1]:
         tables = tables.setdefault(part, {})
         if not isinstance(tables, dict):
             raise ConfigError(f"-o {override!r}: {part} is a value, not a section")
     tables[parts[-1]] = value
+
+
+def _path(tables: dict[str, Any]) -> Iterator[str]:
+    """The keys that lead to the only value in nested tables."""
+    while tables:
+        key, tables = next(iter(tables.items()))
+        yield key
+
+
+def _override_value(text: str, override: str) -> Any:
+    try:
+        read = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError as error:
+        if text[:1] in ("[", "{", '"', "'"):
+            raise ConfigError(f"-o {override!r}: the value is not valid TOML: {_one_line(error)}") from None
+        return text
+    return read["value"] if len(read) == 1 else text
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -384,32 +436,103 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _validate(model: type[ModelT], table: Any, path: str) -> ModelT:
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{path} must be a section [{path}], not a value")
+        raise ConfigError(f"{path} = {_shown(table)}: must be a section [{path}]")
     try:
-        return model.model_validate(dict(table))
+        # Strict, so that 1 is not true and "5" is not 5; as JSON, so that lists may be tuples and text may be paths.
+        return model.model_validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
         raise ConfigError(_explain(model, error.errors()[0], path)) from None
+
+
+_WANTED = {
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be text in quotes",
+    "tuple_type": "must be a list [...]",
+    "list_type": "must be a list [...]",
+    "set_type": "must be a list [...]",
+}
 
 
 def _explain(model: type[BaseModel], error: Any, path: str) -> str:
     """One pydantic error as one line."""
     where = [str(part) for part in error["loc"]]
     key = ".".join([path, *where] if path else where)
-    if error["type"] == "extra_forbidden":
-        owner: Any = model
-        for part in where[:-1]:
-            owner = owner.model_fields[part].annotation
+    kind, message = error["type"], _one_line(error["msg"]).removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        section = _section_at(model, where[:-1])
         prefix = key.rpartition(".")[0]
-        return _unknown_key(key, [f"{prefix}.{name}" if prefix else name for name in owner.model_fields])
-    message = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "value_error":
+        siblings = [f"{prefix}.{name}" if prefix else name for name in _keys(section)]
+        return _unknown_key(key, siblings, _CORE_KEYS)
+    if kind == "json_invalid":
+        return f"{path or 'the run file'}: {message}"
+    if kind == "value_error":
         return f"{key}: {message}" if key else message
-    if error["type"] == "missing":
+    if kind == "missing":
         return f"{key} is missing"
-    return f"{key} = {error['input']!r}: {message[:1].lower()}{message[1:]}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{key} = {_shown(error['input'])}: must be a section [{key}]"
+    wanted = _WANTED.get(kind) or f"{message[:1].lower()}{message[1:]}".replace("input should", "must")
+    return f"{key} = {_shown(error['input'])}: {wanted}"
 
 
-def _unknown_key(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "allowed: " + ", ".join(sorted(known))
-    return f"unknown key {key!r}; {hint}"
+def _shown(value: Any) -> str:
+    """A value as its author wrote it, or the beginning of it."""
+    try:
+        text = _toml_value(value)
+    except TypeError:
+        text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def _section_at(model: type[BaseModel], where: Sequence[str]) -> type[BaseModel] | None:
+    """The model of a nested section; None where it is not known (a union of several, say)."""
+    section: type[BaseModel] | None = model
+    for part in where:
+        field = section.model_fields.get(part) if section is not None else None
+        if field is not None:
+            section = _model_in(field.annotation)
+        elif not part.isdigit():  # a position in a list of sections leads to the section before it
+            return None
+    return section
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inside = [found for found in map(_model_in, get_args(annotation)) if found is not None]
+    return inside[0] if len(inside) == 1 else None
+
+
+def _keys(model: type[BaseModel] | None) -> list[str]:
+    if model is None:
+        return []
+    return [field.alias or name for name, field in model.model_fields.items() if not field.exclude]
+
+
+def _unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str]) -> str:
+    """Suggests the nearest key next to it, else the same key of another section."""
+    near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.7)
+    if not near:
+        leaf = key.rpartition(".")[2]
+        near = [known for known in elsewhere if known.rpartition(".")[2] == leaf]
+    if not near:
+        near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.5)
+    if near:
+        return f"unknown key {key!r}; did you mean {near[0]!r}?"
+    return f"unknown key {key!r}" + ("; allowed: " + ", ".join(sorted(siblings)) if siblings else "")
+
+
+_CORE_KEYS = [
+    f"{section}.{name}" if nested is not None else section
+    for section, field in RunConfig.model_fields.items()
+    if not field.exclude
+    for nested in [_model_in(field.annotation)]
+    for name in (nested.model_fields if nested is not None else [section])
+]

@@ -111,7 +111,7 @@ def _json_dict(value: Any) -> FrozenDict:
     return freeze(value)  # type: ignore[no-any-return]
 
 
-JsonDict = Annotated[FrozenDict, PlainValidator(_json_dict), PlainSerializer(thaw)]
+JsonDict = Annotated[Mapping[str, Any], PlainValidator(_json_dict), PlainSerializer(thaw)]
 Message = FrozenDict
 MessageLike = Mapping[str, Any]
 

@@ -1,0 +1,334 @@
+"""Completers: exact steps, one conversation at a time, and failures that can be tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
+from rllm_core.types import (
+    Episode,
+    FinishReason,
+    MediaChunk,
+    Messages,
+    ModelOutput,
+    SamplingParams,
+    Step,
+    TerminationReason,
+    TokenOutput,
+    Trajectory,
+)
+
+USER = {"role": "user", "content": "ask"}
+MORE = {"role": "user", "content": "more"}
+
+
+def play(completer: Completer, *tails: list[Any], first: list[Any] | None = None) -> list[Step]:
+    """Ask once, then once more after each tail."""
+
+    async def run() -> list[Step]:
+        messages = Messages(first or [USER])
+        steps = [await completer.complete(messages)]
+        for tail in tails:
+            messages.append(steps[-1].response)
+            messages.extend(tail)
+            steps.append(await completer.complete(messages))
+        return steps
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def engine(toys: SimpleNamespace) -> Any:
+    return toys.ListEngine(toys.BridgingParser(), [toys.letters(text) for text in ("one", "two", "three")])
+
+
+def test_the_first_call_needs_no_reset(engine: Any, toys: SimpleNamespace) -> None:
+    """Upstream's first `complete` raised TypeError (a dataclass field on a class that is none)."""
+    (step,) = play(TITOCompleter(engine))
+    assert step.prompt_ids.tolist() == toys.LetterParser().render([USER])
+    assert step.completion_ids.tolist() == toys.letters("one")
+    assert (step.text, step.segment, step.weight_version) == ("one", 0, 7)
+
+
+def test_the_second_prompt_holds_the_completion_once(engine: Any, toys: SimpleNamespace) -> None:
+    """Upstream duplicated it: the remembered text left it out and the remembered tokens had it."""
+    first, second = play(TITOCompleter(engine), [MORE])
+    assert second.prompt_ids.tolist() == [
+        *first.prompt_ids.tolist(),
+        *toys.letters("one"),
+        *toys.LetterParser().render([MORE]),
+    ]
+    assert engine.calls[1].prompt == second.prompt_ids.tolist()
+    assert (second.segment, second.break_reason) == (0, None)
+
+
+def test_other_messages_do_not_go_on_from_stale_tokens(engine: Any, toys: SimpleNamespace) -> None:
+    """Upstream appended messages that are no continuation to the tokens of the old conversation."""
+
+    async def run() -> tuple[Step, Step]:
+        completer = TITOCompleter(engine)
+        return await completer.complete([USER]), await completer.complete([MORE])
+
+    first, second = asyncio.run(run())
+    assert second.prompt_ids.tolist() == toys.LetterParser().render([MORE])
+    assert (second.segment, second.break_reason) == (1, "shrunk")
+    assert first.prompt_ids.tolist() == toys.LetterParser().render([USER])
+
+
+@pytest.mark.parametrize(("parser", "token_in_token_out"), [(True, False), (False, True)])
+def test_an_engine_without_token_in_token_out_is_refused_by_name(
+    toys: SimpleNamespace, parser: bool, token_in_token_out: bool
+) -> None:
+    engine = toys.ListEngine(toys.BridgingParser() if parser else None, [], token_in_token_out=token_in_token_out)
+    with pytest.raises(ValueError, match=r"engine 'list' \(ListEngine\) has no (token-in-token-out|parser)"):
+        TITOCompleter(engine)
+
+
+def test_token_in_token_out_is_off_unless_an_engine_says_otherwise() -> None:
+    assert RolloutEngine.supports_token_in_token_out.fget(object()) is False  # type: ignore[attr-defined]
+    assert inspect.isabstract(RolloutEngine)
+
+
+def test_seeds_follow_from_every_part() -> None:
+    parts = [(1,), ("1",), (1, 2), (12,), ("1", "2"), ("1\x1f2",), ("a", "b"), ("ab",), ("b", "a"), (-1,), ("é",), ()]
+    seeds = [derive_seed(*p) for p in parts]
+    assert len(set(seeds)) == len(parts)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derive_seed("run", 3) == derive_seed("run", int(np.int64(3))) == derive_seed("run", np.int64(3))  # type: ignore[arg-type]
+    assert derive_seed("train", 0, 3) == derive_seed("train", 0, 3)
+
+
+@pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+def test_turns_and_forks_have_seeds_of_their_own_and_the_same_ones_again(
+    toys: SimpleNamespace, kind: type[Completer]
+) -> None:
+    def seeds(root: int) -> list[int]:
+        engine = toys.ListEngine(toys.BridgingParser(), [toys.letters("a")] * 8)
+        completer = kind(engine, seed=root)
+        play(completer, [MORE])
+        left, right = completer.fork(), completer.fork()
+        assert type(left) is kind
+        play(left, [MORE])
+        play(right)
+        play(left.fork())
+        play(right.fork(), [MORE])
+        return [call.seed for call in engine.calls]
+
+    assert seeds(5) == seeds(5)
+    assert len(set(seeds(5)) | set(seeds(6))) == 16
+
+
+@pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+def test_forks_keep_parameters_limits_and_purpose(toys: SimpleNamespace, kind: type[Completer]) -> None:
+    engine = toys.ListEngine(toys.BridgingParser(), [toys.letters("a")] * 3)
+    params = SamplingParams(temperature=0.5)
+    fork = kind(engine, sampling_params=params, is_validation=True, max_prompt_tokens=50).fork()
+    play(fork)
+    assert engine.calls[0].is_validation
+    assert engine.calls[0].params.temperature == 0.5
+    assert engine.calls[0].params.stop_token_ids == (toys.END, toys.PAD)
+    assert fork.max_prompt_tokens == 50
+
+
+@pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+def test_validation_travels_with_the_call_and_is_no_state_of_the_engine(
+    toys: SimpleNamespace, kind: type[Completer]
+) -> None:
+    engine = toys.ListEngine(toys.BridgingParser(), [toys.letters("a")] * 4)
+    before = {k: v for k, v in vars(engine).items() if k not in ("answers", "calls")}
+
+    async def run() -> None:
+        validation, training = kind(engine, is_validation=True), kind(engine)
+        await validation.complete([USER])
+        await training.complete([USER])
+        await asyncio.gather(training.fork().complete([USER]), validation.fork().complete([USER]))
+
+    asyncio.run(run())
+    assert [call.is_validation for call in engine.calls] == [True, False, False, True]
+    assert {k: v for k, v in vars(engine).items() if k not in ("answers", "calls")} == before
+
+
+@pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+def test_one_call_at_a_time(toys: SimpleNamespace, kind: type[Completer]) -> None:
+    class Slow(toys.ListEngine):  # type: ignore[misc, name-defined]
+        async def get_token_output_from_token_input(self, *args: Any, **kwargs: Any) -> TokenOutput:
+            await asyncio.sleep(0)
+            return await super().get_token_output_from_token_input(*args, **kwargs)  # type: ignore[no-any-return]
+
+    engine = Slow(toys.BridgingParser(), [toys.letters("a")] * 3)
+
+    async def run() -> list[Any]:
+        completer = kind(engine)
+        first = await asyncio.gather(completer.complete([USER]), completer.complete([USER]), return_exceptions=True)
+        return [*first, await completer.fork().complete([USER])]
+
+    step, error, forked = asyncio.run(run())
+    assert isinstance(step, Step)
+    assert isinstance(forked, Step)
+    assert isinstance(error, RuntimeError)
+    assert "completer.fork()" in str(error)
+
+
+@pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+@pytest.mark.parametrize("retry", ["same", "other"])
+@pytest.mark.parametrize("failure", ["error", "cancelled", "abort"])
+def test_after_a_failure_the_conversation_can_go_on(
+    toys: SimpleNamespace, kind: type[Completer], retry: str, failure: str
+) -> None:
+    failures = {
+        "error": EngineError("down"),
+        "cancelled": asyncio.CancelledError(),
+        "abort": TokenOutput(token_ids=[150], logprobs=[-1], finish_reason=FinishReason.ABORT, weight_version=0),
+    }
+    engine = toys.ListEngine(toys.BridgingParser(), [toys.letters("one"), failures[failure], toys.letters("two")])
+
+    async def run() -> list[Step]:
+        completer = kind(engine, seed=3)
+        messages = Messages([USER])
+        first = await completer.complete(messages)
+        messages += [first.response, MORE]
+        with pytest.raises((EngineError, asyncio.CancelledError)):
+            await completer.complete(messages)
+        if retry == "other":
+            messages[-1] = {"role": "user", "content": "shorter"}
+        return [first, await completer.complete(messages)]
+
+    first, second = asyncio.run(run())
+    assert (second.segment, second.break_reason) == (0, None)
+    assert second.prompt_ids.tolist()[: len(first.prompt_ids) + len(first.completion_ids)] == [
+        *first.prompt_ids.tolist(),
+        *first.completion_ids.tolist(),
+    ]
+    assert engine.calls[1].seed == engine.calls[2].seed
+    if retry == "same":
+        assert engine.calls[1].prompt == engine.calls[2].prompt
+
+
+@pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+def test_a_prompt_that_is_too_long_ends_the_rollout_or_is_asked_again_shorter(
+    toys: SimpleNamespace, kind: type[Completer]
+) -> None:
+    engine = toys.ListEngine(toys.BridgingParser(), [toys.letters("one")] * 3)
+
+    async def run() -> Step:
+        completer = kind(engine, max_prompt_tokens=20)
+        with pytest.raises(Terminated, match="allowed") as caught:
+            await completer.complete([{"role": "user", "content": "x" * 100}])
+        assert caught.value.reason is TerminationReason.MAX_PROMPT_TOKENS
+        return await completer.complete([USER])
+
+    step = asyncio.run(run())
+    assert (step.segment, step.break_reason, step.text) == (0, None, "one")
+
+
+def test_an_empty_completion_is_an_error_of_the_engine(toys: SimpleNamespace) -> None:
+    with pytest.raises(EngineError, match="engine 'list' .* empty completion"):
+        play(TITOCompleter(toys.ListEngine(toys.BridgingParser(), [[]])))
+
+
+def test_a_plain_completer_finds_segments_by_comparing_tokens(toys: SimpleNamespace) -> None:
+    def answers() -> list[list[int]]:
+        return [toys.letters("one"), [7, *toys.letters("two")], toys.letters("three")]
+
+    first, second, third = play(Completer(toys.ListEngine(toys.LetterParser(), answers())), [MORE], [MORE])
+    assert [s.segment for s in (first, second, third)] == [0, 0, 1]
+    assert [s.break_reason for s in (first, second, third)] == [None, None, "prefix_mismatch"]
+    assert second.prompt_ids.base is second.completion_ids.base
+    merging = play(Completer(toys.ListEngine(toys.MergingParser(), answers())), [MORE], [MORE])
+    assert [s.segment for s in merging] == [0, 1, 2]
+
+
+def test_a_plain_completer_works_with_an_engine_that_only_speaks_messages(toys: SimpleNamespace) -> None:
+    class Chat(toys.ListEngine):  # type: ignore[misc, name-defined]
+        async def get_model_response(self, messages: Any, **_: Any) -> ModelOutput:
+            return ModelOutput(
+                message={"role": "assistant", "content": str(len(messages))},
+                prompt_ids=[],
+                completion_ids=[],
+                finish_reason=FinishReason.STOP,
+                weight_version=0,
+            )
+
+    assert [s.text for s in play(Completer(Chat(None, [])), [MORE])] == ["1", "3"]
+
+
+def test_a_list_that_is_edited_later_changes_no_step(engine: Any) -> None:
+    async def run() -> tuple[Step, Step, list[dict[str, Any]]]:
+        completer = TITOCompleter(engine)
+        nested = [{"type": "text", "text": "ask"}]
+        system: dict[str, Any] = {"role": "system", "content": "kind", "meta": nested}
+        messages: list[dict[str, Any]] = [system, dict(USER)]
+        first = await completer.complete(messages)
+        messages += [dict(first.response), dict(MORE)]
+        second = await completer.complete(messages)
+        nested[0]["text"] = system["content"] = messages[1]["content"] = "edited"
+        del messages[2:]
+        return first, second, messages
+
+    first, second, messages = asyncio.run(run())
+    system = {"role": "system", "content": "kind", "meta": [{"type": "text", "text": "ask"}]}
+    assert messages[0]["content"] == "edited"
+    assert first.messages == [system, USER]
+    assert second.messages == [system, USER, first.response, MORE]
+
+
+@pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+def test_steps_share_the_messages_and_tokens_of_plain_lists(toys: SimpleNamespace, kind: type[Completer]) -> None:
+    engine = toys.ListEngine(toys.BridgingParser(), [toys.letters("a")] * 2)
+
+    async def run() -> tuple[Step, Step]:
+        completer = kind(engine)
+        first = await completer.complete([dict(USER)])
+        return first, await completer.complete([dict(USER), dict(first.response), dict(MORE)])
+
+    first, second = asyncio.run(run())
+    assert first.messages[0] is second.messages[0]
+    assert np.shares_memory(first.completion_ids, second.prompt_ids)
+
+
+def test_a_step_per_call_may_have_its_own_limit(engine: Any) -> None:
+    async def run() -> None:
+        completer = TITOCompleter(engine, sampling_params=SamplingParams(max_response_tokens=9, top_k=3))
+        step = await completer.complete([USER], max_response_tokens=4)
+        await completer.complete([USER, step.response, MORE])
+
+    asyncio.run(run())
+    assert [(c.params.max_response_tokens, c.params.top_k) for c in engine.calls] == [(4, 3), (9, 3)]
+
+
+def test_one_prompt_many_seeds_keeps_their_order(engine: Any, toys: SimpleNamespace) -> None:
+    outputs = asyncio.run(
+        engine.get_token_outputs_from_token_input(
+            [4, 5], sampling_params=SamplingParams(), seeds=[3, 1], is_validation=True
+        )
+    )
+    assert [o.token_ids.tolist() for o in outputs] == [toys.letters("one"), toys.letters("two")]
+    assert [(c.seed, c.is_validation) for c in engine.calls] == [(3, True), (1, True)]
+
+
+def test_media_is_refused_by_name(engine: Any) -> None:
+    chunk = MediaChunk(sha256="0" * 64, kind="image", length_tokens=3)
+    output = TokenOutput(token_ids=[1], finish_reason=FinishReason.STOP, weight_version=0)
+    with pytest.raises(ValueError, match="engine 'list' takes text only, but the prompt holds a chunk of kind 'image'"):
+        engine.assemble_model_output([4, chunk], output)
+
+
+def test_an_engine_without_a_parser_says_so(toys: SimpleNamespace) -> None:
+    engine = toys.ListEngine(None, [[150]])
+    assert engine.tokenizer is None
+    with pytest.raises(EngineError, match="'list' has no parser"):
+        play(Completer(engine))
+
+
+def test_a_rollout_survives_a_parser_that_breaks_every_turn(toys: SimpleNamespace) -> None:
+    engine = toys.ListEngine(toys.LyingParser(), [toys.letters("a")] * 3)
+    steps = play(TITOCompleter(engine), [MORE], [MORE])
+    assert [(s.segment, s.break_reason) for s in steps] == [(0, None), (1, "prefix_mismatch"), (2, "prefix_mismatch")]
+    episode = Episode(task_id="t", trajectories=[Trajectory(steps=steps, reward=1.0)])
+    assert Episode.from_json(episode.to_json()) == episode

@@ -1,0 +1,435 @@
+"""A conversation is one token sequence, or it says where and why it is not."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm_core.parser import BreakReason, ParsedCompletion, ParsedToolCall, ParserSession, SegmentBreak, Turn
+from rllm_core.types import Messages, new_id
+
+USER = {"role": "user", "content": "ask"}
+TOOL = {"role": "tool", "content": "result"}
+PARSERS = ["LetterParser", "BridgingParser", "LyingParser", "MergingParser"]
+
+tails = st.builds(lambda tools, user: [TOOL] * tools + [USER] * user, st.integers(0, 2), st.booleans()).filter(bool)
+# Anything may be sampled: letters, control tokens in the middle, no stop, two stops, nothing at all.
+completions = st.one_of(
+    st.lists(st.integers(0, 300), max_size=8),
+    st.lists(st.integers(150, 220), max_size=6).map(lambda ids: [*ids, 1]),
+    st.lists(st.integers(150, 220), max_size=3).map(lambda ids: [*ids, 1, 2]),
+)
+
+
+def begins_with(tokens: Any, prefix: Any) -> bool:
+    return [int(t) for t in tokens][: len(prefix)] == [int(t) for t in prefix]
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@given(turns=st.lists(st.tuples(completions, tails), min_size=1, max_size=5), plain_lists=st.booleans())
+def test_within_a_segment_every_prompt_begins_with_the_prompt_and_completion_before_it(
+    toys: SimpleNamespace, parser: str, turns: list[tuple[list[int], list[Any]]], plain_lists: bool
+) -> None:
+    session = getattr(toys, parser)().session()
+    conversation: Any = [USER] if plain_lists else Messages([USER])
+    seen: list[tuple[Turn, list[int], list[int], list[Any]]] = []
+    for sampled, tail in turns:
+        turn = session.next_prompt(list(conversation) if plain_lists else conversation)
+        session.record(sampled)
+        assert session.last_completion_ids.tolist() == sampled
+        seen.append((turn, turn.prompt_ids.tolist(), sampled, list(conversation)))
+        conversation.append(session.answer)
+        conversation.extend(tail)
+
+    for (_, prompt, sampled, _), (turn, later, _, _) in zip(seen, seen[1:], strict=False):
+        if turn.break_reason is None:
+            assert begins_with(later, prompt + sampled)
+        else:
+            assert turn.break_reason in session.stats.breaks
+    for before, (turn, _, _, _) in zip([None, *seen], seen, strict=False):
+        expected = 0 if before is None else before[0].segment + (turn.break_reason is not None)
+        assert turn.segment == expected
+    assert session.stats.breaks.total() == seen[-1][0].segment
+    assert session.stats.turns == len(turns)
+    assert session.stats.bridged + session.stats.rendered == len(turns)
+    for turn, prompt, _, messages in seen:  # what was handed out earlier has not changed
+        assert turn.prompt_ids.tolist() == prompt
+        assert not turn.prompt_ids.flags.writeable
+        assert messages == messages[:]
+
+
+@pytest.mark.parametrize(
+    ("parser", "reasons"),
+    [
+        ("LetterParser", [None, None]),
+        ("BridgingParser", [None, None]),
+        ("LyingParser", [BreakReason.PREFIX_MISMATCH] * 2),
+        ("MergingParser", [BreakReason.BRIDGE_NONE] * 2),
+    ],
+)
+def test_the_prefix_is_checked_for_every_parser_bridge_or_not(
+    toys: SimpleNamespace, parser: str, reasons: list[BreakReason | None]
+) -> None:
+    session = getattr(toys, parser)().session()
+    conversation = [USER]
+    found = []
+    for answer in ("one", "two", "three"):
+        turn = session.next_prompt(conversation)
+        found.append(turn.break_reason)
+        session.record(toys.letters(answer))
+        conversation = [*conversation, session.answer, USER]
+    assert found == [None, *reasons]
+    whole = toys.LetterParser() if parser == "LyingParser" else session.parser
+    if reasons[0] is not None:  # a new segment is an honest rendering of the whole conversation
+        assert turn.prompt_ids.tolist() == whole.render(conversation[:-2])
+    assert session.stats.breaks.total() == sum(reason is not None for reason in reasons)
+
+
+def test_a_rendering_parser_goes_on_only_where_the_text_says_exactly_what_was_sampled(toys: SimpleNamespace) -> None:
+    session = toys.LetterParser().session()
+    session.next_prompt([USER])
+    odd = [7, *toys.letters("ok")]  # token 7 is no letter: it does not survive the way through text
+    session.record(odd)
+    assert session.answer["content"] == "ok"
+    turn = session.next_prompt([USER, session.answer, USER])
+    assert turn.break_reason is BreakReason.BRIDGE_NONE
+    bridging = toys.BridgingParser().session()
+    bridging.next_prompt([USER])
+    bridging.record(odd)
+    turn = bridging.next_prompt([USER, bridging.answer, USER])
+    assert turn.break_reason is None
+    assert odd == turn.prompt_ids.tolist()[len(toys.LetterParser().render([USER])) :][: len(odd)]
+
+
+def answered(toys: SimpleNamespace, sampled: list[int] | None = None, **options: Any) -> ParserSession:
+    session: ParserSession = toys.BridgingParser().session(**options)
+    session.next_prompt([USER])
+    session.record(toys.letters("hi") if sampled is None else sampled)
+    return session
+
+
+def breaking_conversations(answer: Any) -> dict[BreakReason, list[Any]]:
+    return {
+        BreakReason.HISTORY_EDITED: [{"role": "user", "content": "other"}, answer, USER],
+        BreakReason.SHRUNK: [USER],
+        BreakReason.ASSISTANT_INSERTED: [USER, answer, {"role": "assistant", "content": "me"}, USER],
+    }
+
+
+@pytest.mark.parametrize("reason", breaking_conversations(None))
+def test_a_break_has_a_reason_a_counter_and_a_fresh_rendering(toys: SimpleNamespace, reason: BreakReason) -> None:
+    session = answered(toys)
+    before = session.last_completion_ids
+    conversation = breaking_conversations(session.answer)[reason]
+    turn = session.next_prompt(conversation)
+    assert (turn.break_reason, turn.segment) == (reason, 1)
+    assert session.stats.breaks == {reason: 1}
+    assert turn.prompt_ids.tolist() == session.parser.render(conversation)
+    assert before.tolist() == toys.letters("hi")
+
+
+@pytest.mark.parametrize(
+    ("tail", "allowed"),
+    [
+        ([USER], True),
+        ([TOOL], True),
+        ([TOOL, TOOL, USER], True),
+        ([], False),
+        ([USER, USER], False),
+        ([USER, TOOL], False),
+        ([{"role": "system", "content": "x"}], False),
+    ],
+)
+def test_a_turn_adds_tools_and_at_most_one_user_message(toys: SimpleNamespace, tail: list[Any], allowed: bool) -> None:
+    session = answered(toys)
+    turn = session.next_prompt([USER, session.answer, *tail])
+    assert turn.break_reason is (None if allowed else BreakReason.HISTORY_EDITED)
+
+
+@pytest.mark.parametrize(
+    ("tail_of_completion", "reason"),
+    [
+        ([], None),
+        (["PAD"], None),
+        ([150], BreakReason.TOKENS_AFTER_STOP),
+        (["PAD", 150], BreakReason.TOKENS_AFTER_STOP),
+    ],
+)
+def test_tokens_after_the_stop_are_never_dropped(
+    toys: SimpleNamespace, tail_of_completion: list[Any], reason: BreakReason | None
+) -> None:
+    sampled = toys.letters("hi") + [toys.PAD if t == "PAD" else t for t in tail_of_completion]
+    session = answered(toys, sampled)
+    assert session.last_completion_ids.tolist() == sampled
+    assert session.next_prompt([USER, session.answer, USER]).break_reason is reason
+
+
+def test_changed_tools_break_and_none_keeps_them(toys: SimpleNamespace) -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    session = toys.BridgingParser().session(tools=[tool])
+    first = session.next_prompt([USER])
+    assert first.prompt_ids[0] == 8
+    session.record(toys.letters("a"))
+    conversation = [USER, session.answer, USER]
+    assert session.next_prompt(conversation).break_reason is None
+    session.discard()
+    assert session.next_prompt(conversation, tools=[dict(reversed(tool.items()))]).break_reason is None
+    session.discard()
+    turn = session.next_prompt(conversation, tools=[])
+    assert turn.break_reason is BreakReason.TOOLS_CHANGED
+    assert 8 not in turn.prompt_ids
+    assert session.tools is None
+    session.record(toys.letters("b"))
+    assert session.next_prompt([*conversation, session.answer, USER]).break_reason is None
+
+
+def test_the_same_question_twice_is_the_same_turn(toys: SimpleNamespace) -> None:
+    session = answered(toys)
+    conversation = [USER, session.answer, USER]
+    turn = session.next_prompt(conversation)
+    assert session.next_prompt([dict(m) for m in conversation]) is turn
+    assert session.stats.bridged == 1
+    session.record(toys.letters("there"))
+    with pytest.raises(RuntimeError, match="next_prompt"):
+        session.record(toys.letters("again"))
+    assert session.last_completion_ids.tolist() == toys.letters("there")
+
+
+def test_another_question_before_the_answer_is_an_error_until_the_first_is_discarded(toys: SimpleNamespace) -> None:
+    session = toys.BridgingParser().session()
+    with pytest.raises(RuntimeError, match="next_prompt"):
+        session.record([1])
+    with pytest.raises(RuntimeError, match="nothing has been recorded"):
+        _ = session.answer
+    with pytest.raises(RuntimeError, match="nothing has been recorded"):
+        _ = session.last_completion_ids
+    session.next_prompt([USER])
+    with pytest.raises(RuntimeError, match=r"discard\(\)"):
+        session.next_prompt([USER, USER])
+    session.discard()
+    session.discard()
+    turn = session.next_prompt([TOOL])
+    assert (turn.segment, turn.break_reason) == (0, None)
+    assert session.consumed == [TOOL]
+
+
+@pytest.mark.parametrize("conversation", ["continued", "broken"])
+def test_a_discarded_prompt_leaves_no_trace(toys: SimpleNamespace, conversation: str) -> None:
+    session = answered(toys)
+    follow_up = [USER, session.answer, USER] if conversation == "continued" else [TOOL]
+    stats = pickle.dumps(session.stats)
+    given_up = session.next_prompt(follow_up)
+    ids = given_up.prompt_ids.tolist()
+    session.discard()
+    assert session.stats.breaks.total() == 0
+    assert pickle.loads(stats).bridged == session.stats.bridged  # noqa: S301
+    assert session.consumed == [USER]
+    other = {"role": "user", "content": "something else"}
+    turn = session.next_prompt([USER, session.answer, other])
+    assert (turn.segment, turn.break_reason) == (0, None)
+    assert given_up.prompt_ids.tolist() == ids, "the engine may still read the prompt that was given up"
+    assert turn.prompt_ids.tolist() != ids
+
+
+@pytest.mark.parametrize(
+    "rewritten",
+    [
+        lambda a: {**a},
+        lambda a: dict(reversed(a.items())),
+        lambda a: {**a, "content": None},
+        lambda a: {k: v for k, v in a.items() if k != "content"},
+        lambda a: {**a, "tool_calls": []} if "tool_calls" not in a else {**a, "name": None},
+        lambda a: {**{k: v for k, v in a.items() if k != "reasoning_content"}, "reasoning": a["reasoning_content"]},
+        lambda a: {**{k: v for k, v in a.items() if k != "reasoning_content"}, "thinking": a["reasoning_content"]},
+        lambda a: {**a, "tool_calls": [{"function": {"name": "f", "arguments": {"y": [2], "x": 1}}}]},
+        lambda a: {
+            **a,
+            "tool_calls": [{"function": {"name": "f", "arguments": '{"x":1,"y":[2]}'}, "type": "function"}],
+        },
+        lambda a: {**a, "tool_calls": [{"name": "f", "arguments": {"x": 1, "y": [2]}}]},
+    ],
+)
+def test_an_answer_counts_as_the_same_however_a_client_writes_it(toys: SimpleNamespace, rewritten: Any) -> None:
+    class Calling(toys.BridgingParser):  # type: ignore[misc, name-defined]
+        def parse_completion(self, completion_ids: Any, **_: Any) -> ParsedCompletion:
+            call = ParsedToolCall(name="f", arguments={"x": 1, "y": [2]}, raw="")
+            return ParsedCompletion("", reasoning="why", tool_calls=(call,))
+
+    session = Calling().session()
+    session.next_prompt([USER])
+    session.record([150, 1])
+    turn = session.next_prompt([USER, rewritten(session.answer), TOOL])
+    assert turn.break_reason is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda a: {**a, "content": "other"},
+        lambda a: {**a, "reasoning_content": "other"},
+        lambda a: {**a, "tool_calls": [{"function": {"name": "g", "arguments": "{}"}}]},
+        lambda a: {**a, "tool_calls": [{"function": {"name": "f", "arguments": "[" * 10**5}}]},
+        lambda a: {**a, "tool_calls": ["nonsense"]},
+        lambda a: {**a, "tool_calls": "nonsense"},
+        lambda a: {**a, "tool_calls": [{"function": "nonsense"}]},
+        lambda a: {**a, "role": "user"},
+    ],
+)
+def test_an_answer_that_says_something_else_is_an_edit(toys: SimpleNamespace, changed: Any) -> None:
+    session = answered(toys)
+    turn = session.next_prompt([USER, changed(session.answer), TOOL])
+    assert turn.break_reason is BreakReason.HISTORY_EDITED
+
+
+def test_a_strict_session_raises_and_can_be_used_on(toys: SimpleNamespace) -> None:
+    session = answered(toys, on_break="raise")
+    with pytest.raises(SegmentBreak, match="shrunk") as caught:
+        session.next_prompt([USER])
+    assert caught.value.reason is BreakReason.SHRUNK
+    assert session.stats.breaks == {BreakReason.SHRUNK: 1}
+    assert session.consumed == [USER]
+    assert session.last_completion_ids.tolist() == toys.letters("hi")
+    turn = session.next_prompt([USER, session.answer, USER])
+    assert (turn.segment, turn.break_reason) == (0, None)
+    lying = toys.LyingParser().session(on_break="raise")
+    lying.next_prompt([USER])
+    lying.record(toys.letters("a"))
+    with pytest.raises(SegmentBreak, match="prefix_mismatch"):
+        lying.next_prompt([USER, lying.answer, USER])
+
+
+def test_a_parser_that_fails_leaves_the_session_as_it_was(toys: SimpleNamespace) -> None:
+    class Failing(toys.BridgingParser):  # type: ignore[misc, name-defined]
+        fails = True
+
+        def parse_completion(self, completion_ids: Any, **kwargs: Any) -> ParsedCompletion:
+            if self.fails:
+                raise ZeroDivisionError
+            return super().parse_completion(completion_ids, **kwargs)  # type: ignore[no-any-return]
+
+    parser = Failing()
+    session = parser.session()
+    turn = session.next_prompt([USER])
+    with pytest.raises(ZeroDivisionError):
+        session.record(toys.letters("hi"))
+    parser.fails = False
+    assert session.next_prompt([USER]) is turn
+    session.record(toys.letters("hi"))
+    assert session.last_completion_ids.tolist() == toys.letters("hi")
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_pickled_session_goes_on_where_it_was(toys: SimpleNamespace, pending: bool) -> None:
+    session = answered(toys)
+    conversation = [USER, session.answer, USER]
+    if pending:
+        session.next_prompt(conversation)
+    again = pickle.loads(pickle.dumps(session))  # noqa: S301
+    mine, theirs = session.next_prompt(conversation), again.next_prompt(conversation)
+    assert theirs.prompt_ids.tolist() == mine.prompt_ids.tolist()
+    assert not theirs.prompt_ids.flags.writeable
+    again.record(toys.letters("b"))
+    assert again.next_prompt([*conversation, again.answer, USER]).break_reason is None
+    assert session.stats.turns == 1
+
+
+def test_prompts_of_a_long_conversation_share_one_buffer(toys: SimpleNamespace) -> None:
+    def held(turns: int) -> int:
+        session = toys.BridgingParser().session()
+        conversation = Messages([USER])
+        prompts = []
+        for _ in range(turns):
+            prompts.append(session.next_prompt(conversation).prompt_ids)
+            session.record(toys.letters("an answer of some length"))
+            conversation.append(session.answer)
+            conversation.append(USER)
+        buffers = {id(p.base): p.base.nbytes for p in prompts}
+        return sum(buffers.values())
+
+    assert held(400) / held(100) < 6  # doubling buffers: between 3 and 6; copies would give 16
+
+
+def test_tokens_a_parser_renders_are_checked(toys: SimpleNamespace) -> None:
+    class Wrong(toys.LetterParser):  # type: ignore[misc, name-defined]
+        def render(self, messages: Any, **_: Any) -> Any:
+            return [1, -1]
+
+    session = Wrong().session()
+    with pytest.raises(ValueError, match="between 0 and"):
+        session.next_prompt([USER])
+    assert session.stats.rendered == 0
+
+
+def test_a_parser_cannot_change_the_tokens_it_is_given(toys: SimpleNamespace) -> None:
+    class Meddling(toys.BridgingParser):  # type: ignore[misc, name-defined]
+        def bridge_to_next_turn(self, prompt_ids: Any, completion_ids: Any, new_messages: Any, **_: Any) -> Any:
+            prompt_ids[0] = 0
+
+    session = Meddling().session()
+    session.next_prompt([USER])
+    session.record(toys.letters("a"))
+    with pytest.raises(ValueError, match="read-only"):
+        session.next_prompt([USER, session.answer, USER])
+
+
+class TestParsedCompletion:
+    CALLS = (
+        ParsedToolCall(name="add", arguments=MappingProxyType({"x": 1}), raw="r"),
+        ParsedToolCall(name=None, arguments=None, raw="broken", status="invalid_json"),
+        ParsedToolCall(name="add", arguments={"s": "\ud800", "n": float("nan")}, raw="r", call_id="mine"),
+    )
+
+    def test_it_reads_like_a_dictionary(self) -> None:
+        parsed = ParsedCompletion("text", reasoning="why")
+        assert parsed["content"] == parsed.content == parsed.get("content")
+        assert "tool_calls" in parsed
+        assert parsed.get("nothing", 3) == 3
+        with pytest.raises(KeyError):
+            parsed["nothing"]
+        assert dict(parsed).keys() == {"content", "reasoning", "tool_calls", "termination", "reasoning_complete"}
+        assert len(parsed) == len(list(parsed)) == 5
+
+    def test_only_good_calls_become_part_of_the_message(self) -> None:
+        message = ParsedCompletion("t", reasoning="", tool_calls=self.CALLS).to_message(turn=3)
+        assert [c["id"] for c in message["tool_calls"]] == ["call_3_0", "mine"]
+        assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"x": 1}
+        assert message["reasoning_content"] == ""
+        json.dumps(message).encode()
+
+    def test_ids_are_equal_in_equal_runs_and_different_within_one(self, toys: SimpleNamespace) -> None:
+        class Calling(toys.BridgingParser):  # type: ignore[misc, name-defined]
+            def parse_completion(self, completion_ids: Any, **_: Any) -> ParsedCompletion:
+                call = ParsedToolCall(name="f", arguments={}, raw="")
+                return ParsedCompletion("", tool_calls=(call, call))
+
+        def ids() -> list[str]:
+            session = Calling().session()
+            conversation = Messages([USER])
+            for _ in range(3):
+                session.next_prompt(conversation)
+                session.record([150, 1])
+                conversation += [session.answer, TOOL]
+            return [call["id"] for m in conversation for call in m.get("tool_calls", ())]
+
+        assert ids() == ids()
+        assert len(set(ids())) == 6
+        alone = ParsedCompletion("", tool_calls=self.CALLS[:1])
+        assert alone.to_message()["tool_calls"][0]["id"] != alone.to_message()["tool_calls"][0]["id"]
+
+    def test_what_a_model_says_can_always_be_a_message(self) -> None:
+        call = ParsedToolCall(name="\udfff", arguments={}, raw="")
+        message = ParsedCompletion("a\ud800", reasoning="\ud800", tool_calls=(call,)).to_message()
+        json.dumps(message, ensure_ascii=False).encode()
+
+
+def test_ids_differ() -> None:
+    ids = [new_id() for _ in range(10_000)]
+    assert len(set(ids)) == len(ids)
+    assert np.char.isalnum(np.array(ids)).all()
