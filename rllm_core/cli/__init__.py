@@ -36,7 +36,11 @@ CORE_COMMANDS = {
         Command(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
         Command(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
         Command(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
-        Command(name="doctor", load="rllm_core.cli.doctor:doctor", summary="Check versions, missing pieces and known-bad combinations."),
+        Command(
+            name="doctor",
+            load="rllm_core.cli.doctor:doctor",
+            summary="Check versions, missing pieces and known-bad combinations.",
+        ),
     )
 }
 

@@ -37,17 +37,17 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
     rows = _rows(infos, load=load, deadline_seconds=deadline_seconds)
     if as_json:
         echo_json(rows)
-    elif load:
+    elif load and rows:
         echo_table(
             ["name", "package", "version", "status", "hooks", "provides", "note"],
             [[*_identity(row), ", ".join(row["hooks"] or ()), _provides(row), _note(row)] for row in rows],
         )
-    else:
+    elif rows:
         echo_table(
             ["name", "package", "version", "status", "value", "note"],
             [[*_identity(row), row["value"], _note(row)] for row in rows],
         )
-    if not rows:
+    else:
         click.echo("no plugins are installed; for a first run: pip install rllm-local rllm-workflows", err=True)
     _fail_if_strict(context, manager, rows)
 
