@@ -8,6 +8,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 PLUGINS := rllm-local rllm-renderers rllm-workflows
+EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e plugins/rllm-renderers -e plugins/rllm-workflows
 TEST_LANES := test-core
 
 # The tests must not depend on the number of cores, nor on a model hub.
@@ -62,5 +63,5 @@ $(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/
 	@$(PYTHON) -m pip --python $(VENV)/bin/python install $(PIP_QUIETLY) pip
 	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch hatchling
 	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt --no-build-isolation \
-		-e ".[dev,plots]" $(PLUGINS:%=-e plugins/%)
+		-e ".[dev,plots]" $(EDITABLE_PLUGINS)
 	@touch $@

@@ -1,0 +1,8 @@
+"""Makes the pages and their generator importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "docs")]

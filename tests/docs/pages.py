@@ -1,0 +1,88 @@
+"""The pages of the documentation, taken apart."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+_FILE = re.compile(r"# ((?:[\w-]+/)*[\w-]+\.(?:py|toml))\b")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block."""
+
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The file it is, if its first line is a comment with a path."""
+        found = _FILE.match(self.text)
+        return found[1] if found else None
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [Block(language, text) for language, text in _FENCE.findall(self.text)]
+
+    @property
+    def prose(self) -> str:
+        return _FENCE.sub("", self.text)
+
+    @property
+    def anchors(self) -> set[str]:
+        """What ``#...`` may name, made from the headings as code hosts do."""
+        headings = re.findall(r"^#+ (.+)$", self.prose, re.M)
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    @property
+    def links(self) -> list[str]:
+        return re.findall(r"\]\(([^)\s]+)\)", self.prose)
+
+    @property
+    def commands(self) -> list[str]:
+        """Every ``rllm-core`` command in shell blocks and in the text, without comments and variables."""
+        lines = re.findall(r"`((?:\w+=\S* )*rllm-core [^`]*)`", self.prose)
+        for block in self.blocks:
+            if block.language == "sh":
+                lines += block.text.splitlines()
+            elif block.language == "console":
+                lines += [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
+        shown = (re.sub(r"^(\w+=\S* )+", "", line.partition("#")[0].strip()) for line in lines)
+        return [line for line in shown if line.startswith("rllm-core")]
+
+    def section(self, heading: str) -> str:
+        """The text below a heading, up to the next of its level or above."""
+        found = re.search(rf"^(#+) {re.escape(heading)}$", self.text, re.M)
+        assert found, f"{self.name} has no heading {heading!r}"
+        rest = self.text[found.end() :]
+        after = re.search(rf"^#{{1,{len(found[1])}}} ", rest, re.M)
+        return rest[: after.start()] if after else rest
+
+    def rows(self, heading: str) -> dict[str, list[str]]:
+        """The first table below a heading: the names in the first column, and the further cells."""
+        table = re.search(r"(?:^\|.*\n)+", self.section(heading), re.M)
+        assert table, f"{self.name} has no table below {heading!r}"
+        cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[0].splitlines()[2:]]
+        return {name: row[1:] for row in cells for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+PAGES = [Page(path) for pattern in ("*.md", "docs/*.md", "plugins/*/README.md") for path in sorted(ROOT.glob(pattern))]

@@ -1,0 +1,150 @@
+"""What the pages say is so: links lead somewhere, commands parse, run files load, Python runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from generate import first_party_plugins
+from pages import PAGES, ROOT, Page
+
+from rllm_core.cli import Session, cli
+from rllm_core.config import load_run_config
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+README = Page(ROOT / "README.md")
+WORKFLOWS = ("sort", "guess", "countdown")
+RESOLVED = ("train", "eval")
+
+
+@every_page
+def test_links_lead_somewhere(page: Page) -> None:
+    for link in page.links:
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = Page((page.path.parent / path).resolve() if path else page.path)
+        assert target.path.exists(), f"{page.name} links to {link}"
+        if anchor:
+            assert anchor in target.anchors, f"{page.name} links to {link}; {target.name} has {sorted(target.anchors)}"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, waiting = set(), [README]
+    while waiting:
+        page = waiting.pop()
+        if page.name in reached or page.path.suffix != ".md":
+            continue
+        reached.add(page.name)
+        links = (link.partition("#")[0] for link in page.links if not link.startswith("https://"))
+        waiting += [Page((page.path.parent / link).resolve()) for link in links if link]
+    docs = {page.name for page in PAGES if page.name.startswith("docs/")}
+    assert docs - reached <= {"docs/index.md"}
+    index = Page(ROOT / "docs" / "index.md")
+    assert {f"docs/{link}" for link in index.links} == docs - {"docs/index.md"}
+
+
+@every_page
+def test_no_page_names_a_machine_or_a_registry(page: Page) -> None:
+    found = re.search(
+        r"(?<![\w.])/(?:home|root|tmp|work|Users|opt|mnt|var)/|\b\d+\.\d+\.\d+\.\d+\b|pypi|pythonhosted|index-url|find-links",
+        page.text,
+        re.I,
+    )
+    assert not found, f"{page.name} mentions {found[0]!r}"
+
+
+COMMANDS = sorted({command for page in PAGES for command in page.commands})
+
+
+@pytest.fixture
+def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """Parses a command completely and runs nothing of it; gives its parameters."""
+    parsed: list[dict[str, Any]] = []
+    monkeypatch.setattr(click.Command, "invoke", lambda command, context: parsed.append(context.params))
+
+    def parse(command: str) -> dict[str, Any]:
+        result = CliRunner().invoke(cli, shlex.split(command)[1:], obj=Session())
+        assert result.exit_code == 0 or result.output.endswith("Error: Missing command.\n"), result.output
+        return parsed[-1] if parsed else {}
+
+    return parse
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_parse(command: str, parse: Callable[[str], dict[str, Any]]) -> None:
+    parse(command)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if {*c.split()} & {*WORKFLOWS} and c.split()[1] in RESOLVED])
+def test_what_is_trained_resolves(command: str, parse: Callable[[str], dict[str, Any]]) -> None:
+    options = parse(command)
+    load_run_config(
+        options["target"],
+        first_party_plugins(),
+        overrides=options["overrides"],
+        backend=options["backend"],
+        parser=options["parser"],
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b.text for page in PAGES for b in page.blocks if b.language == "toml" and re.search(r"^workflow =", b.text, re.M)],
+)
+def test_run_files_load(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    load_run_config(str(path), first_party_plugins())
+
+
+def write_files(page: Page, folder: Path) -> list[str]:
+    """Write the blocks of a page that are files; returns the names of the modules among them."""
+    files = {block.file: block.text for block in page.blocks if block.file}
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    modules = [name.removesuffix(".py").removesuffix("/__init__") for name in files if name.endswith(".py")]
+    return [module.replace("/", ".") for module in modules]
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(b.language == "python" for b in p.blocks)], ids=lambda page: page.name
+)
+def test_python_runs(page: Page, tmp_path: Path) -> None:
+    modules = write_files(page, tmp_path)
+    fragments = [block.text for block in page.blocks if block.language == "python" and not block.file]
+    script = tmp_path / "fragments_of_the_page.py"
+    script.write_text("\n\n".join(fragments), encoding="utf-8")
+    # A module that another block has only named is not there; what is imported here must be.
+    code = "".join(f"import {module}\n" for module in [*modules, script.stem])
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True)
+
+
+def test_readme_has_exactly_the_two_commands() -> None:
+    [first] = [b for b in Page(README.path).section("Two commands").split("```") if b.startswith("sh\n")]
+    assert first == "sh\nmake train\nmake test\n"
+    others = re.findall(r"\b(?:make|pip install|python -m venv|git clone)\b [\w-]+", README.text)
+    assert {other for other in others if not other.startswith("make a ")} == {"make train", "make test"}
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_instructions_for_agents_are_short() -> None:
+    assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) < 60
+    assert (ROOT / "CLAUDE.md").read_text(encoding="utf-8").count("\n") == 1
+    assert Page(ROOT / "CLAUDE.md").links == ["AGENTS.md"]
+
+
+def test_make_targets_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    named = {name for page in PAGES for name in re.findall(r"(?:^|`)make ([\w-]+)", page.text, re.M)}
+    assert named <= targets
