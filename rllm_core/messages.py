@@ -105,6 +105,19 @@ def thaw(value: Any) -> Any:
     return value
 
 
+def identical(left: Any, right: Any) -> bool:
+    """Whether two values are written as the same JSON; unlike ``==`` this tells 1 from True and sees the keys' order."""
+    if left is right:
+        return True
+    if isinstance(left, dict) and isinstance(right, dict):
+        return len(left) == len(right) and all(
+            one == other and identical(left[one], right[other]) for one, other in zip(left, right, strict=True)
+        )
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(identical, left, right))
+    return type(left) is type(right) and left == right and (left != 0 or repr(left) == repr(right))
+
+
 def _json_dict(value: Any) -> FrozenDict:
     if not isinstance(value, Mapping):
         raise ValueError(f"expected a dictionary, got {type(value).__name__}")
@@ -277,7 +290,7 @@ def snapshot(messages: Sequence[MessageLike], previous: MessageView) -> MessageV
     elif isinstance(messages, Mapping | str) or not isinstance(messages, Sequence):
         return MessageView(messages)  # which says what is wrong with it
     known = len(previous)
-    if known and len(messages) >= known and all(messages[i] == previous[i] for i in range(known)):
+    if known and len(messages) >= known and all(identical(messages[i], previous[i]) for i in range(known)):
         return previous.extended(messages[known:])
     return MessageView(messages)
 

@@ -50,6 +50,7 @@ from rllm_core.messages import (
     MessageView,
     MessageViewField,
     freeze,
+    identical,
     message,
     snapshot,
     thaw,
@@ -153,8 +154,10 @@ class Record(BaseModel):
 
 
 def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, np.ndarray):
-        return isinstance(right, np.ndarray) and np.array_equal(left, right)
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return np.array_equal(left, right)
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return False  # None is not an empty array
     return bool(left == right)
 
 
@@ -435,7 +438,7 @@ def _shared_prefixes(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
             if _continues(step.prompt_ids, before):
                 shared["prompt_ids"] = step.prompt_ids[len(before.prompt_ids) + len(before.completion_ids) :]
             known = len(before.messages)
-            if step.messages[:known] == before.messages[:]:
+            if identical(step.messages[:known], before.messages[:]):
                 shared["messages"] = step.messages[known:]
         yield shared
         before = step

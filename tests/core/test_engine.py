@@ -228,7 +228,7 @@ def test_a_prompt_that_is_too_long_ends_the_rollout_or_is_asked_again_shorter(
 
 
 def test_an_empty_completion_is_an_error_of_the_engine(toys: SimpleNamespace) -> None:
-    with pytest.raises(EngineError, match="engine 'list' .* empty completion"):
+    with pytest.raises(EngineError, match=r"engine 'list' .* empty completion"):
         play(TITOCompleter(toys.ListEngine(toys.BridgingParser(), [[]])))
 
 

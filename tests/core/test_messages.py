@@ -92,10 +92,10 @@ def test_edits_as_a_list_does_and_leaves_earlier_views_alone(name: str) -> None:
         lambda m: m.count(USER),
         lambda m: [x["role"] for x in m],
         lambda m: json.dumps(list(m)),
-        lambda m: list(m + [TOOL]),
-        lambda m: list([TOOL] + m),
+        lambda m: list(m + [TOOL]),  # noqa: RUF005 - the operator is what is tested
+        lambda m: list([TOOL] + m),  # noqa: RUF005
         lambda m: m == [USER, ANSWER],
-        lambda m: [USER, ANSWER] == m,
+        lambda m: [USER, ANSWER] == m,  # noqa: SIM300
         lambda m: m != [USER],
         lambda m: m == (USER, ANSWER),
         lambda m: m == "no",
@@ -216,6 +216,11 @@ def test_a_snapshot_equals_the_list_and_shares_what_it_can(said: list[Any], more
     assert grown == said + more
     assert previous == said
     assert all(grown[i] is previous[i] for i in range(len(said)))
+
+
+def test_a_snapshot_does_not_mistake_one_for_true() -> None:
+    previous = MessageView([{"role": "user", "n": 1}])
+    assert json.dumps(list(snapshot([{"role": "user", "n": True}], previous))) == '[{"role": "user", "n": true}]'
 
 
 def test_a_snapshot_of_an_edited_list_is_what_the_list_is_now() -> None:
