@@ -61,7 +61,6 @@ $(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/
 	@echo "setting up $(VENV) (some minutes the first time)" >&2
 	@$(VENV)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	@$(PYTHON) -m pip --python $(VENV)/bin/python install $(PIP_QUIETLY) pip
-	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch hatchling
-	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt --no-build-isolation \
-		-e ".[dev,plots]" $(EDITABLE_PLUGINS)
+	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
+	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,plots]" $(EDITABLE_PLUGINS)
 	@touch $@
