@@ -64,22 +64,27 @@ class MetricsAggregator:
         if self._declared.setdefault(name, reduction) != reduction:
             raise ValueError(f"metric {name!r} is declared as {self._declared[name]!r}, not {reduction!r}")
 
-    def record(self, name: str, value: float) -> None:
-        """Add a value.
+    def record(self, name: str, *values: float) -> None:
+        """Add values.
 
         Raises:
             KeyError: If the metric was not declared.
-            ValueError: If the value is not a finite number.
+            ValueError: If a value is not a finite number.
         """
         if name not in self._declared:
             raise KeyError(f"metric {name!r} has no declared reduction")
-        if not math.isfinite(value):
-            raise ValueError(f"metric {name!r} is {value}")
-        self._values[name].append(float(value))
+        for value in values:
+            if not math.isfinite(value):
+                raise ValueError(f"metric {name!r} is {value}")
+        self._values[name] += values
 
     def flush(self) -> dict[str, float]:
         """Reduce everything recorded since the last flush, sorted by name."""
-        reduced = {name: _REDUCE[self._declared[name]](values) for name, values in sorted(self._values.items())}
+        reduced = {
+            name: float(_REDUCE[self._declared[name]](values))
+            for name, values in sorted(self._values.items())
+            if values
+        }
         self._values.clear()
         return reduced
 

@@ -13,6 +13,8 @@ from rllm_core.training.run_dir import RunDir
 from rllm_core.training.validation import ValidationResult
 from rllm_core.types import Episode, FinishReason, TrainingSample
 
+LENGTH = FinishReason.LENGTH
+
 
 class Reporter:
     """Writes the lines of a run folder and tells progress display and trackers."""
@@ -47,27 +49,26 @@ class Reporter:
     ) -> None:
         """Record the metrics of an optimizer step; ``weight_version`` is the one before it."""
         record = self.metrics.record
+        groups = [group for item in consumed for group in item.groups]
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        rewards = [[trajectory.total_reward for trajectory in group.trajectories] for group in groups]
+        flat = [reward for group in rewards for reward in group]
+        ages = [weight_version - item.weight_version for item in consumed]
+        judged = [e.is_correct for item in consumed for e in item.episodes if e.is_correct is not None]
         record("groups", len(consumed))
+        record("trajectories", len(trajectories))
         record("samples", len(samples))
-        for item in consumed:
-            record("staleness_mean", weight_version - item.weight_version)
-            record("staleness_max", weight_version - item.weight_version)
-            for episode in item.episodes:
-                if episode.is_correct is not None:
-                    record("solved", episode.is_correct)
-            for group in item.groups:
-                rewards = [trajectory.total_reward for trajectory in group.trajectories]
-                record("trajectories", len(rewards))
-                record("uniform_groups_share", min(rewards) == max(rewards))
-                record("trajectory_reward_min", min(rewards))
-                record("trajectory_reward_max", max(rewards))
-                for trajectory, reward in zip(group.trajectories, rewards, strict=True):
-                    steps = trajectory.steps
-                    record("reward_mean", reward)
-                    record("turns_mean", len(steps))
-                    record("segment_breaks", sum(step.break_reason is not None for step in steps))
-                    record("response_tokens_mean", sum(len(step.completion_ids) for step in steps))
-                    record("truncated_share", any(step.finish_reason is FinishReason.LENGTH for step in steps))
+        record("staleness_mean", *ages)
+        record("staleness_max", *ages)
+        record("solved", *judged)
+        record("reward_mean", *flat)
+        record("trajectory_reward_min", *flat)
+        record("trajectory_reward_max", *flat)
+        record("uniform_groups_share", *(min(group) == max(group) for group in rewards))
+        record("turns_mean", *(len(t.steps) for t in trajectories))
+        record("response_tokens_mean", *(sum(len(s.completion_ids) for s in t.steps) for t in trajectories))
+        record("segment_breaks", sum(s.break_reason is not None for t in trajectories for s in t.steps))
+        record("truncated_share", *(any(s.finish_reason is LENGTH for s in t.steps) for t in trajectories))
         record("sampled_tokens", sum(sample.sampled_tokens for sample in samples))
         if samples:
             record("distinct_samples_share", len({s.token_ids.tobytes() for s in samples}) / len(samples))

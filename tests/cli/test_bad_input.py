@@ -1,0 +1,154 @@
+"""Mistakes people make: one clear line on stderr, a non-zero exit, no traceback, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN_FILE = """
+workflow = "sort"
+backend = "local"
+
+[training]
+steps = 1
+"""
+
+
+def rllm_core(*arguments: str, cwd: Path, plugins: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RLLM_")}
+    environment["RLLM_CONFIG_DIR"] = str(cwd / "config")
+    if plugins is not None:
+        environment["RLLM_PLUGINS"] = plugins
+    return subprocess.run(
+        [sys.executable, "-m", "rllm_core", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str], *expected: str, code: int = 2) -> None:
+    lines = result.stderr.strip().splitlines()
+    assert result.returncode == code, result.stderr
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    for text in expected:
+        assert text in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train"], ["name a workflow or a run file"]),
+        (["train", "srot"], ["no workflow named 'srot'", "sort"]),
+        (["train", "sort", "--backend", "locl"], ["no backend named 'locl'", "local"]),
+        (["train", "sort", "--backend", "verl"], ["no backend named 'verl'", "local", "pip install rllm-verl"]),
+        (["train", "sort", "--backend", "tinker"], ["no backend named 'tinker'", "pip install rllm-tinker"]),
+        (["train", "sort", "--parser", "chat_templat"], ["chat_template"]),
+        (["train", "sort", "-o", "training.stepz=3"], ["unknown key 'training.stepz'", "'training.steps'?"]),
+        (["train", "sort", "-o", "trainig.steps=3"], ["unknown key 'trainig'", "did you mean 'training'?"]),
+        (["train", "sort", "-o", "local.thread=3"], ["unknown key 'local.thread'", "did you mean 'local.threads'?"]),
+        (["train", "sort", "-o", "training.steps=many"], ['training.steps = "many"', "whole number"]),
+        (["train", "sort", "-o", "training.steps=-1"], ["training.steps = -1"]),
+        (["train", "sort", "-o", "training.steps"], ["section.key=value"]),
+        (["train", "sort", "-o", "training.groups_per_forward_backward=3"], ["does not divide"]),
+        (["train", "missing.toml"], ["missing.toml does not exist"]),
+        (["train", "sort", "--resume"], ["--resume needs --run-dir"]),
+        (["train", "sort", "-o", "algorithm.name=grop"], ["no advantage estimator named 'grop'", "grpo"]),
+        (["train", "sort", "-o", 'training.trackers=["wandbb"]'], ["no tracker named 'wandbb'"]),
+        (["eval", "sort", "-k", "4"], ["pass@4 needs"]),
+    ],
+)  # fmt: skip
+def test_one_line_says_what_is_wrong_and_what_is_allowed(
+    arguments: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    refused(rllm_core(*arguments, cwd=tmp_path), *expected)
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+@pytest.mark.slow  # these ask the backend, which imports torch
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train", "sort", "-o", "model.path=no/such/folder"], ["model.path = 'no/such/folder'", "no such folder"]),
+        (["train", "sort", "-o", "algorithm.loss=magic"], ["algorithm.loss = 'magic'", "reinforce"]),
+        (["train", "sort", "-o", "training.rollouts_per_group=1"], ["rollouts_per_group = 1 is too small"]),
+        (["train", "sort", "-o", "training.staleness_threshold=1"], ["take turns"]),
+        (["eval", "sort", "--checkpoint", "nowhere"], ["neither a complete checkpoint nor a run folder"]),
+    ],
+)  # fmt: skip
+def test_what_the_backend_refuses_is_one_line_too(arguments: list[str], expected: list[str], tmp_path: Path) -> None:
+    refused(rllm_core(*arguments, cwd=tmp_path), *expected)
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("workflow = sort", ["run.toml is not valid TOML"]),
+        ('backend = "local"', ["names no workflow"]),
+        ('workflow = "sort"\ntraining = 3', ["training = 3", "[training]"]),
+        ('workflow = "sort"\n[optimizer]\nlearning_rate = "fast"', ['optimizer.learning_rate = "fast"', "number"]),
+        ('workflow = "sort"\nrequires = ["rllm-verl>=9"]', ["rllm-verl>=9", "pip install"]),
+        ('workflow = "sort"\n[countdwn]\nsteps = 3', ["unknown key 'countdwn'"]),
+    ],
+)
+def test_a_wrong_run_file(text: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    refused(rllm_core("train", "run.toml", "--dry-run", cwd=tmp_path), *expected)
+
+
+@pytest.mark.slow
+def test_a_dataset_row_without_its_fields(tmp_path: Path) -> None:
+    row = {"question": "?", "target": 3, "nums": [1, 2], "ground_truth": "1 + 2"}
+    rows = [row, {key: value for key, value in row.items() if key != "target"}]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    override = 'countdown.train_file="tasks.jsonl"'
+    refused(
+        rllm_core("train", "countdown", "-o", override, "--dry-run", cwd=tmp_path), "tasks.jsonl", "line 2", "target"
+    )
+
+
+@pytest.mark.slow
+def test_run_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here is a file")
+    refused(rllm_core("train", "sort", "--run-dir", "file/run", cwd=tmp_path), "file/run cannot be written")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    refused(rllm_core("train", "sort", "--run-dir", "other", cwd=tmp_path), "other is not empty and holds no run")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
+    refused(rllm_core("train", "sort", "--run-dir", "new", "--resume", cwd=tmp_path), "new holds no run to resume")
+    refused(rllm_core("train", "--run-dir", "new", "--resume", cwd=tmp_path), "new holds no run to resume")
+
+
+def test_a_disabled_plugin_says_who_disabled_it(tmp_path: Path) -> None:
+    refused(rllm_core("train", "sort", cwd=tmp_path, plugins="local"), "'workflows'", "is disabled", "RLLM_PLUGINS")
+
+
+def test_tracebacks_only_when_asked_for(tmp_path: Path) -> None:
+    quiet, loud = rllm_core("train", "srot", cwd=tmp_path), rllm_core("-v", "train", "srot", cwd=tmp_path)
+    assert "Traceback" not in quiet.stderr
+    assert "Traceback" in loud.stderr
+    assert quiet.returncode == loud.returncode == 2
+
+
+@pytest.mark.slow
+def test_dry_run_prints_the_resolved_file_and_allocates_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+    result = rllm_core("train", "run.toml", "--dry-run", "-o", "training.groups_per_step=4", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert 'workflow = "sort"' in result.stdout
+    assert "groups_per_step = 4" in result.stdout
+    assert "# rollouts_per_step = 64" in result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml"]
+    as_json = rllm_core("train", "run.toml", "--dry-run", "--json", cwd=tmp_path)
+    assert json.loads(as_json.stdout)["derived"]["optimizer_steps"] == 1
+    hub = rllm_core("train", "run.toml", "--dry-run", "-o", "model.path=owner/model", cwd=tmp_path)
+    assert "# not checked: model.path = 'owner/model'" in hub.stdout
