@@ -1,0 +1,21 @@
+"""Parsers for rllm-core: messages to tokens and back."""
+
+from __future__ import annotations
+
+from rllm_core import hookimpl
+from rllm_core.providers import Parser
+
+__version__ = "0.1.0"
+
+
+@hookimpl
+def parsers() -> list[Parser]:
+    """``chat_template``."""
+    return [
+        Parser(
+            name="chat_template",
+            load="rllm_renderers.chat_template:ChatTemplateParser",
+            config="rllm_renderers.chat_template:ChatTemplateConfig",
+            summary="The model folder's own chat template and tokenizer.",
+        )
+    ]

@@ -1,0 +1,85 @@
+"""What a chat template can do, found out by rendering short conversations with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+from rllm_core.parser import ToolSpec
+from rllm_core.types import MessageLike
+from rllm_renderers.template import ChatTemplate, Suffix, made_up_call
+
+
+class Tail(NamedTuple):
+    """A kind of continuation after an assistant's message: ``[tool*, user?]``.
+
+    Attributes:
+        answers: How many tools answer; 2 stands for two or more.
+        user: Whether a user's message follows.
+        tools: Whether tools are offered.
+    """
+
+    answers: int
+    user: bool
+    tools: bool
+
+    @classmethod
+    def of(cls, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> Self | None:
+        """The kind of ``new_messages``; None if it is none of these."""
+        roles = [message.get("role") for message in new_messages]
+        answers = roles.count("tool")
+        if not roles or roles[answers:] not in ([], ["user"]):
+            return None
+        return cls(min(answers, 2), len(roles) > answers, bool(tools))
+
+
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a key up.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    },
+}
+_QUESTION = {"role": "user", "content": "What is it now?"}
+_ANSWER = "Let me see"
+_NEXT = {"role": "user", "content": "Go on, please!"}
+_FIRST = {"role": "tool", "tool_call_id": "call00001", "content": "12 of them"}
+_SECOND = {"role": "tool", "tool_call_id": "call00002", "content": "none"}
+_TAILS = ([_NEXT], [_FIRST], [_FIRST, _NEXT], [_FIRST, _SECOND], [_FIRST, _SECOND, _NEXT])
+
+
+def shows_tools(template: ChatTemplate) -> bool:
+    """Whether the template prints the tools it is given."""
+    offered = template.text_or_none([_QUESTION], [_TOOL])
+    return offered is not None and offered != template.text_or_none([_QUESTION])
+
+
+def bridged_tails(template: ChatTemplate) -> frozenset[Tail]:
+    """The tails after which appending a suffix equals, token for token, rendering a whole conversation."""
+    proven = set()
+    for tools in [[], [_TOOL]] if shows_tools(template) else [[]]:
+        for messages in _TAILS:
+            tail = Tail.of(messages, tools)
+            if tail is not None and _is_exact(template, messages, tools):
+                proven.add(tail)
+    return frozenset(proven)
+
+
+def _is_exact(template: ChatTemplate, tail: Sequence[MessageLike], tools: Sequence[ToolSpec]) -> bool:
+    answer: dict[str, Any] = {"role": "assistant", "content": _ANSWER}
+    calls = [made_up_call(m["tool_call_id"], "look_up", {"key": "k"}) for m in tail if m["role"] == "tool"]
+    if calls:
+        answer["tool_calls"] = calls
+    asked = template.text_or_none([_QUESTION], tools, add_generation_prompt=False)
+    whole = template.text_or_none([_QUESTION, answer, *tail], tools)
+    # Where later messages change what stands before the answer, a suffix could not know it.
+    if asked is None or whole is None or not whole.startswith(asked):
+        return False
+    at = whole.find(_ANSWER, len(asked))
+    stop = template.first_stop(whole, at + len(_ANSWER)) if at >= 0 else None
+    if stop is None:
+        return False
+    ids, sampled = template.encode(whole), template.encode(whole[: stop[1]])
+    expected = Suffix(sampled[-1], ids[len(sampled) :])
+    return ids[: len(sampled)] == sampled and template.suffix(tail, tools) == expected
