@@ -1,0 +1,273 @@
+"""``countdown``: reach a target with given numbers and ``+ - * /``, each number used exactly once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rllm_core.engine import Completer, derive_seed
+from rllm_core.errors import ConfigError
+from rllm_core.types import Episode, FinishReason, Task, TerminationReason
+from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_workflows import arithmetic
+
+HELD_OUT_ONE_IN = 7
+MAX_NUMBER = 10**12
+REACHED, RIGHT_NUMBERS, WRONG = 1.0, 0.1, 0.0
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+
+
+class CountdownConfig(WorkflowConfig):
+    """``[countdown]``: where the tasks come from. Without files they are made, the same on every machine."""
+
+    train_file: Annotated[
+        Path | None,
+        Field(description="JSONL with question, target, nums and ground_truth per line; unset makes tasks up."),
+    ] = None
+    validation_file: Annotated[
+        Path | None,
+        Field(description="Like train_file; unset holds about one in seven of the training file's rows out."),
+    ] = None
+    numbers: Annotated[int, Field(ge=2, le=6, description="Numbers per made-up task.")] = 3
+    largest: Annotated[int, Field(ge=2, le=10_000, description="Made-up numbers lie between 1 and this.")] = 50
+    largest_target: Annotated[int, Field(ge=1, description="Made-up targets lie between 1 and this.")] = 200
+    train_tasks: Annotated[int, Field(ge=1, le=100_000, description="How many tasks to make up.")] = 4096
+    validation_tasks: Annotated[int, Field(ge=1, le=100_000, description="How many tasks to make up.")] = 512
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.validation_file is not None and self.train_file is None:
+            raise ValueError("validation_file needs train_file: made-up training tasks could overlap with it")
+        return self
+
+
+class Row(BaseModel):
+    """One task.
+
+    Attributes:
+        question: What the model is asked.
+        target: The value to reach.
+        nums: The numbers to use, each exactly once.
+        ground_truth: A solution, or what the data set has in its place; recorded, never used for the reward.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    question: Annotated[str, Field(min_length=1)]
+    target: Annotated[int, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+    nums: Annotated[list[Annotated[int, Field(ge=0, le=MAX_NUMBER)]], Field(min_length=1, max_length=12)]
+    ground_truth: Any
+
+    @property
+    def identity(self) -> tuple[int, tuple[int, ...]]:
+        """What makes two tasks the same, whatever the order of the numbers."""
+        return self.target, tuple(sorted(self.nums))
+
+    @property
+    def task_id(self) -> str:
+        """The same for the same task, everywhere."""
+        target, nums = self.identity
+        return f"countdown-{target}-{'-'.join(map(str, nums))}"
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether it belongs to the validation split where one source serves both: about one in seven."""
+        digest = blake2b(repr(self.identity).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
+
+
+class CountdownWorkflow(Workflow):
+    """One question, one answer: an expression, in ``<answer>...</answer>`` (the last of them) or alone.
+
+    Reward 1 if it reaches the target with every number used exactly once, 0.1 if it uses the right numbers and has
+    another value, 0 otherwise. Expressions are parsed and computed by `rllm_workflows.arithmetic`, never executed.
+
+    The splits never share a target with the same numbers: made-up tasks and the rows of a single file are split by a
+    hash, and of two files neither may hold a task of the other.
+    """
+
+    name: ClassVar[str] = "countdown"
+    config_model: ClassVar[type[WorkflowConfig]] = CountdownConfig
+    config: CountdownConfig
+
+    def __init__(self, config: WorkflowConfig | None = None) -> None:
+        super().__init__(config)
+        self._tasks: dict[Split, list[Task]] | None = None
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """The tasks of a split, in the order of their file or of their making."""
+        if self._tasks is None:
+            train, validation = self.config.train_file, self.config.validation_file
+            rows = _made_up(self.config) if train is None else _from_files(train, validation)
+            self._tasks = {
+                name: [Task(task_id=row.task_id, data=row.model_dump()) for row in rows[name]] for name in rows
+            }
+        return self._tasks[split]
+
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        """One question, one answer."""
+        step = await completer.complete([{"role": "user", "content": task.data["question"]}])
+        is_cut_off = step.finish_reason is FinishReason.LENGTH
+        reward = score(step.text, target=task.data["target"], nums=task.data["nums"])
+        return self.episode(
+            task,
+            [step],
+            reward=reward,
+            is_correct=reward == REACHED,
+            termination_reason=TerminationReason.MAX_RESPONSE_TOKENS if is_cut_off else TerminationReason.DONE,
+        )
+
+
+def score(text: str, *, target: int, nums: Sequence[int]) -> float:
+    """The reward of an answer."""
+    answer = extract_answer(text)
+    if answer is None:
+        return WRONG
+    try:
+        expression = arithmetic.parse(answer)
+    except arithmetic.ExpressionError:
+        return WRONG
+    if sorted(expression.numbers) != sorted(nums):
+        return WRONG
+    try:
+        return REACHED if expression.value() == target else RIGHT_NUMBERS
+    except ZeroDivisionError:
+        return WRONG
+
+
+def extract_answer(text: str) -> str | None:
+    """The last complete ``<answer>...</answer>``; the whole text if there is no such tag; None if none is complete."""
+    if _OPEN not in text:
+        return text
+    end = text.rfind(_CLOSE)
+    start = text.rfind(_OPEN, 0, end) if end >= 0 else -1
+    return text[start + len(_OPEN) : end] if start >= 0 else None
+
+
+def question(nums: Sequence[int], target: int) -> str:
+    """What the model is asked in a made-up task."""
+    return (
+        f"Reach {target} with the numbers {', '.join(map(str, nums))}. Use + - * / and parentheses, and every number "
+        "exactly once. Give only the expression, in <answer> </answer>, for example <answer>(1 + 2) / 3</answer>."
+    )
+
+
+def _made_up(config: CountdownConfig) -> dict[Split, list[Row]]:
+    wanted: dict[Split, int] = {"train": config.train_tasks, "validation": config.validation_tasks}
+    rows: dict[Split, list[Row]] = {"train": [], "validation": []}
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    generator = random.Random(derive_seed("countdown", config.numbers, config.largest, config.largest_target))
+    without_new = 0
+    while any(len(rows[split]) < wanted[split] for split in rows):
+        row = _make_up(generator, config)
+        split: Split = "validation" if row is not None and row.is_held_out else "train"
+        if row is None or row.identity in seen or len(rows[split]) == wanted[split]:
+            without_new += 1
+            if without_new > 100_000:
+                raise ConfigError(
+                    f"countdown: {config.numbers} numbers up to {config.largest} with targets up to "
+                    f"{config.largest_target} do not make {config.train_tasks} training and {config.validation_tasks} "
+                    "validation tasks; ask for fewer, or widen the ranges"
+                )
+            continue
+        without_new = 0
+        seen.add(row.identity)
+        rows[split].append(row)
+    return rows
+
+
+def _make_up(generator: random.Random, config: CountdownConfig) -> Row | None:
+    """A random expression, if its value is a target."""
+    nums = [generator.randint(1, config.largest) for _ in range(config.numbers)]
+    parts = [(str(number), number) for number in nums]
+    while len(parts) > 1:
+        (left, left_value), (right, right_value) = (parts.pop(generator.randrange(len(parts))) for _ in range(2))
+        match sign := generator.choice("+-*/"):
+            case "+":
+                value = left_value + right_value
+            case "-":
+                value = left_value - right_value
+            case "*":
+                value = left_value * right_value
+            case _:
+                if right_value == 0 or left_value % right_value:
+                    return None
+                value = left_value // right_value
+        parts.append((f"({left} {sign} {right})" if parts else f"{left} {sign} {right}", value))
+    solution, target = parts[0]
+    if not 1 <= target <= config.largest_target:
+        return None
+    return Row(question=question(nums, target), target=target, nums=nums, ground_truth=solution)
+
+
+def _from_files(train_file: Path, validation_file: Path | None) -> dict[Split, list[Row]]:
+    train = dict(_read(train_file))
+    if validation_file is None:
+        return {
+            "train": [row for row in train.values() if not row.is_held_out],
+            "validation": [row for row in train.values() if row.is_held_out],
+        }
+    validation = dict(_read(validation_file))
+    lines = {row.identity: line for line, row in train.items()}
+    for line, row in validation.items():
+        if row.identity in lines:
+            raise ConfigError(
+                f"{validation_file}:{line}: the task is also in {train_file}:{lines[row.identity]}; "
+                "training and validation must not overlap"
+            )
+    return {"train": list(train.values()), "validation": list(validation.values())}
+
+
+def _read(path: Path) -> Iterator[tuple[int, Row]]:
+    """Line numbers and rows of a JSONL file; later rows that repeat a task are errors."""
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"data file {path} cannot be read: {error}") from error
+    seen: dict[tuple[int, tuple[int, ...]], int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        row = _row(line, f"{path}:{number}")
+        if row.identity in seen:
+            raise ConfigError(f"{path}:{number}: the task is the same as that of line {seen[row.identity]}")
+        seen[row.identity] = number
+        yield number, row
+    if not seen:
+        raise ConfigError(f"data file {path} holds no rows")
+
+
+def _row(line: str, where: str) -> Row:
+    try:
+        return Row.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":
+            raise ConfigError(
+                f"{where}: the row has no field {field!r}; it needs {', '.join(Row.model_fields)}"
+            ) from None
+        if not field:
+            raise ConfigError(f"{where}: not a JSON object: {first['msg']}") from None
+        raise ConfigError(f"{where}: field {field!r}: {first['msg']}, got {first['input']!r}") from None
+
+
+def run_file() -> dict[str, Any]:
+    """Settings for a small instruction-tuned model; the starter model is too small for this task."""
+    return {
+        "training": {"steps": 200, "groups_per_step": 16, "rollouts_per_group": 8},
+        "rollout": {"max_response_tokens": 256},
+        "algorithm": {"name": "grpo"},
+        "optimizer": {
+            "learning_rate": 2e-5,
+            "schedule": "linear",
+            "warmup_steps": 10,
+            "final_learning_rate_fraction": 0.1,
+        },
+    }
