@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -57,9 +58,7 @@ def test_plugins_survives_everything_and_imports_nothing(rllm_core: Run) -> None
 
 
 def test_load_reports_health_from_child_processes(rllm_core: Run) -> None:
-    start = time.monotonic()
-    run = rllm_core("plugins", "--load", "--json", "--deadline-seconds", "5", packages=EVERYTHING)
-    assert time.monotonic() - start < 60
+    run = rllm_core("plugins", "--load", "--json", "--no-plugins=endless", packages=EVERYTHING)
     assert run.returncode == 0, run.stderr
     found = rows(run)
     good = found["rllm-good/good"]
@@ -67,18 +66,34 @@ def test_load_reports_health_from_child_processes(rllm_core: Run) -> None:
     assert good["hooks"] == ["backends", "cli_commands", "on_batch_end", "on_policy_updated", "parsers", "workflows"]
     assert {"kind": "backend", "name": "good", "summary": "A good backend."} in good["provides"]
     assert good["warnings"] == []
-    assert 0 < good["load_seconds"] < 5
+    assert good["load_seconds"] > 0
     assert found["rllm-heavy/heavy"]["status"] == "loaded"
     assert found["rllm-heavy/heavy"]["warnings"] == ["imports torch when it is loaded"]
     assert found["rllm-chatty/chatty"]["status"] == "loaded"
     problems = {name: row["error"] for name, row in found.items() if row["status"] == "broken"}
-    assert problems["rllm-endless/endless"] == "its import did not end within 5 s"
     assert problems["rllm-exit/exits-hard"] == "its import ended the process (exit code 7)"
     assert "SystemExit: goodbye" in problems["rllm-exit/exits"]
     assert "pip install 'rllm-fixture-not-there>=2.1'" in problems["rllm-missing/missing"]
     assert "did you mean 'backends'" in problems["rllm-misspelt/misspelt"]
     assert "its command 'train'" in problems["rllm-taker/taker"]
     assert found["rllm-twin-b/twin"]["status"] == "conflict"
+
+
+def test_load_is_not_misled_by_files_in_the_current_folder(rllm_core: Run, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(9)\n")
+    run = rllm_core("plugins", "--load", "--json", packages=("rllm-good",), RLLM_PLUGINS="good")
+    assert rows(run)["rllm-good/good"]["status"] == "loaded"
+
+
+def test_load_gives_up_on_an_import_that_never_ends(rllm_core: Run) -> None:
+    start = time.monotonic()
+    run = rllm_core(
+        "plugins", "--load", "--json", "--deadline-seconds", "1.5", packages=("rllm-endless",), RLLM_PLUGINS="endless"
+    )
+    assert time.monotonic() - start < 30
+    assert run.returncode == 0, run.stderr
+    row = rows(run)["rllm-endless/endless"]
+    assert (row["status"], row["error"]) == ("broken", "its import did not end within 1.5 s")
 
 
 def test_strict_mode_fails_the_listing_but_prints_it(rllm_core: Run) -> None:

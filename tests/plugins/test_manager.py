@@ -382,7 +382,13 @@ def test_a_slow_import_is_announced_while_it_lasts(
     manager: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loading, "SLOW_IMPORT_SECONDS", 0.05)
-    module = type(sys)("slow_to_come")
-    monkeypatch.setattr(EntryPoint, "load", lambda point: time.sleep(0.3) or module)
+
+    def wait_for_a_warning() -> object:
+        deadline = time.monotonic() + 10
+        while not caplog.records and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return object()
+
+    monkeypatch.setattr(EntryPoint, "load", lambda point: wait_for_a_warning())
     manager("rllm-good").providers(Backend)
     assert "still importing plugin good = rllm_good (rllm-good 1.2) after 0.05 s" in caplog.text

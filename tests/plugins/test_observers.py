@@ -43,6 +43,10 @@ class AsyncRecorder(Recorder):
         self.heard.append((self.name, step))
 
 
+def worker_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("observer-")}
+
+
 async def batch_ends(watching: Observers, *steps: int) -> None:
     for step in steps:
         await watching.notify("on_batch_end", state=None, step=step, metrics={})
@@ -112,7 +116,7 @@ def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog
     heard: list[Any] = []
     plugins = manager("rllm-slow", settings=Settings(only=frozenset({name})))
     plugins.register(Recorder(heard), "z-recorder")
-    watching = Observers(plugins, deadline_seconds=0.2)
+    watching = Observers(plugins, deadline_seconds=0.75)
 
     async def run() -> float:
         start = time.monotonic()
@@ -123,11 +127,11 @@ def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog
             await asyncio.sleep(0.05)
         return seconds
 
-    assert asyncio.run(run()) < 2.0
+    assert asyncio.run(run()) < 10.0
     assert heard == [("", 1), ("", 2), ("", 3)]
     assert watching.failures == {name: 1}
     assert watching.disabled == {name}
-    assert f"plugin {name!r}: on_batch_end took longer than 0.2 s" in caplog.text
+    assert f"plugin {name!r}: on_batch_end took longer than 0.75 s" in caplog.text
 
 
 def test_active_says_whether_anybody_listens(manager: Build) -> None:
@@ -187,24 +191,41 @@ def test_arguments_with_defaults_are_filled() -> None:
     assert heard == [(5, {})]
 
 
-def test_a_plugin_is_never_called_twice_at_a_time() -> None:
+def test_a_plugin_is_never_called_twice_at_a_time_and_waiting_is_not_overrunning() -> None:
     running, most = 0, 0
+
+    def enter() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+
+    def leave() -> None:
+        nonlocal running
+        running -= 1
 
     class Slowish:
         @hookimpl
         def on_batch_end(self) -> None:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            time.sleep(0.005)
-            running -= 1
+            enter()
+            time.sleep(0.1)
+            leave()
+
+        @hookimpl
+        async def on_batch_start(self) -> None:
+            enter()
+            await asyncio.sleep(0.1)
+            leave()
+
+    watching = observers(("slowish", Slowish()), deadline_seconds=0.6)
 
     async def run() -> None:
-        watching = observers(("slowish", Slowish()))
-        await asyncio.gather(*(batch_ends(watching, step) for step in range(8)))
+        starts = (watching.notify("on_batch_start", state=None, step=step) for step in range(5))
+        ends = (batch_ends(watching, step) for step in range(5))
+        await asyncio.gather(*starts, *ends)
 
     asyncio.run(run())
     assert most == 1
+    assert not watching.failures, "ten calls of 0.1 s are within a deadline of 0.6 s each"
 
 
 def test_cancelling_the_run_cancels_a_waiting_observer() -> None:
@@ -225,10 +246,10 @@ def test_cancelling_the_run_cancels_a_waiting_observer() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        assert cancelled == [True], "at once, and not only when the loop is closed"
 
     asyncio.run(run())
-    assert cancelled == [True]
 
 
 def test_a_hanging_observer_does_not_keep_the_process(
@@ -254,7 +275,7 @@ def test_a_hanging_observer_does_not_keep_the_process(
 
 
 def test_an_event_nobody_hears_starts_nothing_and_an_unknown_one_is_a_bug() -> None:
-    threads = threading.active_count()
+    before = worker_threads()
     watching = observers()
 
     async def run() -> None:
@@ -264,7 +285,7 @@ def test_an_event_nobody_hears_starts_nothing_and_an_unknown_one_is_a_bug() -> N
             await watching.notify("on_batch_ended", state=None)
 
     asyncio.run(run())
-    assert threading.active_count() == threads
+    assert worker_threads() == before
 
 
 def test_an_argument_the_caller_forgot_is_the_callers_error() -> None:
@@ -275,12 +296,10 @@ def test_an_argument_the_caller_forgot_is_the_callers_error() -> None:
 
 
 def test_the_worker_thread_ends_with_its_observers() -> None:
-    before = threading.active_count()
+    before = worker_threads()
     watching = observers(("r", Recorder([])))
     asyncio.run(batch_ends(watching, 1))
-    assert threading.active_count() == before + 1
+    [worker] = worker_threads() - before
     del watching
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    worker.join(timeout=5)
+    assert not worker.is_alive()
