@@ -1,0 +1,1 @@
+"""Speed and learning, measured. Each module runs as ``python -m benchmarks.NAME``; docs/benchmarks.md explains the figures."""

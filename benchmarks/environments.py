@@ -1,0 +1,84 @@
+"""Where a benchmark runs: one thread, no model hub, and beside the peer it is compared with."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PEER_ENVIRONMENT = ROOT / ".venv-bench"
+PEER = "trl==1.16.0"
+PACKAGES = (".", "plugins/rllm-local", "plugins/rllm-renderers", "plugins/rllm-workflows")
+
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+}
+"""OpenMP reads its variable once, when the first library that uses it is loaded."""
+
+
+def enter_peer_environment(module: str, arguments: list[str]) -> None:
+    """Go on in the environment that holds the peer, making it first if need be.
+
+    Args:
+        module: The benchmark that asks, to be started again there.
+        arguments: Its command line.
+    """
+    os.environ.update(SETTINGS)
+    if Path(sys.prefix).resolve() == PEER_ENVIRONMENT.resolve():
+        return
+    python = make_peer_environment()
+    os.chdir(ROOT)
+    os.execv(python, [str(python), "-m", module, *arguments])
+
+
+def make_peer_environment() -> Path:
+    """Install torch, TRL, the core and the plugins in ``.venv-bench``; quick if it is as it should be.
+
+    Returns:
+        Its Python.
+    """
+    python, stamp = PEER_ENVIRONMENT / "bin" / "python", PEER_ENVIRONMENT / ".installed"
+    wanted = _fingerprint()
+    (ROOT / "bench").mkdir(exist_ok=True)
+    with (ROOT / "bench" / ".environment.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.is_file() and stamp.read_text() == wanted:
+            return python
+        print(f"setting up {PEER_ENVIRONMENT.name} (some minutes the first time)", file=sys.stderr, flush=True)
+        stamp.unlink(missing_ok=True)
+        if not _runs(python):
+            _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(PEER_ENVIRONMENT))
+        # Torch goes first and exactly pinned: any other version would bring CUDA along.
+        _install(python, "-c", "constraints.txt", "torch", "hatchling", "editables")
+        editable = [argument for package in PACKAGES for argument in ("-e", package)]
+        _install(python, "-c", "constraints.txt", "--no-build-isolation", PEER, *editable)
+        stamp.write_text(wanted)
+    return python
+
+
+def _fingerprint() -> str:
+    """A hash of everything the environment depends on."""
+    files = ["constraints.txt", *(f"{package}/pyproject.toml" for package in PACKAGES)]
+    parts = [PEER, sys.version, *(Path(ROOT, file).read_text(encoding="utf-8") for file in files)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _runs(python: Path) -> bool:
+    return python.exists() and subprocess.run([python, "-c", ""], check=False).returncode == 0
+
+
+def _install(python: Path, *arguments: str) -> None:
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--disable-pip-version-check"]
+    _run(*pip, *arguments)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, cwd=ROOT, stdout=sys.stderr)

@@ -1,0 +1,133 @@
+"""The embedded backend beside TRL and transformers, on one thread.
+
+    python -m benchmarks.local
+
+Figures: ``steps_per_second_over_trl``, ``steps_per_second_over_trl_long``, ``tokens_per_second_over_hf_generate``,
+``reward_after_equal_steps``. Makes the environment ``.venv-bench``, which holds TRL, on first use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments import enter_peer_environment
+from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
+
+WARM_UP_STEPS = 2
+PARTS = ("sampling", "sort", "endless")
+
+
+def measure(options: argparse.Namespace, trials: RawTrials) -> None:
+    """Measure all parts."""
+    from rllm_local.starter import starter_model
+
+    from benchmarks import sampling
+    from benchmarks.endless import make_endless_model
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        starter = starter_model(0)
+        if "sampling" in options.parts:
+            models = {"starter": starter, "half_million": sampling.make_random_model(folder / "half_million")}
+            sampling.measure(models, trials, options.sampling_trials)
+        if "sort" in options.parts:
+            for seed in range(options.rounds):
+                train_in_turns("sort", starter, seed, options.steps, folder, trials)
+        if "endless" in options.parts:
+            model = make_endless_model(starter, folder / "endless")
+            train_in_turns("endless", model, 0, options.long_steps, folder, trials)
+
+
+def train_in_turns(workload: str, model: Path, seed: int, steps: int, folder: Path, trials: RawTrials) -> None:
+    """Train both sides from the same weights, step by step in turn, then compare what they have learnt."""
+    from benchmarks.sides import Side, take_turns
+
+    with Side("core", "benchmarks.core_side") as core, Side("trl", "benchmarks.trl_side") as trl:
+        request = {"workload": workload, "model": str(model), "seed": seed, "steps": steps}
+        saved = str(folder / f"trl-{workload}-{seed}")
+        requests = request, {**request, "save_to": saved}
+        about = {"workload": workload, "seed": seed}
+        for side, row in take_turns((core, trl), requests, steps):
+            trials.add({"kind": "step", **about, "side": side.name, **row})
+        ours = core.end()
+        trl.end()
+        if ours["reward_mean"] is not None:
+            theirs = core.run({**request, "model": saved, "steps": 0})
+            trials.add({"kind": "trained", **about, "steps": steps, "side": "core", **ours})
+            trials.add({"kind": "trained", **about, "steps": steps, "side": "trl", **theirs})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Figures
+
+
+def figures(rows: Sequence[Row]) -> Figures:
+    """The figures of what was measured; a part that was left out has none."""
+    found: Figures = {}
+    for workload, name in (("sort", "steps_per_second_over_trl"), ("endless", "steps_per_second_over_trl_long")):
+        if of_kind(rows, "step", workload=workload):
+            found[name] = round(steps_ratio(rows, workload, "wall_seconds"), 2)
+            found[f"{name}_cpu"] = round(steps_ratio(rows, workload, "cpu_seconds"), 2)
+            found[f"{workload}_step_ms"] = {
+                side: round(1e3 * statistics.median(step_seconds(rows, workload, side, "wall_seconds").values()), 1)
+                for side in ("core", "trl")
+            }
+    if of_kind(rows, "sampling"):
+        by_model = sampling_ratios(rows, "wall_seconds")
+        found["tokens_per_second_over_hf_generate"] = min(by_model.values())
+        found["tokens_per_second_over_hf_generate_by_model_and_batch"] = by_model
+        found["tokens_per_second_over_hf_generate_cpu"] = min(sampling_ratios(rows, "cpu_seconds").values())
+    if of_kind(rows, "trained"):
+        found["reward_after_equal_steps"] = {
+            name: round(statistics.mean(row["reward_mean"] for row in of_kind(rows, "trained", side=side)), 3)
+            for name, side in (("ours", "core"), ("trl", "trl"))
+        }
+    return found
+
+
+def step_seconds(rows: Sequence[Row], workload: str, side: str, clock: str) -> dict[tuple[int, int], float]:
+    """Seconds by seed and step, without the first steps of each run, which warm up."""
+    steps = of_kind(rows, "step", workload=workload, side=side)
+    return {(row["seed"], row["step"]): row[clock] for row in steps if row["step"] > WARM_UP_STEPS}
+
+
+def steps_ratio(rows: Sequence[Row], workload: str, clock: str) -> float:
+    """How many steps we do in the time of one of TRL's: the median over neighbouring steps."""
+    core, trl = (step_seconds(rows, workload, side, clock) for side in ("core", "trl"))
+    return paired_ratio((core[step], trl[step]) for step in core.keys() & trl.keys())
+
+
+def sampling_ratios(rows: Sequence[Row], clock: str) -> dict[str, float]:
+    """Tokens per second over transformers', by model and batch: medians over neighbouring trials."""
+    seconds: dict[str, dict[str, dict[int, float]]] = {}
+    for row in of_kind(rows, "sampling"):
+        place = seconds.setdefault(f"{row['model']}/{row['batch']}", {}).setdefault(row["side"], {})
+        place[row["trial"]] = row[clock] / row["tokens"]
+    return {
+        place: round(paired_ratio((core, sides["transformers"][trial]) for trial, core in sides["core"].items()), 2)
+        for place, sides in seconds.items()
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    given: list[str] = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.local", description=__doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default all)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of the starter task, each of another seed")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps per run")
+    parser.add_argument("--long-steps", type=int, default=10, help="optimizer steps with long completions")
+    parser.add_argument("--sampling-trials", type=int, default=15, help="trials per model, batch and side")
+    if not any(argument.startswith("--from-raw") for argument in given) and not {"-h", "--help"} & set(given):
+        enter_peer_environment("benchmarks.local", given)
+    run("local", parser, measure, figures, given)
+
+
+if __name__ == "__main__":
+    main()

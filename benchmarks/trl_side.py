@@ -1,0 +1,168 @@
+"""TRL's side of a comparison: its ``GRPOTrainer``, set up from the core's run file.
+
+Everything that decides what is computed is equal: model folder, chat template, tasks and their order, batch, lengths,
+sampling, advantages (group mean and standard deviation), one update per batch, token-mean loss, AdamW, float32. What
+TRL does on the way, such as the entropy it logs, is TRL's. It generates with transformers; logs every 10 steps, and
+saves nothing while it trains.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from typing import Any
+
+import torch
+from datasets import Dataset
+from rllm_core import providers
+from rllm_core.config import RunConfig
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+from rllm_core.types import Task
+from rllm_core.workflow import Workflow
+from rllm_workflows import sort
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks import endless
+from benchmarks.sides import Gate, serve
+from benchmarks.trials import Row
+from benchmarks.workloads import plugin_manager, run_config, training_tasks
+
+PROMPTS_COMPARED = 16
+
+
+class _Gated(TrainerCallback):  # type: ignore[misc]
+    """Waits at the gate between steps."""
+
+    def __init__(self, gate: Gate, rewards: _Rewards) -> None:
+        self._gate = gate
+        self._rewards = rewards
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._gate.open_first()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **__: Any) -> None:
+        self._gate.step_ended(
+            state.global_step, sampled_tokens=self._rewards.sampled_tokens, reward_mean=self._rewards.reward_mean
+        )
+
+
+class _Rewards:
+    """The workflow's own checker as a TRL reward function."""
+
+    __name__ = "checker"
+
+    def __init__(self, workload: str, stop_token_id: int) -> None:
+        self._workload = workload
+        self._stop_token_id = stop_token_id
+        self.sampled_tokens = 0
+        self.reward_mean = 0.0
+
+    def __call__(self, completions: Any, completion_ids: Any, task: list[str], **_: Any) -> list[float]:
+        rewards = [
+            self._reward(json.loads(data), completion[0]["content"], ids[-1] != self._stop_token_id)
+            for data, completion, ids in zip(task, completions, completion_ids, strict=True)
+        ]
+        self.sampled_tokens = sum(map(len, completion_ids))
+        self.reward_mean = sum(rewards) / len(rewards)
+        return rewards
+
+    def _reward(self, data: dict[str, Any], text: str, is_cut_off: bool) -> float:
+        if self._workload == "endless":
+            return endless.share_of_a(text)
+        return 0.0 if is_cut_off else sort.score(text.strip(), data["answer"])
+
+
+def prompt_of(workload: str, task: Task) -> list[dict[str, str]]:
+    """The messages the workflow asks with."""
+    content = task.data["word"] if workload == "endless" else sort.prompt(task.data["word"])
+    return [{"role": "user", "content": content}]
+
+
+def grpo_config(config: RunConfig, folder: str) -> GRPOConfig:
+    """The run file in TRL's terms."""
+    training, optimizer, rollout = config.training, config.optimizer, config.rollout
+    return GRPOConfig(
+        output_dir=folder,
+        seed=training.seed,
+        max_steps=training.steps,
+        per_device_train_batch_size=training.groups_per_step * training.rollouts_per_group,
+        gradient_accumulation_steps=1,
+        num_generations=training.rollouts_per_group,
+        num_iterations=1,
+        shuffle_dataset=False,
+        max_completion_length=rollout.max_response_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        beta=0.0,
+        loss_type="dapo",
+        scale_rewards="group",
+        learning_rate=optimizer.learning_rate,
+        lr_scheduler_type=optimizer.schedule,
+        warmup_steps=optimizer.warmup_steps,
+        adam_beta1=optimizer.beta1,
+        adam_beta2=optimizer.beta2,
+        adam_epsilon=optimizer.epsilon,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        use_cpu=True,
+        bf16=False,
+        fp16=False,
+        gradient_checkpointing=False,
+        use_vllm=False,
+        logging_steps=10,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+
+
+def check_prompts(tokenizer: Any, parser: BaseParser, prompts: list[list[dict[str, str]]]) -> None:
+    """Both sides must read the same tokens, or the comparison is void.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    for messages in prompts:
+        theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        if theirs != parser.render(messages):
+            raise ValueError(f"the sides tokenise {messages} differently: {theirs} and {parser.render(messages)}")
+
+
+def train(request: Row, gate: Gate) -> Row:
+    """Train one run and save the model to ``request["save_to"]``; other keys as in `benchmarks.core_side.train`."""
+    torch.set_num_threads(1)
+    plugins = plugin_manager()
+    workload = request["workload"]
+    config = run_config(plugins, workload, model=request["model"], seed=request["seed"], steps=request["steps"])
+    tokenizer = AutoTokenizer.from_pretrained(request["model"])
+    tasks = training_tasks(_load(plugins, providers.Workflow, workload)(), config)
+    prompts = [prompt_of(workload, task) for task in tasks]
+    parser: type[BaseParser] = _load(plugins, providers.Parser, config.parser)
+    check_prompts(tokenizer, parser.from_model(request["model"]), prompts[:PROMPTS_COMPARED])
+    rewards = _Rewards(workload, tokenizer.eos_token_id)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32),
+            args=grpo_config(config, folder),
+            reward_funcs=rewards,
+            train_dataset=Dataset.from_list(
+                [{"prompt": prompt, "task": json.dumps(task.data, default=dict)} for prompt, task in zip(prompts, tasks, strict=True)]
+            ),
+            processing_class=tokenizer,
+            callbacks=[_Gated(gate, rewards)],
+        )
+        trainer.train()
+        trainer.save_model(request["save_to"])
+    return {"saved_to": request["save_to"]}
+
+
+def _load(plugins: PluginManager, kind: type[Any], name: str) -> Any:
+    return plugins.load(plugins.select(kind, name))
+
+
+if __name__ == "__main__":
+    serve(train)

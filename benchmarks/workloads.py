@@ -1,0 +1,64 @@
+"""What both sides train: one run file, from which the peer takes its settings too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rllm_core.config import RunConfig, load_run_config
+from rllm_core.plugins import PluginManager
+from rllm_core.training.tasks import TaskStream
+from rllm_core.types import Task
+from rllm_core.workflow import Workflow
+
+from benchmarks import endless
+
+VALIDATION_ROLLOUTS = 512
+
+SORT = {"training.groups_per_step": 16, "training.rollouts_per_group": 16, "rollout.max_response_tokens": 6}
+"""The starter task as ``rllm-core train sort`` plays it: prompts of about a dozen tokens, answers of five."""
+
+LONG = {"training.groups_per_step": 8, "training.rollouts_per_group": 8, "rollout.max_response_tokens": 256}
+"""Prompts of 32 tokens, completions of exactly 256."""
+
+WORKLOADS: dict[str, dict[str, Any]] = {"sort": SORT, "endless": LONG}
+
+BOTH_SIDES_ALIKE = {
+    "algorithm.name": "grpo",
+    "algorithm.loss": "reinforce",
+    "algorithm.aggregation": "token_mean",
+    "algorithm.entropy_coefficient": 0.0,
+    "optimizer.learning_rate": 1e-3,
+    "optimizer.schedule": "constant",
+    "optimizer.warmup_steps": 0,
+    "local.device": '"cpu"',
+    "local.dtype": '"float32"',
+    "local.threads": 1,
+}
+
+
+def plugin_manager() -> PluginManager:
+    """The installed plugins, and the workflow ``endless``."""
+    plugins = PluginManager.from_environment()
+    plugins.register(endless, "benchmarks")
+    return plugins
+
+
+def run_config(plugins: PluginManager, workload: str, *, model: str, seed: int, steps: int) -> RunConfig:
+    """The resolved run file of a workload, which is also the name of its workflow."""
+    settings = {
+        **WORKLOADS[workload],
+        **BOTH_SIDES_ALIKE,
+        "model.path": f'"{model}"',
+        "training.seed": seed,
+        "training.steps": steps,
+        "training.validation_rollouts": VALIDATION_ROLLOUTS if workload == "sort" else 0,
+    }
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    return load_run_config(workload, plugins, overrides=overrides, backend="local")
+
+
+def training_tasks(workflow: Workflow, config: RunConfig) -> Sequence[Task]:
+    """The tasks of all steps, in the order the core visits them."""
+    stream = TaskStream(workflow.tasks("train"), config.training.seed)
+    return [stream[ordinal] for ordinal in range(config.training.steps * config.training.groups_per_step)]
