@@ -12,6 +12,7 @@ import contextvars
 import inspect
 import logging
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -97,7 +98,7 @@ class Observers:
         except Exception as error:
             self._report(hook, plugin, error)
         if self._trace:
-            logger.warning("[plugins] %s: %s took %.1f ms", hook, plugin, (time.monotonic() - start) * 1e3)
+            print(f"[plugins] {hook} -> {plugin}: {(time.monotonic() - start) * 1e3:.1f} ms", file=sys.stderr)
 
     async def _await(self, awaitable: Awaitable[Any], deadline_seconds: float) -> None:
         task = asyncio.ensure_future(_contained(awaitable))

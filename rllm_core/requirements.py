@@ -63,11 +63,12 @@ def unmet_closure(needed_by: str, requires: Iterable[str]) -> list[Missing]:
     return list(missing.values())
 
 
-def mend_command(candidate: Candidate, error: BaseException | None) -> str:
-    """The pip command most likely to mend a plugin that failed with ``error``."""
+def mend_command(candidate: Candidate, error: BaseException) -> str:
+    """The pip command most likely to mend a plugin that failed with ``error``, and which versions it is about."""
     lacking = unmet(candidate.package, candidate.requires)
     if lacking:
-        return pip_install(*(lack.requirement for lack in lacking))
+        outdated = "; ".join(str(lack) for lack in lacking if lack.installed)
+        return pip_install(*(lack.requirement for lack in lacking)) + (f" ({outdated})" if outdated else "")
     module = error.name if isinstance(error, ModuleNotFoundError) and error.name else None
     if module is not None:
         root = module.partition(".")[0]

@@ -85,6 +85,16 @@ def test_a_missing_dependency_names_the_pip_command(manager: Build) -> None:
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
+def test_an_outdated_dependency_names_both_versions(manager: Build) -> None:
+    with pytest.raises(PluginError) as caught:
+        manager("rllm-outdated").select(Backend, "outdated")
+    installed = importlib_metadata.version("click")
+    assert "cannot import name 'not_yet_invented'" in str(caught.value)
+    assert str(caught.value).endswith(
+        f"; to mend it: pip install 'click>=999' (rllm-outdated needs click>=999, {installed} is installed)"
+    )
+
+
 def test_a_record_that_points_nowhere_is_fatal_when_loaded(manager: Build) -> None:
     plugins = manager("rllm-good")
     chosen = plugins.select(Workflow, "not-there")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rllm_core import hookimpl
+from rllm_core.discovery import Settings
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 
@@ -111,8 +112,6 @@ def test_an_observer_that_exits_on_the_loop_is_contained(manager: Build) -> None
 
 @pytest.mark.parametrize("name", ["slow-sync", "slow-async", "slow-stubborn", "slow-blocking"])
 def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    from rllm_core.discovery import Settings
-
     heard: list[Any] = []
     plugins = manager("rllm-slow", settings=Settings(only=frozenset({name})))
     plugins.register(Recorder(heard), "z-recorder")
@@ -135,8 +134,6 @@ def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog
 
 
 def test_active_says_whether_anybody_listens(manager: Build) -> None:
-    from rllm_core.discovery import Settings
-
     watching = Observers(manager("rllm-slow", settings=Settings(only=frozenset({"slow-async"}))), deadline_seconds=0.05)
     assert watching.active("on_batch_end")
     assert not watching.active("on_epoch_start")
@@ -177,6 +174,13 @@ def test_an_observer_cannot_change_what_the_next_one_sees() -> None:
     asyncio.run(watching.notify("on_batch_end", state=None, step=1, metrics=metrics))
     assert seen == [0.5]
     assert metrics == {"loss": 0.5}
+
+
+def test_the_trace_names_every_call_of_an_observer(capsys: pytest.CaptureFixture[str]) -> None:
+    manager = PluginManager(settings=Settings(trace=True))
+    manager.register(Recorder([]), "recorder")
+    asyncio.run(batch_ends(Observers(manager), 1))
+    assert "[plugins] on_batch_end -> recorder: " in capsys.readouterr().err
 
 
 def test_arguments_with_defaults_are_filled() -> None:
