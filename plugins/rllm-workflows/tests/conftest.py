@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from rllm_core.engine import RolloutEngine, TITOCompleter
+from rllm_core.testing.scripted import ByteParser
+from rllm_core.types import Episode, FinishReason, SamplingParams, Task, TokenInput, TokenOutput, token_ids
+from rllm_core.workflow import Workflow
+
+CUT_OFF = "[cut off]"
+
+
+class Answers(RolloutEngine):
+    """Gives fixed answers in order; one that ends in `CUT_OFF` has no stop token. Remembers the prompts."""
+
+    name = "answers"
+
+    def __init__(self, answers: Sequence[str]) -> None:
+        self.parser = ByteParser()
+        self.answers = list(answers)
+        self.prompts: list[str] = []
+
+    @property
+    def supports_token_in_token_out(self) -> bool:
+        return True
+
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        self.prompts.append(bytes(token for token in token_input if token < 256).decode())
+        text = self.answers.pop(0)
+        cut = text.endswith(CUT_OFF)
+        ids = [*text.removesuffix(CUT_OFF).encode(), *([] if cut else [ByteParser.END])]
+        return TokenOutput(
+            token_ids=token_ids(ids),
+            logprobs=np.zeros(len(ids), np.float32),
+            finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
+            weight_version=0,
+        )
+
+
+Play = Callable[..., tuple[Episode, Answers]]
+
+
+@pytest.fixture
+def play() -> Play:
+    """``play(workflow, task, *answers)``: one rollout against fixed answers, and the engine that gave them."""
+
+    def run(workflow: Workflow, task: Task, *answers: str) -> tuple[Episode, Answers]:
+        engine = Answers(answers)
+        episode = asyncio.run(workflow.run(task, TITOCompleter(engine)))
+        assert not engine.answers, "the workflow stopped asking early"
+        return episode, engine
+
+    return run
