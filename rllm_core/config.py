@@ -6,17 +6,25 @@ the user's file, ``--backend``/``--parser``, ``-o section.key=value``.
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rllm_core.errors import ConfigError
+from rllm_core.run_file import (
+    apply_override,
+    merged,
+    model_in,
+    read_toml,
+    shown,
+    to_toml,
+    toml_key,
+    unknown_key,
+    validated,
+)
 
 if TYPE_CHECKING:
     from rllm_core.plugins import PluginManager, Provided
@@ -35,8 +43,6 @@ __all__ = [
     "load_run_config",
     "to_toml",
 ]
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -227,46 +233,6 @@ class RunConfig(Section):
         return tables
 
 
-def to_toml(tables: Mapping[str, Any]) -> str:
-    """Write nested tables as TOML (the subset a run file uses: scalars, lists, tables)."""
-    lines: list[str] = []
-
-    def write(table: Mapping[str, Any], path: str) -> None:
-        scalars = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
-        if path and (scalars or not table):
-            lines.extend(["", f"[{path}]"])
-        lines.extend(f"{_toml_key(key)} = {_toml_value(value)}" for key, value in scalars.items())
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                write(value, f"{path}.{_toml_key(key)}" if path else _toml_key(key))
-
-    write(tables, "")
-    return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def _toml_key(key: str) -> str:
-    bare = key.replace("-", "").replace("_", "").isalnum() and key.isascii()
-    return key if bare else _toml_string(key)
-
-
-def _toml_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, str):
-        return _toml_string(value)
-    if isinstance(value, int | float):
-        return repr(value)
-    raise TypeError(f"{value!r} cannot be written as TOML")
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Reading
 
@@ -294,24 +260,24 @@ def load_run_config(
     """
     from rllm_core import providers
 
-    tables: dict[str, Any] = _read_toml(Path(target)) if target.endswith(".toml") else {"workflow": target}
+    tables: dict[str, Any] = read_toml(Path(target)) if target.endswith(".toml") else {"workflow": target}
     given: dict[str, Any] = {key: name for key, name in (("backend", backend), ("parser", parser)) if name is not None}
     for override in overrides:
-        _apply_override(given, override)
-    name = _merged(tables, given).get("workflow")
+        apply_override(given, override)
+    name = merged(tables, given).get("workflow")
     if name is None or name == "":
         raise ConfigError(f'{target}: the run file names no workflow; add workflow = "NAME" at its top')
     if not isinstance(name, str):
-        raise ConfigError(f'workflow = {_shown(name)}: must be the name of a workflow, workflow = "NAME"')
+        raise ConfigError(f'workflow = {shown(name)}: must be the name of a workflow, workflow = "NAME"')
     workflow = plugins.select(providers.Workflow, name)
     preset: dict[str, Any] = {}
     if workflow.record.run_file:
         preset = plugins.load(workflow, workflow.record.run_file)()
-    resolved = _merged(_merged(preset, tables), given)
+    resolved = merged(merged(preset, tables), given)
 
     core = [key for key in RunConfig.model_fields if key != "plugins"]
     sections = {key: resolved.pop(key) for key in list(resolved) if key not in core}
-    config = _validate(RunConfig, resolved, "")
+    config = validated(RunConfig, resolved, "", _core_keys())
     chosen_backend = plugins.select(providers.Backend, config.backend)
     config = _with_parser(config, chosen_backend.record)
     chosen: list[tuple[str, Provided[Any]]] = [
@@ -330,14 +296,16 @@ def load_run_config(
     for key, table in sections.items():
         owner = owners.get(key)
         if owner is None:
+            if key not in given and key not in tables:
+                continue  # the workflow's own run file knows providers that are not installed here
             for chosen_key, provided in chosen:
                 if key == chosen_key:
                     raise ConfigError(f"unknown key {key!r}; {provided.record.kind} {key!r} has no settings")
-            raise ConfigError(_unknown_key(key, [*core, *owners], _CORE_KEYS))
-        checked[key] = _validate(plugins.load(owner, owner.record.config), table, _toml_key(key))
+            raise ConfigError(unknown_key(key, [*core, *owners], _core_keys()))
+        checked[key] = validated(plugins.load(owner, owner.record.config), table, toml_key(key), _core_keys())
     for key, owner in owners.items():
         if key not in checked:
-            checked[key] = _validate(plugins.load(owner, owner.record.config), {}, _toml_key(key))
+            checked[key] = validated(plugins.load(owner, owner.record.config), {}, toml_key(key), _core_keys())
     return config.model_copy(update={"plugins": checked})
 
 
@@ -379,160 +347,13 @@ def workflow_config(config: RunConfig) -> WorkflowConfig | None:
     return section
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"run file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"run file {path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"run file {path} is not valid TOML: {_one_line(error)}") from error
-
-
-def _apply_override(tables: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    form = f"-o {override!r} must have the form section.key=value"
-    if not equals or "\n" in key:
-        raise ConfigError(form)
-    try:
-        parts = list(_path(tomllib.loads(f"{key} = 0")))
-    except tomllib.TOMLDecodeError:
-        raise ConfigError(form) from None
-    value = _override_value(text.strip(), override)
-    for part in parts[:-1]:
-        tables = tables.setdefault(part, {})
-        if not isinstance(tables, dict):
-            raise ConfigError(f"-o {override!r}: {part} is a value, not a section")
-    tables[parts[-1]] = value
-
-
-def _path(tables: dict[str, Any]) -> Iterator[str]:
-    """The keys that lead to the only value in nested tables."""
-    while tables:
-        key, tables = next(iter(tables.items()))
-        yield key
-
-
-def _override_value(text: str, override: str) -> Any:
-    try:
-        read = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError as error:
-        if text[:1] in ("[", "{", '"', "'"):
-            raise ConfigError(f"-o {override!r}: the value is not valid TOML: {_one_line(error)}") from None
-        return text
-    return read["value"] if len(read) == 1 else text
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            merged[key] = _merged(merged[key], value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _validate(model: type[ModelT], table: Any, path: str) -> ModelT:
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{path} = {_shown(table)}: must be a section [{path}]")
-    try:
-        # Strict, so that 1 is not true and "5" is not 5; as JSON, so that lists may be tuples and text may be paths.
-        return model.model_validate_json(json.dumps(table, default=str), strict=True)
-    except ValidationError as error:
-        raise ConfigError(_explain(model, error.errors()[0], path)) from None
-
-
-_WANTED = {
-    "bool_type": "must be true or false",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "string_type": "must be text in quotes",
-    "tuple_type": "must be a list [...]",
-    "list_type": "must be a list [...]",
-    "set_type": "must be a list [...]",
-}
-
-
-def _explain(model: type[BaseModel], error: Any, path: str) -> str:
-    """One pydantic error as one line."""
-    where = [str(part) for part in error["loc"]]
-    key = ".".join([path, *where] if path else where)
-    kind, message = error["type"], _one_line(error["msg"]).removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        section = _section_at(model, where[:-1])
-        prefix = key.rpartition(".")[0]
-        siblings = [f"{prefix}.{name}" if prefix else name for name in _keys(section)]
-        return _unknown_key(key, siblings, _CORE_KEYS)
-    if kind == "json_invalid":
-        return f"{path or 'the run file'}: {message}"
-    if kind == "value_error":
-        return f"{key}: {message}" if key else message
-    if kind == "missing":
-        return f"{key} is missing"
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{key} = {_shown(error['input'])}: must be a section [{key}]"
-    wanted = _WANTED.get(kind) or f"{message[:1].lower()}{message[1:]}".replace("input should", "must")
-    return f"{key} = {_shown(error['input'])}: {wanted}"
-
-
-def _shown(value: Any) -> str:
-    """A value as its author wrote it, or the beginning of it."""
-    try:
-        text = _toml_value(value)
-    except TypeError:
-        text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _one_line(message: object) -> str:
-    return " ".join(str(message).split())
-
-
-def _section_at(model: type[BaseModel], where: Sequence[str]) -> type[BaseModel] | None:
-    """The model of a nested section; None where it is not known (a union of several, say)."""
-    section: type[BaseModel] | None = model
-    for part in where:
-        field = section.model_fields.get(part) if section is not None else None
-        if field is not None:
-            section = _model_in(field.annotation)
-        elif not part.isdigit():  # a position in a list of sections leads to the section before it
-            return None
-    return section
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inside = [found for found in map(_model_in, get_args(annotation)) if found is not None]
-    return inside[0] if len(inside) == 1 else None
-
-
-def _keys(model: type[BaseModel] | None) -> list[str]:
-    if model is None:
-        return []
-    return [field.alias or name for name, field in model.model_fields.items() if not field.exclude]
-
-
-def _unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str]) -> str:
-    """Suggests the nearest key next to it, else the same key of another section."""
-    near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.7)
-    if not near:
-        leaf = key.rpartition(".")[2]
-        near = [known for known in elsewhere if known.rpartition(".")[2] == leaf]
-    if not near:
-        near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.5)
-    if near:
-        return f"unknown key {key!r}; did you mean {near[0]!r}?"
-    return f"unknown key {key!r}" + ("; allowed: " + ", ".join(sorted(siblings)) if siblings else "")
-
-
-_CORE_KEYS = [
-    f"{section}.{name}" if nested is not None else section
-    for section, field in RunConfig.model_fields.items()
-    if not field.exclude
-    for nested in [_model_in(field.annotation)]
-    for name in (nested.model_fields if nested is not None else [section])
-]
+def _core_keys() -> list[str]:
+    """Every key of the core as it is written, ``section.key``."""
+    keys = []
+    for section, field in RunConfig.model_fields.items():
+        nested = model_in(field.annotation)
+        if nested is not None:
+            keys += [f"{section}.{name}" for name in nested.model_fields]
+        elif not field.exclude:
+            keys.append(section)
+    return keys

@@ -106,7 +106,7 @@ def thaw(value: Any) -> Any:
 
 
 def identical(left: Any, right: Any) -> bool:
-    """Whether two values are written as the same JSON; unlike ``==`` this tells 1 from True and sees the keys' order."""
+    """Whether two values are written as the same JSON; unlike ``==`` this tells 1 from True."""
     if left is right:
         return True
     if isinstance(left, dict) and isinstance(right, dict):

@@ -1,0 +1,232 @@
+"""The text of a run file: reading, overriding, checking and writing TOML, every error as one line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from rllm_core.errors import ConfigError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """Write nested tables as TOML (the subset a run file uses: scalars, lists, tables)."""
+    lines: list[str] = []
+
+    def write(table: Mapping[str, Any], path: str) -> None:
+        scalars = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+        if path and (scalars or not table):
+            lines.extend(["", f"[{path}]"])
+        lines.extend(f"{toml_key(key)} = {_toml_value(value)}" for key, value in scalars.items())
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                write(value, f"{path}.{toml_key(key)}" if path else toml_key(key))
+
+    write(tables, "")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def toml_key(key: str) -> str:
+    """A key as TOML writes it, in quotes where it needs them."""
+    bare = key.replace("-", "").replace("_", "").isalnum() and key.isascii()
+    return key if bare else _toml_string(key)
+
+
+def _toml_string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):
+        return _toml_string(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    raise TypeError(f"{value!r} cannot be written as TOML")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"run file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"run file {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"run file {path} is not valid TOML: {_one_line(error)}") from error
+
+
+def apply_override(tables: dict[str, Any], override: str) -> None:
+    """Put one ``section.key=value`` into ``tables``; the value is TOML, or the text it looks like."""
+    key, equals, text = override.partition("=")
+    form = f"-o {override!r} must have the form section.key=value"
+    if not equals or "\n" in key:
+        raise ConfigError(form)
+    try:
+        parts = list(_path(tomllib.loads(f"{key} = 0")))
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(form) from None
+    if not parts:
+        raise ConfigError(form)
+    value = _override_value(text.strip(), override)
+    for part in parts[:-1]:
+        tables = tables.setdefault(part, {})
+        if not isinstance(tables, dict):
+            raise ConfigError(f"-o {override!r}: {part} is a value, not a section")
+    tables[parts[-1]] = value
+
+
+def _path(tables: dict[str, Any]) -> Iterator[str]:
+    """The keys that lead to the only value in nested tables."""
+    while tables:
+        key, tables = next(iter(tables.items()))
+        yield key
+
+
+def _override_value(text: str, override: str) -> Any:
+    try:
+        read = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError as error:
+        if text[:1] in ("[", "{", '"', "'"):
+            raise ConfigError(f"-o {override!r}: the value is not valid TOML: {_one_line(error)}") from None
+        return text
+    return read["value"] if len(read) == 1 else text
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with what ``over`` says, table by table."""
+    result = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def validated(model: type[ModelT], table: Any, path: str, core_keys: Sequence[str]) -> ModelT:
+    """``table``, which stands at ``path``, as ``model``.
+
+    Args:
+        model: What its keys and values may be.
+        table: What was written.
+        path: Its section, "" for the whole file.
+        core_keys: Keys of the core with their sections, to suggest where a key belongs.
+
+    Raises:
+        ConfigError: With the first thing that is wrong.
+    """
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path} = {shown(table)}: must be a section [{path}]")
+    try:
+        # Strict, so that 1 is not true and "5" is not 5; as JSON, so that lists may be tuples and text may be paths.
+        return model.model_validate_json(json.dumps(table, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError(_explain(model, error.errors()[0], path, core_keys)) from None
+
+
+_WANTED = {
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be text in quotes",
+    "tuple_type": "must be a list [...]",
+    "list_type": "must be a list [...]",
+    "set_type": "must be a list [...]",
+}
+
+
+def _explain(model: type[BaseModel], error: Any, path: str, core_keys: Sequence[str]) -> str:
+    """One pydantic error as one line."""
+    where = [str(part) for part in error["loc"]]
+    key = ".".join([path, *where] if path else where)
+    kind, message = error["type"], _one_line(error["msg"]).removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        section = _section_at(model, where[:-1])
+        prefix = key.rpartition(".")[0]
+        siblings = [f"{prefix}.{name}" if prefix else name for name in _keys(section)]
+        return unknown_key(key, siblings, core_keys)
+    if kind == "json_invalid":
+        return f"{path or 'the run file'}: {message}"
+    if kind == "value_error":
+        return f"{key}: {message}" if key else message
+    if kind == "missing":
+        return f"{key} is missing"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{key} = {shown(error['input'])}: must be a section [{key}]"
+    wanted = _WANTED.get(kind) or f"{message[:1].lower()}{message[1:]}".replace("input should", "must")
+    return f"{key} = {shown(error['input'])}: {wanted}"
+
+
+def shown(value: Any) -> str:
+    """A value as its author wrote it, or the beginning of it."""
+    try:
+        text = _toml_value(value)
+    except TypeError:
+        text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def _section_at(model: type[BaseModel], where: Sequence[str]) -> type[BaseModel] | None:
+    """The model of a nested section; None where it is not known (a union of several, say)."""
+    section: type[BaseModel] | None = model
+    for part in where:
+        field = section.model_fields.get(part) if section is not None else None
+        if field is not None:
+            section = model_in(field.annotation)
+        elif not part.isdigit():  # a position in a list of sections leads to the section before it
+            return None
+    return section
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The one model an annotation speaks of, through ``| None`` and lists."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inside = [found for found in map(model_in, get_args(annotation)) if found is not None]
+    return inside[0] if len(inside) == 1 else None
+
+
+def _keys(model: type[BaseModel] | None) -> list[str]:
+    if model is None:
+        return []
+    return [field.alias or name for name, field in model.model_fields.items() if not field.exclude]
+
+
+def unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str]) -> str:
+    """Says so, and suggests the nearest key next to it, else where in the core a key of that name belongs."""
+    name = key.rpartition(".")[2]
+    near = (
+        _nearest(name, siblings, 0.75)
+        or _nearest(name, elsewhere, 1.0)
+        or _nearest(name, siblings, 0.55)
+        or _nearest(name, elsewhere, 0.75)
+    )
+    if near:
+        return f"unknown key {key!r}; did you mean {near!r}?"
+    return f"unknown key {key!r}" + ("; allowed: " + ", ".join(sorted(siblings)) if siblings else "")
+
+
+def _nearest(name: str, keys: Sequence[str], cutoff: float) -> str:
+    """The key whose last part is most like ``name``; "" if none is as like it as ``cutoff``."""
+    by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    near = difflib.get_close_matches(name, by_name, n=1, cutoff=cutoff)
+    return by_name[near[0]] if near else ""
