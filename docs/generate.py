@@ -66,6 +66,8 @@ def reference(plugins: PluginManager) -> str:
     for _, heading, model in sections(plugins):
         summary = (inspect.getdoc(model) or "").partition("\n\n")[0].replace("``", "`").replace("\n", " ")
         summary = re.sub(r"^`\[[\w.]+\]`: (\w)", lambda match: match[1].upper(), summary)
+        if model is RunConfig:
+            summary = "Above the first section."
         rows = [
             f"| `{name}` | {_cell(kind(field))} | {_cell(default(field))} | {_cell(text)} |"
             for name, field, text in keys(model)
@@ -123,12 +125,12 @@ def _kind(annotation: Any, found: list[str]) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_kind(argument, found) for argument in arguments if argument is not type(None))
     if origin is Literal:
-        return " or ".join(f"`{json.dumps(value)}`" for value in arguments)
+        return ", ".join(f"`{json.dumps(value)}`" for value in arguments)
     if origin in (tuple, list):
         return f"list of {_kind(arguments[0], found)}"
     if origin is dict:
         return "table"
-    return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
+    return {str: "text", Path: "path", int: "integer", float: "number", bool: "true or false"}[annotation]
 
 
 def _bounds(metadata: list[Any]) -> Iterator[str]:
