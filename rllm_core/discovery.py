@@ -54,7 +54,7 @@ class Candidate:
     def requires(self) -> tuple[str, ...]:
         """The requirements the distribution declares, as they are written."""
         distribution = self.entry_point.dist if self.entry_point else None
-        return tuple(distribution.requires or ()) if distribution else ()
+        return declared_requirements(cast("Distribution", distribution)) if distribution else ()
 
     def is_named(self, name: str) -> bool:
         """Whether ``name`` means this plugin: its short name, or ``distribution/name``."""
@@ -143,6 +143,14 @@ def identity(distribution: Distribution) -> tuple[str, str]:
         name, _, fallback = stem.partition("-")
         version = version or fallback
     return str(name), str(version or "")
+
+
+def declared_requirements(distribution: Distribution) -> tuple[str, ...]:
+    """The requirements a distribution declares; none of a half-removed one, whose metadata cannot be read."""
+    try:
+        return tuple(distribution.requires or ())
+    except (OSError, ValueError):
+        return ()
 
 
 # --------------------------------------------------------------------------------------------------------------------

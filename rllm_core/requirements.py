@@ -10,7 +10,14 @@ from importlib_metadata import Distribution
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
 
-from rllm_core.discovery import Candidate, identity, installed_distributions, installed_versions, normalized
+from rllm_core.discovery import (
+    Candidate,
+    declared_requirements,
+    identity,
+    installed_distributions,
+    installed_versions,
+    normalized,
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ def unmet_closure(needed_by: str, requires: Iterable[str]) -> list[Missing]:
             if key[0] in distributions and key not in seen:
                 seen.add(key)
                 found = distributions[key[0]]
-                queue.append((identity(found)[0], tuple(found.requires or ()), key[1]))
+                queue.append((identity(found)[0], declared_requirements(found), key[1]))
     return list(missing.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -287,6 +288,15 @@ def test_doctor_finds_what_an_installed_plugin_lacks(rllm_core: Run) -> None:
     plain = rllm_core("doctor", packages=("rllm-missing",))
     assert plain.returncode == 1
     assert "    pip install 'rllm-fixture-not-there>=2.1'\n" in plain.stdout
+
+
+def test_doctor_survives_a_half_removed_distribution(rllm_core: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "site" / "rllm_torso-3.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "entry_points.txt").write_text("[rllm_core]\ntorso = rllm_torso\n")
+    path = os.pathsep.join(filter(None, [str(folder.parent), os.environ.get("PYTHONPATH")]))
+    report = json.loads(rllm_core("doctor", "--json", PYTHONPATH=path).stdout)
+    assert report["plugins"]["rllm_torso/torso"] == "3.0"
 
 
 def test_doctor_is_content_with_a_good_plugin(rllm_core: Run) -> None:

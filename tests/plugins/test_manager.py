@@ -345,6 +345,27 @@ def test_damaged_metadata_is_a_row_and_hides_nothing(installed: Callable[..., li
     assert infos["rllm_odd"].version == "3.0"
 
 
+def test_a_half_removed_distribution_harms_nobody(
+    installed: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [site] = installed("rllm-good")
+    folder = tmp_path / "rllm_torso-3.0.dist-info"
+    folder.mkdir()
+    (folder / "entry_points.txt").write_text("[rllm_core]\ntorso = rllm_torso\n")
+    monkeypatch.syspath_prepend(site)
+    plugins = PluginManager(find_plugins(importlib_metadata.distributions(path=[str(tmp_path), site])))
+    assert list(plugins.providers(Backend)) == ["good"]
+    assert by_name(plugins)["torso"] == PluginInfo(
+        "torso",
+        "rllm_torso",
+        "3.0",
+        "rllm_torso",
+        "broken",
+        "ModuleNotFoundError: No module named 'rllm_torso'; to mend it: "
+        "pip install --force-reinstall --no-deps rllm_torso",
+    )
+
+
 def test_distributions_are_walked_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     walks = []
     monkeypatch.setattr(importlib_metadata, "distributions", lambda: walks.append(1) or ())
