@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -67,11 +68,15 @@ class TrajectoryGroupBuffer:
     Args:
         estimator: Runs here, per group, if its scope is ``group``.
         drop_uniform: Filter groups whose rewards are all equal.
+        in_order: Hand a group out only when every group dispatched before it has been handed out or dropped. Together
+            with the coordinator's window this bounds the age of every single group.
     """
 
-    def __init__(self, estimator: AdvantageEstimator, *, drop_uniform: bool) -> None:
+    def __init__(self, estimator: AdvantageEstimator, *, drop_uniform: bool, in_order: bool = False) -> None:
         self.estimator = estimator
         self.drop_uniform = drop_uniform
+        self.in_order = in_order
+        self._running: set[int] = set()
         self._complete: list[CompleteGroup] = []
         self._waiting: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
@@ -97,9 +102,19 @@ class TrajectoryGroupBuffer:
         advantages = self.estimator(kept) if self.estimator.scope == "group" else None
         return CompleteGroup(assembly.ordinal, assembly.task_id, assembly.epoch, finished, kept, advantages)
 
+    def expect(self, ordinal: int) -> None:
+        """A group has been dispatched."""
+        self._running.add(ordinal)
+
     def put(self, group: CompleteGroup) -> None:
         """Add a complete group; order of arrival does not matter."""
+        self._running.discard(group.ordinal)
         bisect.insort(self._complete, group, key=lambda item: item.ordinal)
+        self._wake()
+
+    def drop(self, ordinal: int) -> None:
+        """A dispatched group will not come."""
+        self._running.discard(ordinal)
         self._wake()
 
     async def take(self, groups: int) -> list[CompleteGroup]:
@@ -108,13 +123,18 @@ class TrajectoryGroupBuffer:
         Raises:
             BaseException: Whatever `fail` was called with.
         """
-        while len(self._complete) < groups and self._failure is None:
+        while not self._holds(groups) and self._failure is None:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
         if self._failure is not None:
             raise self._failure
         taken, self._complete = self._complete[:groups], self._complete[groups:]
         return taken
+
+    def _holds(self, groups: int) -> bool:
+        if len(self._complete) < groups:
+            return False
+        return not self.in_order or self._complete[groups - 1].ordinal < min(self._running, default=sys.maxsize)
 
     def ordinals(self) -> list[int]:
         """Ordinals of the groups waiting here."""

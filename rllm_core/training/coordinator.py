@@ -13,7 +13,10 @@ class SyncCoordinator:
     Between two weight synchronisations at most ``window_quota`` groups are outstanding or consumed:
     ``(1 + staleness_threshold) * trigger_parameter_sync_step * groups_per_step``. A filtered group gives its place
     back at once, a consumed one at the next synchronisation, when the window restarts with what is outstanding. This
-    bounds how far generation leads in the aggregate. In addition no more groups are admitted than the run still needs.
+    bounds how far generation leads in the aggregate; where groups are trained in the order of their dispatch, it also
+    bounds the age of each: one that is admitted as number p of its window is trained at most ``(p - 1) // (sync_step *
+    groups_per_step)``, so at most ``ceil(staleness_threshold)``, synchronisations later. In addition no more groups are
+    admitted than the run still needs.
 
     Waiting is by futures that state changes wake, never by polling.
 

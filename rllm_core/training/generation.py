@@ -140,6 +140,7 @@ class Generation:
     def _dispatch(self, ordinal: int) -> None:
         task, size = self.stream[ordinal], self.config.training.rollouts_per_group
         self.coordinator.on_dispatched()
+        self.buffer.expect(ordinal)
         self.books.dispatch(size)
         self.reporter.event("dispatch", group=ordinal, task=task.task_id, rollouts=size)
         assembly = Assembly(ordinal, task.task_id, self.stream.epoch(ordinal), size)
@@ -168,6 +169,7 @@ class Generation:
             self.books.book("failed", episode.termination_reason.value)
         self.books.book("filtered", outcome.value, assembly.expected - len(failed))
         self.reporter.event("filter", group=assembly.ordinal, reason=outcome.value)
+        self.buffer.drop(assembly.ordinal)
         self.coordinator.on_dropped()
 
     async def _play_rollout(self, task: Task, assembly: Assembly, index: int) -> None:

@@ -119,7 +119,11 @@ class Trainer:
         self.coordinator = SyncCoordinator(
             window_quota=config.window_quota, groups_needed=training.steps * training.groups_per_step
         )
-        self.buffer = TrajectoryGroupBuffer(estimator, drop_uniform=config.algorithm.filter_uniform_groups)
+        self.buffer = TrajectoryGroupBuffer(
+            estimator,
+            drop_uniform=config.algorithm.filter_uniform_groups,
+            in_order=training.staleness == "strict",
+        )
         self.generation = Generation(
             config=config,
             runner=self.runner,

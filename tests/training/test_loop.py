@@ -13,7 +13,13 @@ from rllm_core import hookimpl
 from rllm_core.config import load_run_config
 from rllm_core.engine import TITOCompleter
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import ByteParser, ScriptedEngine, ScriptedWorkflow, ScriptedWorkflowConfig
+from rllm_core.testing.scripted import (
+    ByteParser,
+    ScriptedBackend,
+    ScriptedEngine,
+    ScriptedWorkflow,
+    ScriptedWorkflowConfig,
+)
 from rllm_core.training.rollouts import RolloutKey
 from rllm_core.training.tasks import TaskStream
 from rllm_core.types import SamplingParams
@@ -186,6 +192,50 @@ def test_asynchronous_run_keeps_its_promises(run_scripted: Any, partial: bool, s
     assert len(versions) == 1 + -(-7 // sync_every), "the last, partial window is synchronised too"
     assert run.summary["validation"][-1]["weight_version"] == versions[-1]
     assert all(row["staleness_max"] >= 0 for row in run.lines("metrics"))
+
+
+@pytest.mark.parametrize(("threshold", "sync_every"), [(1, 1), (2, 1), (1, 2), (0.5, 2)])
+def test_strict_staleness_bounds_the_age_of_every_group(
+    run_scripted: Any, monkeypatch: pytest.MonkeyPatch, threshold: float, sync_every: int
+) -> None:
+    def long_tail(generator: Any) -> float:
+        return 0.002 if generator.random() < 0.95 else 0.05
+
+    monkeypatch.setattr(ScriptedBackend.script, "latency_seconds", long_tail)
+    run = run_scripted(
+        "training.steps=24",
+        "training.validation_rollouts=0",
+        f"training.staleness_threshold={threshold}",
+        f"training.trigger_parameter_sync_step={sync_every}",
+        "training.partial_rollout=true",
+        "training.staleness=strict",
+    )
+    assert run.error is None
+    assert 0 < max(row["staleness_max"] for row in run.lines("metrics")) <= np.ceil(threshold)
+
+
+def test_quota_staleness_bounds_the_lead_but_not_the_age_of_a_straggler(
+    run_scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ScriptedWorkflow.run
+
+    async def slow_first(self: Any, task: Any, completer: TITOCompleter) -> Any:
+        episode = await original(self, task, completer)
+        if task.task_id == first:
+            while completer.engine.weight_version < 4:
+                await asyncio.sleep(0.001)
+        return episode
+
+    first = TaskStream(ScriptedWorkflow().tasks("train"), 0)[0].task_id
+    monkeypatch.setattr(ScriptedWorkflow, "run", slow_first)
+    run = run_scripted(
+        "training.steps=12",
+        "training.validation_rollouts=0",
+        "training.staleness_threshold=1",
+        "training.partial_rollout=true",
+    )
+    assert run.error is None
+    assert max(row["staleness_max"] for row in run.lines("metrics")) >= 4
 
 
 def test_uniform_groups_are_refilled(run_scripted: Any) -> None:
