@@ -224,10 +224,10 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     async def shutdown(self) -> None:
         """See `BackendProtocol.shutdown`."""
+        if self._settings_before is not None:
+            await self._in_worker(self._settings_before.apply)
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._engine = self._trainer = self._reference = None
-        if self._settings_before is not None:
-            self._settings_before.apply()
 
     def _allocated(self) -> Trainer:
         if self._trainer is None:

@@ -7,6 +7,7 @@ by row, which is how a group shares its prompt and how finished rows leave the b
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 FUSED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 FUSED_TOLERANCE = 1e-4
+PREFILL_TOKENS = 1024
 
 
 class Decoder(Protocol):
@@ -118,8 +120,9 @@ class FusedDecoder:
         self._epsilon: float = config.rms_norm_eps
         self._rotary = copy.deepcopy(model.get_decoder().rotary_emb)
         self._rotations = torch.empty(0)
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
+        self._cache = torch.empty(0)  # (2 * layers, rows, kv heads, positions, head_dim): keys, values, keys, ...
+        self._keys: Sequence[torch.Tensor] = ()
+        self._values: Sequence[torch.Tensor] = ()
         self._length = 0
         self._padding: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
@@ -206,33 +209,39 @@ class FusedDecoder:
     def prefill(self, prompts: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
         """See `Decoder`."""
         rows, tokens = prompts.shape
-        self._length, self._keys, self._values = tokens, [], []
-        self._grow_rotations(tokens)
-        future = torch.full((tokens, tokens), float("-inf"), device=prompts.device, dtype=self._dtype).triu_(1)
-        padded = bool(padding.any())
-        if padded:
-            columns = torch.arange(tokens, device=prompts.device)
-            hidden = columns < padding[:, None]
+        self._length, self._padding, self._bias = tokens, None, None
+        if bool(padding.any()):
             self._padding = padding
+            hidden = torch.arange(tokens, device=prompts.device) < padding[:, None]
             self._bias = torch.zeros(rows, 1, 1, tokens, device=prompts.device, dtype=self._dtype)
             self._bias.masked_fill_(hidden[:, None, None], float("-inf"))
-            # A padding position sees itself, or its softmax would be over nothing.
-            future = torch.maximum(future + self._bias, torch.where(torch.eye(tokens, device=prompts.device) > 0, 0.0, float("-inf")).to(self._dtype))
-            rotations = self._rotations[(columns - padding[:, None]).clamp_(min=0)].view(rows * tokens, 1, -1)
-        else:
-            self._padding = self._bias = None
-            rotations = self._rotations[:tokens].repeat(rows, 1)[:, None]
+        self._grow_rotations(tokens)
+        self._allocate(rows)
+        per_chunk = max(1, PREFILL_TOKENS // tokens)
+        chunks = [slice(start, start + per_chunk) for start in range(0, rows, per_chunk)]
+        return torch.cat([self._prefill_chunk(prompts[chunk], chunk) for chunk in chunks])
+
+    def _prefill_chunk(self, prompts: torch.Tensor, chunk: slice) -> torch.Tensor:
+        rows, tokens = prompts.shape
         group, dim = self._heads // self._kv_heads, self._head_dim
+        bias = torch.full((tokens, tokens), float("-inf"), device=prompts.device, dtype=self._dtype).triu_(1)
+        if self._padding is None or self._bias is None:
+            rotations = self._rotations[:tokens].repeat(rows, 1)[:, None]
+        else:
+            positions = torch.arange(tokens, device=prompts.device) - self._padding[chunk, None]
+            rotations = self._rotations[positions.clamp_(min=0)].view(rows * tokens, 1, -1)
+            bias = bias + self._bias[chunk]
+            bias.diagonal(dim1=-2, dim2=-1).zero_()  # padding sees itself, or its softmax would be over nothing
         x = self._embedding[prompts.reshape(-1)]
-        for layer in self._layers:
+        for index, layer in enumerate(self._layers):
             q, k, v = self._queries_keys_values(x, layer, rotations)
             q = q.view(rows, tokens, self._kv_heads, group, dim).permute(0, 2, 3, 1, 4)
             k = k.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
             v = v.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
-            self._keys.append(k)
-            self._values.append(v)
+            self._keys[index][chunk, :, :tokens] = k
+            self._values[index][chunk, :, :tokens] = v
             scores = torch.matmul(q.reshape(rows, self._kv_heads, group * tokens, dim), k.transpose(-1, -2))
-            scores = scores.view(rows, self._heads, tokens, tokens) + future
+            scores = scores.view(rows, self._heads, tokens, tokens) + bias
             mixed = torch.matmul(scores.softmax(-1).view(rows, self._kv_heads, group * tokens, tokens), v)
             mixed = mixed.view(rows, self._heads, tokens, dim).transpose(1, 2).reshape(rows * tokens, -1)
             x = self._mlp(x, mixed, layer)
@@ -240,19 +249,29 @@ class FusedDecoder:
 
     def select(self, rows: torch.Tensor) -> None:
         """See `Decoder`."""
-        self._keys = [self._selected(keys, rows) for keys in self._keys]
-        self._values = [self._selected(values, rows) for values in self._values]
+        taken = self._cache[:, :, :, : self._length]
+        self._allocate(len(rows))
+        torch.index_select(taken, 1, rows, out=self._cache[:, :, :, : self._length])
         if self._padding is not None and self._bias is not None:
             self._padding, self._bias = self._padding[rows], self._bias[rows]
 
-    def _selected(self, cache: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return cache[:, :, : self._length].index_select(0, rows)
+    def _allocate(self, rows: int) -> None:
+        """A new cache in one piece, with as many free positions as are taken.
+
+        One piece, because C libraries hand large blocks back to the kernel; several would be faulted in at every batch.
+        """
+        room = self._length + max(16, self._length)
+        shape = (2 * len(self._layers), rows, self._kv_heads, room, self._head_dim)
+        self._cache = torch.empty(shape, device=self._embedding.device, dtype=self._dtype)
+        self._keys, self._values = self._cache[::2].unbind(), self._cache[1::2].unbind()
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """See `Decoder`."""
         rows, length = len(tokens), self._length
-        if length >= self._keys[0].shape[2]:
-            self._grow_cache()
+        if length == self._cache.shape[3]:
+            full = self._cache
+            self._allocate(rows)
+            self._cache[:, :, :, :length] = full
         self._grow_rotations(length + 1)
         if self._padding is None:
             rotations = self._rotations[length]
@@ -304,15 +323,6 @@ class FusedDecoder:
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(self._normalised(x), self._head).float()
-
-    def _grow_cache(self) -> None:
-        """Make room for twice as many positions."""
-        for caches in (self._keys, self._values):
-            for index, cache in enumerate(caches):
-                rows, heads, length, dim = cache.shape
-                grown = cache.new_empty(rows, heads, length + max(16, length), dim)
-                grown[:, :, :length] = cache
-                caches[index] = grown
 
     def _grow_rotations(self, positions: int) -> None:
         """Tabulate ``cos + i sin`` for at least so many positions, ``(positions, head_dim / 2)``."""

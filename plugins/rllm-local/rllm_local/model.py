@@ -25,7 +25,7 @@ EXACT_MATMUL_ERROR = 1e-5
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """Settings of the process: what `apply` found, to be put back at the end."""
+    """Settings outside the model. Threads count for the calling thread and those born later, so the worker sets them."""
 
     threads: int
     matmul_precision: str

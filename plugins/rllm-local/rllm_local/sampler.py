@@ -172,26 +172,23 @@ class _Rows:
         if self.temperature is not None:
             logits = logits / self.temperature
         logprobs = torch.log_softmax(logits, -1)
-        probabilities, order = logprobs.exp(), None
+        probabilities = logprobs.exp()
         if self.top_k is not None or self.top_p is not None:
-            probabilities, order = self._truncated(probabilities)
+            probabilities = self._truncated(probabilities)
         cumulative = probabilities.cumsum(-1, dtype=torch.float64)
         threshold = uniform[:, None] * cumulative[:, -1:]
         token = torch.searchsorted(cumulative, threshold, right=True)
-        if order is not None:
-            token = order.gather(1, token)
         if self.greedy is not None:
             token = torch.where(self.greedy > 0, logits.argmax(-1, keepdim=True), token)
         return token.squeeze(1), logprobs.gather(1, token).squeeze(1)
 
-    def _truncated(self, probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Probabilities from the largest down, zero where top-k or top-p cuts, and the tokens they belong to."""
-        probabilities, order = probabilities.sort(-1, descending=True, stable=True)
+    def _truncated(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Probabilities with zeros where top-k, then top-p, cuts."""
+        ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
         if self.top_k is not None:
-            ranks = torch.arange(probabilities.shape[1], device=probabilities.device)
-            probabilities = probabilities.masked_fill(ranks >= self.top_k, 0.0)
+            ranks = torch.arange(ranked.shape[1], device=ranked.device)
+            ranked = ranked.masked_fill(ranks >= self.top_k, 0.0)
         if self.top_p is not None:
-            total = probabilities.sum(-1, keepdim=True)
-            before = probabilities.cumsum(-1) - probabilities
-            probabilities = probabilities.masked_fill(before >= self.top_p * total, 0.0)
-        return probabilities, order
+            before = ranked.cumsum(-1) - ranked
+            ranked = ranked.masked_fill(before >= self.top_p * ranked.sum(-1, keepdim=True), 0.0)
+        return torch.zeros_like(ranked).scatter(1, order, ranked)
