@@ -60,7 +60,7 @@ def _split_reasoning(text: str, opened_by_prompt: bool) -> tuple[str | None, str
         return None, text, None
     end, call = body.find(END_THINK), body.find(CALL)
     if call >= 0 and (end < 0 or call < end):
-        return body[:call].strip(), body[call:].replace(END_THINK, "", 1), True
+        return body[:call].strip(), body[call:], True
     if end < 0:
         return body.strip(), "", False
     return body[:end].strip(), body[end + len(END_THINK) :], True

@@ -63,7 +63,7 @@ class GuessWorkflow(Workflow):
 
     def __init__(self, config: WorkflowConfig | None = None) -> None:
         super().__init__(config)
-        self._opening = {"role": "user", "content": prompt(self.config.low, self.config.high)}
+        self._opening = Messages([{"role": "user", "content": prompt(self.config.low, self.config.high)}])
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """One task per secret."""
@@ -75,7 +75,7 @@ class GuessWorkflow(Workflow):
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Ask until the secret is found, the turns run out, or an answer is invalid."""
         secret: int = task.data["secret"]
-        messages = Messages([self._opening])
+        messages = self._opening.copy()
         steps: list[Step] = []
         echo = ""
         while True:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from rllm_core.engine import Completer
-from rllm_core.types import Episode, FinishReason, Task, TerminationReason
+from rllm_core.types import Episode, FinishReason, Messages, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 
 HELD_OUT_ONE_IN = 7
@@ -60,11 +60,13 @@ class SortWorkflow(Workflow):
     def __init__(self, config: WorkflowConfig | None = None) -> None:
         super().__init__(config)
         self._tasks: dict[Split, list[Task]] = {"train": [], "validation": []}
+        self._asked: dict[str, Messages] = {}
         for letters in itertools.product(self.config.letters, repeat=self.config.length):
             word = "".join(letters)
             answer = "".join(sorted(word, key=self.config.letters.index))
             task = Task(task_id=f"sort-{word}", data={"word": word, "answer": answer})
             self._tasks["validation" if is_held_out(word) else "train"].append(task)
+            self._asked[word] = Messages([{"role": "user", "content": prompt(word)}])
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """All words of a split, in the order of the alphabet."""
@@ -72,7 +74,7 @@ class SortWorkflow(Workflow):
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """One question, one answer."""
-        step = await completer.complete([{"role": "user", "content": prompt(task.data["word"])}])
+        step = await completer.complete(self._asked[task.data["word"]])
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         reward = 0.0 if is_cut_off else score(step.text.strip(), task.data["answer"])
         return self.episode(
