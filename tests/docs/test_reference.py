@@ -120,6 +120,8 @@ def test_the_names_in_summary_json(failed_and_resumed: tuple[Path, dict[str, Any
     assert set(before) == set(rows)
     assert set(summary) == set(rows) - {"error"}
     assert set(re.findall(r"`(\w+)`", rows["books"][0])) == set(summary["books"])
+    for books in (before["books"], summary["books"]):
+        assert books["dispatched"] == sum(books.values()) - books["dispatched"]
     assert all(set(validation) == set(RUN_FOLDER.rows("validation")) for validation in summary["validation"])
     assert summary["validation"][0]["step"] == 0
 
