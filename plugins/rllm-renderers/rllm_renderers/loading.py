@@ -25,6 +25,11 @@ def load_tokenizer(path: str, *, trust_remote_code: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder if folder.is_dir() else path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"the tokenizer of model {path!r} is code that comes with the model, and is not run; if you trust it, "
+                "set chat_template.trust_remote_code = true"
+            ) from error
         raise ConfigError(f"model {path!r} has no tokenizer that can be loaded: {_first_line(error)}") from error
 
 

@@ -64,6 +64,7 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
+@pytest.fixture(scope="session")
 def metaspace() -> Tokenizer:
     """A tokenizer that writes the beginning of a text differently from its middle, as SentencePiece's do."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token=None))

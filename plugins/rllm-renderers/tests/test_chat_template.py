@@ -130,8 +130,8 @@ def test_nothing_sampled_vanishes_from_the_text(parser):
     assert parser.parse_completion([*ab, start, *cd, end]).content == "ab<|im_start|>cd"
     assert parser.parse_completion([*ab, unknown, unknown, *cd, end]).content == "ab\ufffd\ufffdcd"
     assert parser.parse_completion([2**31 - 1] * 5000).content == "\ufffd" * 5000
-    [lone] = [token for token in ids_of(parser, "ö")[:1]]
-    assert parser.parse_completion([lone, end]).content == "\ufffd"
+    half = ids_of(parser, "ß")[0]
+    assert parser.parse_completion([half, end]).content == "\ufffd"
 
 
 def test_reasoning_opened_by_the_prompt(make_parser):
@@ -144,23 +144,6 @@ def test_reasoning_opened_by_the_prompt(make_parser):
     assert parser.parse_completion(completion, prompt_ids=closed).reasoning is None
     quoted = make_parser().render([{"role": "user", "content": "what is <think>"}])
     assert parser.parse_completion(completion, prompt_ids=quoted).reasoning is None
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# loading
-
-
-def test_from_model(make_parser, model_folder):
-    from rllm_renderers.chat_template import ChatTemplateParser
-
-    parser = ChatTemplateParser.from_model(model_folder, ChatTemplateConfig(chat_template_kwargs={"thinking": True}))
-    assert parser.get_stop_token_ids() == (2, 0)
-    assert parser.render(ASK) == make_parser(chat_template_kwargs={"thinking": True}).render(ASK)
-    other = ChatTemplateParser.from_model(str(model_folder))
-    assert other.tokenizer is not parser.tokenizer
-    assert other.render(ASK) == make_parser().render(ASK)
-    with pytest.raises(ValidationError):
-        ChatTemplateParser.from_model(model_folder, ValidationError)
 
 
 # --------------------------------------------------------------------------------------------------------------------
