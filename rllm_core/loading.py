@@ -21,7 +21,7 @@ from rllm_core.providers import KINDS, Command, Provider
 
 ProviderT = TypeVar("ProviderT", bound=Provider)
 
-SLOW_IMPORT_SECONDS = 10.0
+SLOW_IMPORT_SECONDS = 30.0
 
 logger = logging.getLogger(__name__)
 

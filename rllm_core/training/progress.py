@@ -138,6 +138,11 @@ class LiveProgress(_Told):
         """See `Progress`."""
         self._bar.update(self._task, numbers=f"validating on {rollouts} rollouts")
 
+    def validated(self, result: ValidationResult) -> None:
+        """See `Progress`."""
+        self._bar.update(self._task, numbers="")
+        super().validated(result)
+
     def stop(self) -> None:
         """See `Progress`."""
         if hasattr(self, "_bar"):
