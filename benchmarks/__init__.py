@@ -1,1 +1,1 @@
-"""Speed and learning, measured. Each module runs as ``python -m benchmarks.NAME``; docs/benchmarks.md explains the figures."""
+"""Speed and learning, measured: ``python -m benchmarks.NAME``. What the figures mean is in docs/benchmarks.md."""

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sides import Gate, serve
+from benchmarks.trials import Row
+from benchmarks.workloads import plugin_manager, run_config
 from rllm_core.config import RunConfig
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.validation import ValidationResult
-
-from benchmarks.sides import Gate, serve
-from benchmarks.trials import Row
-from benchmarks.workloads import plugin_manager, run_config
 
 
 class _GatedProgress(Progress):
@@ -51,7 +50,9 @@ def train(request: Row, gate: Gate) -> Row:
         gate: Where to wait between steps.
     """
     plugins = plugin_manager()
-    config = run_config(plugins, request["workload"], model=request["model"], seed=request["seed"], steps=request["steps"])
+    config = run_config(
+        plugins, request["workload"], model=request["model"], seed=request["seed"], steps=request["steps"]
+    )
     assembly = launch.assemble(config, plugins)
     with tempfile.TemporaryDirectory() as folder:
         progress = _GatedProgress(gate, config)

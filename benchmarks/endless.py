@@ -21,7 +21,9 @@ PROMPT_TOKENS = 32
 TASKS = 512
 LETTERS = "abcdefgh"
 UNREACHABLE = "<|unreachable|>"
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}" + UNREACHABLE + "{% endif %}{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}" + UNREACHABLE + "{% endif %}{% endfor %}"
+)
 
 
 class EndlessWorkflow(Workflow):

@@ -34,7 +34,8 @@ before = set(sys.modules)
 wall, cpu = time.perf_counter(), time.process_time()
 {code}
 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-print(json.dumps({{"wall_seconds": wall, "cpu_seconds": cpu, "modules": [name for name in sys.modules if name not in before]}}))
+modules = [name for name in sys.modules if name not in before]
+print(json.dumps({{"wall_seconds": wall, "cpu_seconds": cpu, "modules": modules}}))
 """
 
 

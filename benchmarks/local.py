@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.environments import enter_peer_environment
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from rllm_core.types import SamplingParams
 from rllm_local.config import LocalConfig
 from rllm_local.engine import LocalEngine
 from rllm_local.model import load_model, make_decoder, settings_for
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.trials import RawTrials
+from rllm_core.types import SamplingParams
 
 PROMPT_TOKENS = 32
 NEW_TOKENS = 32

@@ -8,6 +8,7 @@ waiting is reported with every step and checked.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,11 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 
 from benchmarks.environments import ROOT, SETTINGS
 from benchmarks.trials import Row
 
+IDLE_CPU_SECONDS = 0.002
 IDLE_CPU_SHARE = 0.05
 
 
@@ -58,9 +60,11 @@ class Side:
     ) -> None:
         if error is not None:
             self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # a child that has gone cannot take what is still in the buffer
+            self._process.stdin.close()
+        self._process.stdout.close()
         self._process.wait()
 
     def begin(self, request: Row) -> None:
@@ -127,7 +131,7 @@ class Gate:
         """Report a step, then wait for the next one's turn. The clocks stand still meanwhile."""
         now, cpu = time.perf_counter(), time.process_time()
         row = {"step": step, "wall_seconds": now - self._wall, "cpu_seconds": cpu - self._cpu, **counts}
-        if self._idle_cpu > IDLE_CPU_SHARE * row["cpu_seconds"]:
+        if self._idle_cpu > max(IDLE_CPU_SECONDS, IDLE_CPU_SHARE * row["cpu_seconds"]):
             raise SideError(f"step {step}: {self._idle_cpu:.3f} CPU seconds were used before it was allowed to begin")
         self._answer("step", row)
         self._wait()

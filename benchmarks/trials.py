@@ -86,9 +86,7 @@ def _processor() -> str:
 
 def of_kind(rows: Iterable[Row], kind: str, **wanted: Any) -> list[Row]:
     """The rows of one kind whose fields have the given values."""
-    return [
-        row for row in rows if row["kind"] == kind and all(row.get(key) == value for key, value in wanted.items())
-    ]
+    return [row for row in rows if row["kind"] == kind and all(row.get(key) == value for key, value in wanted.items())]
 
 
 def paired_ratio(pairs: Iterable[tuple[float, float]]) -> float:

@@ -14,12 +14,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from rllm_core import providers
-from rllm_core.config import RunConfig
-from rllm_core.parser import BaseParser
-from rllm_core.plugins import PluginManager
-from rllm_core.types import Task
-from rllm_core.workflow import Workflow
 from rllm_workflows import sort
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -28,6 +22,11 @@ from benchmarks import endless
 from benchmarks.sides import Gate, serve
 from benchmarks.trials import Row
 from benchmarks.workloads import plugin_manager, run_config, training_tasks
+from rllm_core import providers
+from rllm_core.config import RunConfig
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+from rllm_core.types import Task
 
 PROMPTS_COMPARED = 16
 
@@ -150,7 +149,10 @@ def train(request: Row, gate: Gate) -> Row:
             args=grpo_config(config, folder),
             reward_funcs=rewards,
             train_dataset=Dataset.from_list(
-                [{"prompt": prompt, "task": json.dumps(task.data, default=dict)} for prompt, task in zip(prompts, tasks, strict=True)]
+                [
+                    {"prompt": prompt, "task": json.dumps(task.data, default=dict)}
+                    for prompt, task in zip(prompts, tasks, strict=True)
+                ]
             ),
             processing_class=tokenizer,
             callbacks=[_Gated(gate, rewards)],

@@ -1,0 +1,117 @@
+"""Does the starter model learn, on every seed, and what does it cost?
+
+    python -m benchmarks.learning
+    python -m benchmarks.learning --workflows sort --seeds 1000 1001
+
+Per seed a starter model is made from scratch and trained by ``rllm-core train`` in a process of its own, with the
+settings the workflow comes with. Figures: ``solved_before_max``, ``solved_after_min``, ``cpu_seconds_max``, and the
+same for the workflow ``guess`` under ``guess_...``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments import ROOT, SETTINGS
+from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
+
+SEEDS = {"sort": range(1000, 1010), "guess": range(1000, 1005)}
+PREFIXES = {"sort": "", "guess": "guess_"}
+
+
+def measure(options: argparse.Namespace, trials: RawTrials) -> None:
+    """Train every workflow on every seed."""
+    chosen = {name: options.seeds or list(SEEDS[name]) for name in options.workflows}
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as executor:
+        seeds = sorted({seed for seeds in chosen.values() for seed in seeds})
+        wanted = [(seed, [name for name in chosen if seed in chosen[name]], Path(temporary)) for seed in seeds]
+        for rows in executor.map(lambda job: train_seed(*job), wanted):
+            for row in rows:
+                trials.add(row)
+                print(json.dumps(row), file=sys.stderr, flush=True)
+
+
+def train_seed(seed: int, workflows: Sequence[str], folder: Path) -> list[Row]:
+    """Make the seed's starter model, then train each workflow from it."""
+    environment = {**os.environ, **SETTINGS, "RLLM_CACHE_DIR": str(folder / f"cache-{seed}")}
+    python = sys.executable
+    made = measured([python, "-m", "rllm_local.starter", "--seed", str(seed)], environment)
+    rows = [{"kind": "starter", "seed": seed, **made}]
+    for workflow in workflows:
+        run_dir = folder / f"{workflow}-{seed}"
+        command = [str(Path(python).with_name("rllm-core")), "train", workflow, "--backend", "local"]
+        command += ["--run-dir", str(run_dir), "-o", f"training.seed={seed}", "-o", f"local.starter_seed={seed}"]
+        seconds = measured(command, environment)
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+        rows.append({"kind": "training", "workflow": workflow, "seed": seed, **seconds, **outcome(summary)})
+    return rows
+
+
+def outcome(summary: dict[str, Any]) -> Row:
+    """What a run's ``summary.json`` says about learning."""
+    validations = summary["validation"]
+    before, after = validations[0], validations[-1]
+    return {
+        "status": summary["status"],
+        "optimizer_steps": summary["optimizer_steps"],
+        "validation_rollouts": min(before["rollouts"], after["rollouts"]),
+        "solved_before": before["solved"],
+        "solved_after": after["solved"],
+        "reward_before": before["reward_mean"],
+        "reward_after": after["reward_mean"],
+    }
+
+
+def measured(command: Sequence[str], environment: dict[str, str]) -> dict[str, float]:
+    """Run a command; wall and CPU seconds, those of its own children included.
+
+    Raises:
+        subprocess.CalledProcessError: If it fails; its messages were shown.
+    """
+    started = time.perf_counter()
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return {"wall_seconds": round(wall, 3), "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 3)}
+
+
+def figures(rows: Sequence[Row]) -> Figures:
+    """The worst seed of each kind."""
+    found: Figures = {}
+    for workflow, prefix in PREFIXES.items():
+        runs = of_kind(rows, "training", workflow=workflow)
+        if runs:
+            found[f"{prefix}solved_before_max"] = round(max(row["solved_before"] for row in runs), 4)
+            found[f"{prefix}solved_after_min"] = round(min(row["solved_after"] for row in runs), 4)
+            found[f"{prefix}cpu_seconds_max"] = max(row["cpu_seconds"] for row in runs)
+            found[f"{prefix}seeds"] = len(runs)
+    starters = of_kind(rows, "starter")
+    if starters:
+        found["starter_cpu_seconds_max"] = max(row["cpu_seconds"] for row in starters)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
+    parser.add_argument("--workflows", nargs="+", choices=list(SEEDS), default=list(SEEDS))
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="instead of ten for sort, five for guess")
+    parser.add_argument("--jobs", type=int, default=2, help="seeds at a time (default 2; 1 gives lower CPU seconds)")
+    run("learning", parser, measure, figures, arguments)
+
+
+if __name__ == "__main__":
+    main()
