@@ -68,7 +68,7 @@ def byte_level() -> Tokenizer:
 def metaspace() -> Tokenizer:
     """A tokenizer that writes the beginning of a text differently from its middle, as SentencePiece's do."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token=None))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=SPECIAL + bytes_, show_progress=False)

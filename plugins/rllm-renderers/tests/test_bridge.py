@@ -81,8 +81,27 @@ def test_a_tokenizer_that_treats_the_beginning_of_a_text_differently(make_parser
     whole = parser.render([*ASK, {"role": "assistant", "content": "higher"}, USER])
     stop = parser.get_stop_token_ids()[0]
     cut = [at for at, token in enumerate(whole) if token == stop][1] + 1
-    bridged = parser.bridge_to_next_turn(whole[: cut - 3], whole[cut - 3 : cut], [USER])
-    assert bridged is None or bridged == whole
+    following = parser.tokenizer.decode(whole[cut:])
+    assert ids_of(parser, following) != whole[cut:]
+    assert parser.bridge_to_next_turn(whole[: cut - 3], whole[cut - 3 : cut], [USER]) == whole
+
+
+def test_stop_tokens_that_open_the_next_turn(make_parser):
+    """As in GLM: a turn ends with the marker of whoever speaks next, which the completion then already holds."""
+    template = (
+        "{% set markers = {'user': '<|im_start|>', 'tool': '<|im_end|>', 'assistant': '<tool_response>'} %}"
+        "{% for m in messages %}{{ markers[m.role] }}"
+        "{{ '\n' + m.content }}{% endfor %}{% if add_generation_prompt %}<tool_response>{% endif %}"
+    )
+    parser = make_parser(template, stops=("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
+    prompt = parser.render(ASK)
+    assert parser.supports_bridge
+    for tail, opener, other in ((USER, "<|im_start|>", "<|im_end|>"), (ANSWER, "<|im_end|>", "<|im_start|>")):
+        whole = parser.render([*ASK, {"role": "assistant", "content": "higher"}, tail])
+        answer = ids_of(parser, "\nhigher")
+        assert parser.bridge_to_next_turn(prompt, [*answer, *ids_of(parser, opener)], [tail]) == whole
+        assert parser.bridge_to_next_turn(prompt, answer, [tail]) == whole
+        assert parser.bridge_to_next_turn(prompt, [*answer, *ids_of(parser, other)], [tail]) is None
 
 
 def test_bridging_can_be_turned_off(make_parser):

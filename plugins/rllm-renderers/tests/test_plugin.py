@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import entry_points
 
 import rllm_renderers
+
 from rllm_core.parser import BaseParser
 
 HEAVY = ("jinja2", "numpy", "pydantic", "torch", "transformers")
