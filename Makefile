@@ -5,7 +5,7 @@
 # One virtual environment per set of packages that can live together; .venv holds the core and the plugins that run
 # anywhere. A further one (another training stack) is a stamp of its own and a test target of its own in TEST_LANES.
 
-PYTHON ?= python3.11
+PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
 PLUGINS := rllm-local rllm-renderers rllm-workflows
 EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e plugins/rllm-renderers -e plugins/rllm-workflows
