@@ -15,7 +15,6 @@ TEST_LANES := test-core
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 PIP_QUIETLY := -q --disable-pip-version-check
 
-MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
