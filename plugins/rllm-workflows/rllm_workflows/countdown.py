@@ -209,10 +209,13 @@ def _make_up(generator: random.Random, config: CountdownConfig) -> Row | None:
 def _from_files(train_file: Path, validation_file: Path | None) -> dict[Split, list[Row]]:
     train = dict(_read(train_file))
     if validation_file is None:
-        return {
-            "train": [row for row in train.values() if not row.is_held_out],
-            "validation": [row for row in train.values() if row.is_held_out],
-        }
+        held_out = [row for row in train.values() if row.is_held_out]
+        kept = [row for row in train.values() if not row.is_held_out]
+        if not held_out or not kept:
+            raise ConfigError(
+                f"{train_file}: {len(train)} rows are too few to hold some out; name a countdown.validation_file"
+            )
+        return {"train": kept, "validation": held_out}
     validation = dict(_read(validation_file))
     lines = {row.identity: line for line, row in train.items()}
     for line, row in validation.items():

@@ -21,7 +21,7 @@ class SortConfig(WorkflowConfig):
     """``[sort]``: which words there are. All ``len(letters) ** length`` of them are used."""
 
     letters: Annotated[str, Field(min_length=2, description="The alphabet, in its order.")] = "abcdefgh"
-    length: Annotated[int, Field(ge=2, description="Letters per word; a letter may come more than once.")] = 4
+    length: Annotated[int, Field(ge=2, le=16, description="Letters per word; a letter may come more than once.")] = 4
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -105,6 +105,7 @@ def test_held_out_words_do_not_depend_on_the_section():
         ({"letters": "a b"}, "letters or digits"),
         ({"letters": "a"}, "at least 2"),
         ({"length": 1}, "greater than or equal to 2"),
+        ({"length": 10**9}, "less than or equal to 16"),
         ({"length": 6}, "use fewer letters or shorter words"),
         ({"lenght": 3}, "Extra inputs"),
     ],
