@@ -44,10 +44,7 @@ __all__ = [
     "to_toml",
 ]
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Probability = Annotated[float, Field(gt=0, le=1)]
 
 
 class Section(BaseModel):
@@ -106,16 +103,22 @@ class TrainingConfig(Section):
 class RolloutConfig(Section):
     """``[rollout]``: how episodes are sampled."""
 
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    top_p: Probability = 1.0
+    temperature: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="Logits are divided by it, sampling and training alike.")
+    ] = 1.0
+    top_p: Annotated[
+        float, Field(gt=0, le=1, description="Sample from the fewest tokens with at least this probability.")
+    ] = 1.0
     top_k: Annotated[int, Field(ge=0, description="0 keeps every token.")] = 0
     validation_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False, description="0 is greedy.")] = 1.0
     max_response_tokens: Annotated[int, Field(ge=1, description="Per model call, stop token included.")] = 1024
     max_prompt_tokens: Annotated[int | None, Field(ge=1, description="Longer prompts end the rollout.")] = None
     rollout_timeout_seconds: Annotated[Seconds, Field(description="Deadline of one rollout.")] = 600.0
     max_attempts: Annotated[int, Field(ge=1, description="Tries per rollout when it fails, each from scratch.")] = 3
-    max_concurrent_rollouts: Positive = 4096
-    max_concurrent_requests: Positive = 1024
+    max_concurrent_rollouts: Annotated[int, Field(ge=1, description="Rollouts that run at a time.")] = 4096
+    max_concurrent_requests: Annotated[
+        int, Field(ge=1, description="Calls in the engine at a time; equal prompts of one tick are one call.")
+    ] = 1024
 
 
 class AlgorithmConfig(Section):
@@ -147,17 +150,19 @@ class AlgorithmConfig(Section):
 class OptimizerConfig(Section):
     """``[optimizer]``: AdamW and its schedule."""
 
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
-    schedule: Literal["constant", "linear"] = "constant"
-    warmup_steps: NonNegative = 0
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False, description="Of the longest steps.")] = 1e-5
+    schedule: Annotated[
+        Literal["constant", "linear"], Field(description="After the warm-up: stay, or decay linearly over the run.")
+    ] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0, description="Steps over which the rate rises linearly from 0.")] = 0
     final_learning_rate_fraction: Annotated[
-        float, Field(ge=0, le=1, description="Of learning_rate, reached at the last step of a linear schedule.")
+        float, Field(ge=0, le=1, description="A linear schedule does not fall below this share of learning_rate.")
     ] = 0.0
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    beta1: Annotated[float, Field(ge=0, lt=1, description="Decay of the first moment.")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="Decay of the second moment.")] = 0.95
+    epsilon: Annotated[float, Field(gt=0, description="Added to the root of the second moment.")] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, description="Decoupled from the gradient, as in AdamW.")] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0, description="Gradients are scaled down to this norm.")] = 1.0
 
     def learning_rate_at(self, step: int, total_steps: int) -> float:
         """The learning rate of optimizer step ``step`` (from 1): linear warm-up, then constant or linear decay."""

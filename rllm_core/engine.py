@@ -27,6 +27,7 @@ from rllm_core.types import (
 )
 
 if TYPE_CHECKING:
+    from rllm_core.config import RunConfig
     from rllm_core.parser import BaseParser, ToolSpec
 
 
@@ -75,6 +76,14 @@ class RolloutEngine(ABC):
     name: ClassVar[str]
     parser: BaseParser | None = None
     weight_version: int = 0
+
+    @classmethod
+    def from_config(cls, config: RunConfig, parser: BaseParser) -> RolloutEngine:
+        """Build an engine that needs no backend, for ``rllm-core eval WORKFLOW --engine NAME``.
+
+        Engines that the hook ``rollout_engines`` provides override this; a backend builds its own engine itself.
+        """
+        raise NotImplementedError(f"{cls.__name__} belongs to a backend and cannot be used without it")
 
     @property
     def supports_token_in_token_out(self) -> bool:

@@ -67,7 +67,7 @@ def backends() -> Iterable[Backend]:
 
 @hookspec
 def rollout_engines() -> Iterable[Engine]:
-    """Rollout engines that work without a backend, for ``rllm-core eval --engine``."""
+    """Rollout engines that work without a backend, for ``rllm-core eval WORKFLOW --engine NAME``."""
     return ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -22,6 +22,7 @@ from rllm_core.errors import ConfigError
     help="A checkpoint folder (runs/RUN/checkpoints/step-NNNNNN), or a run folder: its newest checkpoint.",
 )
 @click.option("--backend", metavar="NAME", help="Replaces the run file's backend.")
+@click.option("--engine", "engine_name", metavar="NAME", help="Ask this engine; no backend is started.")
 @click.option("--parser", metavar="NAME", help="Replaces the run file's parser.")
 @click.option("--split", type=click.Choice(["validation", "train"]), default="validation", show_default=True)
 @click.option("--tasks", type=click.IntRange(min=1), metavar="N", help="Use N evenly spaced tasks instead of all.")
@@ -36,8 +37,9 @@ def evaluate(
     model: str | None,
     checkpoint: Path | None,
     backend: str | None,
+    engine_name: str | None,
     parser: str | None,
-    split: str,
+    split: Literal["train", "validation"],
     tasks: int | None,
     samples: int,
     ks: tuple[int, ...],
@@ -56,11 +58,19 @@ def evaluate(
     if wanted[-1] > samples:
         raise ConfigError(f"pass@{wanted[-1]} needs at least as many rollouts per task; -n is {samples}")
     given = [*overrides, *([f"model.path={json.dumps(model)}"] if model is not None else [])]
-    config = load_run_config(target, context.obj.plugins, overrides=given, backend=backend, parser=parser)
-    assembly = launch.assemble(config, context.obj.plugins)
+    plugins = context.obj.plugins
+    config = load_run_config(target, plugins, overrides=given, backend=backend, parser=parser)
+    if engine_name is None:
+        assembly = launch.assemble(config, plugins)
+        workflow, opening = assembly.workflow, evaluation.engine_of_backend(assembly, checkpoint)
+    elif checkpoint is not None:
+        raise ConfigError("--checkpoint belongs to a backend; leave out --engine, or export the model and use --model")
+    else:
+        workflow = launch.workflow_of(config, plugins)
+        opening = evaluation.engine_by_name(engine_name, config, plugins)
     result = asyncio.run(
         evaluation.evaluate(
-            assembly, split=split, task_limit=tasks, samples=samples, ks=wanted, checkpoint_dir=checkpoint
+            config, plugins, workflow, opening, split=split, task_limit=tasks, samples=samples, ks=wanted
         )
     )
     if as_json:

@@ -86,7 +86,9 @@ def _print_summary(summary: dict[str, Any]) -> None:
         f"{summary['status']}: {summary['optimizer_steps']} of {summary['planned_steps']} steps in "
         f"{summary['seconds']:.0f} s; rollouts: " + ", ".join(f"{books[key]} {key}" for key in books)
     )
-    for label, validation in zip(("first", "last"), summary["validation"][:: max(1, len(summary["validation"]) - 1)], strict=False):
+    validations = summary["validation"]
+    shown = [("first", validations[0]), ("last", validations[-1])] if len(validations) > 1 else []
+    for label, validation in shown or [("only", validation) for validation in validations]:
         numbers = [
             f"{name} {validation[key]:.3f}"
             for name, key in (("reward", "reward_mean"), ("solved", "solved"))

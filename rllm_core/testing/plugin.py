@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rllm_core.hookspecs import hookimpl
-from rllm_core.providers import Backend, Parser, Workflow
+from rllm_core.providers import Backend, Engine, Parser, Workflow
 
 _SCRIPTED = "rllm_core.testing.scripted"
 
@@ -20,6 +20,12 @@ def backends() -> list[Backend]:
             default_parser="bytes",
         ),
     ]
+
+
+@hookimpl
+def rollout_engines() -> list[Engine]:
+    """The scripted engine, without a backend."""
+    return [Engine(name="scripted", load=f"{_SCRIPTED}:ScriptedEngine", summary="Scripted.")]
 
 
 @hookimpl

@@ -22,8 +22,8 @@ from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Poli
 from rllm_core.engine import Completer, RolloutEngine
 from rllm_core.parser import BaseParser, ParsedCompletion, Termination, ToolSpec
 from rllm_core.types import (
-    FinishReason,
     Episode,
+    FinishReason,
     Floats,
     MessageLike,
     Messages,
@@ -143,6 +143,11 @@ class ScriptedEngine(RolloutEngine):
         self.skill = skill
         self.requests = 0
         self.calls = 0
+
+    @classmethod
+    def from_config(cls, config: RunConfig, parser: BaseParser) -> ScriptedEngine:
+        """See `RolloutEngine.from_config`."""
+        return cls(parser)
 
     @property
     def supports_token_in_token_out(self) -> bool:

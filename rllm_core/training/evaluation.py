@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from rllm_core import providers
 from rllm_core.backend import PolicyUpdate
+from rllm_core.config import RunConfig
+from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.observers import Observers
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
 from rllm_core.training import checkpoint
 from rllm_core.training.launch import Assembly
 from rllm_core.training.rollouts import RolloutRunner
 from rllm_core.training.tasks import spread
 from rllm_core.training.validation import play_all
+from rllm_core.workflow import Split, Workflow
 
 BOOTSTRAP_RESAMPLES = 2000
 
@@ -35,14 +43,64 @@ def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
     return float(low), float(high)
 
 
+@dataclass(frozen=True)
+class OpenEngine:
+    """An engine ready to sample, and whether its numbers depend on what is in a batch (see `RequestMerger`)."""
+
+    engine: RolloutEngine
+    lockstep: bool
+
+
+@asynccontextmanager
+async def engine_of_backend(assembly: Assembly, checkpoint_dir: Path | None) -> AsyncIterator[OpenEngine]:
+    """The engine of the run's backend, with the weights of a checkpoint if there is one.
+
+    Raises:
+        ConfigError: If the checkpoint does not exist.
+        RunError: If it is damaged.
+    """
+    backend, capabilities = assembly.backend, type(assembly.backend).capabilities(assembly.config)
+    folder = _checkpoint(checkpoint_dir) if checkpoint_dir is not None else None
+    manifest = checkpoint.read(folder) if folder is not None else None
+    try:
+        engine = await assembly.engine()
+        update = PolicyUpdate(0, 0, "start")
+        if folder is not None and manifest is not None:
+            backend.load_state_dict(manifest["backend"])
+            await backend.load_checkpoint(folder / "backend")
+            update = PolicyUpdate(manifest["coordinator"]["weight_version"], manifest["step"], "resume")
+        await backend.on_policy_updated(update)
+        if capabilities.colocated:
+            await backend.enter_generation()
+        yield OpenEngine(engine, capabilities.colocated and capabilities.deterministic)
+    finally:
+        await backend.shutdown()
+
+
+@asynccontextmanager
+async def engine_by_name(name: str, config: RunConfig, plugins: PluginManager) -> AsyncIterator[OpenEngine]:
+    """An engine that needs no backend, for the model and parser of the run file."""
+    engine_class: type[RolloutEngine] = plugins.load(plugins.select(providers.Engine, name))
+    parser_class: type[BaseParser] = plugins.load(plugins.select(providers.Parser, config.parser))
+    parser = parser_class.from_model(config.model.path, config.plugins.get(config.parser))
+    engine = engine_class.from_config(config, parser)
+    await engine.wake_up()
+    try:
+        yield OpenEngine(engine, lockstep=False)
+    finally:
+        await engine.sleep()
+
+
 async def evaluate(
-    assembly: Assembly,
+    config: RunConfig,
+    plugins: PluginManager,
+    workflow: Workflow,
+    opening: AbstractAsyncContextManager[OpenEngine],
     *,
-    split: str,
+    split: Split,
     task_limit: int | None,
     samples: int,
     ks: Sequence[int],
-    checkpoint_dir: Path | None,
 ) -> dict[str, Any]:
     """Play ``samples`` rollouts of every task.
 
@@ -51,38 +109,19 @@ async def evaluate(
         ``{k, value, low, high}`` over the tasks with at least k rollouts that ended well.
 
     Raises:
-        ConfigError: If there are no tasks, or the checkpoint does not exist.
-        RunError: If not one rollout ended well, or the checkpoint is damaged.
+        ConfigError: If there are no tasks.
+        RunError: If not one rollout ended well.
     """
-    name: Literal["train", "validation"] = "train" if split == "train" else "validation"
-    tasks = assembly.workflow.tasks(name)
+    tasks = workflow.tasks(split)
     if not tasks:
-        raise ConfigError(f"workflow {assembly.config.workflow!r} has no {split} tasks")
+        raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks")
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
-    manifest = checkpoint.read(_checkpoint(checkpoint_dir)) if checkpoint_dir is not None else None
-    backend = assembly.backend
-    try:
-        engine = await assembly.engine()
-        version, step = 0, 0
-        if manifest is not None and checkpoint_dir is not None:
-            backend.load_state_dict(manifest["backend"])
-            await backend.load_checkpoint(_checkpoint(checkpoint_dir) / "backend")
-            version, step = manifest["coordinator"]["weight_version"], manifest["step"]
-        await backend.on_policy_updated(PolicyUpdate(version, step, "resume" if manifest else "start"))
-        capabilities = type(backend).capabilities(assembly.config)
-        if capabilities.colocated:
-            await backend.enter_generation()
-        runner = RolloutRunner(
-            assembly.workflow,
-            engine,
-            assembly.config,
-            Observers(assembly.plugins),
-            lockstep=capabilities.colocated and capabilities.deterministic,
-        )
-        episodes = await play_all(runner, spread(chosen, len(chosen) * samples), "eval")
-        await runner.aclose()
-    finally:
-        await backend.shutdown()
+    async with opening as opened:
+        runner = RolloutRunner(workflow, opened.engine, config, Observers(plugins), lockstep=opened.lockstep)
+        try:
+            episodes = await play_all(runner, spread(chosen, len(chosen) * samples), "eval")
+        finally:
+            await runner.aclose()
     finished = [episode for episode in episodes if episode.trajectories]
     if not finished:
         raise RunError(f"all {len(episodes)} rollouts failed, the first with: {episodes[0].error}")
@@ -97,7 +136,7 @@ async def evaluate(
             low, high = interval(values)
             scores.append({"k": k, "value": float(np.mean(values)), "low": low, "high": high})
     return {
-        "workflow": assembly.config.workflow,
+        "workflow": config.workflow,
         "split": split,
         "tasks": len(chosen),
         "rollouts_per_task": samples,

@@ -61,13 +61,12 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
         PluginError: If a part is missing or broken.
     """
     _check_requirements(config)
-    workflow_class: type[Workflow] = plugins.load(plugins.select(providers.Workflow, config.workflow))
+    workflow = workflow_of(config, plugins)
     backend_class: type[BackendProtocol[Any]] = plugins.load(plugins.select(providers.Backend, config.backend))
     estimator_class = plugins.load(plugins.select(providers.AdvantageEstimator, config.algorithm.name))
     estimator: AdvantageEstimator = estimator_class(config.algorithm)
     capabilities = backend_class.capabilities(config)
     _check_capabilities(config, capabilities, estimator)
-    workflow = workflow_class(config.plugins.get(config.workflow))
     if not workflow.tasks("train"):
         raise ConfigError(f"workflow {config.workflow!r} has no training tasks")
     backend = backend_class(config)
@@ -84,6 +83,12 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
         )
         notes.append(f"gradients are not accumulated while groups arrive: {because}")
     return Assembly(config, plugins, workflow, backend, estimator, not_checked, notes)
+
+
+def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
+    """The workflow of a run file, with its own section."""
+    workflow_class: type[Workflow] = plugins.load(plugins.select(providers.Workflow, config.workflow))
+    return workflow_class(config.plugins.get(config.workflow))
 
 
 def _check_requirements(config: RunConfig) -> None:

@@ -188,18 +188,16 @@ def test_evaluation_of_a_checkpoint(run_scripted: Any, plugins: PluginManager) -
     config = load_run_config("say_yes", plugins, backend="scripted")
 
     def measure(checkpoint: Path | None) -> dict[str, Any]:
-        return asyncio.run(
-            evaluation.evaluate(
-                launch.assemble(config, plugins),
-                split="validation",
-                task_limit=4,
-                samples=50,
-                ks=(1, 5),
-                checkpoint_dir=checkpoint,
-            )
-        )
+        assembly = launch.assemble(config, plugins)
+        return evaluate(assembly.workflow, evaluation.engine_of_backend(assembly, checkpoint))
+
+    def evaluate(workflow: Any, opening: Any) -> dict[str, Any]:
+        options: dict[str, Any] = {"split": "validation", "task_limit": 4, "samples": 50, "ks": (1, 5)}
+        return asyncio.run(evaluation.evaluate(config, plugins, workflow, opening, **options))
 
     before, after = measure(None), measure(run.path)
+    alone = evaluate(launch.workflow_of(config, plugins), evaluation.engine_by_name("scripted", config, plugins))
+    assert alone == before, "an engine without a backend plays the same rollouts"
     assert (before["tasks"], before["rollouts_per_task"], before["failed"]) == (4, 50, 0)
     [pass_1, pass_5] = after["pass_at_k"]
     skill = run.lines("metrics")[-1]["skill"]
