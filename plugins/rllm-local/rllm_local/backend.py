@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from transformers import PreTrainedModel
+
 from rllm_core import providers
 from rllm_core.algorithms.torch_losses import POLICY_LOSSES, PolicyLoss
 from rllm_core.backend import (
@@ -26,8 +28,6 @@ from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Floats, TrainingSample
-from transformers import PreTrainedModel
-
 from rllm_local import checkpoint
 from rllm_local.config import LocalConfig
 from rllm_local.engine import LocalEngine
@@ -38,6 +38,7 @@ from rllm_local.model import (
     make_decoder,
     settings_for,
     use_matching_attention,
+    vocabulary_size,
 )
 from rllm_local.starter import starter_model
 from rllm_local.training import AGGREGATIONS, LocalBatch, Trainer
@@ -124,7 +125,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             parser,
             self._worker,
             device=model.device,
-            vocabulary_size=model.get_input_embeddings().weight.shape[0],  # type: ignore[union-attr, index]
+            vocabulary_size=vocabulary_size(model),
             max_model_tokens=text_config.max_position_embeddings,
             max_batch_rows=self.local.max_batch_rows,
         )

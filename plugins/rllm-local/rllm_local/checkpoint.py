@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rllm_core.errors import RunError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from rllm_core.errors import RunError
 from rllm_local.model import no_progress_bars
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The forward passes a sampler decodes with: a fused one for dense Llama-like models, and transformers' own for the rest.
+"""The forward passes of the sampler: a fused one for dense Llama-like models, and transformers' own for the rest.
 
 Both prefill a left-padded batch of prompts, then take one token per row and step; the key-value cache can be indexed
 by row, which is how a group shares its prompt and how finished rows leave the batch.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 FUSED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 FUSED_TOLERANCE = 1e-4
+HALF_TOLERANCE = 0.1
 PREFILL_TOKENS = 1024
 
 
@@ -103,6 +104,20 @@ class TransformersDecoder:
         return logits
 
 
+class _Layer(NamedTuple):
+    """The fused weights of one layer."""
+
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    gain: torch.Tensor | None
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+
 class FusedDecoder:
     """Dense Llama, Qwen2 and Qwen3 models with few, large operations; a snapshot of their weights.
 
@@ -118,7 +133,7 @@ class FusedDecoder:
         self._kv_heads: int = config.num_key_value_heads
         self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._epsilon: float = config.rms_norm_eps
-        self._rotary = copy.deepcopy(model.get_decoder().rotary_emb)
+        self._rotary = copy.deepcopy(_inner(model).rotary_emb)
         self._rotations = torch.empty(0)
         self._cache = torch.empty(0)  # (2 * layers, rows, kv heads, positions, head_dim): keys, values, keys, ...
         self._keys: Sequence[torch.Tensor] = ()
@@ -145,60 +160,62 @@ class FusedDecoder:
         device = self._embedding.device
         prompts = torch.arange(10, device=device).view(2, 5) * 7919 % vocabulary_size
         padding = torch.tensor([0, 2], device=device)
-        mine, theirs = [], []
-        for decoder, logits in ((self, mine), (reference, theirs)):
-            logits.append(decoder.prefill(prompts, padding))
+        results: list[torch.Tensor] = []
+        decoders: tuple[Decoder, ...] = (self, reference)
+        for decoder in decoders:
+            first = decoder.prefill(prompts, padding)
             decoder.select(torch.tensor([1, 0, 1], device=device))
-            logits.append(decoder.step(prompts[0, :3]))
-        tolerance = FUSED_TOLERANCE if self._dtype == torch.float32 else 0.1
-        return all(torch.allclose(a, b, atol=tolerance, rtol=tolerance) for a, b in zip(mine, theirs, strict=True))
+            results.append(torch.cat([first, decoder.step(prompts[0, :3])]))
+        tolerance = FUSED_TOLERANCE if self._dtype == torch.float32 else HALF_TOLERANCE
+        mine, theirs = results
+        return torch.allclose(mine, theirs, atol=tolerance, rtol=tolerance)
 
     @torch.no_grad()
     def sync(self, model: PreTrainedModel) -> None:
         """See `Decoder`."""
-        decoder = model.get_decoder()
+        decoder = _inner(model)
         self._embedding = decoder.embed_tokens.weight.detach().to(self._dtype, copy=True)
-        head: Any = model.get_output_embeddings()
-        self._head = self._folded(_weight(head), decoder.norm.weight)
+        self._head = self._folded(_weight(_head(model)), decoder.norm.weight)
         self._layers = [self._fuse(layer) for layer in decoder.layers]
 
     def _folded(self, weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return (weight * gain).to(self._dtype)
 
-    def _fuse(self, layer: Any) -> tuple[torch.Tensor | None, ...]:
+    def _fuse(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         rotated, scale = self._heads + self._kv_heads, self._head_dim**-0.5
-        qkv = torch.cat([_weight(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj)])
-        bias = None
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        qkv = self._interleaved(torch.cat([_weight(module) for module in projections]), rotated)
+        bias, gain = None, None
         if attention.q_proj.bias is not None:
-            bias = torch.cat([m.bias for m in (attention.q_proj, attention.k_proj, attention.v_proj)])
-            bias = self._interleaved(bias.clone(), rotated)
-        qkv = self._interleaved(qkv, rotated)
-        gain = None
+            bias = self._interleaved(torch.cat([module.bias for module in projections]), rotated)
         if hasattr(attention, "q_norm"):
             query_gain = (attention.q_norm.weight * scale).expand(self._heads, -1)
             gain = torch.cat([query_gain, attention.k_norm.weight.expand(self._kv_heads, -1)])
-            gain = self._interleaved(gain.reshape(-1), rotated).view(1, rotated, self._head_dim).to(self._dtype)
+            gain = self._interleaved(gain.reshape(-1), rotated).view(1, rotated, self._head_dim)
         else:
             qkv[: self._heads * self._head_dim] *= scale
             if bias is not None:
                 bias[: self._heads * self._head_dim] *= scale
-        down_bias = mlp.down_proj.bias
-        up_bias = None if mlp.up_proj.bias is None else torch.cat([mlp.gate_proj.bias, mlp.up_proj.bias])
-        parts = (
-            self._folded(qkv, layer.input_layernorm.weight),
-            bias,
-            gain,
-            _weight(attention.o_proj).t(),
-            attention.o_proj.bias,
-            self._folded(
-                torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]), layer.post_attention_layernorm.weight
-            ),
-            up_bias,
-            _weight(mlp.down_proj).t(),
-            down_bias,
+        up_bias = None
+        if mlp.up_proj.bias is not None:
+            up_bias = torch.cat([mlp.gate_proj.bias, mlp.up_proj.bias])
+        gate_up = torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)])
+
+        def copied(part: torch.Tensor | None) -> torch.Tensor | None:
+            return None if part is None else part.detach().to(self._dtype, copy=True)
+
+        return _Layer(
+            qkv=self._folded(qkv, layer.input_layernorm.weight),
+            qkv_bias=copied(bias),
+            gain=copied(gain),
+            out=_weight(attention.o_proj).t().to(self._dtype, copy=True),
+            out_bias=copied(attention.o_proj.bias),
+            gate_up=self._folded(gate_up, layer.post_attention_layernorm.weight),
+            gate_up_bias=copied(up_bias),
+            down=_weight(mlp.down_proj).t().to(self._dtype, copy=True),
+            down_bias=copied(mlp.down_proj.bias),
         )
-        return tuple(None if part is None else part.to(self._dtype, copy=True) for part in parts)
 
     def _interleaved(self, weight: torch.Tensor, rotated_heads: int) -> torch.Tensor:
         """``weight`` with dimensions i and i + head_dim / 2 of each rotated head made neighbours."""
@@ -273,11 +290,11 @@ class FusedDecoder:
             self._allocate(rows)
             self._cache[:, :, :, :length] = full
         self._grow_rotations(length + 1)
-        if self._padding is None:
+        if self._padding is None or self._bias is None:
             rotations = self._rotations[length]
         else:
             rotations = self._rotations[length - self._padding][:, None]
-            self._bias = F.pad(self._bias, (0, 1))  # type: ignore[arg-type]
+            self._bias = F.pad(self._bias, (0, 1))
         self._length = length + 1
         group, dim = self._heads // self._kv_heads, self._head_dim
         x = self._embedding[tokens]
@@ -286,9 +303,7 @@ class FusedDecoder:
             keys, values = self._keys[index], self._values[index]
             keys[:, :, length] = k
             values[:, :, length] = v
-            scores = torch.matmul(
-                q.view(rows, self._kv_heads, group, dim), keys[:, :, : length + 1].transpose(-1, -2)
-            )
+            scores = torch.matmul(q.view(rows, self._kv_heads, group, dim), keys[:, :, : length + 1].transpose(-1, -2))
             if self._bias is not None:
                 scores = scores + self._bias
             mixed = torch.matmul(scores.softmax(-1), values[:, :, : length + 1])
@@ -296,27 +311,25 @@ class FusedDecoder:
         return self._logits(x)
 
     def _queries_keys_values(
-        self, x: torch.Tensor, layer: tuple[torch.Tensor | None, ...], rotations: torch.Tensor
+        self, x: torch.Tensor, layer: _Layer, rotations: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rotated queries ``(positions, heads, head_dim)`` and keys, and values, of normalised ``x``."""
-        weight, bias, gain = layer[:3]
-        projected = F.linear(self._normalised(x), weight, bias).view(len(x), -1, self._head_dim)
+        projected = F.linear(self._normalised(x), layer.qkv, layer.qkv_bias).view(len(x), -1, self._head_dim)
         rotated = self._heads + self._kv_heads
         turning = projected[:, :rotated]
-        if gain is not None:
-            turning = self._normalised(turning) * gain
+        if layer.gain is not None:
+            turning = self._normalised(turning) * layer.gain
         pairs = torch.view_as_complex(turning.float().view(len(x), rotated, -1, 2))
         turned = torch.view_as_real(pairs * rotations).view(len(x), rotated, self._head_dim).to(self._dtype)
         return turned[:, : self._heads], turned[:, self._heads :], projected[:, rotated:]
 
-    def _mlp(self, x: torch.Tensor, mixed: torch.Tensor, layer: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
-        out, out_bias, up, up_bias, down, down_bias = layer[3:]
-        x = torch.addmm(x, mixed, out)
-        if out_bias is not None:
-            x = x + out_bias
-        gate, value = F.linear(self._normalised(x), up, up_bias).chunk(2, -1)
-        x = torch.addmm(x, F.silu(gate) * value, down)
-        return x if down_bias is None else x + down_bias
+    def _mlp(self, x: torch.Tensor, mixed: torch.Tensor, layer: _Layer) -> torch.Tensor:
+        x = torch.addmm(x, mixed, layer.out)
+        if layer.out_bias is not None:
+            x = x + layer.out_bias
+        gate, value = F.linear(self._normalised(x), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        x = torch.addmm(x, F.silu(gate) * value, layer.down)
+        return x if layer.down_bias is None else x + layer.down_bias
 
     def _normalised(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, x.shape[-1:], None, self._epsilon)
@@ -333,6 +346,14 @@ class FusedDecoder:
         cos, sin = self._rotary(torch.empty(0, device=device), table)
         half = self._head_dim // 2
         self._rotations = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
+
+
+def _inner(model: Any) -> Any:
+    return model.get_decoder()
+
+
+def _head(model: Any) -> Any:
+    return model.get_output_embeddings()
 
 
 def _weight(module: Any) -> torch.Tensor:

@@ -10,10 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser
 from rllm_core.types import FinishReason, SamplingParams, TokenIds, TokenInput, TokenOutput, text_only
-
 from rllm_local.decoders import Decoder
 from rllm_local.sampler import Completion, Request, generate
 

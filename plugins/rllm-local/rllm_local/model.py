@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rllm_core.errors import ConfigError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from rllm_core.errors import ConfigError
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
 
@@ -25,7 +25,7 @@ EXACT_MATMUL_ERROR = 1e-5
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """Settings outside the model. Threads count for the calling thread and those born later, so the worker sets them."""
+    """Settings outside the model. Threads are those of the calling thread and of later ones: the worker sets them."""
 
     threads: int
     matmul_precision: str
@@ -77,10 +77,13 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
             )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model.path = {str(path)!r} cannot be loaded as a causal language model: {reason}") from error
-    model.to(device).eval()  # type: ignore[arg-type]
+        raise ConfigError(
+            f"model.path = {str(path)!r} cannot be loaded as a causal language model: {reason}"
+        ) from error
+    model.to(device)  # type: ignore[arg-type]
     if config.lora is not None:
         _add_adapters(model, config.lora)
+    model.train(False)
     return model
 
 
@@ -101,7 +104,6 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
         )
     except ValueError as error:
         raise ConfigError(f"local.lora: {str(error).splitlines()[0]}") from error
-    model.eval()
 
 
 def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
@@ -154,19 +156,25 @@ def make_decoder(model: PreTrainedModel, config: LocalConfig, *, shares_weights:
     if FusedDecoder.supports(model):
         fused = FusedDecoder(model, getattr(torch, config.dtype))
         with torch.inference_mode():
-            if fused.agrees_with(plain, model.get_input_embeddings().weight.shape[0]):
+            if fused.agrees_with(plain, vocabulary_size(model)):
                 return fused
         logger.warning("the fused decoder disagrees with transformers for this model and is not used")
     return plain
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """How many ids the model can read; its tokenizer may know fewer."""
+    embeddings: Any = model.get_input_embeddings()
+    return int(embeddings.weight.shape[0])
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
     """Silence transformers' progress bars, which would tear up the run's own display."""
     was_enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if was_enabled:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

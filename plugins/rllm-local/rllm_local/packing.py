@@ -14,10 +14,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from rllm_core.types import TokenIds, TrainingSample
 
 QUADRATIC_FROM_TOKENS = 1024
@@ -97,13 +99,13 @@ def rows_of(samples: Sequence[TrainingSample], *, share_prefixes: bool, pair_cos
     for members in groups.values():
         read = {index: samples[index].token_ids[:-1] for index in members}
         members.sort(key=lambda index: read[index].astype(">i4").tobytes())
-        shared = [0, *(_common_prefix(read[a], read[b]) for a, b in zip(members, members[1:], strict=False))]
+        shared = [0, *(_common_prefix(read[a], read[b]) for a, b in pairwise(members))]
         prompt = samples[members[0]].prompt_tokens
         own = sum(len(read[index]) - max(prompt, common) for index, common in zip(members, shared, strict=True))
         most = math.sqrt(prompt * (prompt + 1 / pair_cost)) * len(members) / max(own, 1)
         count = min(len(members), math.ceil(len(members) / max(1.0, most)))
         bounds = [len(members) * part // count for part in range(count + 1)]
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in pairwise(bounds):
             common = (0, *shared[start + 1 : stop])
             tokens = sum(len(read[i]) - c for i, c in zip(members[start:stop], common, strict=True))
             rows.append(Row(tuple(members[start:stop]), common, tokens))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from rllm_core.types import SamplingParams, TokenIds
 
+from rllm_core.types import SamplingParams, TokenIds
 from rllm_local.decoders import Decoder
 
 UNIFORM_BITS = 48  # few enough that uniform * total < total holds in float64
@@ -67,8 +67,8 @@ def generate(decoder: Decoder, requests: Sequence[Request], device: torch.device
 
     limit = int(rows.limits.max())
     alive = np.arange(len(seeds))  # which completion each row of the batch belongs to
-    tokens = np.zeros((len(seeds), min(limit, BLOCK_POSITIONS)), np.int32)
-    logprobs = np.zeros(tokens.shape, np.float32)
+    tokens = np.zeros((len(seeds), BLOCK_POSITIONS), np.int32)
+    logprobs = np.zeros((len(seeds), BLOCK_POSITIONS), np.float32)
     lengths = rows.limits.copy()
     stopped = np.zeros(len(seeds), np.bool_)
     running = np.ones(len(seeds), np.bool_)  # per row of the batch: finished rows may stay in it for a while
@@ -77,8 +77,9 @@ def generate(decoder: Decoder, requests: Sequence[Request], device: torch.device
         if position % BLOCK_POSITIONS == 0:
             drawn = uniforms(seeds[alive], position, BLOCK_POSITIONS)
             block = torch.from_numpy(drawn).to(device)
-            if position:
-                tokens, logprobs = (np.pad(a, ((0, 0), (0, BLOCK_POSITIONS))) for a in (tokens, logprobs))
+            if position == tokens.shape[1]:
+                tokens = np.pad(tokens, ((0, 0), (0, len(tokens[0]))))
+                logprobs = np.pad(logprobs, ((0, 0), (0, len(logprobs[0]))))
         sampled, its_logprobs = rows.sample(logits, block[:, position % BLOCK_POSITIONS])
         chosen = sampled.cpu().numpy()
         tokens[alive, position] = chosen

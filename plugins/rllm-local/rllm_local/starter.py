@@ -25,12 +25,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from rllm_core.errors import RunError, UserError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from rllm_core.algorithms.torch_losses import PolicyLoss
+from rllm_core.backend import OptimizerStep
+from rllm_core.config import AlgorithmConfig, OptimizerConfig
+from rllm_core.errors import RunError, UserError
+from rllm_core.types import TrainingSample, token_ids
 from rllm_local.model import no_progress_bars
+from rllm_local.training import Trainer
 
 Conversation = list[dict[str, Any]]
 Conversations = Callable[[random.Random], Iterator[Conversation]]
@@ -167,7 +173,7 @@ def make_tokenizer(conversations: Conversations, seed: int) -> PreTrainedTokeniz
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -213,69 +219,96 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return model
 
 
+class NegativeLogLikelihood(PolicyLoss):
+    """``-logp``: supervised training, on the path that RL takes."""
+
+    def __call__(
+        self, logprobs: torch.Tensor, rollout_logprobs: torch.Tensor | None, advantages: torch.Tensor
+    ) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        return -logprobs
+
+
 def warm_start(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, conversations: Iterator[Conversation]
 ) -> tuple[int, float]:
-    """Teach the form of assistant messages, until the running loss is below the target.
+    """Teach the form of assistant messages until the running loss is below the target, then cool down.
 
     Returns:
         Steps taken, and the last running loss in nats per token.
+
+    Raises:
+        RunError: If the target is not reached.
     """
     settings = RECIPE["warm_start"]
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    optimizer_config = OptimizerConfig(learning_rate=settings["learning_rate"], warmup_steps=settings["warmup_steps"])
+    trainer = Trainer(
+        model=model.train(False),
+        loss=NegativeLogLikelihood(AlgorithmConfig()),
+        aggregation="token_mean",
+        temperature=1.0,
+        optimizer_config=optimizer_config,
+        share_prefixes=True,
+        max_batch_tokens=4096,
     )
-    model.train()
-    loss_average, converged_at = 0.0, None
-    for step in range(1, settings["max_steps"] + settings["cool_down_steps"] + 1):
-        rate = min(1.0, step / settings["warmup_steps"])
+    average, converged_at = None, None
+    for step in range(1, settings["max_steps"] + 1):
         if converged_at is not None:
             done = (step - converged_at) / settings["cool_down_steps"]
-            rate = 1.0 - done * (1.0 - settings["final_learning_rate_fraction"])
-        for group in optimizer.param_groups:
-            group["lr"] = settings["learning_rate"] * rate
-        ids, trained = _encode(list(islice(conversations, settings["conversations_per_step"])), tokenizer)
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-        wanted = trained[:, 1:]
-        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[wanted]), ids[:, 1:][wanted])
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        decay = settings["loss_decay"] if step > 1 else 0.0
-        loss_average = decay * loss_average + (1 - decay) * float(loss.detach())
-        if converged_at is None and loss_average < settings["target_loss"]:
+            rate = settings["learning_rate"] * (1.0 - done * (1.0 - settings["final_learning_rate_fraction"]))
+            trainer.optimizer_config = optimizer_config.model_copy(update={"learning_rate": rate})
+        samples = _samples(list(islice(conversations, settings["conversations_per_step"])), tokenizer)
+        trainer.forward_backward(trainer.batch(samples, skip_zero_advantages=False), 0.0)
+        metrics = trainer.step(
+            OptimizerStep(
+                step=step,
+                total_steps=settings["max_steps"],
+                samples=len(samples),
+                sampled_tokens=sum(sample.sampled_tokens for sample in samples),
+                trajectories=len(samples),
+            )
+        )
+        decay = settings["loss_decay"] if average is not None else 0.0
+        average = decay * (average or 0.0) + (1 - decay) * metrics["loss"]
+        if converged_at is None and average < settings["target_loss"]:
             converged_at = step
         if converged_at is not None and step == converged_at + settings["cool_down_steps"]:
-            model.eval()
-            return step, loss_average
-        if converged_at is None and step == settings["max_steps"]:
-            break
+            return step, average
     raise RunError(
-        f"the starter model's warm start stopped at loss {loss_average:.3f} after {settings['max_steps']} steps; "
-        f"it should have reached {settings['target_loss']}"
+        f"the starter model's warm start stopped at loss {average} after {settings['max_steps']} steps; "
+        f"it should have fallen below {settings['target_loss']}"
     )
 
 
-def _encode(
-    conversations: list[Conversation], tokenizer: PreTrainedTokenizerFast
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids ``(conversations, tokens)``, padded on the right, and which of them an assistant wrote."""
-    texts = tokenizer.apply_chat_template(conversations, tokenize=False)
-    encoded = [tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    opening = [tokenizer.convert_tokens_to_ids("<|im_start|>"), *tokenizer.encode("assistant\n")]
-    ids = torch.full((len(encoded), max(map(len, encoded))), tokenizer.pad_token_id)
-    trained = torch.zeros(ids.shape, dtype=torch.bool)
-    for row, tokens in enumerate(encoded):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
-        position = 0
-        while position < len(tokens):
+def _samples(conversations: list[Conversation], tokenizer: PreTrainedTokenizerFast) -> list[TrainingSample]:
+    """What assistants wrote in the conversations, as something to be imitated."""
+    texts: Any = tokenizer.apply_chat_template(conversations, tokenize=False)
+    encoded = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
+    samples = []
+    for row, encoding in enumerate(encoded):
+        tokens = encoding.ids
+        spans, position = [], 0
+        while opening[0] in tokens[position:]:
+            position = tokens.index(opening[0], position)
             if tokens[position : position + len(opening)] == opening:
                 start = position + len(opening)
-                position = tokens.index(tokenizer.eos_token_id, start)
-                trained[row, start : position + 1] = True
+                spans.append((start, tokens.index(tokenizer.eos_token_id, start) + 1))
             position += 1
-    return ids, trained
+        sampled = sum(stop - start for start, stop in spans)
+        samples.append(
+            TrainingSample(
+                sample_id=str(row),
+                group_id=0,
+                rollout_id=str(row),
+                token_ids=token_ids(tokens[: spans[-1][1]]),
+                turn_spans=tuple(spans),
+                logprobs=None,
+                advantages=np.ones(sampled, np.float32),
+                weight_versions=(0,) * len(spans),
+            )
+        )
+    return samples
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -289,7 +322,7 @@ def _default_conversations() -> Conversations:
         raise UserError(
             "the starter model's warm start needs rllm-workflows: pip install 'rllm-local[starter]', or set model.path"
         ) from error
-    return conversations  # type: ignore[no-any-return]
+    return conversations
 
 
 def _recipe(seed: int, conversations: Conversations) -> dict[str, Any]:

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
 from rllm_core.algorithms.torch_losses import PolicyLoss
 from rllm_core.backend import OptimizerStep
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
-
 from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of
 
 if TYPE_CHECKING:
-    from rllm_core.config import OptimizerConfig
     from transformers import PreTrainedModel
+
+    from rllm_core.config import OptimizerConfig
 
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum")
 
@@ -143,7 +144,9 @@ class Trainer:
         torch._foreach_div_(gradients, float(max(1, count)))
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.optimizer_config.max_grad_norm))
         if not np.isfinite(norm):
-            raise RunError(f"optimizer step {step.step}: the gradient is not finite; try a lower optimizer.learning_rate")
+            raise RunError(
+                f"optimizer step {step.step}: the gradient is not finite; try a lower optimizer.learning_rate"
+            )
         learning_rate = self.optimizer_config.learning_rate_at(step.step, step.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -165,7 +168,7 @@ class Trainer:
         result: list[Any] = [None] * len(samples)
         for micro in self._micro_batches(self.batch(samples, skip_zero_advantages=False)):
             values = torch.log_softmax(self._logits(micro), -1)[micro.node_of_token, micro.targets].cpu()
-            for index, part in zip(micro.samples, values.split(micro.sample_tokens), strict=True):
+            for index, part in zip(micro.samples, torch.split(values, micro.sample_tokens), strict=True):
                 result[index] = part.numpy()
         return result
 
@@ -174,6 +177,7 @@ class Trainer:
 
     def _logits(self, micro: MicroBatch) -> torch.Tensor:
         """Logits over the temperature at the nodes, ``(nodes, vocabulary)``."""
+        model: Any = self.model
         mask = None
         if micro.visible is not None:
             # Attention implementations add the mask to the scores; a padding position, which sees nothing, is never
@@ -183,10 +187,10 @@ class Trainer:
         inputs = {"input_ids": micro.token_ids, "position_ids": micro.positions, "attention_mask": mask}
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             if self._bare_head:
-                hidden = self.model.get_decoder()(**inputs, use_cache=False).last_hidden_state
-                logits = self.model.get_output_embeddings()(hidden.flatten(0, 1)[micro.nodes])
+                hidden = model.get_decoder()(**inputs, use_cache=False).last_hidden_state
+                logits: torch.Tensor = model.get_output_embeddings()(hidden.flatten(0, 1)[micro.nodes])
             else:
-                logits = self.model(**inputs, use_cache=False).logits.flatten(0, 1)[micro.nodes]
+                logits = model(**inputs, use_cache=False).logits.flatten(0, 1)[micro.nodes]
         logits = logits.float()
         return logits if self.temperature == 1 else logits / self.temperature
 
@@ -194,9 +198,10 @@ class Trainer:
     def _head_is_bare(self) -> bool:
         """Whether logits are just the head's product with the last hidden states (some models scale or cap them)."""
         probe = torch.arange(4, device=self.device)[None]
-        hidden = self.model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
-        logits = self.model(input_ids=probe, use_cache=False).logits
-        return torch.equal(self.model.get_output_embeddings()(hidden), logits)
+        model: Any = self.model
+        hidden = model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
+        logits = model(input_ids=probe, use_cache=False).logits
+        return torch.equal(model.get_output_embeddings()(hidden), logits)
 
     @torch.no_grad()
     def _observe(self, micro: MicroBatch, total: torch.Tensor, logprobs: torch.Tensor) -> None:

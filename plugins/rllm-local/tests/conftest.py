@@ -15,10 +15,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import numpy as np
 import pytest
 import torch
-from rllm_core.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, RunConfig, TrainingConfig
-from rllm_core.types import TrainingSample
 from rllm_local.config import LocalConfig
 from rllm_local.starter import make_model, make_tokenizer
+
+from rllm_core.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, RunConfig, TrainingConfig
+from rllm_core.types import TrainingSample
+
+torch.set_num_threads(1)  # as the backend does for models of this size
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rllm_core.engine import EngineError
-from rllm_core.types import FinishReason, MediaChunk, SamplingParams
 from rllm_local import engine as engine_module
 from rllm_local.decoders import FusedDecoder
 from rllm_local.engine import LocalEngine
 from rllm_local.sampler import generate
 from transformers import AutoModelForCausalLM
+
+from rllm_core.engine import EngineError
+from rllm_core.types import FinishReason, MediaChunk, SamplingParams
 
 PARAMS = SamplingParams(max_response_tokens=5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from rllm_core.algorithms.torch_losses import POLICY_LOSSES, PPOClip, Reinforce
 from rllm_core.config import AlgorithmConfig
 from rllm_core.errors import ConfigError

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rllm_core.types import SamplingParams
 from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
 from rllm_local.sampler import Completion, Request, generate, uniforms
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from rllm_core.types import SamplingParams
 
 CPU = torch.device("cpu")
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -12,14 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rllm_local.packing import micro_batches, rows_of
+from rllm_local.training import AGGREGATIONS, Trainer
+from transformers import AutoModelForCausalLM
+
 from rllm_core.algorithms.torch_losses import PPOClip, Reinforce
 from rllm_core.backend import OptimizerStep
 from rllm_core.config import AlgorithmConfig, OptimizerConfig
 from rllm_core.errors import RunError
 from rllm_core.types import TrainingSample
-from rllm_local.packing import micro_batches, rows_of
-from rllm_local.training import AGGREGATIONS, Trainer
-from transformers import AutoModelForCausalLM
 
 CPU = torch.device("cpu")
 
@@ -97,9 +98,7 @@ def test_accumulation_over_passes_equals_one_pass(
     assert_close(gradient(parts, [samples[:4], samples[4:9], samples[9:]]), gradient(whole, [samples]))
 
 
-def test_aggregations_divide_as_they_say(
-    trainer: Callable[..., Trainer], samples: list[TrainingSample]
-) -> None:
+def test_aggregations_divide_as_they_say(trainer: Callable[..., Trainer], samples: list[TrainingSample]) -> None:
     counts = OptimizerStep(step=1, total_steps=1, samples=13, sampled_tokens=95, trajectories=13)
     lengths = np.concatenate([[s.sampled_tokens] * s.sampled_tokens for s in samples])
     losses = -np.concatenate([s.advantages for s in samples])

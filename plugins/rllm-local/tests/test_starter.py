@@ -1,0 +1,223 @@
+"""The starter model: its tokenizer, its chat format, its warm start, and where it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rllm_local import starter
+from rllm_local.decoders import FusedDecoder
+from rllm_local.engine import LocalEngine
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from rllm_core.errors import RunError, UserError
+from rllm_core.types import SamplingParams
+
+Conversations = Callable[[random.Random], Iterator[list[dict[str, Any]]]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(model_folder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text())
+def test_any_text_survives_a_round_trip(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert max(ids, default=0) < len(tokenizer)
+    assert tokenizer.decode(ids) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("abcdefgh0123456789", min_size=1, max_size=12))
+def test_letters_and_digits_stay_single(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    assert [tokenizer.decode([i]) for i in tokenizer.encode(text)] == list(text)
+
+
+def test_words_of_the_tasks_and_of_the_format_are_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    for word in ("sort", "user", "assistant", "system", *starter.SPECIAL_TOKENS):
+        assert len(tokenizer.encode(word)) == 1, word
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token == "<|endoftext|>"
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
+
+
+def test_the_model_fits_its_tokenizer(model_folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    assert 100_000 <= model.num_parameters() <= 200_000
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.model_type == "qwen3"
+    assert model.config.head_dim == 32
+    assert model.config.tie_word_embeddings
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_the_chat_format(tokenizer: PreTrainedTokenizerFast) -> None:
+    tool = {"name": "add", "parameters": {}}
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "1+1?"}]},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "tool", "content": "two"},
+        {"role": "assistant", "content": "2"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False)
+    assert text == (
+        "<|im_start|>system\nbe brief\n\ntools:\n"
+        '{"name": "add", "parameters": {}}\n'
+        'call: <tool_call>{"name": name, "arguments": {}}</tool_call><|im_end|>\n'
+        "<|im_start|>user\n1+1?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>hm</think>"
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>2</tool_response><tool_response>two</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n2<|im_end|>\n"
+    )
+    call["function"]["arguments"] = '{"a": 1}'  # type: ignore[index]
+    assert tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False) == text
+    prompt = tokenizer.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
+    assert prompt.endswith("<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n")
+    for end in range(1, len(messages)):
+        part = tokenizer.apply_chat_template(messages[:end], tools=[tool], tokenize=False)
+        assert text.startswith(part) or messages[end - 1]["role"] == messages[end]["role"] == "tool"
+
+
+def test_what_assistants_wrote_is_what_is_learnt(tokenizer: PreTrainedTokenizerFast) -> None:
+    conversation = [
+        {"role": "user", "content": "sort: ba"},
+        {"role": "assistant", "content": "ab"},
+        {"role": "user", "content": "assistant\nagain"},
+        {"role": "assistant", "content": "a"},
+    ]
+    (sample,) = starter._samples([conversation], tokenizer)
+    learnt = [tokenizer.decode(sample.token_ids[a:b].tolist()) for a, b in sample.turn_spans]
+    assert learnt == ["ab<|im_end|>", "a<|im_end|>"]
+
+
+@pytest.fixture(scope="session")
+def starter_folder(
+    tmp_path_factory: pytest.TempPathFactory, conversations: Conversations
+) -> tuple[Path, dict[str, float]]:
+    folder = tmp_path_factory.mktemp("made") / "starter"
+    return folder, starter.make_starter_model(folder, seed=11, conversations=conversations)
+
+
+def test_the_warm_start_solves_no_more_than_chance(
+    starter_folder: tuple[Path, dict[str, float]], conversations: Conversations
+) -> None:
+    """Held-out words, sampled at temperature 1: nearly all answers have the form, one in 24 or so is sorted."""
+    folder, made = starter_folder
+    assert made["loss"] < starter.RECIPE["warm_start"]["target_loss"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    letters = ["".join(random.Random(seed).choices("abcdefgh", k=4)) for seed in range(600)]
+    letters = [word for word in letters if sum(ord(c) * 31**i for i, c in enumerate(word)) % 7 == 0]
+    assert len(letters) > 60
+    prompts = [
+        tokenizer.encode(f"<|im_start|>user\nsort: {word}<|im_end|>\n<|im_start|>assistant\n") for word in letters
+    ]
+    params = SamplingParams(max_response_tokens=6, stop_token_ids=(tokenizer.eos_token_id,))
+
+    async def answer() -> list[list[str]]:
+        with ThreadPoolExecutor(1) as executor:
+            engine = LocalEngine(
+                FusedDecoder(model, torch.float32),
+                None,
+                executor,
+                device=torch.device("cpu"),
+                vocabulary_size=len(tokenizer),
+                max_model_tokens=64,
+                max_batch_rows=2048,
+            )
+            outputs = await asyncio.gather(
+                *(
+                    engine.get_token_outputs_from_token_input(prompt, sampling_params=params, seeds=range(8))
+                    for prompt in prompts
+                )
+            )
+        return [[tokenizer.decode(o.token_ids.tolist(), skip_special_tokens=True) for o in part] for part in outputs]
+
+    answers = asyncio.run(answer())
+    formed = solved = total = 0
+    for word, given_answers in zip(letters, answers, strict=True):
+        for text in given_answers:
+            formed += sorted(text) == sorted(word)
+            solved += text == "".join(sorted(word))
+            total += 1
+    assert solved / total <= 0.1
+    assert formed / total >= 0.7
+
+
+def test_the_same_seed_makes_the_same_model(
+    starter_folder: tuple[Path, dict[str, float]], conversations: Conversations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(starter.RECIPE["warm_start"], "target_loss", 100.0)
+    tokenizer = starter.make_tokenizer(conversations, 0)
+    made = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        model = starter.make_model(tokenizer)
+        starter.warm_start(model, tokenizer, conversations(random.Random(5)))
+        made.append(model.state_dict())
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
+def test_a_warm_start_that_does_not_converge_leaves_nothing(
+    tmp_path: Path, conversations: Conversations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(starter.RECIPE["warm_start"], "max_steps", 2)
+    with pytest.raises(RunError, match="should have fallen below"):
+        starter.make_starter_model(tmp_path / "model", conversations=conversations)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_made_once_per_recipe(
+    tmp_path: Path, conversations: Conversations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLLM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(starter, "_default_conversations", lambda: conversations)
+    monkeypatch.setitem(starter.RECIPE["warm_start"], "target_loss", 100.0)
+    first = starter.starter_model(0)
+    assert first.parent == tmp_path / "starter"
+    assert json.loads((first / "starter_recipe.json").read_text())["seed"] == 0
+    written = (first / "model.safetensors").stat().st_mtime_ns
+    assert starter.starter_model(0) == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == written
+    assert starter.starter_model(1) != first
+    monkeypatch.setitem(starter.RECIPE["warm_start"], "target_loss", 99.0)
+    assert starter.starter_model(0) not in (first, starter.starter_model(1))
+    assert not list((tmp_path / "starter").glob(".*"))
+
+
+def test_a_folder_that_is_something_else_is_not_replaced(tmp_path: Path, model_folder: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="is not a starter model"):
+        starter._copy(model_folder, tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_conversations_that_come_with_the_workflows() -> None:
+    chats = list(islice(starter._default_conversations()(random.Random(0)), 50))
+    assert all(chat[0]["role"] == "user" and chat[-1]["role"] == "assistant" for chat in chats)
+
+
+def test_the_plugin_is_light() -> None:
+    code = (
+        "import rllm_local, rllm_local.config, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
