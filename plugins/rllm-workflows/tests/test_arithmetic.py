@@ -82,6 +82,7 @@ def test_everything_else_is_refused(text):
 @pytest.mark.parametrize(
     "text",
     [
+        "1 +" + " " * MAX_CHARACTERS + "1",
         "1" * (MAX_DIGITS + 1),
         "1" * 1_000_000,
         "(" * 100_000 + "1" + ")" * 100_000,
