@@ -75,7 +75,7 @@ RECIPE: dict[str, Any] = {
         "learning_rate": 3e-3,
         "warmup_steps": 10,
         "loss_decay": 0.8,
-        "target_loss": 0.68,
+        "target_loss": 0.72,
         "max_steps": 600,
         "cool_down_steps": 20,
         "final_learning_rate_fraction": 0.1,
