@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rllm_core import providers
 from rllm_core.algorithms.torch_losses import POLICY_LOSSES, PolicyLoss
@@ -63,6 +63,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         self.step = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="rllm-local")
         self._settings_before: TorchSettings | None = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None  # goes into checkpoints, so that they can be loaded
         self._engine: LocalEngine | None = None
         self._trainer: Trainer | None = None
         self._reference: Trainer | None = None
@@ -113,7 +114,9 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     def _allocate(self, parser: BaseParser) -> LocalEngine:
         self._settings_before = TorchSettings.current()
-        model = load_model(self.model_path(), self.local)
+        path = self.model_path()
+        self._tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=self.local.trust_remote_code)
+        model = load_model(path, self.local)
         settings = settings_for(model, self.local)
         settings.apply()
         use_matching_attention(model, settings.matmul_precision)
@@ -207,7 +210,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         """See `BackendProtocol.save_checkpoint`; the folder can be loaded by transformers as it is."""
         trainer = self._allocated()
         await self._in_worker(
-            checkpoint.save, directory, trainer.model, trainer.optimizer, trainer.parameters, self.model_path()
+            checkpoint.save, directory, trainer.model, trainer.optimizer, trainer.parameters, self._tokenizer
         )
 
     async def load_checkpoint(self, directory: Path) -> None:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from rllm_core.errors import RunError
 from rllm_local.model import no_progress_bars
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 
@@ -23,12 +22,12 @@ def save(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     parameters: dict[str, torch.nn.Parameter],
-    tokenizer_path: str,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Write weights (or adapters) and tokenizer, loadable by transformers, and the optimizer's moments by name."""
     with no_progress_bars():
         model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(tokenizer_path).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     moments: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
         for key, value in optimizer.state[parameter].items():
