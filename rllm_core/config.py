@@ -136,7 +136,10 @@ class AlgorithmConfig(Section):
         bool, Field(description="Drop groups whose rewards are all equal and generate others instead.")
     ] = False
     max_group_attempts: Annotated[
-        int, Field(ge=1, description="Groups generated per step, as a multiple of groups_per_step, before giving up.")
+        int,
+        Field(
+            ge=1, description="Groups dispatched for one step before giving up, in multiples of max_groups_in_flight."
+        ),
     ] = 10
     entropy_coefficient: Annotated[float, Field(ge=0, description="Entropy bonus at the first step.")] = 0.0
     entropy_coefficient_final: Annotated[

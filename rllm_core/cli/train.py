@@ -35,12 +35,11 @@ def train(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    r"""Train a model on a workflow.
+    """Train a model on a workflow.
 
-    TARGET is a run file (it ends in .toml) or the name of a workflow. With --resume it may be left out: the run
-    folder's own file is used.
+    The argument is a run file (it ends in .toml) or the name of a workflow. With --resume it may be left out: the
+    run folder's own file is used.
 
-    \b
     Exit codes: 0 completed, 1 failed, 2 wrong usage or run file, 130 interrupted (SIGINT), 143 (SIGTERM).
     """
     from rllm_core.config import load_run_config, to_toml
@@ -98,7 +97,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
 
 
 def _print_dry_run(assembly: Any, resolved: str, as_json: bool) -> None:
-    derived, config = assembly.config.derived(), assembly.config
+    derived, config = assembly.derived(), assembly.config
     if as_json:
         click.echo(
             json.dumps(

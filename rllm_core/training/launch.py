@@ -23,6 +23,7 @@ from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.requirements import pip_install, unmet
 from rllm_core.training import report
+from rllm_core.training.books import Books
 from rllm_core.training.metrics import Trackers
 from rllm_core.training.progress import Progress
 from rllm_core.training.run_dir import RunDir
@@ -41,6 +42,12 @@ class Assembly:
     estimator: AdvantageEstimator
     not_checked: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def derived(self) -> dict[str, int]:
+        """Numbers that follow from the run file and what its backend can do."""
+        per_pass, _ = passes(self.config, type(self.backend).capabilities(self.config), self.estimator)
+        groups = self.config.training.groups_per_step
+        return self.config.derived() | {"forward_backward_passes_per_step": groups // per_pass}
 
     def parser(self) -> BaseParser:
         """Build the parser for the backend's model (reads the tokenizer)."""
@@ -138,8 +145,9 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
         "planned_steps": config.training.steps,
         "resumed_from_step": run_dir.manifest["step"] if run_dir.manifest else None,
         "validation": [],
-        "books": {},
+        "books": Books().totals(),
     }
+    (path / "summary.json").unlink(missing_ok=True)  # an earlier start's; this one writes its own at its end
     trainer: Trainer | None = None
     observers = Observers(assembly.plugins)
     trackers = Trackers(
@@ -200,9 +208,10 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
             run_dir.write_json("summary.json", summary)
             run_dir.close()
             progress.stop()
-    plot = report.plot_reward(path)
-    if plot is None:
-        progress.note("no reward.png: pip install 'rllm-core[plots]'")
+            if summary["optimizer_steps"] and report.plot_reward(path) is None:
+                progress.note("no reward.png: pip install 'rllm-core[plots]'")
+            if summary["status"] == "interrupted":
+                progress.note(f"to go on: rllm-core train --resume --run-dir {path}")
     return summary
 
 

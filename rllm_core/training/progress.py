@@ -48,7 +48,7 @@ class _Told(Progress):
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
         self._steps = config.training.steps
         self._first = first_step
-        self._began = time.monotonic()
+        self._began: float | None = None
         self._problems = 0
         self._say(
             f"training {config.workflow} on {config.backend} for {self._steps} steps of "
@@ -76,16 +76,19 @@ class _Told(Progress):
     def note(self, text: str) -> None:
         self._say(text)
 
-    def _seconds_left(self, step: int) -> float:
-        done = step - self._first
-        return (time.monotonic() - self._began) / done * (self._steps - step) if done else 0.0
+    def _seconds_left(self, step: int, step_seconds: float) -> float:
+        """From the pace so far, which begins with the first step and not with loading and validation."""
+        if self._began is None:
+            self._began = time.monotonic() - step_seconds
+        return (time.monotonic() - self._began) / (step - self._first) * (self._steps - step)
 
     def _line(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> str:
         step = metrics["step"]
         solved = f"  solved {metrics['solved']:.3f}" if "solved" in metrics else ""
+        left = _clock(self._seconds_left(step, timings["step_seconds"]))
         return (
             f"step {step}/{self._steps}  reward {metrics['reward_mean']:.3f}{solved}  "
-            f"{timings['tokens_per_second']:,.0f} tokens/s  {_clock(self._seconds_left(step))} left"
+            f"{timings['tokens_per_second']:,.0f} tokens/s  {left} left"
         )
 
     def _say(self, text: str) -> None:

@@ -190,27 +190,25 @@ class Trainer:
     async def _run_halves(self) -> None:
         """Generation and training side by side, watched; the failure of any is the failure of the run."""
         training = asyncio.create_task(self._train(), name="training")
-        others = [
-            asyncio.create_task(self.generation.run(), name="generation"),
-            asyncio.create_task(self._watch(), name="watchdog"),
-        ]
+        generation = asyncio.create_task(self.generation.run(), name="generation")
+        watchdog = asyncio.create_task(self._watch(), name="watchdog")
+        waiting = {training, generation, watchdog}
         try:
-            waiting = {training, *others}
             while training in waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
-        except Interrupted:
-            await self.generation.cancel("interrupted", self._consumed)
-            await self._save_checkpoint()
-            raise
-        except BaseException:
-            await self.generation.cancel("run_failed", self._consumed)
+        except BaseException as error:
+            interrupted = isinstance(error, Interrupted)
+            # Nothing may be dispatched any more when what is outstanding is booked: the places it frees are free.
+            await _stop(training, generation, watchdog)
+            await self.generation.cancel("interrupted" if interrupted else "run_failed", self._consumed)
+            if interrupted:
+                self._check_books()
+                await self._save_checkpoint()
             raise
         finally:
-            for task in (training, *others):
-                task.cancel()
-            await asyncio.gather(training, *others, return_exceptions=True)
+            await _stop(training, generation, watchdog)
 
     async def _watch(self) -> None:
         """Turn no progress at all into an error that says where every rollout is."""
@@ -407,3 +405,9 @@ class Trainer:
         self.validations = [ValidationResult(**validation) for validation in manifest["validations"]]
         self.backend.load_state_dict(manifest["backend"])
         await self.backend.load_checkpoint(folder / "backend")
+
+
+async def _stop(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -111,9 +111,7 @@ def test_a_dataset_row_without_its_fields(tmp_path: Path) -> None:
     rows = [row, {key: value for key, value in row.items() if key != "target"}]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     override = 'countdown.train_file="tasks.jsonl"'
-    refused(
-        rllm_core("train", "countdown", "-o", override, "--dry-run", cwd=tmp_path), "tasks.jsonl", "line 2", "target"
-    )
+    refused(rllm_core("train", "countdown", "-o", override, "--dry-run", cwd=tmp_path), "tasks.jsonl:2", "target")
 
 
 @pytest.mark.slow

@@ -100,7 +100,9 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Pat
     newest = int(checkpoint.complete(run_dir / "checkpoints")[-1].name[5:])
     assert 10 <= newest < STEPS
     if how is not signal.SIGKILL:
-        assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
+        stopped = json.loads((run_dir / "summary.json").read_text())
+        assert stopped["status"] == "interrupted"
+        assert_balanced(stopped)
 
     process = start(run_dir, "--resume")
     _, err = process.communicate(timeout=120)
@@ -111,8 +113,12 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Pat
     assert (run_dir / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
     whole = json.loads((uninterrupted / "summary.json").read_text())
     assert summary["validation"] == whole["validation"]
+    assert summary["books"]["trained"] == STEPS * 16
+    assert_balanced(summary)
+
+
+def assert_balanced(summary: dict[str, Any]) -> None:
     books = summary["books"]
-    assert books["trained"] == STEPS * 16
     assert books["dispatched"] == sum(books[key] for key in ("trained", "filtered", "failed", "cancelled"))
 
 
@@ -154,8 +160,9 @@ def test_interrupted_in_the_middle_of_a_streamed_step(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    cancelled = json.loads((run_dir / "summary.json").read_text())["books"]["cancelled"]
-    assert cancelled > 0
+    stopped = json.loads((run_dir / "summary.json").read_text())
+    assert stopped["books"]["cancelled"] > 0
+    assert_balanced(stopped)
     process = start(run_dir, *more, "--resume", backend="scripted")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -177,6 +184,7 @@ def test_without_a_checkpoint_it_starts_over_and_says_so(run_scripted: Any, tmp_
     assert isinstance(run.error, OSError)
     assert run.summary["status"] == "failed"
     assert run.summary["books"]["cancelled"] == 16
+    assert_balanced(run.summary)
     said = Said()
     again = run_scripted(resume=True, progress=said)
     assert again.error is None
