@@ -38,7 +38,10 @@ class _GatedProgress(Progress):
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """See `Progress`."""
         self._gate.step_ended(
-            metrics["step"], sampled_tokens=metrics["sampled_tokens"], reward_mean=metrics["reward_mean"]
+            metrics["step"],
+            sampled_tokens=metrics["sampled_tokens"],
+            trained_tokens=metrics["trained_tokens"],
+            reward_mean=metrics["reward_mean"],
         )
 
 

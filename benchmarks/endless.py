@@ -27,9 +27,9 @@ TEMPLATE = (
 
 
 class EndlessWorkflow(Workflow):
-    """Prompt: random letters, one token each. Reward: the share of the answer's letters that are ``a``.
+    """Prompt: random letters, one token each. Reward: the share of the answer's characters whose code is even.
 
-    The reward differs between almost any two completions, so no advantage is zero and neither side can leave work out.
+    It differs between almost any two completions, so no advantage is zero and neither side can leave work out.
     """
 
     name: ClassVar[str] = "endless"
@@ -43,12 +43,12 @@ class EndlessWorkflow(Workflow):
     async def run(self, task: Task, completer: Completer) -> Episode:
         """One question, one answer."""
         step = await completer.complete([{"role": "user", "content": task.data["word"]}])
-        return self.episode(task, [step], reward=share_of_a(step.text))
+        return self.episode(task, [step], reward=even_share(step.text))
 
 
-def share_of_a(text: str) -> float:
-    """The share of ``a`` among the characters of a text."""
-    return text.count("a") / max(1, len(text))
+def even_share(text: str) -> float:
+    """The share of characters whose code is even."""
+    return sum(ord(character) % 2 == 0 for character in text) / max(1, len(text))
 
 
 @hookimpl

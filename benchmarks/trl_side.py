@@ -69,7 +69,7 @@ class _Rewards:
 
     def _reward(self, data: dict[str, Any], text: str, is_cut_off: bool) -> float:
         if self._workload == "endless":
-            return endless.share_of_a(text)
+            return endless.even_share(text)
         return 0.0 if is_cut_off else sort.score(text.strip(), data["answer"])
 
 

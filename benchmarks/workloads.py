@@ -17,8 +17,17 @@ VALIDATION_ROLLOUTS = 512
 SORT = {"training.groups_per_step": 16, "training.rollouts_per_group": 16, "rollout.max_response_tokens": 6}
 """The starter task as ``rllm-core train sort`` plays it: prompts of about a dozen tokens, answers of five."""
 
-LONG = {"training.groups_per_step": 8, "training.rollouts_per_group": 8, "rollout.max_response_tokens": 256}
-"""Prompts of 32 tokens, completions of exactly 256."""
+LONG = {
+    "training.groups_per_step": 8,
+    "training.rollouts_per_group": 8,
+    "rollout.max_response_tokens": 256,
+    "optimizer.learning_rate": 1e-5,
+}
+"""Prompts of 32 tokens, completions of exactly 256.
+
+The learning rate is low so that completions stay as different as they are: equal ones would share their prefixes, and
+equal rewards would make advantages of zero, and either would spare our side work that long completions bring.
+"""
 
 WORKLOADS: dict[str, dict[str, Any]] = {"sort": SORT, "endless": LONG}
 
@@ -46,8 +55,8 @@ def plugin_manager() -> PluginManager:
 def run_config(plugins: PluginManager, workload: str, *, model: str, seed: int, steps: int) -> RunConfig:
     """The resolved run file of a workload, which is also the name of its workflow."""
     settings = {
-        **WORKLOADS[workload],
         **BOTH_SIDES_ALIKE,
+        **WORKLOADS[workload],
         "model.path": f'"{model}"',
         "training.seed": seed,
         "training.steps": steps,
