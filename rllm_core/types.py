@@ -365,6 +365,13 @@ class Step(Record):
             )
         return self
 
+    def continues(self, before: Step) -> bool:
+        """Whether the prompt begins, token for token, with the prompt and the completion of ``before``."""
+        cut = len(before.prompt_ids)
+        return starts_with(self.prompt_ids, before.prompt_ids) and starts_with(
+            self.prompt_ids[cut:], before.completion_ids
+        )
+
     @property
     def text(self) -> str:
         """The response's text, for checkers and people; "" if there is none."""
@@ -435,19 +442,13 @@ def _shared_prefixes(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
     for step in steps:
         shared: dict[str, Any] = {}
         if before is not None:
-            if _continues(step.prompt_ids, before):
+            if step.continues(before):
                 shared["prompt_ids"] = step.prompt_ids[len(before.prompt_ids) + len(before.completion_ids) :]
             known = len(before.messages)
             if identical(step.messages[:known], before.messages[:]):
                 shared["messages"] = step.messages[known:]
         yield shared
         before = step
-
-
-def _continues(prompt: TokenIds, before: Step) -> bool:
-    """Whether a prompt begins with the prompt and the completion of the step before it."""
-    cut = len(before.prompt_ids)
-    return starts_with(prompt, before.prompt_ids) and starts_with(prompt[cut:], before.completion_ids)
 
 
 def _restored_steps(steps: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rllm_core.types import Step, TrainingSample, TrajectoryGroup, starts_with
+from rllm_core.types import Step, TrainingSample, TrajectoryGroup
 
 
 def segments(steps: Sequence[Step]) -> list[list[int]]:
@@ -18,20 +18,11 @@ def segments(steps: Sequence[Step]) -> list[list[int]]:
     """
     result: list[list[int]] = []
     for position, step in enumerate(steps):
-        if position and _continues(steps[position - 1], step):
+        if position and step.segment == steps[position - 1].segment and step.continues(steps[position - 1]):
             result[-1].append(position)
         else:
             result.append([position])
     return result
-
-
-def _continues(before: Step, step: Step) -> bool:
-    cut = len(before.prompt_ids)
-    return (
-        step.segment == before.segment
-        and starts_with(step.prompt_ids, before.prompt_ids)
-        and starts_with(step.prompt_ids[cut:], before.completion_ids)
-    )
 
 
 def training_samples(group: TrajectoryGroup, advantages: Sequence[npt.NDArray[np.float64]]) -> list[TrainingSample]:
