@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -108,17 +108,13 @@ def _transformers(model: PreTrainedModel, prompts: np.ndarray[Any, Any]) -> Call
     model.generation_config.pad_token_id = 0
     ids = torch.from_numpy(prompts.astype(np.int64))
     mask = torch.ones_like(ids)
+    generate: Any = model.generate
 
     def sample() -> int:
         with torch.inference_mode():
-            sequences: Any = model.generate(
+            sequences = generate(
                 input_ids=ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=NEW_TOKENS
             )
         return int(sequences[:, ids.shape[1] :].numel())
 
     return sample
-
-
-def parameters_of(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """The size of each model that was measured."""
-    return {row["model"]: row["parameters"] for row in rows}

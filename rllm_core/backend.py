@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rllm_core.config import RunConfig
     from rllm_core.engine import RolloutEngine
     from rllm_core.parser import BaseParser
+    from rllm_core.plugins import PluginManager
 
 BatchT = TypeVar("BatchT")
 
@@ -38,7 +39,8 @@ class Capabilities:
     """What a backend can do. A setting outside it is an error before anything is allocated, never ignored.
 
     Attributes:
-        losses: Policy losses by name (``algorithm.loss``).
+        losses: Policy losses by name (``algorithm.loss``) that are the backend's own.
+        torch_losses: Whether it also runs every loss of the hook ``policy_losses``, the core's and any plugin's.
         aggregations: Loss aggregations by name (``algorithm.aggregation``).
         corrections: Off-policy corrections by name.
         policies: Policies it can compute log-probabilities of.
@@ -54,7 +56,8 @@ class Capabilities:
         deterministic: Whether the same seed gives the same numbers on one machine.
     """
 
-    losses: frozenset[str]
+    losses: frozenset[str] = frozenset()
+    torch_losses: bool = False
     aggregations: frozenset[str] = frozenset({"token_mean"})
     corrections: frozenset[str] = frozenset()
     policies: frozenset[Policy] = frozenset({"current"})
@@ -119,12 +122,14 @@ class BackendProtocol(ABC, Generic[BatchT]):
 
     Args:
         config: The whole run file, validated.
+        plugins: The plugins of this run, for what the backend selects by name itself, such as policy losses.
     """
 
     name: ClassVar[str]
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, plugins: PluginManager) -> None:
         self.config = config
+        self.plugins = plugins
 
     @classmethod
     @abstractmethod

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rllm_core.hookspecs import hookimpl
-from rllm_core.providers import AdvantageEstimator
+from rllm_core.providers import AdvantageEstimator, PolicyLoss
 
 _ADVANTAGES = "rllm_core.algorithms.advantages"
+_LOSSES = "rllm_core.algorithms.torch_losses"
 
 
 @hookimpl
@@ -17,4 +18,13 @@ def advantage_estimators() -> list[AdvantageEstimator]:
         AdvantageEstimator(
             name="return_to_go", load=f"{_ADVANTAGES}:ReturnToGo", summary="Per-turn returns with a baseline."
         ),
+    ]
+
+
+@hookimpl
+def policy_losses() -> list[PolicyLoss]:
+    """The losses in `rllm_core.algorithms.torch_losses`, which only backends that train with torch import."""
+    return [
+        PolicyLoss(name="reinforce", load=f"{_LOSSES}:Reinforce", summary="The policy gradient, exact on policy."),
+        PolicyLoss(name="ppo_clip", load=f"{_LOSSES}:PPOClip", summary="Clipped ratio to the policy that sampled."),
     ]

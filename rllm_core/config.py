@@ -145,9 +145,16 @@ class AlgorithmConfig(Section):
     entropy_coefficient_final: Annotated[
         float | None, Field(ge=0, description="Entropy bonus at the last step, linear between; unset is constant.")
     ] = None
-    options: Annotated[dict[str, Any], Field(description="Typed parameters of a third-party estimator or loss.")] = (
-        Field(default_factory=dict)
+    loss_options: Annotated[dict[str, Any], Field(description="Parameters of the policy loss.")] = Field(
+        default_factory=dict
     )
+
+    def entropy_coefficient_at(self, step: int, total_steps: int) -> float:
+        """The entropy bonus of optimizer step ``step`` (from 1): linear from the first step to the last."""
+        first, last = self.entropy_coefficient, self.entropy_coefficient_final
+        if last is None or total_steps <= 1:
+            return first
+        return first + (last - first) * min(1.0, (step - 1) / (total_steps - 1))
 
 
 class OptimizerConfig(Section):

@@ -11,9 +11,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from rllm_core.errors import ConfigError
+from rllm_core.config import Section
+from rllm_core.run_file import validated
 
 if TYPE_CHECKING:
     from rllm_core.config import AlgorithmConfig
@@ -26,12 +27,19 @@ class PolicyLoss(ABC):
 
     Attributes:
         needs_rollout_logprobs: Whether samples must carry the log-probabilities they were sampled with.
+        options_model: What ``algorithm.loss_options`` may hold; nothing unless a loss says otherwise.
+        options: Those options, checked.
+
+    Raises:
+        ConfigError: If the options are not what the model says.
     """
 
     needs_rollout_logprobs: ClassVar[bool] = False
+    options_model: ClassVar[type[Section]] = Section
 
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
+        self.options: Section = validated(self.options_model, config.loss_options, "algorithm.loss_options", ())
 
     @abstractmethod
     def __call__(
@@ -59,10 +67,8 @@ class Reinforce(PolicyLoss):
         return -torch.exp(logprobs - logprobs.detach()) * advantages
 
 
-class PPOClipOptions(BaseModel):
-    """``algorithm.options`` of ``ppo_clip``."""
-
-    model_config = ConfigDict(frozen=True)
+class PPOClipOptions(Section):
+    """``algorithm.loss_options`` of ``ppo_clip``."""
 
     clip_low: float = Field(default=0.2, ge=0, lt=1, description="Ratios below 1 - clip_low get no gradient.")
     clip_high: float = Field(default=0.2, ge=0, description="Ratios above 1 + clip_high get no gradient.")
@@ -76,16 +82,8 @@ class PPOClip(PolicyLoss):
     """
 
     needs_rollout_logprobs = True
-
-    def __init__(self, config: AlgorithmConfig) -> None:
-        super().__init__(config)
-        try:
-            self.options = PPOClipOptions.model_validate(
-                {key: value for key, value in config.options.items() if key in PPOClipOptions.model_fields}
-            )
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigError(f"algorithm.options.{first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
+    options_model = PPOClipOptions
+    options: PPOClipOptions
 
     def __call__(
         self, logprobs: torch.Tensor, rollout_logprobs: torch.Tensor | None, advantages: torch.Tensor
@@ -96,6 +94,3 @@ class PPOClip(PolicyLoss):
         ratio = torch.exp((logprobs - rollout_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
         clipped = ratio.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
         return -torch.minimum(ratio * advantages, clipped * advantages)
-
-
-POLICY_LOSSES: dict[str, type[PolicyLoss]] = {"reinforce": Reinforce, "ppo_clip": PPOClip}

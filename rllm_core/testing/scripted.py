@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from rllm_core.config import RunConfig
+    from rllm_core.plugins import PluginManager
 
 
 class ByteParser(BaseParser):
@@ -231,8 +232,8 @@ class ScriptedBackend(BackendProtocol[ScriptedBatch]):
     speed: ClassVar[float] = 0.05
     seconds_per_step: ClassVar[float] = 0.0
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: RunConfig, plugins: PluginManager) -> None:
+        super().__init__(config, plugins)
         self.calls = Calls()
         self.skill = 0.5
         self.steps = 0
@@ -334,8 +335,8 @@ class ScriptedColocatedBackend(ScriptedBackend):
     name: ClassVar[str] = "scripted_colocated"
     capability_overrides: ClassVar[dict[str, Any]] = {"colocated": True}
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: RunConfig, plugins: PluginManager) -> None:
+        super().__init__(config, plugins)
         self._generating = False
 
     async def enter_generation(self) -> None:

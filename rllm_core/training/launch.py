@@ -73,10 +73,10 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     estimator_class = plugins.load(plugins.select(providers.AdvantageEstimator, config.algorithm.name))
     estimator: AdvantageEstimator = estimator_class(config.algorithm)
     capabilities = backend_class.capabilities(config)
-    _check_capabilities(config, capabilities, estimator)
+    _check_capabilities(config, capabilities, estimator, plugins)
     if not workflow.tasks("train"):
         raise ConfigError(f"workflow {config.workflow!r} has no training tasks")
-    backend = backend_class(config)
+    backend = backend_class(config, plugins)
     not_checked = backend.validate_config()
     notes = []
     per_pass, per_take = passes(config, capabilities, estimator)
@@ -104,11 +104,16 @@ def _check_requirements(config: RunConfig) -> None:
         raise ConfigError(f"requires: {missing[0]}; {pip_install(*(lack.requirement for lack in missing))}")
 
 
-def _check_capabilities(config: RunConfig, capabilities: Capabilities, estimator: AdvantageEstimator) -> None:
+def _check_capabilities(
+    config: RunConfig, capabilities: Capabilities, estimator: AdvantageEstimator, plugins: PluginManager
+) -> None:
     """Refuse what the backend cannot honour."""
+    losses = capabilities.losses
+    if capabilities.torch_losses:
+        losses |= plugins.providers(providers.PolicyLoss).keys()
     algorithm, training, backend = config.algorithm, config.training, config.backend
     for key, value, allowed in (
-        ("algorithm.loss", algorithm.loss, capabilities.losses),
+        ("algorithm.loss", algorithm.loss, losses),
         ("algorithm.aggregation", algorithm.aggregation, capabilities.aggregations),
     ):
         if value not in allowed:

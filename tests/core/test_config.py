@@ -204,8 +204,8 @@ def test_overrides_of_text(load: Load, override: str, value: str) -> None:
         ("training.staleness_threshold=2", lambda c: c.training.staleness_threshold, 2.0),
         ("optimizer.learning_rate = 1e-3", lambda c: c.optimizer.learning_rate, 1e-3),
         ("training.partial_rollout=false", lambda c: c.training.partial_rollout, False),
-        ("algorithm.options.a.b=[1, 'x']", lambda c: c.algorithm.options, {"a": {"b": [1, "x"]}}),
-        ('algorithm.options."a.b"=1', lambda c: c.algorithm.options, {"a.b": 1}),
+        ("algorithm.loss_options.a.b=[1, 'x']", lambda c: c.algorithm.loss_options, {"a": {"b": [1, "x"]}}),
+        ('algorithm.loss_options."a.b"=1', lambda c: c.algorithm.loss_options, {"a.b": 1}),
         ("requires=['x>=1']", lambda c: c.requires, ("x>=1",)),
     ],
 )
@@ -320,7 +320,7 @@ def test_a_wrong_override_is_refused_in_one_line(load: Load, override: str, erro
 
 def test_an_override_cannot_make_a_value_a_section(load: Load) -> None:
     with pytest.raises(ConfigError, match="a is a value, not a section"):
-        load.named("puzzle", "algorithm.options.a=1", "algorithm.options.a.b=1")
+        load.named("puzzle", "algorithm.loss_options.a=1", "algorithm.loss_options.a.b=1")
 
 
 def test_files_that_cannot_be_read(load: Load, tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_the_resolved_file_resolves_to_itself(load: Load) -> None:
         "tuned",
         "training.groups_per_forward_backward=4",
         "training.staleness_threshold=0.5",
-        "algorithm.options.deep.list=[1, {x = 'y'}]",
+        "algorithm.loss_options.deep.list=[1, {x = 'y'}]",
         'model.path="a\\u007fb😀"',
         "requires=['rllm-local>=0.1']",
         "puzzle.reward.folder=some/where",

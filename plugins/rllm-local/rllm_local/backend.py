@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rllm_core import providers
-from rllm_core.algorithms.torch_losses import POLICY_LOSSES, PolicyLoss
+from rllm_core.algorithms.torch_losses import PolicyLoss
 from rllm_core.backend import (
     BackendProtocol,
     Capabilities,
@@ -57,8 +57,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     name: ClassVar[str] = "local"
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: RunConfig, plugins: PluginManager) -> None:
+        super().__init__(config, plugins)
         self.local: LocalConfig = config.plugins.get("local") or LocalConfig()
         self.step = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="rllm-local")
@@ -70,12 +70,9 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     @classmethod
     def capabilities(cls, config: RunConfig) -> Capabilities:
-        """See `BackendProtocol.capabilities`; a policy loss of a plugin counts once it is selected."""
-        losses = set(POLICY_LOSSES)
-        if config.algorithm.loss not in losses:
-            losses |= set(PluginManager.from_environment().providers(providers.PolicyLoss))
+        """See `BackendProtocol.capabilities`."""
         return Capabilities(
-            losses=frozenset(losses),
+            torch_losses=True,
             aggregations=frozenset(AGGREGATIONS),
             policies=frozenset({"current", "proximal", "reference"}),
             entropy_bonus=True,
@@ -90,6 +87,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
     def validate_config(self) -> list[str]:
         """See `BackendProtocol.validate_config`."""
         device_of(self.local)
+        self._policy_loss()
         if self.local.lora is not None and importlib.util.find_spec("peft") is None:
             raise ConfigError("[local.lora] needs peft: pip install 'rllm-local[lora]'")
         path = self.config.model.path
@@ -147,11 +145,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         )
 
     def _policy_loss(self) -> PolicyLoss:
-        name = self.config.algorithm.loss
-        if name in POLICY_LOSSES:
-            return POLICY_LOSSES[name](self.config.algorithm)
-        plugins = PluginManager.from_environment()
-        loss_class: type[PolicyLoss] = plugins.load(plugins.select(providers.PolicyLoss, name))
+        provided = self.plugins.select(providers.PolicyLoss, self.config.algorithm.loss)
+        loss_class: type[PolicyLoss] = self.plugins.load(provided)
         return loss_class(self.config.algorithm)
 
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> LocalBatch:
@@ -169,12 +164,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         return UpdateResult(metrics)
 
     def _entropy_coefficient(self) -> float:
-        """The bonus of the step in progress, linear from the first step to the last."""
-        algorithm, steps = self.config.algorithm, self.config.training.steps
-        first, last = algorithm.entropy_coefficient, algorithm.entropy_coefficient_final
-        if last is None or steps <= 1:
-            return first
-        return first + (last - first) * min(1.0, self.step / (steps - 1))
+        """The bonus of the step in progress."""
+        return self.config.algorithm.entropy_coefficient_at(self.step + 1, self.config.training.steps)
 
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
         """See `BackendProtocol.compute_logprobs`.

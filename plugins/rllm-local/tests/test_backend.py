@@ -28,14 +28,19 @@ from rllm_core.config import (
     TrainingConfig,
 )
 from rllm_core.errors import RunError
+from rllm_core.plugins import PluginManager
 from rllm_core.types import SamplingParams, TokenOutput, TrainingSample
 
 Build = Callable[..., RunConfig]
 
 
+def local_backend(config: RunConfig) -> LocalBackend:
+    return LocalBackend(config, PluginManager.from_environment(no_plugins=True))
+
+
 @asynccontextmanager
 async def started(config: RunConfig) -> AsyncIterator[tuple[LocalBackend, LocalEngine]]:
-    backend = LocalBackend(config)
+    backend = local_backend(config)
     try:
         engine = await backend.init_rollout_engine(None)  # type: ignore[arg-type]
         await backend.on_policy_updated(PolicyUpdate(0, 0, "start"))
@@ -242,7 +247,7 @@ async def test_the_engine_keeps_its_version_until_it_is_synchronised(
 
 async def test_the_entropy_bonus_falls_linearly(run_config: Build) -> None:
     algorithm = AlgorithmConfig(entropy_coefficient=0.4, entropy_coefficient_final=0.1)
-    backend = LocalBackend(run_config(algorithm=algorithm, training=TrainingConfig(steps=4)))
+    backend = local_backend(run_config(algorithm=algorithm, training=TrainingConfig(steps=4)))
     seen = []
     for step in range(5):
         backend.load_state_dict({"step": step})
@@ -283,14 +288,14 @@ async def test_small_models_get_one_thread(run_config: Build) -> None:
     ],
 )
 async def test_model_folders_are_checked(run_config: Build, tmp_path: Path, path: str, message: str) -> None:
-    backend = LocalBackend(run_config(model=ModelConfig(path=path.format(empty=tmp_path))))
+    backend = local_backend(run_config(model=ModelConfig(path=path.format(empty=tmp_path))))
     with pytest.raises(ConfigError, match=message):
         backend.validate_config()
     await backend.shutdown()
 
 
 async def test_hub_names_are_not_checked(run_config: Build) -> None:
-    backend = LocalBackend(run_config(model=ModelConfig(path="owner/some-model")))
+    backend = local_backend(run_config(model=ModelConfig(path="owner/some-model")))
     (line,) = backend.validate_config()
     assert "owner/some-model" in line
     await backend.shutdown()
@@ -298,7 +303,7 @@ async def test_hub_names_are_not_checked(run_config: Build) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 async def test_a_missing_gpu_is_an_error(run_config: Build) -> None:
-    backend = LocalBackend(run_config(LocalConfig(device="cuda")))
+    backend = local_backend(run_config(LocalConfig(device="cuda")))
     with pytest.raises(ConfigError, match="torch finds no GPU here"):
         backend.validate_config()
     await backend.shutdown()
@@ -306,7 +311,7 @@ async def test_a_missing_gpu_is_an_error(run_config: Build) -> None:
 
 async def test_a_folder_without_a_causal_model_is_one_line(run_config: Build, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    backend = LocalBackend(run_config(model=ModelConfig(path=str(tmp_path))))
+    backend = local_backend(run_config(model=ModelConfig(path=str(tmp_path))))
     with pytest.raises(ConfigError, match="cannot be loaded as a causal language model") as caught:
         await backend.init_rollout_engine(None)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -314,7 +319,7 @@ async def test_a_folder_without_a_causal_model_is_one_line(run_config: Build, tm
 
 
 async def test_lora_targets_that_do_not_exist(run_config: Build) -> None:
-    backend = LocalBackend(run_config(LocalConfig(device="cpu", lora=LoRAConfig(target_modules=("nothing",)))))
+    backend = local_backend(run_config(LocalConfig(device="cpu", lora=LoRAConfig(target_modules=("nothing",)))))
     with pytest.raises(ConfigError, match=r"local\.lora: "):
         await backend.init_rollout_engine(None)  # type: ignore[arg-type]
     await backend.shutdown()
@@ -322,8 +327,8 @@ async def test_lora_targets_that_do_not_exist(run_config: Build) -> None:
 
 async def test_capabilities(run_config: Build) -> None:
     capabilities = LocalBackend.capabilities(run_config())
-    assert capabilities.losses == {"reinforce", "ppo_clip"}
+    assert capabilities.torch_losses
     assert capabilities.colocated
     assert capabilities.deferred_normalisation
     with pytest.raises(RunError, match="not been initialised"):
-        LocalBackend(run_config()).transform_to_backend_batch([])
+        local_backend(run_config()).transform_to_backend_batch([])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rllm_core.algorithms.torch_losses import POLICY_LOSSES, PPOClip, Reinforce
+from rllm_core.algorithms.torch_losses import PPOClip, Reinforce
 from rllm_core.config import AlgorithmConfig
 from rllm_core.errors import ConfigError
 
@@ -15,7 +15,7 @@ ONES = torch.ones(4, dtype=torch.float64)
 
 
 def ppo(**options: float) -> PPOClip:
-    return PPOClip(AlgorithmConfig(loss="ppo_clip", options=options))
+    return PPOClip(AlgorithmConfig(loss="ppo_clip", loss_options=options))
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,14 @@ def test_on_policy_the_losses_have_one_gradient() -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm.options.clip_low = 1.5"):
+    with pytest.raises(ConfigError, match=r"algorithm.loss_options.clip_low = 1.5"):
         ppo(clip_low=1.5)
     with pytest.raises(ValueError, match="needs the log-probabilities"):
         ppo()(CURRENT, None, ONES)
 
 
-def test_names() -> None:
-    assert set(POLICY_LOSSES) == {"reinforce", "ppo_clip"}
+def test_a_loss_takes_no_options_unless_it_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'algorithm.loss_options.clip_low'"):
+        Reinforce(AlgorithmConfig(loss_options={"clip_low": 0.1}))
+    with pytest.raises(ConfigError, match=r"did you mean 'algorithm.loss_options.clip_high'"):
+        ppo(clip_hihg=0.1)
