@@ -215,6 +215,9 @@ class Turn:
     break_reason: BreakReason | None
 
 
+_NO_MESSAGES = MessageView()
+
+
 @dataclass
 class SessionStats:
     """What a session counted: how often it bridged, how often it could not, and why."""
@@ -263,7 +266,7 @@ class ParserSession:
         self._prompt_length = 0
         self._completion_length = 0
         self._segment = 0
-        self._consumed = MessageView()
+        self._consumed = _NO_MESSAGES
         self._answer: FrozenDict | None = None
         self._pending: _Pending | None = None
         self._clean_stop = True

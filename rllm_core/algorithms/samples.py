@@ -49,14 +49,18 @@ def _sample(group: TrajectoryGroup, steps: Sequence[tuple[Step, float]], rollout
     if not sampled:
         return None
     last = steps[-1][0]
-    known = all(step.logprobs is not None for step, _ in sampled)
+    logprobs = [step.logprobs for step, _ in sampled if step.logprobs is not None]
     return TrainingSample(
         group_id=group.group_id,
         rollout_id=rollout_id,
         role=group.role,
-        token_ids=np.concatenate([last.prompt_ids, last.completion_ids]),
+        token_ids=np.concatenate((last.prompt_ids, last.completion_ids)),
         turn_spans=tuple((len(s.prompt_ids), len(s.prompt_ids) + len(s.completion_ids)) for s, _ in sampled),
-        logprobs=np.concatenate([s.logprobs for s, _ in sampled if s.logprobs is not None]) if known else None,
-        advantages=np.concatenate([np.full(len(s.completion_ids), a, np.float32) for s, a in sampled]),
+        logprobs=_joined(logprobs) if len(logprobs) == len(sampled) else None,
+        advantages=_joined([np.broadcast_to(np.float32(a), len(s.completion_ids)) for s, a in sampled]),
         weight_versions=tuple(s.weight_version for s, _ in sampled if s.weight_version is not None),
     )
+
+
+def _joined(arrays: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
