@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rllm_core.types import (
@@ -245,8 +244,13 @@ class Completer:
             EngineError: If the engine failed.
             Terminated: If the prompt is longer than allowed.
         """
-        with self._one_at_a_time():
+        if self._is_busy:
+            raise RuntimeError("a completer answers one call at a time: completer.fork() opens another conversation")
+        self._is_busy = True
+        try:
             return await self._complete(messages, tools, self._params(max_response_tokens))
+        finally:
+            self._is_busy = False
 
     async def _complete(
         self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams
@@ -282,16 +286,6 @@ class Completer:
             break_reason=reason,
         )
         return self._last
-
-    @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        if self._is_busy:
-            raise RuntimeError("a completer answers one call at a time: completer.fork() opens another conversation")
-        self._is_busy = True
-        try:
-            yield
-        finally:
-            self._is_busy = False
 
     def _check_prompt_length(self, prompt_tokens: int) -> None:
         if self.max_prompt_tokens is not None and prompt_tokens > self.max_prompt_tokens:

@@ -216,6 +216,7 @@ class Turn:
 
 
 _NO_MESSAGES = MessageView()
+_NO_TOKENS = TokenLog()  # never extended: a session's tokens begin with a rendered prompt
 
 
 @dataclass
@@ -262,7 +263,7 @@ class ParserSession:
         self.on_break = on_break
         self.stats = SessionStats()
         self._tools = _frozen_tools(tools)
-        self._tokens = TokenLog()
+        self._tokens = _NO_TOKENS
         self._prompt_length = 0
         self._completion_length = 0
         self._segment = 0
@@ -337,7 +338,7 @@ class ParserSession:
         self._tokens, self._segment = pending.tokens, pending.turn.segment
         self._consumed, self._tools = pending.messages, pending.tools
         self._prompt_length, self._completion_length = len(self._tokens), len(completion)
-        self._tokens.extend(completion)
+        self._tokens.extend_checked(completion)
         self._clean_stop = self._ends_at_first_stop(completion)
         self._pending = None
         self.stats.turns += 1

@@ -56,8 +56,14 @@ def advantages(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
     """A read-only ``float32`` array; one number for all tokens, as most estimators give, is stored once."""
     array, lowest, highest = _finite_floats(value, what="advantages")
     if lowest == highest and array.size > 1 and array.strides != (0,):
-        array = np.ndarray(array.shape, np.float32, array[:1].copy(), 0, (0,))
-        array.setflags(write=False)
+        return repeated(lowest, array.size)
+    return array
+
+
+def repeated(value: float, length: int) -> Floats:
+    """A read-only ``float32`` array of one number, which is stored once."""
+    array = np.ndarray((length,), np.float32, np.array((value,), np.float32), 0, (0,))
+    array.setflags(write=False)
     return array
 
 
@@ -111,9 +117,8 @@ class TokenLog:
     __slots__ = ("_buffer", "_length")
 
     def __init__(self, tokens: Sequence[int] | TokenIds = ()) -> None:
-        self._length = 0
-        self._buffer = _EMPTY_IDS
-        self.extend(tokens)
+        self._buffer = token_ids(tokens)  # full, so that the first `extend` moves to a buffer of its own
+        self._length = len(self._buffer)
 
     def __len__(self) -> int:
         return self._length
@@ -123,7 +128,10 @@ class TokenLog:
 
     def extend(self, tokens: Sequence[int] | TokenIds) -> None:
         """Append tokens; earlier views stay as they are."""
-        new = token_ids(tokens)
+        self.extend_checked(token_ids(tokens))
+
+    def extend_checked(self, new: TokenIds) -> None:
+        """Append what `token_ids` returned."""
         if not len(new):
             return
         end = self._length + len(new)

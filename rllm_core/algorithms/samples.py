@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rllm_core.types import Step, TrainingSample, TrajectoryGroup
+from rllm_core.tokens import repeated
+from rllm_core.types import Step, TrainingSample, TrajectoryGroup, new_id
 
 
 def segments(steps: Sequence[Step]) -> list[list[int]]:
@@ -50,14 +51,16 @@ def _sample(group: TrajectoryGroup, steps: Sequence[tuple[Step, float]], rollout
         return None
     last = steps[-1][0]
     logprobs = [step.logprobs for step, _ in sampled if step.logprobs is not None]
-    return TrainingSample(
+    # Joined from steps that were validated when they were built, in lengths that follow from one another.
+    return TrainingSample.model_construct(
+        sample_id=new_id(),
         group_id=group.group_id,
         rollout_id=rollout_id,
         role=group.role,
         token_ids=np.concatenate((last.prompt_ids, last.completion_ids)),
         turn_spans=tuple((len(s.prompt_ids), len(s.prompt_ids) + len(s.completion_ids)) for s, _ in sampled),
         logprobs=_joined(logprobs) if len(logprobs) == len(sampled) else None,
-        advantages=_joined([np.broadcast_to(np.float32(a), len(s.completion_ids)) for s, a in sampled]),
+        advantages=_joined([repeated(a, len(s.completion_ids)) for s, a in sampled]),
         weight_versions=tuple(s.weight_version for s, _ in sampled if s.weight_version is not None),
     )
 
