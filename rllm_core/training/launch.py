@@ -7,6 +7,7 @@ import gc
 import os
 import platform
 import signal
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,35 +160,45 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
     trackers = Trackers(
         [assembly.plugins.load(assembly.plugins.select(providers.Tracker, name))() for name in config.training.trackers]
     )
+    signals = _Signals(progress)
     try:
-        run_dir.write_json("plugins.json", [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)])
-        progress.start(config, path, summary["resumed_from_step"] or 0)
-        if resume and run_dir.manifest is None:
-            progress.note(f"{path} holds no complete checkpoint: starting again at step 0")
-        trackers.start(config, str(path))
-        engine = await assembly.engine()
-        # What is imported and allocated by now stays: half a million objects that no collection needs to walk again.
-        # Rollouts make many short-lived objects and hardly any cycles, so collections may be rarer than by default.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 50)
-        trainer = Trainer(
-            config=config,
-            workflow=assembly.workflow,
-            backend=assembly.backend,
-            engine=engine,
-            estimator=assembly.estimator,
-            observers=observers,
-            run_dir=run_dir,
-            progress=progress,
-            trackers=trackers,
-        )
-        with _signals(trainer):
+        with signals:
+            run_dir.write_json(
+                "plugins.json", [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)]
+            )
+            progress.start(config, path, summary["resumed_from_step"] or 0)
+            if resume and run_dir.manifest is None:
+                progress.note(f"{path} holds no complete checkpoint: starting again at step 0")
+            trackers.start(config, str(path))
+            engine = await assembly.engine()
+            # What is imported and allocated by now stays: half a million objects that no collection needs to walk
+            # again. Rollouts make many short-lived objects and hardly any cycles, so collections may be rarer than
+            # by default.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(20_000, 20, 50)
+            trainer = signals.trainer = Trainer(
+                config=config,
+                workflow=assembly.workflow,
+                backend=assembly.backend,
+                engine=engine,
+                estimator=assembly.estimator,
+                observers=observers,
+                run_dir=run_dir,
+                progress=progress,
+                trackers=trackers,
+            )
             await trainer.run()
         summary["status"] = "completed"
     except Interrupted as error:
         summary |= {"status": "interrupted", "error": str(error)}
         raise
+    except asyncio.CancelledError as error:
+        if signals.interrupted is None:
+            summary["error"] = "cancelled"
+            raise
+        summary |= {"status": "interrupted", "error": str(signals.interrupted)}
+        raise signals.interrupted from error
     except BaseException as error:
         summary["error"] = f"{type(error).__name__}: {error}"
         raise
@@ -223,28 +234,41 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
     return summary
 
 
-class _signals:
-    """SIGINT and SIGTERM ask the trainer to stop; a second one ends the process at once."""
+class _Signals:
+    """SIGINT and SIGTERM stop the run where it loses nothing; a second one ends the process at once.
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self._asked = False
+    Signals reach only the main thread of a process, so elsewhere this does nothing.
 
-    def __enter__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+    Attributes:
+        trainer: Whom to ask; until there is one, whatever is being started is cancelled.
+        interrupted: What the first signal asked for.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.trainer: Trainer | None = None
+        self.interrupted: Interrupted | None = None
+        self._numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+
+    def __enter__(self) -> _Signals:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        for number in self._numbers:
             self._loop.add_signal_handler(number, self._stop, number)
+        return self
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._numbers:
             self._loop.remove_signal_handler(number)
 
     def _stop(self, number: signal.Signals) -> None:
-        if self._asked:
+        if self.interrupted is not None:
             os._exit(128 + number)
-        self._asked = True
-        self.trainer.progress.note(f"{number.name}: saving a checkpoint; press again to stop at once")
-        self.trainer.interrupt(Interrupted(int(number), number.name))
+        self.interrupted = Interrupted(int(number), number.name)
+        if self.trainer is not None:
+            self.progress.note(f"{number.name}: saving a checkpoint; once more stops at once")
+            self.trainer.interrupt(self.interrupted)
+        elif self._task is not None:
+            self._task.cancel()
 
 
 def _versions(plugins: PluginManager) -> dict[str, Any]:

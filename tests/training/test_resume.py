@@ -37,24 +37,28 @@ main()
 """
 
 
-def start(run_dir: Path, *more: str, backend: str = "scripted_colocated") -> subprocess.Popen[str]:
+SLOW_START = """
+import asyncio
+from pathlib import Path
+
+async def init_rollout_engine(self, parser):
+    (Path(sys.argv[sys.argv.index("--run-dir") + 1]) / "starting").touch()
+    await asyncio.sleep(3600)
+
+scripted.ScriptedBackend.init_rollout_engine = init_rollout_engine
+main()
+"""
+
+
+def start(
+    run_dir: Path, *more: str, backend: str = "scripted_colocated", command: str = COMMAND
+) -> subprocess.Popen[str]:
     overrides = [f"training.steps={STEPS}", "training.groups_per_step=4", "training.rollouts_per_group=4",
                  "training.validation_rollouts=10", "training.checkpoint_every_steps=5"]  # fmt: skip
     options = [argument for override in overrides for argument in ("-o", override)]
+    arguments = ["train", "say_yes", "--backend", backend, "--run-dir", str(run_dir), *options, *more]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            COMMAND,
-            "train",
-            "say_yes",
-            "--backend",
-            backend,
-            "--run-dir",
-            str(run_dir),
-            *options,
-            *more,
-        ],
+        [sys.executable, "-c", command, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -120,6 +124,26 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Pat
 def assert_balanced(summary: dict[str, Any]) -> None:
     books = summary["books"]
     assert books["dispatched"] == sum(books[key] for key in ("trained", "filtered", "failed", "cancelled"))
+
+
+def test_interrupted_before_training_begins(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start(run_dir, command=COMMAND.replace("main()", SLOW_START))
+    deadline = time.monotonic() + 60
+    while not (run_dir / "starting").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert_balanced(summary)
+    process = start(run_dir, "--resume")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "holds no complete checkpoint: starting again at step 0" in err
 
 
 def test_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, uninterrupted: Path) -> None:
