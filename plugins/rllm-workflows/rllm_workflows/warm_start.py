@@ -20,7 +20,7 @@ from typing import Any
 
 from rllm_workflows import guess, sort
 
-GUESSES = range(1, 10)
+GUESSES = range(10)
 """Numbers the random guesses are drawn from: more than the default range 1 to 5, so that they cannot have used it."""
 
 Conversation = list[dict[str, Any]]
