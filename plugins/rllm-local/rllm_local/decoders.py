@@ -7,6 +7,7 @@ by row, which is how a group shares its prompt and how finished rows leave the b
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,6 +23,7 @@ FUSED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 FUSED_TOLERANCE = 1e-4
 HALF_TOLERANCE = 0.1
 PREFILL_TOKENS = 1024
+KEPT_BLOCK_BYTES = 64 * 2**20
 
 
 class Decoder(Protocol):
@@ -135,6 +137,7 @@ class FusedDecoder:
         self._epsilon: float = config.rms_norm_eps
         self._rotary = copy.deepcopy(_inner(model).rotary_emb)
         self._rotations = torch.empty(0)
+        self._blocks = [torch.empty(0), torch.empty(0)]
         self._cache = torch.empty(0)  # (2 * layers, rows, kv heads, positions, head_dim): keys, values, keys, ...
         self._keys: Sequence[torch.Tensor] = ()
         self._values: Sequence[torch.Tensor] = ()
@@ -273,13 +276,22 @@ class FusedDecoder:
             self._padding, self._bias = self._padding[rows], self._bias[rows]
 
     def _allocate(self, rows: int) -> None:
-        """A new cache in one piece, with as many free positions as are taken.
+        """Another cache, with as many free positions as are taken; the one before stays readable until the next call.
 
-        One piece, because C libraries hand large blocks back to the kernel; several would be faulted in at every batch.
+        Small ones alternate between two blocks of memory that are kept: C libraries hand large blocks back to the
+        kernel, and faulting new ones in takes longer than filling them.
         """
         room = self._length + max(16, self._length)
         shape = (2 * len(self._layers), rows, self._kv_heads, room, self._head_dim)
-        self._cache = torch.empty(shape, device=self._embedding.device, dtype=self._dtype)
+        numbers, options = math.prod(shape), {"device": self._embedding.device, "dtype": self._dtype}
+        if numbers * self._dtype.itemsize > KEPT_BLOCK_BYTES:
+            self._cache = torch.empty(shape, **options)
+        else:
+            block = self._blocks.pop(0)
+            if len(block) < numbers:
+                block = torch.empty(numbers * 5 // 4, **options)
+            self._blocks.append(block)
+            self._cache = block[:numbers].view(shape)
         self._keys, self._values = self._cache[::2].unbind(), self._cache[1::2].unbind()
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:

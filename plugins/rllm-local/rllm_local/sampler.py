@@ -1,5 +1,8 @@
 """The sampler: a batch of prompts to completions, from prefill to the last token.
 
+A row of the batch is a prefix, and not a completion: the completions of one prompt are decoded once for as long as
+they agree. A row branches where its completions sample different tokens, and is given up when all have finished.
+
 The randomness of a token is a function of its request's seed and its position only (a counter, no generator), and
 turns into a token by inverting the cumulative distribution. What else is in the batch can change a sample only where
 rounding moves a probability across the drawn number.
@@ -50,56 +53,53 @@ class Completion:
 def generate(decoder: Decoder, requests: Sequence[Request], device: torch.device) -> list[list[Completion]]:
     """Sample all completions of all requests in one batch.
 
+    Completions of one request share a row of the batch until they differ.
+
     Returns:
         Per request one completion per seed.
     """
     counts = [len(request.seeds) for request in requests]
-    params = [request.params for request in requests for _ in request.seeds]
+    of_request = np.repeat(np.arange(len(requests)), counts)
     seeds = np.array([seed for request in requests for seed in request.seeds], np.uint64)
-    rows = _Rows(params, device)
+    limits = np.array([request.params.max_response_tokens for request in requests])[of_request]
+    stop_ids = _stop_ids(requests)[of_request]
 
-    prompts, padding = _left_padded([request.prompt_ids for request in requests], device)
-    logits = decoder.prefill(prompts, padding)
-    if max(counts) > 1:
-        of_request = torch.repeat_interleave(torch.arange(len(requests)), torch.tensor(counts)).to(device)
-        decoder.select(of_request)
-        logits = logits[of_request]
-
-    limit = int(rows.limits.max())
-    alive = np.arange(len(seeds))  # which completion each row of the batch belongs to
+    logits = decoder.prefill(*_left_padded([request.prompt_ids for request in requests], device))
+    rows = _Rows([request.params for request in requests], device)
+    places = _Places(of_request)
     tokens = np.zeros((len(seeds), BLOCK_POSITIONS), np.int32)
     logprobs = np.zeros((len(seeds), BLOCK_POSITIONS), np.float32)
-    lengths = rows.limits.copy()
+    lengths = limits.copy()
     stopped = np.zeros(len(seeds), np.bool_)
-    running = np.ones(len(seeds), np.bool_)  # per row of the batch: finished rows may stay in it for a while
-    block = torch.empty(0)
-    for position in range(limit):
+    block = np.empty((0, 0))
+    for position in range(int(limits.max())):
         if position % BLOCK_POSITIONS == 0:
-            drawn = uniforms(seeds[alive], position, BLOCK_POSITIONS)
-            block = torch.from_numpy(drawn).to(device)
+            block = uniforms(seeds, position, BLOCK_POSITIONS)
             if position == tokens.shape[1]:
                 tokens = np.pad(tokens, ((0, 0), (0, len(tokens[0]))))
                 logprobs = np.pad(logprobs, ((0, 0), (0, len(logprobs[0]))))
-        sampled, its_logprobs = rows.sample(logits, block[:, position % BLOCK_POSITIONS])
-        chosen = sampled.cpu().numpy()
+        alive, at = places.alive, (places.row_of, places.slot_of)
+        drawn = np.zeros((len(logits), places.slots))
+        drawn[at] = block[alive, position % BLOCK_POSITIONS]
+        sampled, its_logprobs = rows.sample(logits, torch.from_numpy(drawn).to(device))
+        chosen = sampled.cpu().numpy()[at]
         tokens[alive, position] = chosen
-        logprobs[alive, position] = its_logprobs.cpu().numpy()
-        stops = running & (chosen[:, None] == rows.stop_ids).any(1)
-        if stops.any():
+        logprobs[alive, position] = its_logprobs.cpu().numpy()[at]
+        stops = (chosen[:, None] == stop_ids[alive]).any(1)
+        running = ~stops & (limits[alive] > position + 1)
+        if not running.all():
             lengths[alive[stops]] = position + 1
             stopped[alive[stops]] = True
-        running &= ~stops & (rows.limits > position + 1)
-        left = int(running.sum())
-        if left == 0:
-            break
-        if left <= COMPACT_BELOW * len(running):
-            kept = np.flatnonzero(running)
-            index = torch.from_numpy(kept).to(device)
+            if not running.any():
+                break
+            places.keep(running)
+            chosen = chosen[running]
+        parents, read = places.advance(chosen, len(logits))
+        if parents is not None:
+            index = torch.from_numpy(parents).to(device)
             decoder.select(index)
-            rows.select(kept, index)
-            sampled, block = sampled[index], block[index]
-            alive, running = alive[kept], running[kept]
-        logits = decoder.step(sampled)
+            rows.select(index)
+        logits = decoder.step(torch.from_numpy(read).to(device))
 
     tokens.flags.writeable = logprobs.flags.writeable = False
     completions = [
@@ -108,6 +108,64 @@ def generate(decoder: Decoder, requests: Sequence[Request], device: torch.device
     ]
     ends = np.cumsum(counts).tolist()
     return [completions[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+class _Places:
+    """Where in the batch the unfinished completions are.
+
+    Attributes:
+        alive: ``(alive,)`` the completions.
+        row_of: ``(alive,)`` the row each is in; ascending.
+        slot_of: ``(alive,)`` its number within the row.
+        slots: The most completions in one row.
+    """
+
+    def __init__(self, row_of: npt.NDArray[np.intp]) -> None:
+        self.alive = np.arange(len(row_of))
+        self._place(row_of)
+
+    def _place(self, row_of: npt.NDArray[np.intp]) -> None:
+        numbers = np.arange(len(row_of))
+        self.row_of = row_of
+        self.slot_of = numbers - np.maximum.accumulate(np.where(_begins(row_of), numbers, 0))
+        self.slots = int(self.slot_of.max()) + 1
+
+    def keep(self, running: npt.NDArray[np.bool_]) -> None:
+        """Drop the other completions; the batch keeps its rows."""
+        self.alive, self.row_of, self.slot_of = self.alive[running], self.row_of[running], self.slot_of[running]
+
+    def advance(
+        self, chosen: npt.NDArray[np.int64], rows: int
+    ) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.int64]]:
+        """Move on to the prefixes that end in the ``(alive,)`` chosen tokens.
+
+        Returns:
+            Which of the ``rows`` rows of the batch to go on with, or None to keep the batch as it is; and the token to
+            read per row from then on.
+        """
+        if len(chosen) == rows and self.slots == 1:
+            return None, chosen
+        parents, next_of, read = self.row_of, np.arange(len(chosen)), chosen
+        if self.slots > 1:
+            order = np.lexsort((chosen, self.row_of))
+            self.alive, ordered, chosen = self.alive[order], self.row_of[order], chosen[order]
+            begins = _begins(ordered, chosen)
+            parents, next_of, read = ordered[begins], begins.cumsum() - 1, chosen[begins]
+            self._place(next_of)
+        if len(parents) <= COMPACT_BELOW * rows or not _begins(parents).all():
+            self.row_of = next_of
+            return parents, read
+        self.row_of = parents[next_of]
+        read_by_all = np.zeros(rows, np.int64)  # rows whose completions are finished read anything
+        read_by_all[parents] = read
+        return None, read_by_all
+
+
+def _begins(*columns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether each entry differs from the one before it, in any column."""
+    begins = np.ones(len(columns[0]), np.bool_)
+    begins[1:] = np.any([column[1:] != column[:-1] for column in columns], 0)
+    return begins
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], start: int, count: int) -> npt.NDArray[np.float64]:
@@ -136,15 +194,19 @@ def _left_padded(prompts: Sequence[TokenIds], device: torch.device) -> tuple[tor
     return torch.from_numpy(ids).to(device), torch.from_numpy(longest - lengths).to(device)
 
 
+def _stop_ids(requests: Sequence[Request]) -> npt.NDArray[np.int64]:
+    """The stop tokens of each request, ``(requests, most)``, filled up with a number that is no token."""
+    most = max(len(request.params.stop_token_ids) for request in requests)
+    ids = np.full((len(requests), most), -1)
+    for row, request in enumerate(requests):
+        ids[row, : len(request.params.stop_token_ids)] = request.params.stop_token_ids
+    return ids
+
+
 class _Rows:
-    """The sampling parameters of the rows of a batch, as arrays; what is neutral in all of them is left out."""
+    """How the rows of a batch are sampled from; what is neutral in all of them is left out."""
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
-        self.limits = np.array([p.max_response_tokens for p in params])
-        most = max(len(p.stop_token_ids) for p in params)
-        self.stop_ids = np.array([(*p.stop_token_ids, *[-1] * (most - len(p.stop_token_ids))) for p in params])
-        self.stop_ids = self.stop_ids.reshape(len(params), most)
-
         def column(values: Sequence[float], neutral: float) -> torch.Tensor | None:
             if all(value == neutral for value in values):
                 return None
@@ -155,33 +217,31 @@ class _Rows:
         self.top_k = column([float(p.top_k or torch.inf) for p in params], torch.inf)
         self.top_p = column([p.top_p for p in params], 1.0)
 
-    def select(self, kept: npt.NDArray[np.intp], index: torch.Tensor) -> None:
-        """Keep only these rows."""
-        self.limits, self.stop_ids = self.limits[kept], self.stop_ids[kept]
+    def select(self, index: torch.Tensor) -> None:
+        """See `Decoder`."""
         for name in ("temperature", "greedy", "top_k", "top_p"):
             column = getattr(self, name)
             if column is not None:
                 setattr(self, name, column[index])
 
     def sample(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token per row and its log-probability, both ``(rows,)``.
+        """Tokens and their log-probabilities, both ``(rows, slots)``.
 
         Args:
             logits: ``(rows, vocabulary)``.
-            uniform: ``(rows,)`` numbers in [0, 1), float64.
+            uniform: ``(rows, slots)`` numbers in [0, 1), float64.
         """
         if self.temperature is not None:
             logits = logits / self.temperature
-        logprobs = torch.log_softmax(logits, -1)
-        probabilities = logprobs.exp()
+        probabilities = torch.softmax(logits, -1)
+        kept = probabilities
         if self.top_k is not None or self.top_p is not None:
-            probabilities = self._truncated(probabilities)
-        cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-        threshold = uniform[:, None] * cumulative[:, -1:]
-        token = torch.searchsorted(cumulative, threshold, right=True)
+            kept = self._truncated(probabilities)
+        cumulative = kept.cumsum(-1, dtype=torch.float64)
+        token = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
         if self.greedy is not None:
             token = torch.where(self.greedy > 0, logits.argmax(-1, keepdim=True), token)
-        return token.squeeze(1), logprobs.gather(1, token).squeeze(1)
+        return token, probabilities.gather(1, token).log()
 
     def _truncated(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Probabilities with zeros where top-k, then top-p, cuts."""

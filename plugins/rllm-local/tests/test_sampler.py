@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
-from rllm_local.sampler import Completion, Request, generate, uniforms
+from rllm_local.sampler import COMPACT_BELOW, Completion, Request, generate, uniforms
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rllm_core.types import SamplingParams
@@ -140,6 +140,50 @@ def test_a_sample_does_not_depend_on_its_batch(decoder: Decoder) -> None:
             (alone,) = generate(decoder, [Request(request.prompt_ids, request.params, [seed])], CPU)[0]
             assert alone.token_ids.tolist() == completion.token_ids.tolist()
             assert np.abs(alone.logprobs - completion.logprobs).max() < 1e-5
+
+
+class CountingDecoder:
+    """Another decoder, and how many rows it decoded at each step."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.rows: list[int] = []
+
+    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        return self.decoder.prefill(prompts, padding)
+
+    def select(self, rows: torch.Tensor) -> None:
+        self.decoder.select(rows)
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(tokens))
+        return self.decoder.step(tokens)
+
+    def sync(self, model: PreTrainedModel) -> None:
+        self.decoder.sync(model)
+
+
+@pytest.mark.parametrize("kind", ["fused", "transformers"])
+def test_completions_share_rows_until_they_differ(kind: str, decoder: Decoder, model_folder: Path) -> None:
+    if kind == "transformers":
+        decoder = TransformersDecoder(AutoModelForCausalLM.from_pretrained(model_folder).eval(), shared=True)
+    likely = {"temperature": 0.2, "max_response_tokens": 40, "stop_token_ids": tuple(range(0, 250, 9))}
+    batch = requests(seeds=24, **likely)
+    counting = CountingDecoder(decoder)
+    together = generate(counting, batch, CPU)
+    for request, completions in zip(batch, together, strict=True):
+        for seed, completion in zip(request.seeds, completions, strict=True):
+            (alone,) = generate(decoder, [Request(request.prompt_ids, request.params, [seed])], CPU)[0]
+            assert alone.token_ids.tolist() == completion.token_ids.tolist()
+            assert np.abs(alone.logprobs - completion.logprobs).max() < 1e-5 / request.params.temperature
+            assert alone.stopped == completion.stopped
+
+    sampled = [[tuple(c.token_ids.tolist()) for c in completions] for completions in together]
+    assert any(len(set(ids)) < len(ids) for ids in sampled)  # some agree to the end
+    for position, rows in enumerate(counting.rows, start=1):
+        prefixes = [{ids[:position] for ids in part if len(ids) > position} for part in sampled]
+        distinct = sum(map(len, prefixes))
+        assert distinct <= rows < distinct / COMPACT_BELOW
 
 
 def test_seeds_matter_and_repeat(decoder: Decoder) -> None:
