@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections import deque
 from dataclasses import dataclass
 
 from rllm_core.config import RunConfig
@@ -45,6 +46,59 @@ class RolloutKey:
         return derive_seed(run_seed, self.purpose, self.ordinal, self.index, self.attempt)
 
 
+class _Deadline:
+    """Whether a task has been told to stop because its time was up."""
+
+    __slots__ = ("at", "expired", "task")
+
+    def __init__(self, at: float, task: asyncio.Task[object] | None) -> None:
+        self.at = at
+        self.task = task
+        self.expired = False
+
+
+class _Deadlines:
+    """Deadlines that all have the same length, so that they end in the order in which they began: one timer for all.
+
+    With hundreds of short rollouts at a time, a timer each costs more than everything else about a rollout's end.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._running: deque[_Deadline] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> _Deadline:
+        """The current task has ``seconds`` from now on; then it is cancelled, with ``expired`` set."""
+        loop = asyncio.get_running_loop()
+        deadline = _Deadline(loop.time() + self.seconds, asyncio.current_task())
+        self._running.append(deadline)
+        if self._timer is None:
+            self._timer = loop.call_at(deadline.at, self._sweep)
+        return deadline
+
+    def end(self, deadline: _Deadline) -> None:
+        """The task has finished, or was stopped."""
+        deadline.task = None
+        while self._running and self._running[0].task is None:
+            self._running.popleft()
+        if not self._running and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        now = loop.time()
+        while self._running and self._running[0].at <= now:
+            deadline = self._running.popleft()
+            if deadline.task is not None:
+                deadline.expired = True
+                deadline.task.cancel()
+        if self._running:
+            self._timer = loop.call_at(self._running[0].at, self._sweep)
+
+
 class RolloutRunner:
     """Plays rollouts.
 
@@ -73,6 +127,7 @@ class RolloutRunner:
             engine, max_concurrent_requests=config.rollout.max_concurrent_requests, lockstep=lockstep
         )
         self._slots = asyncio.Semaphore(config.rollout.max_concurrent_rollouts)
+        self._deadlines = _Deadlines(config.rollout.rollout_timeout_seconds)
         self._train_params = self._params(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k)
         self._validation_params = self._params(config.rollout.validation_temperature, 1.0, 0)
 
@@ -98,9 +153,9 @@ class RolloutRunner:
         return episode
 
     async def _play(self, task: Task, key: RolloutKey, is_validation: bool) -> Episode:
+        deadline = self._deadlines.begin()
         try:
-            async with asyncio.timeout(self.config.rollout.rollout_timeout_seconds):
-                episode = await self.workflow.run(task, self._completer(key, is_validation))
+            episode = await self.workflow.run(task, self._completer(key, is_validation))
             if not isinstance(episode, Episode):
                 raise TypeError(f"workflow {self.workflow.name!r} returned {type(episode).__name__}, not an Episode")
             if episode.task_id != task.task_id:
@@ -114,15 +169,22 @@ class RolloutRunner:
                     _ = trajectory.total_reward  # a missing reward is an error here, not a reward of 0 later
         except Terminated as end:
             episode = self._failed(task, end.reason, str(end))
-        except TimeoutError:
-            seconds = self.config.rollout.rollout_timeout_seconds
-            episode = self._failed(task, TerminationReason.TIMEOUT, f"the rollout took longer than {seconds:g} s")
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not deadline.expired or current is None or current.uncancel() > 0:
+                raise  # somebody else wants this task to stop
+            detail = f"the rollout took longer than {self._deadlines.seconds:g} s"
+            episode = self._failed(task, TerminationReason.TIMEOUT, detail)
+        except TimeoutError as error:
+            episode = self._failed(task, TerminationReason.TIMEOUT, f"TimeoutError: {error}")
         except EngineError as error:
             episode = self._failed(task, TerminationReason.ENGINE_ERROR, str(error))
         except Exception as error:  # the workflow's own code: anything may happen there, and it is reported
             detail = f"{type(error).__name__}: {str(error)[:2000]}"
             logger.debug("task %s: %s", task.task_id, "".join(traceback.format_exception(error)))
             episode = self._failed(task, TerminationReason.ERROR, detail)
+        finally:
+            self._deadlines.end(deadline)
         # Filling in the identity of a record that was validated a moment ago needs no second validation.
         return episode.model_copy(
             update={"rollout_id": key.rollout_id, "rollout_index": key.index, "is_validation": is_validation}

@@ -92,6 +92,48 @@ def test_a_rollout_past_its_deadline_is_a_timeout() -> None:
     assert play("hang", rollout_timeout_seconds=0.05).termination_reason is TerminationReason.TIMEOUT
 
 
+def test_each_of_many_rollouts_has_its_own_deadline() -> None:
+    """Some hang, some do not, some begin later; a workflow's own timeout is its own business."""
+
+    class Mixed(Misbehaving):
+        async def run(self, task: Task, completer: Completer) -> Episode:
+            if task.task_id.startswith("own"):
+                async with asyncio.timeout(0.01):
+                    await asyncio.sleep(3600)
+            return await super().run(task, completer)
+
+    async def run() -> list[str]:
+        config = RunConfig.model_validate({"workflow": "m", "rollout": {"rollout_timeout_seconds": 0.2}})
+        observers = Observers(PluginManager.from_environment(no_plugins=True))
+        runner = RolloutRunner(Mixed(), ScriptedEngine(), config, observers, lockstep=False)
+
+        async def play(name: str, after: float) -> str:
+            await asyncio.sleep(after)
+            episode = await runner.run(Task(task_id=name), RolloutKey("train", 0, 0))
+            return episode.termination_reason.value
+
+        wanted = [("hang", 0.0), ("fine", 0.0), ("own", 0.0), ("hang", 0.15), ("fine", 0.15), ("fine", 0.25)]
+        results = await asyncio.gather(*(play(name, after) for name, after in wanted))
+        later = await play("hang", 0.0)
+        return [*results, later]
+
+    assert asyncio.run(run()) == ["timeout", "done", "timeout", "timeout", "done", "done", "timeout"]
+
+
+def test_cancelling_a_rollout_is_not_a_timeout() -> None:
+    async def run() -> None:
+        config = RunConfig.model_validate({"workflow": "m"})
+        observers = Observers(PluginManager.from_environment(no_plugins=True))
+        runner = RolloutRunner(Misbehaving(), ScriptedEngine(), config, observers, lockstep=False)
+        task = asyncio.create_task(runner.run(Task(task_id="hang"), RolloutKey("train", 0, 0)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+
+
 def test_an_engine_error_is_told_from_a_workflow_error() -> None:
     episode = play("fine", Script(failure=lambda _: EngineError("503 overloaded")))
     assert episode.termination_reason is TerminationReason.ENGINE_ERROR
