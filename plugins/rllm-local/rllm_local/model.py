@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rllm_core.errors import ConfigError
+from rllm_local import attention
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
 
@@ -124,9 +125,17 @@ def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
 
 
 def use_matching_attention(model: PreTrainedModel, precision: str) -> None:
-    """Keep torch's fused attention away from ``medium`` on the CPU, where it runs ten times slower."""
-    if model.device.type == "cpu" and precision != "highest":
+    """Replace torch's fused attention on the CPU where something else is faster.
+
+    With ``medium`` it runs ten times slower; and small models can afford the memory of `rllm_local.attention`.
+    """
+    if model.device.type != "cpu":
+        return
+    if precision != "highest":
         model.set_attn_implementation("eager")
+    elif model.config._attn_implementation == "sdpa" and model.num_parameters() < SMALL_MODEL_PARAMETERS:
+        attention.register()
+        model.set_attn_implementation(attention.NAME)
 
 
 def _matmul_error(precision: str) -> float:

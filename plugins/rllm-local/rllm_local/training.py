@@ -114,13 +114,11 @@ class Trainer:
     def forward_backward(self, batch: LocalBatch, entropy_coefficient: float) -> None:
         """Add the gradient of the summed losses of one pass."""
         for micro in self._micro_batches(batch):
-            logits = self._logits(micro)
-            normaliser = torch.logsumexp(logits, -1)
-            logprobs = logits[micro.node_of_token, micro.targets] - normaliser[micro.node_of_token]
+            distributions = torch.log_softmax(self._logits(micro), -1)
+            logprobs = distributions[micro.node_of_token, micro.targets]
             losses = self.loss(logprobs, micro.rollout_logprobs, micro.advantages)
             if entropy_coefficient > 0:
-                entropies = normaliser - (torch.exp(logits - normaliser[:, None]) * logits).sum(-1)
-                entropies = entropies[micro.node_of_token]
+                entropies = -(distributions.exp() * distributions).sum(-1)[micro.node_of_token]
                 losses = losses - entropy_coefficient * entropies
                 self._sums.entropy += float(entropies.detach().sum())
             if self.aggregation == "sequence_mean_token_mean":

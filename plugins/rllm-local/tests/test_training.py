@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rllm_local.attention import BlockCausalAttention
+from rllm_local.model import use_matching_attention
 from rllm_local.packing import micro_batches, rows_of
 from rllm_local.training import AGGREGATIONS, Trainer
 from transformers import AutoModelForCausalLM
@@ -247,3 +249,50 @@ def test_a_loss_that_needs_rollout_logprobs_says_so(
     unknown = samples[0].model_copy(update={"logprobs": None})
     with pytest.raises(RunError, match="returned none"):
         built.batch([unknown], skip_zero_advantages=False)
+
+
+@pytest.mark.parametrize("tokens", [128, 200, 287])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_block_causal_attention_equals_torchs(tokens: int, kv_heads: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    query = normal(3, tokens, 4, 8).transpose(1, 2).requires_grad_()
+    key, value = (normal(3, tokens, kv_heads, 8).transpose(1, 2).requires_grad_() for _ in range(2))
+    mine = BlockCausalAttention.apply(query, key, value, 0.3)
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=0.3, enable_gqa=True
+    ).transpose(1, 2)
+    assert torch.allclose(mine, theirs, atol=1e-12)
+    outer = normal(3, tokens, 4, 8)
+    gradients = (torch.autograd.grad(mixed, (query, key, value), outer) for mixed in (mine, theirs))
+    for left, right in zip(*gradients, strict=True):
+        assert torch.allclose(left, right, atol=1e-12)
+
+
+def test_rows_of_any_length_train_alike_with_either_attention(
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    samples = [
+        TrainingSample(
+            group_id=number,
+            rollout_id=str(number),
+            token_ids=rng.integers(0, 250, length),
+            turn_spans=((16, length),),
+            logprobs=None,
+            advantages=rng.normal(size=length - 16),
+            weight_versions=(0,),
+        )
+        for number, length in enumerate((40, 140, 150, 300))
+    ]
+    plain, blocks = trainer(), trainer()
+    use_matching_attention(blocks.model, "highest")
+    calls: list[torch.Size] = []
+    apply = BlockCausalAttention.apply
+    monkeypatch.setattr(BlockCausalAttention, "apply", lambda *a: (calls.append(a[0].shape), apply(*a))[1])
+    assert_close(gradient(blocks, [samples]), gradient(plain, [samples]))
+    assert calls
+    assert blocks.model.config._attn_implementation not in blocks.model.config.to_json_string()
