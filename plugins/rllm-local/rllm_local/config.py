@@ -44,7 +44,7 @@ class LocalConfig(Section):
         Field(description="prefix encodes a prompt that samples share once; padded gives every sample its own row."),
     ] = "prefix"
     max_batch_tokens: Annotated[
-        int, Field(ge=1, description="Positions per forward and backward, padding included.")
+        int, Field(ge=1, description="Most positions per forward and backward; on the CPU never more than 4096.")
     ] = 8192
     max_batch_rows: Annotated[int, Field(ge=1, description="Sequences sampled at a time.")] = 512
     starter_seed: Annotated[

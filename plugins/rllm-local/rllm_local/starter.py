@@ -58,7 +58,7 @@ VOCABULARY_CONVERSATIONS = 3000
 VOCABULARY_MIN_FREQUENCY = 30
 
 RECIPE: dict[str, Any] = {
-    "format": 1,
+    "format": 2,
     "model": {
         "hidden_size": 64,
         "num_hidden_layers": 2,
