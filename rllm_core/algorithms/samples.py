@@ -35,9 +35,15 @@ def training_samples(group: TrajectoryGroup, advantages: Sequence[npt.NDArray[np
 
     Returns:
         One sample per segment with at least one token that the policy sampled.
+
+    Raises:
+        ValueError: If an advantage is missing, superfluous or not finite, or a completion has no prompt.
     """
     samples = []
     for trajectory, credit, rollout_id in zip(group.trajectories, advantages, group.rollout_ids, strict=True):
+        if len(credit) != len(trajectory.steps) or not np.isfinite(credit).all():
+            steps = len(trajectory.steps)
+            raise ValueError(f"task {group.task_id!r}: the estimator returned advantages {credit!r} for {steps} steps")
         for positions in segments(trajectory.steps):
             sample = _sample(group, [(trajectory.steps[p], float(credit[p])) for p in positions], rollout_id)
             if sample is not None:
@@ -50,8 +56,10 @@ def _sample(group: TrajectoryGroup, steps: Sequence[tuple[Step, float]], rollout
     if not sampled:
         return None
     last = steps[-1][0]
+    if not len(sampled[0][0].prompt_ids):
+        raise ValueError(f"task {group.task_id!r}: a sample cannot begin with a sampled token: there was no prompt")
     logprobs = [step.logprobs for step, _ in sampled if step.logprobs is not None]
-    # Joined from steps that were validated when they were built, in lengths that follow from one another.
+    # Joined from validated steps and the advantages checked above, in lengths that follow from one another.
     return TrainingSample.model_construct(
         sample_id=new_id(),
         group_id=group.group_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,3 +120,14 @@ def test_reasons_for_filtering() -> None:
     assert reason(rewarded(1.0, 1.0), drop_uniform=True) is FilterReason.UNIFORM_REWARD
     assert reason(rewarded(1.0, 0.5), drop_uniform=True) is None
     assert reason(of(step([1], [2], sampled=False)), drop_uniform=True) is FilterReason.TOO_FEW
+
+
+@pytest.mark.parametrize("credit", [[float("nan"), 0.0], [float("inf"), 0.0], [1.0], [1.0, 2.0, 3.0]])
+def test_advantages_that_make_no_sense_never_reach_a_backend(credit: list[float]) -> None:
+    with pytest.raises(ValueError, match="task 't': the estimator returned advantages"):
+        training_samples(of(step([1], [2]), step([1, 2, 3], [4])), [np.array(credit)])
+
+
+def test_a_completion_without_a_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="there was no prompt"):
+        training_samples(of(step([], [2])), [np.array([1.0])])
