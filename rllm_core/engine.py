@@ -23,6 +23,7 @@ from rllm_core.types import (
     starts_with,
     text_only,
     token_ids,
+    with_media,
 )
 
 if TYPE_CHECKING:
@@ -369,7 +370,10 @@ class TITOCompleter(Completer):
         try:
             self._check_prompt_length(len(turn.prompt_ids))
             output = await self._source.get_token_output_from_token_input(
-                turn.prompt_ids, sampling_params=params, seed=self._turn_seed(), is_validation=self.is_validation
+                with_media(turn.prompt_ids, turn.media),
+                sampling_params=params,
+                seed=self._turn_seed(),
+                is_validation=self.is_validation,
             )
             self._check_finish(output.finish_reason)
             if len(output.token_ids) == 0:
@@ -382,10 +386,12 @@ class TITOCompleter(Completer):
             messages=session.consumed,
             response=session.answer,
             prompt_ids=turn.prompt_ids,
+            prompt_media=turn.media,
             completion_ids=session.last_completion_ids,
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             weight_version=output.weight_version,
             segment=turn.segment,
             break_reason=turn.break_reason,
+            control_tokens=turn.control_tokens,
         )

@@ -83,6 +83,7 @@ __all__ = [
     "Messages",
     "ModelOutput",
     "Name",
+    "PlacedMedia",
     "Record",
     "Reward",
     "SamplingParams",
@@ -106,6 +107,7 @@ __all__ = [
     "thaw",
     "token_ids",
     "well_formed",
+    "with_media",
 ]
 
 
@@ -189,6 +191,12 @@ class MediaChunk(Record):
     """A piece of a prompt that is not text: it stands for ``length_tokens`` positions.
 
     Text-only engines and parsers refuse it at the start, by name (see `text_only`).
+
+    Attributes:
+        sha256: Of ``content``; what it is known by wherever the content is not at hand.
+        kind: ``"image"``, for instance.
+        length_tokens: How many positions it takes.
+        content: The encoded file, shared in memory and never written to JSON; None where it was read from there.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -196,6 +204,27 @@ class MediaChunk(Record):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     kind: Name
     length_tokens: Annotated[int, Field(strict=True, ge=1)]
+    content: Annotated[bytes | None, Field(exclude=True, repr=False)] = None
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        mine, theirs = ({**value.__dict__, "content": None} for value in (self, other))
+        return bool(mine == theirs)
+
+    def __hash__(self) -> int:
+        return hash((self.sha256, self.kind, self.length_tokens))
+
+
+class PlacedMedia(MediaChunk):
+    """Media at a place of a prompt: its positions are ``[start, start + length_tokens)``, filled with a placeholder."""
+
+    start: Count
+
+    @property
+    def stop(self) -> int:
+        """The first position after it."""
+        return self.start + self.length_tokens
 
 
 TokenInput = Sequence[int | MediaChunk] | TokenIds
@@ -212,6 +241,19 @@ def text_only(tokens: TokenInput, provider: str) -> TokenIds:
             if isinstance(token, MediaChunk):
                 raise ValueError(f"{provider} takes text only, but the prompt holds a chunk of kind {token.kind!r}")
     return token_ids(tokens)  # type: ignore[arg-type]
+
+
+def with_media(prompt_ids: TokenIds, media: Sequence[PlacedMedia]) -> TokenInput:
+    """A prompt as engines take it: the placeholders of every piece of media replaced by its chunk."""
+    if not media:
+        return prompt_ids
+    mixed: list[int | MediaChunk] = []
+    position = 0
+    for piece in media:
+        mixed += prompt_ids[position : piece.start].tolist()
+        mixed.append(piece)
+        position = piece.stop
+    return [*mixed, *prompt_ids[position:].tolist()]
 
 
 class TerminationReason(StrEnum):
@@ -336,11 +378,14 @@ class Step(Record):
         messages: What the model was asked, as it was at that moment.
         response: The assistant message parsed from the completion (for people and for the next turn).
         prompt_ids: ``(prompt_tokens,)`` exactly as sent.
+        prompt_media: Images and the like in the prompt, where ``prompt_ids`` holds placeholders.
         completion_ids: ``(completion_tokens,)`` exactly as sampled.
         logprobs: ``(completion_tokens,)`` natural-log probabilities from the engine, or None if unknown.
         weight_version: Version that sampled the completion; None if it was not sampled by the policy.
         segment: Steps with one number form one unbroken token sequence (see `rllm_core.parser.ParserSession`).
         break_reason: Why this step opened a new segment, on its first step only.
+        control_tokens: How often the text that is new in its prompt spells a control token (see
+            `rllm_core.parser.BaseParser.count_control_tokens`).
         reward: What the environment gave for this step; None if it gives rewards per trajectory.
     """
 
@@ -348,12 +393,14 @@ class Step(Record):
     messages: MessageViewField = Field(default_factory=MessageView)
     response: JsonDict = Field(default_factory=FrozenDict)
     prompt_ids: TokenIdsField
+    prompt_media: tuple[PlacedMedia, ...] = ()
     completion_ids: TokenIdsField
     logprobs: LogprobsField | None = None
     finish_reason: FinishReason = FinishReason.STOP
     weight_version: Count | None = None
     segment: Count = 0
     break_reason: str | None = None
+    control_tokens: Count = 0
     reward: Reward | None = None
     metadata: JsonDict = Field(default_factory=FrozenDict)
 
@@ -558,6 +605,7 @@ class TrainingSample(Record):
         turn_spans: ``(turns, 2)`` start and stop of each sampled completion in ``token_ids``.
         logprobs: ``(sampled_tokens,)`` of the rollout policy.
         advantages: ``(sampled_tokens,)``.
+        media: Images and the like, where ``token_ids`` holds placeholders.
         weight_versions: ``(turns,)`` the version that sampled each turn.
     """
 
@@ -570,6 +618,7 @@ class TrainingSample(Record):
     logprobs: LogprobsField | None
     advantages: AdvantagesField
     weight_versions: tuple[Count, ...]
+    media: tuple[PlacedMedia, ...] = ()
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

@@ -70,6 +70,7 @@ def _sample(group: TrajectoryGroup, steps: Sequence[tuple[Step, float]], rollout
         logprobs=_joined(logprobs) if len(logprobs) == len(sampled) else None,
         advantages=_joined([repeated(a, len(s.completion_ids)) for s, a in sampled]),
         weight_versions=tuple(s.weight_version for s, _ in sampled if s.weight_version is not None),
+        media=last.prompt_media,
     )
 
 

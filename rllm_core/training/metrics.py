@@ -40,6 +40,7 @@ CORE_METRICS: dict[str, Reduction] = {
     "samples": "sum",
     "sampled_tokens": "sum",
     "segment_breaks": "sum",
+    "control_tokens_in_text": "sum",
     "distinct_samples_share": "last",
 }
 

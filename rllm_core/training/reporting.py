@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,7 +68,12 @@ class Reporter:
         record("uniform_groups_share", *(min(group) == max(group) for group in rewards))
         record("turns_mean", *(len(t.steps) for t in trajectories))
         record("response_tokens_mean", *(sum(len(s.completion_ids) for s in t.steps) for t in trajectories))
-        record("segment_breaks", sum(s.break_reason is not None for t in trajectories for s in t.steps))
+        breaks = Counter(s.break_reason for t in trajectories for s in t.steps if s.break_reason is not None)
+        record("segment_breaks", breaks.total())
+        for reason, count in breaks.items():
+            self.metrics.declare(f"segment_breaks/{reason}", "sum")
+            record(f"segment_breaks/{reason}", count)
+        record("control_tokens_in_text", sum(s.control_tokens for t in trajectories for s in t.steps))
         record("truncated_share", *(any(s.finish_reason is LENGTH for s in t.steps) for t in trajectories))
         record("sampled_tokens", sum(sample.sampled_tokens for sample in samples))
         if samples:

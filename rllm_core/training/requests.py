@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rllm_core.engine import EngineError, RolloutEngine
-from rllm_core.types import SamplingParams, TokenInput, TokenOutput, text_only
+from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 
 LOCKSTEP_GRACE_SECONDS = 0.02
 
@@ -62,8 +64,8 @@ class RequestMerger:
         self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
     ) -> TokenOutput:
         """Sample one completion; see `RolloutEngine.get_token_output_from_token_input`."""
-        prompt = text_only(token_input, f"engine {self.engine.name!r}")
-        key = (prompt.tobytes(), sampling_params, is_validation)
+        prompt = token_input if isinstance(token_input, np.ndarray) else tuple(token_input)
+        key = (prompt.tobytes() if isinstance(prompt, np.ndarray) else prompt, sampling_params, is_validation)
         merged = self._pending.get(key)
         if merged is None:
             merged = self._pending[key] = _Merged(prompt, sampling_params, is_validation)

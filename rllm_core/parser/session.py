@@ -1,189 +1,36 @@
-"""Parsers: messages to token ids and completions back to messages, stated as equations on token ids.
+"""The token sequence of one conversation: sampled ids are carried forward verbatim, and every turn proves it.
 
-A parser never sees text between two turns of a rollout: `ParserSession` carries the sampled ids forward verbatim and
-asks the parser only for the tokens in between (`BaseParser.bridge_to_next_turn`).
+A parser never sees text between two turns of a rollout; it is asked only for the tokens in between
+(`BaseParser.bridge_to_next_turn`).
 """
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.parser.contract import BaseParser, ParsedCompletion, ToolSpec
 from rllm_core.types import (
     FrozenDict,
     FrozenList,
     MessageLike,
     MessageView,
+    PlacedMedia,
     TokenIds,
     TokenLog,
     freeze,
-    new_id,
     snapshot,
     starts_with,
     token_ids,
-    well_formed,
 )
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-ToolSpec = Mapping[str, Any]
-
-
-class Termination(StrEnum):
-    """How a completion ended, as a parser sees it."""
-
-    STOP = "stop"
-    TRUNCATED = "truncated"
-    MALFORMED = "malformed"
-
-
-@dataclass(frozen=True)
-class ParsedToolCall:
-    """One attempt at a tool call; ``status`` is ``"ok"`` or says what is wrong with it."""
-
-    name: str | None
-    arguments: Mapping[str, Any] | None
-    raw: str
-    status: str = "ok"
-    call_id: str | None = None
-
-
-@dataclass(frozen=True)
-class ParsedCompletion(Mapping[str, Any]):
-    """A completion as a message. Reads like a dictionary: ``parsed["content"]``, ``.get("reasoning")``, ``in``.
-
-    Attributes:
-        content: Text outside reasoning and tool calls; never None.
-        reasoning: None if there was none; use ``parsed.reasoning or ""`` where text is needed.
-        tool_calls: Every attempt, well-formed or not.
-        termination: ``stop`` needs a sampled stop token; ``malformed`` a stop inside an unfinished construct.
-        reasoning_complete: False if the completion ended inside its reasoning; None without reasoning.
-    """
-
-    content: str
-    reasoning: str | None = None
-    tool_calls: tuple[ParsedToolCall, ...] = ()
-    termination: Termination = Termination.STOP
-    reasoning_complete: bool | None = None
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self.__dataclass_fields__:
-            raise KeyError(key)
-        return getattr(self, key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.__dataclass_fields__)
-
-    def __len__(self) -> int:
-        return len(self.__dataclass_fields__)
-
-    @property
-    def ok_tool_calls(self) -> tuple[ParsedToolCall, ...]:
-        """The tool calls that can be executed."""
-        return tuple(call for call in self.tool_calls if call.status == "ok")
-
-    def to_message(self, *, turn: int | None = None) -> FrozenDict:
-        """The assistant message to append to the conversation (OpenAI shape, arguments as a JSON string).
-
-        Args:
-            turn: Number of the turn, for ids of calls that have none: templates may print them, and then two runs with
-                one seed need equal ids. Without it the ids are random.
-        """
-        message: dict[str, Any] = {"role": "assistant", "content": well_formed(self.content)}
-        if self.reasoning is not None:
-            message["reasoning_content"] = well_formed(self.reasoning)
-        if self.ok_tool_calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.call_id or ("call_" + (new_id() if turn is None else f"{turn}_{index}")),
-                    "type": "function",
-                    "function": {
-                        "name": call.name if call.name is None else well_formed(call.name),
-                        "arguments": json.dumps(call.arguments, default=dict),
-                    },
-                }
-                for index, call in enumerate(self.ok_tool_calls)
-            ]
-        return freeze(message)  # type: ignore[no-any-return]
-
-
-class BaseParser(ABC):
-    """Messages to prompt ids, completion ids to a message, for one model family.
-
-    With ``p = render(m)`` the prompt and ``c`` a completion sampled for it, a parser promises
-
-    * ``bridge_to_next_turn(p, c, tail)[: len(p) + len(c)] == p + c`` whenever it is not None;
-    * ``parse_completion(c, prompt_ids=p).termination == "stop"`` only if ``c`` holds one of ``get_stop_token_ids()``;
-    * none of its methods changes its arguments, and all may be called from several threads.
-
-    It owns its tokenizer: one shared with a padding or truncating collator renders cut prompts without an error.
-    """
-
-    name: ClassVar[str]
-    supports_tools: bool = False
-    supports_bridge: bool = False
-
-    @classmethod
-    @abstractmethod
-    def from_model(cls, path: str | Path, config: BaseModel | None = None) -> BaseParser:
-        """Build the parser for a model folder (or hub name), with its own section of the run file."""
-
-    @property
-    @abstractmethod
-    def tokenizer(self) -> Any:
-        """The parser's private tokenizer."""
-
-    @abstractmethod
-    def render(
-        self,
-        messages: Sequence[MessageLike],
-        *,
-        tools: Sequence[ToolSpec] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """The ids of a whole conversation, ready for the model to continue."""
-
-    @abstractmethod
-    def parse_completion(
-        self,
-        completion_ids: Sequence[int] | TokenIds,
-        *,
-        prompt_ids: Sequence[int] | TokenIds | None = None,
-        tools: Sequence[ToolSpec] | None = None,
-    ) -> ParsedCompletion:
-        """Read a completion. Never raises on what a model may sample: malformed output is reported, not thrown."""
-
-    @abstractmethod
-    def get_stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end an assistant turn when sampled."""
-
-    def bridge_to_next_turn(
-        self,
-        prompt_ids: Sequence[int] | TokenIds,
-        completion_ids: Sequence[int] | TokenIds,
-        new_messages: Sequence[MessageLike],
-        *,
-        tools: Sequence[ToolSpec] | None = None,
-    ) -> list[int] | None:
-        """``prompt_ids + completion_ids`` verbatim, then the rendering of ``new_messages`` and the next prompt's end.
-
-        Returns:
-            The ids, or None if this parser cannot prove that they continue the conversation as the model knows it.
-        """
-        return None
-
-    def session(
-        self, *, tools: Sequence[ToolSpec] | None = None, on_break: Literal["segment", "raise"] = "segment"
-    ) -> ParserSession:
-        """A session for one conversation of one rollout."""
-        return ParserSession(self, tools=tools, on_break=on_break)
 
 
 class BreakReason(StrEnum):
@@ -208,11 +55,42 @@ class SegmentBreak(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """The prompt of one turn: ``prompt_ids`` as a read-only view, and the segment it belongs to."""
+    """The prompt of one turn.
+
+    Attributes:
+        prompt_ids: ``(prompt_tokens,)`` as a read-only view.
+        segment: The unbroken sequence it belongs to.
+        break_reason: Why it opened a new one, if it did.
+        media: Images and the like in the prompt, in order.
+        control_tokens: How often text that is new in this turn spells a control token.
+    """
 
     prompt_ids: TokenIds
     segment: int
     break_reason: BreakReason | None
+    media: tuple[PlacedMedia, ...] = ()
+    control_tokens: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSegment:
+    """One unbroken token sequence of a conversation, up to its last recorded completion.
+
+    Attributes:
+        token_ids: ``(tokens,)`` as a read-only view.
+        completion_spans: ``(turns, 2)`` start and stop of what was sampled.
+    """
+
+    token_ids: TokenIds
+    completion_spans: tuple[tuple[int, int], ...]
+
+    @property
+    def loss_mask(self) -> npt.NDArray[np.bool_]:
+        """``(tokens,)`` True exactly on sampled tokens."""
+        mask = np.zeros(len(self.token_ids), np.bool_)
+        for start, stop in self.completion_spans:
+            mask[start:stop] = True
+        return mask
 
 
 _NO_MESSAGES = MessageView()
@@ -221,12 +99,29 @@ _NO_TOKENS = TokenLog()  # never extended: a session's tokens begin with a rende
 
 @dataclass
 class SessionStats:
-    """What a session counted: how often it bridged, how often it could not, and why."""
+    """What a session counted.
+
+    Attributes:
+        turns: Completions recorded.
+        bridge_attempts: How often the parser was asked to bridge.
+        bridged: How often it did, and the prefix held.
+        rendered: Prompts rendered as a whole.
+        breaks: New segments after the first, by reason.
+        control_tokens: How often text of users and tools spelled a control token.
+        prompt_seconds: Time spent on rendering and bridging.
+    """
 
     turns: int = 0
+    bridge_attempts: int = 0
     bridged: int = 0
     rendered: int = 0
     breaks: Counter[BreakReason] = field(default_factory=Counter)
+    control_tokens: int = 0
+    prompt_seconds: float = 0.0
+
+    def copy(self) -> SessionStats:
+        """The counts as they are now."""
+        return replace(self, breaks=self.breaks.copy())
 
 
 @dataclass(eq=False)
@@ -237,7 +132,7 @@ class _Pending:
     messages: MessageView
     tools: FrozenList | None
     tokens: TokenLog
-    bridged: bool
+    stats_before: SessionStats
 
 
 class ParserSession:
@@ -249,7 +144,17 @@ class ParserSession:
     2. otherwise a new segment begins, with a reason and a counter; recorded completions are never altered or lost;
     3. a turn may add ``[tool*, user?]`` after the assistant's message, nothing else;
     4. `next_prompt` and `record` alternate; the same `next_prompt` twice is the same turn, and `discard` gives up one
-       that will not be answered.
+       that will not be answered;
+    5. what it hands out cannot be changed, and later changes of messages it was given do not reach it;
+    6. `segments` tell sampled tokens from all others: a stop token that a bridge had to add is not a sampled one;
+    7. it holds no tokenizer, and it can be pickled between turns if its parser can;
+    8. tokens that were sampled after a stop token are kept, and nothing goes on after them in the same segment;
+    9. `stats` count bridges, breaks by reason, and control tokens spelled in text.
+
+    Args:
+        parser: Renders, bridges and reads.
+        tools: What the model may call, until `next_prompt` says otherwise.
+        on_break: ``"raise"`` makes a break an error instead of a new segment.
     """
 
     def __init__(
@@ -267,6 +172,9 @@ class ParserSession:
         self._prompt_length = 0
         self._completion_length = 0
         self._segment = 0
+        self._spans: list[tuple[int, int]] = []
+        self._closed: list[tuple[TokenLog, list[tuple[int, int]]]] = []
+        self._media: tuple[PlacedMedia, ...] = ()
         self._consumed = _NO_MESSAGES
         self._answer: FrozenDict | None = None
         self._pending: _Pending | None = None
@@ -303,6 +211,12 @@ class ParserSession:
             raise RuntimeError("nothing has been recorded yet")
         return self._tokens.view(self._prompt_length, self._prompt_length + self._completion_length)
 
+    @property
+    def segments(self) -> tuple[TokenSegment, ...]:
+        """Everything recorded so far; the masks of all segments together mark every sampled token once."""
+        logs = [*self._closed, (self._tokens, self._spans)] if self._spans else []
+        return tuple(TokenSegment(tokens.view(0, spans[-1][1]), tuple(spans)) for tokens, spans in logs)
+
     def next_prompt(self, messages: Sequence[MessageLike], *, tools: Sequence[ToolSpec] | None = None) -> Turn:
         """The prompt for ``messages``, continuing the recorded tokens where that is exact.
 
@@ -320,7 +234,14 @@ class ParserSession:
             if view == self._pending.messages and (tools is None or wanted == self._pending.tools):
                 return self._pending.turn
             raise RuntimeError("record() or discard() the previous prompt before asking for another")
-        self._pending = self._open(view, wanted, None) if self._answer is None else self._continue(view, wanted)
+        before, started = self.stats.copy(), time.perf_counter()
+        try:
+            self._pending = (
+                self._open(view, wanted, before) if self._answer is None else self._continue(view, wanted, before)
+            )
+        finally:
+            self.stats.prompt_seconds += time.perf_counter() - started
+        self.stats.control_tokens += self._pending.turn.control_tokens
         return self._pending.turn
 
     def record(self, completion_ids: Sequence[int] | TokenIds) -> ParsedCompletion:
@@ -335,10 +256,14 @@ class ParserSession:
         completion = token_ids(completion_ids)
         parsed = self.parser.parse_completion(completion, prompt_ids=pending.turn.prompt_ids, tools=pending.tools)
         self._answer = parsed.to_message(turn=self.stats.turns)
-        self._tokens, self._segment = pending.tokens, pending.turn.segment
+        if pending.turn.segment != self._segment:
+            self._closed.append((self._tokens, self._spans))
+            self._spans = []
+        self._tokens, self._segment, self._media = pending.tokens, pending.turn.segment, pending.turn.media
         self._consumed, self._tools = pending.messages, pending.tools
         self._prompt_length, self._completion_length = len(self._tokens), len(completion)
         self._tokens.extend_checked(completion)
+        self._spans.append((self._prompt_length, len(self._tokens)))
         self._clean_stop = self._ends_at_first_stop(completion)
         self._pending = None
         self.stats.turns += 1
@@ -351,12 +276,7 @@ class ParserSession:
             return
         if pending.tokens is self._tokens:  # the engine may still hold the longer prompt, so its buffer is left to it
             self._tokens = TokenLog(self._tokens.view(0, self._prompt_length + self._completion_length))
-        if pending.bridged:
-            self.stats.bridged -= 1
-        else:
-            self.stats.rendered -= 1
-        if pending.turn.break_reason is not None:
-            self.stats.breaks[pending.turn.break_reason] -= 1
+        self.stats = pending.stats_before
 
     def _ends_at_first_stop(self, completion: TokenIds) -> bool:
         """Whether nothing but stop tokens follows the first stop token."""
@@ -366,11 +286,12 @@ class ParserSession:
         first = next(position for position, token in enumerate(sampled) if token in self._stop_ids)
         return self._stop_ids.issuperset(sampled[first:])
 
-    def _continue(self, view: MessageView, tools: FrozenList | None) -> _Pending:
+    def _continue(self, view: MessageView, tools: FrozenList | None, before: SessionStats) -> _Pending:
         reason, tail = self._compare(view, tools)
         if reason is not None:
-            return self._break(view, tools, reason)
+            return self._break(view, tools, before, reason, tail)
         so_far = self._tokens.view(0, len(self._tokens))
+        self.stats.bridge_attempts += 1
         proposed = self.parser.bridge_to_next_turn(
             so_far[: self._prompt_length], so_far[self._prompt_length :], tail, tools=tools
         )
@@ -378,15 +299,18 @@ class ParserSession:
         ids = token_ids(self.parser.render(view, tools=tools) if proposed is None else proposed)
         if not starts_with(ids, so_far):
             if bridged:
-                return self._break(view, tools, BreakReason.PREFIX_MISMATCH)
-            return self._break(view, tools, BreakReason.BRIDGE_NONE, ids)
+                return self._break(view, tools, before, BreakReason.PREFIX_MISMATCH, tail)
+            return self._break(view, tools, before, BreakReason.BRIDGE_NONE, tail, ids)
+        media = self._media + self.parser.place_media(ids, tail, start=len(so_far))
+        control_tokens = self.parser.count_control_tokens(tail)
         if bridged:
             self.stats.bridged += 1
         else:
             self.stats.rendered += 1
         self._tokens.extend(ids[len(so_far) :])
-        turn = Turn(self._tokens.view(0, len(self._tokens)), self._segment, None)
-        return _Pending(turn, view, tools, self._tokens, bridged)
+        prompt_ids = self._tokens.view(0, len(self._tokens))
+        turn = Turn(prompt_ids, self._segment, None, media, control_tokens)
+        return _Pending(turn, view, tools, self._tokens, before)
 
     def _compare(self, view: MessageView, tools: FrozenList | None) -> tuple[BreakReason | None, list[FrozenDict]]:
         """What the conversation added since the last completion, or why it does not follow from it."""
@@ -413,12 +337,18 @@ class ParserSession:
         return None, tail
 
     def _break(
-        self, view: MessageView, tools: FrozenList | None, reason: BreakReason, rendered: TokenIds | None = None
+        self,
+        view: MessageView,
+        tools: FrozenList | None,
+        before: SessionStats,
+        reason: BreakReason,
+        tail: Sequence[MessageLike],
+        rendered: TokenIds | None = None,
     ) -> _Pending:
         if self.on_break == "raise":
             self.stats.breaks[reason] += 1
             raise SegmentBreak(reason)
-        pending = self._open(view, tools, reason, rendered)
+        pending = self._open(view, tools, before, reason, tail or view, rendered)
         self.stats.breaks[reason] += 1
         return pending
 
@@ -426,13 +356,18 @@ class ParserSession:
         self,
         view: MessageView,
         tools: FrozenList | None,
-        reason: BreakReason | None,
+        before: SessionStats,
+        reason: BreakReason | None = None,
+        new: Sequence[MessageLike] | None = None,
         rendered: TokenIds | None = None,
     ) -> _Pending:
         tokens = TokenLog(self.parser.render(view, tools=tools) if rendered is None else rendered)
+        prompt_ids = tokens.view(0, len(tokens))
+        media = self.parser.place_media(prompt_ids, view)
+        control_tokens = self.parser.count_control_tokens(view if new is None else new)
         self.stats.rendered += 1
-        segment = self._segment + (reason is not None)
-        return _Pending(Turn(tokens.view(0, len(tokens)), segment, reason), view, tools, tokens, bridged=False)
+        turn = Turn(prompt_ids, self._segment + (reason is not None), reason, media, control_tokens)
+        return _Pending(turn, view, tools, tokens, before)
 
 
 def _frozen_tools(tools: Sequence[ToolSpec] | None) -> FrozenList | None:
