@@ -189,7 +189,8 @@ class Completer:
         engine: The engine to ask.
         sampling_params: Defaults for every turn. Stop tokens come from the engine's parser if none are given.
         seed: The root of this conversation's seeds; turn ``n`` samples with ``derive_seed(seed, n)``, also when it
-            is asked again after a failure.
+            is asked again after a failure. An environment that draws at random derives its seeds from it too, as
+            ``derive_seed(completer.seed, "environment")``, so that a rollout can be repeated.
         is_validation: Handed on with every call.
         max_prompt_tokens: Longer prompts end the rollout as ``max_prompt_tokens_exceeded``.
     """
@@ -211,7 +212,7 @@ class Completer:
         self.sampling_params = sampling_params
         self.is_validation = is_validation
         self.max_prompt_tokens = max_prompt_tokens
-        self._seed = seed
+        self.seed = seed
         self._turns = 0
         self._forks = 0
         self._last: Step | None = None
@@ -224,7 +225,7 @@ class Completer:
         return type(self)(
             self.engine,
             sampling_params=self.sampling_params,
-            seed=derive_seed(self._seed, "fork", self._forks),
+            seed=derive_seed(self.seed, "fork", self._forks),
             is_validation=self.is_validation,
             max_prompt_tokens=self.max_prompt_tokens,
         )
@@ -305,7 +306,7 @@ class Completer:
         return self.sampling_params.model_copy(update={"max_response_tokens": max_response_tokens})
 
     def _turn_seed(self) -> int:
-        return derive_seed(self._seed, self._turns + 1)
+        return derive_seed(self.seed, self._turns + 1)
 
 
 def _label(engine: RolloutEngine) -> str:
@@ -356,7 +357,7 @@ class TITOCompleter(Completer):
         return TITOCompleter(
             self.engine,
             sampling_params=self.sampling_params,
-            seed=derive_seed(self._seed, "fork", self._forks),
+            seed=derive_seed(self.seed, "fork", self._forks),
             is_validation=self.is_validation,
             max_prompt_tokens=self.max_prompt_tokens,
             source=self._source,

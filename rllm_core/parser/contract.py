@@ -156,11 +156,12 @@ class BaseParser(ABC):
         new_messages: Sequence[MessageLike],
         *,
         tools: Sequence[ToolSpec] | None = None,
-    ) -> list[int] | None:
+    ) -> list[int] | TokenIds | None:
         """``prompt_ids + completion_ids`` verbatim, then the rendering of ``new_messages`` and the next prompt's end.
 
         Returns:
-            The ids, or None if this parser cannot prove that they continue the conversation as the model knows it.
+            The ids (an array costs less than a list in a long conversation), or None if this parser cannot prove that
+            they continue the conversation as the model knows it.
         """
         return None
 

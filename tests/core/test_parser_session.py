@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm_core.parser import BreakReason, ParsedCompletion, ParsedToolCall, ParserSession, SegmentBreak, Turn
-from rllm_core.types import Messages, new_id
+from rllm_core.types import Messages, PlacedMedia, new_id
 
 USER = {"role": "user", "content": "ask"}
 TOOL = {"role": "tool", "content": "result"}
@@ -63,6 +63,13 @@ def test_within_a_segment_every_prompt_begins_with_the_prompt_and_completion_bef
     for turn, prompt, _ in seen:  # what was handed out earlier has not changed
         assert turn.prompt_ids.tolist() == prompt
         assert not turn.prompt_ids.flags.writeable
+    assert [[s.token_ids[a:b].tolist() for a, b in s.completion_spans] for s in session.segments] == [
+        [sampled for _, _, sampled in turns] for _, turns in itertools.groupby(seen, key=lambda turn: turn[0].segment)
+    ]
+    assert sum(int(s.loss_mask.sum()) for s in session.segments) == sum(len(sampled) for _, _, sampled in seen)
+    for number, segment in enumerate(session.segments):
+        last = [turn for turn, _, _ in seen if turn.segment == number][-1]
+        assert begins_with(segment.token_ids, last.prompt_ids)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +235,8 @@ def test_a_discarded_prompt_leaves_no_trace(toys: SimpleNamespace, conversation:
     given_up = session.next_prompt(follow_up)
     ids = given_up.prompt_ids.tolist()
     session.discard()
-    assert session.stats.breaks.total() == 0
-    assert pickle.loads(stats).bridged == session.stats.bridged  # noqa: S301
+    assert pickle.loads(stats) == session.stats  # noqa: S301
+    assert len(session.segments) == 1
     assert session.consumed == [USER]
     other = {"role": "user", "content": "something else"}
     turn = session.next_prompt([USER, session.answer, other])
@@ -433,3 +440,71 @@ def test_ids_differ() -> None:
     ids = [new_id() for _ in range(10_000)]
     assert len(set(ids)) == len(ids)
     assert np.char.isalnum(np.array(ids)).all()
+
+
+def test_a_session_tells_what_was_sampled_from_all_else(toys: SimpleNamespace) -> None:
+    session = toys.BridgingParser().session()
+    assert session.segments == ()
+    session.next_prompt([USER])
+    session.record(toys.letters("hi", end=False))  # cut off: the bridge closes the turn, which nobody sampled
+    session.next_prompt([USER, session.answer, USER])
+    (segment,) = session.segments
+    assert segment.token_ids[segment.loss_mask].tolist() == toys.letters("hi", end=False)
+    assert not segment.token_ids.flags.writeable
+    session.record(toys.letters("there"))
+    session.next_prompt([USER])
+    session.record(toys.letters("new"))
+    first, second = session.segments
+    assert first.token_ids[first.loss_mask].tolist() == [*toys.letters("hi", end=False), *toys.letters("there")]
+    assert second.token_ids.tolist() == [*toys.LetterParser().render([USER]), *toys.letters("new")]
+    copied = pickle.loads(pickle.dumps(session))  # noqa: S301
+    assert [s.token_ids.tolist() for s in copied.segments] == [s.token_ids.tolist() for s in session.segments]
+
+
+def test_new_text_that_spells_control_tokens_is_counted_once(toys: SimpleNamespace) -> None:
+    class Counting(toys.BridgingParser):  # type: ignore[misc, name-defined]
+        def count_control_tokens(self, messages: Any) -> int:
+            return sum(m["content"].count("!") for m in messages if m["role"] != "assistant")
+
+    session = Counting().session()
+    loud = {"role": "user", "content": "ask!!"}
+    assert session.next_prompt([loud]).control_tokens == 2
+    assert session.next_prompt([loud]).control_tokens == 2
+    assert session.stats.control_tokens == 2
+    session.record(toys.letters("hi"))
+    tail = [{"role": "tool", "content": "!"}, USER]
+    assert session.next_prompt([loud, session.answer, *tail]).control_tokens == 1
+    session.discard()
+    assert session.stats.control_tokens == 2
+    assert session.next_prompt([loud, session.answer, *tail], tools=[{"name": "f"}]).control_tokens == 1
+    assert session.stats.control_tokens == 3
+
+
+def test_bridges_are_counted_and_timed(toys: SimpleNamespace) -> None:
+    session = answered(toys)
+    assert (session.stats.bridge_attempts, session.stats.bridged, session.stats.rendered) == (0, 0, 1)
+    before = session.stats.prompt_seconds
+    session.next_prompt([USER, session.answer, USER])
+    assert (session.stats.bridge_attempts, session.stats.bridged, session.stats.rendered) == (1, 1, 1)
+    assert session.stats.prompt_seconds > before > 0
+
+
+def test_media_keep_their_places(toys: SimpleNamespace) -> None:
+    class Seeing(toys.BridgingParser):  # type: ignore[misc, name-defined]
+        def place_media(self, prompt_ids: Any, messages: Any, *, start: int = 0) -> tuple[PlacedMedia, ...]:
+            found = [start + i for i, token in enumerate(prompt_ids[start:].tolist()) if token == 100 + ord("#")]
+            assert len(found) == sum(m["content"].count("#") for m in messages)
+            return tuple(PlacedMedia(sha256="0" * 64, kind="image", length_tokens=1, start=at) for at in found)
+
+    session = Seeing().session()
+    first = session.next_prompt([{"role": "user", "content": "#a"}])
+    assert [piece.start for piece in first.media] == [1]
+    assert first.prompt_ids[1] == 100 + ord("#")
+    session.record(toys.letters("#"))  # a sampled placeholder is no image
+    second = session.next_prompt([{"role": "user", "content": "#a"}, session.answer, {"role": "user", "content": "b#"}])
+    assert second.media[:1] == first.media
+    assert [second.prompt_ids[piece.start] for piece in second.media] == [100 + ord("#")] * 2
+    assert second.media[1].start > len(first.prompt_ids) + 2
+    session.record(toys.letters("x"))
+    broken = session.next_prompt([{"role": "user", "content": "#"}])
+    assert [piece.start for piece in broken.media] == [1]
