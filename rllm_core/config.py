@@ -113,6 +113,13 @@ class RolloutConfig(Section):
     validation_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False, description="0 is greedy.")] = 1.0
     max_response_tokens: Annotated[int, Field(ge=1, description="Per model call, stop token included.")] = 1024
     max_prompt_tokens: Annotated[int | None, Field(ge=1, description="Longer prompts end the rollout.")] = None
+    on_segment_break: Annotated[
+        Literal["segment", "raise"],
+        Field(
+            description="What a conversation that cannot go on token for token does: open a new segment, or end the "
+            "rollout with an error."
+        ),
+    ] = "segment"
     rollout_timeout_seconds: Annotated[Seconds, Field(description="Deadline of one rollout.")] = 600.0
     max_attempts: Annotated[int, Field(ge=1, description="Tries per rollout when it fails, each from scratch.")] = 3
     max_concurrent_rollouts: Annotated[int, Field(ge=1, description="Rollouts that run at a time.")] = 4096

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from rllm_core.types import (
     FinishReason,
@@ -322,6 +322,7 @@ class TITOCompleter(Completer):
     Args:
         engine: An engine with token-in-token-out.
         source: Where to send the requests, by default the engine itself.
+        on_segment_break: ``"raise"`` makes it an error that the conversation cannot be continued token for token.
 
     Raises:
         ValueError: If the engine has no token-in-token-out or no parser.
@@ -336,6 +337,7 @@ class TITOCompleter(Completer):
         is_validation: bool = False,
         max_prompt_tokens: int | None = None,
         source: TokenSource | None = None,
+        on_segment_break: Literal["segment", "raise"] = "segment",
     ) -> None:
         if not engine.supports_token_in_token_out:
             raise ValueError(f"{_label(engine)} has no token-in-token-out; use Completer, or another engine")
@@ -349,7 +351,7 @@ class TITOCompleter(Completer):
             max_prompt_tokens=max_prompt_tokens,
         )
         self._source: TokenSource = source or engine
-        self.session = engine.parser.session()
+        self.session = engine.parser.session(on_break=on_segment_break)
 
     def fork(self) -> TITOCompleter:
         """A second conversation in the same rollout, with a session of its own."""
@@ -361,6 +363,7 @@ class TITOCompleter(Completer):
             is_validation=self.is_validation,
             max_prompt_tokens=self.max_prompt_tokens,
             source=self._source,
+            on_segment_break=self.session.on_break,
         )
 
     async def _complete(

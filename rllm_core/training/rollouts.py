@@ -206,6 +206,7 @@ class RolloutRunner:
                 is_validation=is_validation,
                 max_prompt_tokens=limit,
                 source=self.merger,
+                on_segment_break=self.config.rollout.on_segment_break,
             )
         return Completer(
             self.engine, sampling_params=params, seed=seed, is_validation=is_validation, max_prompt_tokens=limit

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
+from rllm_core.parser import SegmentBreak
 from rllm_core.types import (
     Episode,
     FinishReason,
@@ -332,3 +333,12 @@ def test_a_rollout_survives_a_parser_that_breaks_every_turn(toys: SimpleNamespac
     assert [(s.segment, s.break_reason) for s in steps] == [(0, None), (1, "prefix_mismatch"), (2, "prefix_mismatch")]
     episode = Episode(task_id="t", trajectories=[Trajectory(steps=steps, reward=1.0)])
     assert Episode.from_json(episode.to_json()) == episode
+
+
+def test_a_strict_completer_does_not_go_on_in_a_new_segment(toys: SimpleNamespace) -> None:
+    engine = toys.ListEngine(toys.MergingParser(), [toys.letters("hi"), toys.letters("there")])
+    strict = TITOCompleter(engine, on_segment_break="raise")
+    for completer in (strict, strict.fork()):
+        engine.answers = [toys.letters("hi"), toys.letters("there")]
+        with pytest.raises(SegmentBreak, match="bridge_none"):
+            play(completer, [MORE])
