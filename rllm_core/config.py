@@ -99,6 +99,12 @@ class TrainingConfig(Section):
     ] = 1800.0
     trackers: Annotated[tuple[str, ...], Field(description="Metric trackers to feed, by name.")] = ()
 
+    @property
+    def window_quota(self) -> int:
+        """Groups that may be outstanding or consumed between two weight synchronisations."""
+        ahead = (1 + self.staleness_threshold) * self.trigger_parameter_sync_step * self.groups_per_step
+        return math.floor(ahead + 1e-9)
+
 
 class RolloutConfig(Section):
     """``[rollout]``: how episodes are sampled."""
@@ -222,10 +228,8 @@ class RunConfig(Section):
 
     @property
     def window_quota(self) -> int:
-        """Groups that may be dispatched per sync window (design of fully asynchronous training in docs/)."""
-        training = self.training
-        ahead = (1 + training.staleness_threshold) * training.trigger_parameter_sync_step * training.groups_per_step
-        return math.floor(ahead + 1e-9)
+        """See `TrainingConfig.window_quota`."""
+        return self.training.window_quota
 
     @property
     def groups_per_pass(self) -> int:

@@ -31,6 +31,7 @@ CORE_COMMANDS = {
             load="rllm_core.cli.eval:evaluate",
             summary="Measure a model on a workflow: pass@k with a confidence interval.",
         ),
+        Command(name="verify", load="rllm_core.cli.verify:verify", summary="Prove that a run's books balance."),
         Command(name="plugins", load="rllm_core.cli.plugins:plugins", summary="Show what is installed."),
         Command(name="backends", load="rllm_core.cli.plugins:backends", summary="List training backends."),
         Command(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),

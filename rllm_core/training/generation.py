@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -142,7 +143,8 @@ class Generation:
         self.coordinator.on_dispatched()
         self.buffer.expect(ordinal)
         self.books.dispatch(size)
-        self.reporter.event("dispatch", group=ordinal, task=task.task_id, rollouts=size)
+        version = self.coordinator.weight_version
+        self.reporter.event("dispatch", group=ordinal, task=task.task_id, rollouts=size, weight_version=version)
         assembly = Assembly(ordinal, task.task_id, self.stream.epoch(ordinal), size)
         self._assemblies[ordinal] = assembly
         self._groups[ordinal] = asyncio.create_task(self._play_group(task, assembly), name=f"group {ordinal}")
@@ -160,21 +162,22 @@ class Generation:
         outcome = self.buffer.close_group(assembly)
         del self._assemblies[assembly.ordinal], self._groups[assembly.ordinal]
         if isinstance(outcome, CompleteGroup):
-            self.reporter.event("complete", group=assembly.ordinal, weight_version=outcome.weight_version)
+            self.reporter.event("enqueue", group=assembly.ordinal, weight_version=outcome.weight_version)
             self.buffer.put(outcome)
             self.coordinator.on_completed()
             return
-        failed = [episode for episode in assembly.episodes.values() if not episode.trajectories]
-        for episode in failed:
-            self.books.book("failed", episode.termination_reason.value)
-        self.books.book("filtered", outcome.value, assembly.expected - len(failed))
-        self.reporter.event("filter", group=assembly.ordinal, reason=outcome.value)
+        failed = Counter(e.termination_reason.value for e in assembly.episodes.values() if not e.trajectories)
+        for reason, count in failed.items():
+            self.books.book("failed", reason, count)
+        self.books.book("filtered", outcome.value, assembly.expected - failed.total())
+        self.reporter.event("filter", group=assembly.ordinal, reason=outcome.value, failed=dict(failed))
         self.buffer.drop(assembly.ordinal)
         self.coordinator.on_dropped()
 
     async def _play_rollout(self, task: Task, assembly: Assembly, index: int) -> None:
         for attempt in range(self.config.rollout.max_attempts):
             key = RolloutKey("train", assembly.ordinal, index, attempt, self._incarnation)
+            self.reporter.rollout_started(key)
             episode = await self.runner.run(task, key)
             self.coordinator.touch()
             self.reporter.rollout_finished(episode)

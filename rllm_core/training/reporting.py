@@ -10,6 +10,7 @@ from rllm_core.config import RunConfig
 from rllm_core.training.buffer import CompleteGroup
 from rllm_core.training.metrics import CORE_METRICS, MetricsAggregator, Trackers
 from rllm_core.training.progress import Progress
+from rllm_core.training.rollouts import RolloutKey
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.validation import ValidationResult
 from rllm_core.types import Episode, FinishReason, TrainingSample
@@ -31,11 +32,21 @@ class Reporter:
         """Append to ``events.jsonl``."""
         self.run_dir.lines["events"].write({"event": event, **fields})
 
-    def rollout_finished(self, episode: Episode) -> None:
-        """A rollout attempt has ended."""
-        # Written by hand: a run has hundreds of thousands of these lines, of fields that need no escaping.
+    # Lines about rollouts are written by hand: a run has hundreds of thousands, of fields that need no escaping.
+
+    def rollout_started(self, key: RolloutKey) -> None:
+        """An attempt at a rollout begins."""
         self.run_dir.lines["events"].write_text(
-            f'{{"event":"finish","rollout":"{episode.rollout_id}","reason":"{episode.termination_reason.value}"}}'
+            f'{{"event":"start","rollout":"{key.rollout_id}","group":{key.ordinal},"index":{key.index},'
+            f'"attempt":{key.attempt}}}'
+        )
+
+    def rollout_finished(self, episode: Episode) -> None:
+        """An attempt at a rollout has ended."""
+        version = episode.weight_version
+        self.run_dir.lines["events"].write_text(
+            f'{{"event":"finish","rollout":"{episode.rollout_id}","reason":"{episode.termination_reason.value}",'
+            f'"weight_version":{"null" if version is None else version}}}'
         )
         if episode.error is not None:
             self._error(episode)

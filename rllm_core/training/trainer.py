@@ -154,6 +154,7 @@ class Trainer:
         status = "failed"
         try:
             await self._resume()
+            self.reporter.event("begin", incarnation=self.run_dir.incarnation, step=self.step)
             await self.observers.notify("on_train_start", state=self.state())
             await self._publish("resume" if self.run_dir.resumed else "start")
             if self.step == 0 and not self.validations:
@@ -290,6 +291,8 @@ class Trainer:
         taken = await self.buffer.take(self.groups_per_take)
         self.coordinator.on_consumed(len(taken))
         self._consumed += taken
+        groups, version = [item.ordinal for item in taken], self.coordinator.weight_version
+        self.reporter.event("consume", groups=groups, weight_version=version)
         return taken
 
     async def _process(self, taken: Sequence[CompleteGroup]) -> list[TrainingSample]:

@@ -16,6 +16,7 @@ from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
+from rllm_core.training.verify import verify
 
 
 @dataclass
@@ -53,6 +54,7 @@ def run_scripted(plugins: PluginManager, tmp_path: Path) -> RunScripted:
         observers: object | None = None,
         prepare: Callable[[launch.Assembly], None] | None = None,
         progress: Progress | None = None,
+        is_sound: bool = True,
     ) -> Run:
         if observers is not None:
             plugins.register(observers, "observer")
@@ -73,6 +75,7 @@ def run_scripted(plugins: PluginManager, tmp_path: Path) -> RunScripted:
         except (Exception, SystemExit) as raised:
             error = raised
         summary = json.loads((folder / "summary.json").read_text())
+        assert verify(folder).holds == is_sound
         return Run(folder, summary, assembly, error)
 
     return run

@@ -15,6 +15,7 @@ import pytest
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.training import checkpoint
+from rllm_core.training.verify import verify
 
 STEPS = 40
 COMMAND = """
@@ -103,6 +104,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Pat
     assert process.returncode == (-9 if how is signal.SIGKILL else 128 + how)
     newest = int(checkpoint.complete(run_dir / "checkpoints")[-1].name[5:])
     assert 10 <= newest < STEPS
+    assert verify(run_dir).problems == []
     if how is not signal.SIGKILL:
         stopped = json.loads((run_dir / "summary.json").read_text())
         assert stopped["status"] == "interrupted"
@@ -119,6 +121,8 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Pat
     assert summary["validation"] == whole["validation"]
     assert summary["books"]["trained"] == STEPS * 16
     assert_balanced(summary)
+    proven = verify(run_dir)
+    assert (proven.problems, proven.steps, proven.incarnations) == ([], STEPS, 2)
 
 
 def assert_balanced(summary: dict[str, Any]) -> None:
@@ -252,7 +256,7 @@ def test_a_damaged_checkpoint_is_refused(run_scripted: Any) -> None:
     run = run_scripted()
     policy = run.path / "checkpoints/step-000006/backend/policy.json"
     policy.write_text(policy.read_text().replace("6", "7"))
-    again = run_scripted(resume=True)
+    again = run_scripted(resume=True, is_sound=False)
     assert isinstance(again.error, RunError)
     assert "policy.json does not match its manifest" in str(again.error)
 

@@ -1,0 +1,192 @@
+"""The offline checker finds what was tampered with, and nothing in what was not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rllm_core.cli import cli
+from rllm_core.engine import EngineError
+from rllm_core.errors import ConfigError
+from rllm_core.testing import scripted
+from rllm_core.training.verify import verify
+
+RunScripted = Callable[..., Any]
+
+ASYNCHRONOUS = (
+    "training.staleness_threshold=1",
+    "training.trigger_parameter_sync_step=2",
+    "training.checkpoint_every_steps=3",
+    "algorithm.filter_uniform_groups=true",
+)
+Events = list[dict[str, Any]]
+
+
+@pytest.fixture
+def folder(run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run in which groups were filtered, rollouts retried, and generation ran ahead."""
+    failures = scripted.Script(failure=lambda request: EngineError("busy") if request % 17 == 0 else None)
+    monkeypatch.setattr(scripted.ScriptedBackend, "script", failures)
+    run = run_scripted(*ASYNCHRONOUS, "training.staleness=strict")
+    assert run.error is None
+    events = {event["event"] for event in run.lines("events")}
+    assert {"filter", "sync", "checkpoint", "error", "consume"} <= events
+    return run.path
+
+
+def test_what_is_proven_is_told(folder: Path) -> None:
+    result = verify(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert result.holds
+    assert (result.steps, result.planned_steps, result.incarnations) == (6, 6, 1)
+    assert result.books["trained"] == {"trained": 6 * 4 * 4}
+    assert result.books == {"failed": {}, "cancelled": {}, **summary["books_by_reason"]}
+    assert 4 < result.max_lead <= 16
+    assert result.max_staleness <= 1
+    assert result.events == len((folder / "events.jsonl").read_text().splitlines())
+
+
+def first(events: Events, name: str, after: int = 0) -> int:
+    return next(i for i, event in enumerate(events) if i >= after and event["event"] == name)
+
+
+def without(name: str) -> Callable[[Events], None]:
+    return lambda events: events.pop(first(events, name, after=40))
+
+
+def twice(name: str) -> Callable[[Events], None]:
+    def tamper(events: Events) -> None:
+        at = first(events, name)
+        events.insert(at, dict(events[at]))
+
+    return tamper
+
+
+def changed(name: str, **fields: Any) -> Callable[[Events], None]:
+    return lambda events: events[first(events, name)].update(fields)
+
+
+def trained_again(events: Events) -> None:
+    steps = [event for event in events if event["event"] == "step"]
+    steps[-1]["groups"][0] = steps[0]["groups"][0]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "complaint"),
+    [
+        (without("dispatch"), "is due"),
+        (without("start"), "ends without running"),
+        (without("finish"), "is complete with 3 ended rollouts"),
+        (without("enqueue"), "should be enqueued to become consumed"),
+        (without("filter"), "summary.json says books_by_reason"),
+        (without("consume"), "should be consumed to become trained"),
+        (without("step"), "follows step"),
+        (without("sync"), "weight version"),
+        (twice("begin"), "incarnations do not grow"),
+        (twice("dispatch"), "is dispatched"),
+        (twice("start"), "starts twice"),
+        (twice("finish"), "ends without running"),
+        (twice("enqueue"), "should be dispatched to become enqueued"),
+        (twice("filter"), "is not in flight"),
+        (twice("consume"), "should be enqueued to become consumed"),
+        (twice("step"), "follows step"),
+        (trained_again, "is not in flight"),
+        (changed("begin", step=3), "goes on from step 3"),
+        (changed("dispatch", rollouts=5), "another size"),
+        (changed("dispatch", group=9), "group 9 is dispatched, 0 is due"),
+        (changed("consume", weight_version=7), "7 versions old, 1 allowed"),
+        (changed("enqueue", weight_version=9), "not live yet"),
+        (changed("step", groups=[]), "trained 0 groups, 4 were planned"),
+        (changed("filter", failed={"timeout": 4}), "summary.json says books_by_reason"),
+        (changed("filter", failed=3), "cannot be read as an event"),
+        (changed("sync", version=1), "weight version"),
+    ],
+)
+def test_tampered_events_are_found(folder: Path, tamper: Callable[[Events], None], complaint: str) -> None:
+    path = folder / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    tamper(events)
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    problems = verify(folder).problems
+    assert any(complaint in problem for problem in problems), problems
+
+
+def test_generation_too_far_ahead_is_found(folder: Path) -> None:
+    text = (folder / "run.toml").read_text()
+    assert "staleness_threshold = 1.0" in text
+    (folder / "run.toml").write_text(text.replace("staleness_threshold = 1.0", "staleness_threshold = 0.0"))
+    assert any("groups ahead, 8 allowed" in problem for problem in verify(folder).problems)
+
+
+def cut_metrics(folder: Path) -> None:
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+
+def torn_line(folder: Path) -> None:
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"event": "ste\n')
+
+
+def damaged_checkpoint(folder: Path) -> None:
+    next(folder.glob("checkpoints/*/backend/policy.json")).write_text("{}")
+
+
+def summary_of_fewer_steps(folder: Path) -> None:
+    path = folder / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "optimizer_steps": 5}))
+
+
+def unreadable_summary(folder: Path) -> None:
+    (folder / "summary.json").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (cut_metrics, "metrics.jsonl has the steps"),
+        (torn_line, "cannot be read as an event"),
+        (damaged_checkpoint, "does not match its manifest"),
+        (summary_of_fewer_steps, "summary.json says optimizer_steps 5, events.jsonl 6"),
+        (unreadable_summary, "summary.json cannot be read"),
+    ],
+)
+def test_damaged_files_are_found(folder: Path, damage: Callable[[Path], None], complaint: str) -> None:
+    damage(folder)
+    assert any(complaint in problem for problem in verify(folder).problems)
+
+
+def test_a_last_line_that_a_kill_cut_off_is_no_problem(folder: Path) -> None:
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"event": "ste')
+    assert verify(folder).holds
+
+
+def test_what_is_no_run_folder_is_one_line(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        verify(tmp_path / "nothing")
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "events.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"has no events\.jsonl"):
+        verify(tmp_path / "copy")
+    (tmp_path / "copy" / "run.toml").write_text("= not toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        verify(tmp_path / "copy")
+
+
+def test_the_command_says_so_and_exits_accordingly(folder: Path) -> None:
+    good = CliRunner().invoke(cli, ["verify", str(folder)])
+    assert (good.exit_code, good.output.splitlines()[-1]) == (0, "the books balance")
+    as_json = json.loads(CliRunner().invoke(cli, ["verify", str(folder), "--json"]).output)
+    assert as_json["holds"] is True
+    assert as_json["steps"] == 6
+    cut_metrics(folder)
+    bad = CliRunner().invoke(cli, ["verify", str(folder)])
+    assert bad.exit_code == 1
+    assert bad.output.splitlines()[-1] == "NOT proven: 1 problem(s)"
