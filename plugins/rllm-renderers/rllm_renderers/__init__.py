@@ -10,12 +10,18 @@ __version__ = "0.1.0"
 
 @hookimpl
 def parsers() -> list[Parser]:
-    """``chat_template``."""
+    """``renderer`` and ``chat_template``."""
     return [
         Parser(
             name="chat_template",
             load="rllm_renderers.chat_template:ChatTemplateParser",
             config="rllm_renderers.chat_template:ChatTemplateConfig",
             summary="The model folder's own chat template and tokenizer.",
-        )
+        ),
+        Parser(
+            name="renderer",
+            load="rllm_renderers.renderer:RendererParser",
+            config="rllm_renderers.renderer:RendererConfig",
+            summary="The package renderers: one hand-written renderer per model family.",
+        ),
     ]
