@@ -15,6 +15,7 @@ from rllm_core.parser import BaseParser, ParsedCompletion, ToolSpec
 from rllm_core.types import MessageLike, TokenIds, token_ids
 from rllm_renderers.cache import BoundedCache
 from rllm_renderers.completion import END_THINK, THINK, read_completion
+from rllm_renderers.encoding import ControlTokens
 from rllm_renderers.loading import load_tokenizer, stop_token_ids
 from rllm_renderers.self_check import Tail, bridged_tails, shows_tools
 from rllm_renderers.template import ChatTemplate, Suffix
@@ -60,6 +61,14 @@ class ChatTemplateConfig(Section):
         ),
     ] = True
 
+    control_tokens: Annotated[
+        ControlTokens,
+        Field(
+            description='What becomes of text of users and tools that spells a control token: "neutralise" writes it '
+            'with ordinary tokens, "raw" lets it be the control token.'
+        ),
+    ] = "neutralise"
+
     @field_validator("chat_template_kwargs")
     @classmethod
     def _check_names(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +103,9 @@ class ChatTemplateParser(BaseParser):
 
     def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int], config: ChatTemplateConfig | None = None) -> None:
         self.config = config or ChatTemplateConfig()
-        self.template = ChatTemplate(tokenizer, stop_token_ids, self.config.chat_template_kwargs)
+        self.template = ChatTemplate(
+            tokenizer, stop_token_ids, self.config.chat_template_kwargs, self.config.control_tokens
+        )
         self.supports_tools = shows_tools(self.template)
         self.bridged_tails = bridged_tails(self.template) if self.config.bridge else frozenset()
         self.supports_bridge = bool(self.bridged_tails)
@@ -118,7 +129,7 @@ class ChatTemplateParser(BaseParser):
 
     @property
     def tokenizer(self) -> Any:
-        """The parser's private tokenizer."""
+        """The tokenizer whose template is rendered; what it truncates or pads for others does not reach a prompt."""
         return self.template.tokenizer
 
     def get_stop_token_ids(self) -> tuple[int, ...]:
@@ -136,7 +147,8 @@ class ChatTemplateParser(BaseParser):
         key = _key(messages, tools, add_generation_prompt)
         ids = self._rendered.get(key)
         if ids is None:
-            ids = self.template.encode(self.template.text(messages, tools, add_generation_prompt=add_generation_prompt))
+            rendered = self.template.rendered(messages, tools, add_generation_prompt=add_generation_prompt)
+            ids = self.template.encoder.encode(rendered)
             self._rendered.put(key, ids, len(key) + len(ids))
         return ids.copy()
 
@@ -149,7 +161,7 @@ class ChatTemplateParser(BaseParser):
     ) -> ParsedCompletion:
         """See `BaseParser.parse_completion` and `rllm_renderers.completion.read_completion`.
 
-        Nothing sampled vanishes from the text that a checker sees (see `ChatTemplate.decode`). The result is
+        Nothing sampled vanishes from the text that a checker sees (see `Encoder.decode`). The result is
         immutable, and equal calls share it.
         """
         ids = token_ids(completion_ids)
@@ -161,7 +173,7 @@ class ChatTemplateParser(BaseParser):
             sampled = ids.tolist()
             stop = _first(sampled, self.template.stop_token_ids)
             parsed = read_completion(
-                self.template.decode(sampled[:stop]),
+                self.template.encoder.decode(sampled[:stop]),
                 stopped=stop is not None,
                 opened_by_prompt=opened,
                 tool_names=names,
@@ -193,6 +205,10 @@ class ChatTemplateParser(BaseParser):
         closing = [suffix.stop_id] if stop is None else []
         return [*token_ids(prompt_ids).tolist(), *sampled, *closing, *suffix.token_ids]
 
+    def count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
+        """See `BaseParser.count_control_tokens`."""
+        return self.template.encoder.count(messages)
+
     def _suffix(self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> Suffix | None:
         key = _key(new_messages, tools, True)
         suffix = self._suffixes.get(key)
@@ -208,7 +224,7 @@ class ChatTemplateParser(BaseParser):
         key = end.tobytes()
         opens = self._opened.get(key)
         if opens is None:
-            _, think, after = self.template.decode(end.tolist()).rpartition(THINK)
+            _, think, after = self.template.encoder.decode(end.tolist()).rpartition(THINK)
             opens = bool(think) and END_THINK not in after and not after.strip()
             self._opened.put(key, opens, 100 + len(key))
         return opens

@@ -4,6 +4,10 @@ Whatever a user or a tool wrote is text. If it spells ``<|im_end|>``, a tokenize
 a tool's result could end its turn and speak as the system. So before a template is rendered, such spellings are
 replaced by markers (characters of a private-use plane) that come out of the tokenizer as ids of their own, and these
 are replaced by the ordinary tokens that spell the same text. The model reads what was written, letter by letter.
+
+Not covered: a template that cuts messages into pieces or writes them as JSON in ASCII garbles the markers with the rest
+of the text outside ASCII. That is safe, since a garbled marker is no control token either, but it is not letter by
+letter.
 """
 
 from __future__ import annotations
@@ -11,8 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from tokenizers import AddedToken, Tokenizer
@@ -25,8 +28,12 @@ ControlTokens = Literal["neutralise", "raw"]
 TRUSTED_ROLES = frozenset({"system", "developer", "assistant"})
 """Whose text may write control tokens: the workflow's author explains formats, examples of answers use them."""
 
-_FIRST_MARKER = 0x10F000
+# Private-use characters: one for each control token (some families have thousands), one in front of characters of
+# this range that somebody wrote, and one that keeps two pieces of text apart.
+_FIRST_MARKER = 0x100000
 _ESCAPE = "\U0010fffd"
+_BREAK = "\U0010fffc"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # how byte fallback spells ordinary text
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -53,32 +60,36 @@ class Encoder:
 
     def _setup(self, serialised: str) -> None:
         self._serialised = serialised
-        self._tokenizer = Tokenizer.from_str(serialised)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._known_ids = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self.control_tokens = {
-            added.content: token
-            for token, added in self._tokenizer.get_added_tokens_decoder().items()
-            if added.special or re.fullmatch(r"<.+>", added.content)
+        self._tokenizer = _unlimited(serialised)
+        self._known_ids = frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self._first_hole = next(token for token in itertools.count() if token not in self._known_ids)
+        added_tokens = self._tokenizer.get_added_tokens_decoder()
+        control = {
+            token: added
+            for token, added in added_tokens.items()
+            if (added.special or re.fullmatch(r"<.+>", added.content)) and not _BYTE.fullmatch(added.content)
         }
-        spellings = sorted(self.control_tokens, key=len, reverse=True)
+        self.control_tokens = {added.content: token for token, added in control.items()}
+        self._control_pattern = re.compile(_one_of(self.control_tokens) or r"(?!)")
+        normalised = any(added.normalized for added in control.values())
+        self._normaliser = self._tokenizer.normalizer if normalised else None
+        if self._neutralises:
+            self._setup_markers(serialised)
+
+    def _setup_markers(self, serialised: str) -> None:
+        spellings = list(self.control_tokens)
         self._markers = {spelling: chr(_FIRST_MARKER + index) for index, spelling in enumerate(spellings)}
-        self._control_pattern = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
-        reserved = [*self._markers.values(), _ESCAPE]
+        reserved = [*self._markers.values(), _ESCAPE, _BREAK]
         self._reserved_pattern = re.compile(f"[{''.join(reserved)}]")
         self._protected_pattern = re.compile(f"{self._control_pattern.pattern}|{self._reserved_pattern.pattern}")
-        plain = self._without_added_tokens()
+        plain = _without_added_tokens(serialised)
         forbidden = frozenset(self.control_tokens.values())
-        spell = partial(_ordinary_ids, plain, forbidden)
-        self._spelt = {marker: spell(spelling) for spelling, marker in self._markers.items()}
-        self._literal = {character: spell(character) for character in reserved}
-        with_markers = Tokenizer.from_str(serialised)
-        with_markers.no_truncation()
-        with_markers.no_padding()
-        with_markers.add_special_tokens([AddedToken(character, normalized=False) for character in reserved])
-        self._with_markers = with_markers
-        self._reserved_ids = {with_markers.token_to_id(character): character for character in reserved}
+        spelt = {marker: _ordinary_ids(plain, forbidden, spelling) for spelling, marker in self._markers.items()}
+        self._ids_by_reserved = {**spelt, _BREAK: []}
+        self._with_markers = _unlimited(serialised)
+        self._with_markers.add_special_tokens([AddedToken(character, normalized=False) for character in reserved])
+        self._reserved_by_id = {self._with_markers.token_to_id(character): character for character in reserved}
+        self._plain = plain
 
     def __getstate__(self) -> tuple[str, bool]:
         return self._serialised, self._neutralises
@@ -87,51 +98,69 @@ class Encoder:
         serialised, self._neutralises = state
         self._setup(serialised)
 
-    def _without_added_tokens(self) -> Tokenizer:
-        description = json.loads(self._serialised)
-        description.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
-        return Tokenizer.from_str(json.dumps(description))
-
     def count(self, messages: Iterable[MessageLike]) -> int:
         """How often text of messages from outside spells a control token."""
         return sum(
-            len(self._control_pattern.findall(text))
+            self._spellings(text)
             for message in messages
             if message.get("role") not in TRUSTED_ROLES
-            for text in _texts(message)
+            for key, value in message.items()
+            if key != "role"
+            for text in _texts(value)
         )
+
+    def _spellings(self, text: str) -> int:
+        return max(len(self._control_pattern.findall(form)) for form in (text, self._normalised(text)))
+
+    def _normalised(self, text: str) -> str:
+        if self._normaliser is None or text.isascii():
+            return text
+        return str(self._normaliser.normalize_str(text))
 
     def protect(self, messages: Iterable[MessageLike]) -> list[dict[str, Any]]:
         """Messages to be rendered, with spellings of control tokens in text from outside marked for `encode`."""
         if not self._neutralises:
             return [dict(message) for message in messages]
-        return [self._protected(message) for message in messages]
+        return [
+            {
+                key: value
+                if key == "role"
+                else self.escape(value)
+                if message.get("role") in TRUSTED_ROLES
+                else self._marked(value)
+                for key, value in message.items()
+            }
+            for message in messages
+        ]
 
-    def _protected(self, message: MessageLike) -> dict[str, Any]:
-        if message.get("role") in TRUSTED_ROLES:
-            return dict(message)
-        return {key: self._marked(value) if key in _TEXT_KEYS else value for key, value in message.items()}
+    def escape(self, value: Any) -> Any:
+        """Trusted data (tools, say) to be rendered: characters that would be markers are told apart from these."""
+        if not self._neutralises:
+            return value
+        return _map_text(value, lambda text: self._reserved_pattern.sub(lambda found: _ESCAPE + found[0], text))
 
     def _marked(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._protected_pattern.sub(self._marker, value)
+        marked = _map_text(value, self._marked_text)
         if isinstance(value, list | tuple):
-            return [
-                {**part, "text": self._marked(part["text"])} if isinstance(part, Mapping) and "text" in part else part
-                for part in value
-            ]
-        return value
+            pieces = [piece.strip() for piece in _pieces(value)]
+            # Templates write the parts of a message one after the other, so parts can spell a token together.
+            if self._spellings("".join(pieces)) > sum(map(self._spellings, pieces)):
+                marked = [_map_text(part, lambda text: text + _BREAK) for part in marked]
+        return marked
 
-    def _marker(self, match: re.Match[str]) -> str:
-        return self._markers.get(match[0]) or _ESCAPE + match[0]
+    def _marked_text(self, text: str) -> str:
+        normalised = self._normalised(text)
+        if normalised != text and self._spellings(text) > len(self._control_pattern.findall(text)):
+            text = normalised
+        return self._protected_pattern.sub(lambda found: self._markers.get(found[0]) or _ESCAPE + found[0], text)
 
     def unmark(self, text: str) -> str:
         """Rendered text as the model will read it."""
-        if not self._reserved_pattern.search(text):
+        if not self._neutralises or not self._reserved_pattern.search(text):
             return text
-        spellings = {marker: spelling for spelling, marker in self._markers.items()}
+        written = {marker: spelling for spelling, marker in self._markers.items()} | {_BREAK: "", _ESCAPE: ""}
         pattern = f"{_ESCAPE}({self._reserved_pattern.pattern})|({self._reserved_pattern.pattern})"
-        return re.sub(pattern, lambda found: found[1] or spellings.get(found[2], found[2]), text)
+        return re.sub(pattern, lambda found: found[1] or written[found[2]], text)
 
     def encode(self, text: str) -> list[int]:
         """The ids of rendered text; control tokens in it are read as such, markers are not, and nothing is added."""
@@ -141,14 +170,16 @@ class Encoder:
         result: list[int] = []
         escaped = False
         for token in self._with_markers.encode(text, add_special_tokens=False).ids:
-            character = self._reserved_ids.get(token)
+            character = self._reserved_by_id.get(token)
             if character is None:
                 result.append(token)
-            elif not escaped and character == _ESCAPE:
+            elif escaped:
+                result += _ids_in_text(self._plain, character)
+            elif character == _ESCAPE:
                 escaped = True
                 continue
             else:
-                result += self._literal[character] if escaped else self._spelt[character]
+                result += self._ids_by_reserved[character]
             escaped = False
         return result
 
@@ -158,9 +189,9 @@ class Encoder:
         Special tokens stay visible. So do ids that the tokenizer does not know, since a model's vocabulary may be
         padded beyond its tokenizer's: they show as U+FFFD.
         """
-        if not ids or max(ids) < self._known_ids:
+        if not ids or max(ids) < self._first_hole:
             return self._decode_known(ids)
-        runs = itertools.groupby(ids, key=lambda token: self._tokenizer.id_to_token(token) is not None)
+        runs = itertools.groupby(ids, key=self._known_ids.__contains__)
         return "".join(
             self._decode_known(list(run)) if is_known else _REPLACEMENT * len(list(run)) for is_known, run in runs
         )
@@ -170,30 +201,71 @@ class Encoder:
         return text
 
 
-_TEXT_KEYS = ("content", "name", "tool_call_id")
+def _map_text(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of JSON-like data with every text in it changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_map_text(key, change): _map_text(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map_text(item, change) for item in value]
+    return value
 
 
-def _texts(message: MessageLike) -> Iterable[str]:
-    for key in _TEXT_KEYS:
-        value = message.get(key)
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from (
-                part["text"] for part in value if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-            )
+def _texts(value: Any) -> Iterable[str]:
+    """The texts in the value of a message's key; that of content in parts as one."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        yield "".join(_pieces(value))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+
+
+def _pieces(parts: Iterable[Any]) -> Iterable[str]:
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            yield text
+
+
+def _one_of(words: Iterable[str]) -> str:
+    """A pattern that matches the longest of ``words``; common beginnings are tried once, since there are thousands."""
+    rests: dict[str, list[str]] = {}
+    for word in words:
+        rests.setdefault(word[:1], []).append(word[1:])
+    ends = rests.pop("", None) is not None
+    branches = "|".join(re.escape(first) + _one_of(rest) for first, rest in rests.items())
+    return f"(?:{branches})" + "?" * ends if branches else ""
+
+
+def _unlimited(serialised: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(serialised)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _without_added_tokens(serialised: str) -> Tokenizer:
+    description = json.loads(serialised)
+    description.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
+    return Tokenizer.from_str(json.dumps(description))
+
+
+def _ids_in_text(plain: Tokenizer, piece: str) -> list[int]:
+    """Ids that spell ``piece`` in the middle of other text."""
+    anchor = plain.encode("a", add_special_tokens=False).ids
+    whole: list[int] = plain.encode("a" + piece, add_special_tokens=False).ids
+    # Where the anchor merges with the piece, the piece is encoded as if text began with it.
+    joins = whole[: len(anchor)] != anchor
+    return list(plain.encode(piece, add_special_tokens=False).ids) if joins else whole[len(anchor) :]
 
 
 def _ordinary_ids(plain: Tokenizer, forbidden: frozenset[int], text: str) -> list[int]:
     """Ids that spell ``text`` in the middle of other text, none of them a control token."""
-    anchor = plain.encode("a", add_special_tokens=False).ids
     for pieces in ([text], list(text)):
-        ids: list[int] = []
-        for piece in pieces:
-            whole = plain.encode("a" + piece, add_special_tokens=False).ids
-            # Where the anchor merges with the piece, the piece is encoded as if text began with it.
-            joins = whole[: len(anchor)] != anchor
-            ids += plain.encode(piece, add_special_tokens=False).ids if joins else whole[len(anchor) :]
-        if forbidden.isdisjoint(ids):
+        ids = [token for piece in pieces for token in _ids_in_text(plain, piece)]
+        if ids and forbidden.isdisjoint(ids):
             return ids
     raise ConfigError(f'the tokenizer has no way to write {text!r} as text; set control_tokens = "raw"')

@@ -51,8 +51,8 @@ _TAILS = ([_NEXT], [_FIRST], [_FIRST, _NEXT], [_FIRST, _SECOND], [_FIRST, _SECON
 
 def shows_tools(template: ChatTemplate) -> bool:
     """Whether the template prints the tools it is given."""
-    offered = template.text_or_none([_QUESTION], [_TOOL])
-    return offered is not None and offered != template.text_or_none([_QUESTION])
+    offered = template.rendered_or_none([_QUESTION], [_TOOL])
+    return offered is not None and offered != template.rendered_or_none([_QUESTION])
 
 
 def bridged_tails(template: ChatTemplate) -> frozenset[Tail]:
@@ -71,8 +71,8 @@ def _is_exact(template: ChatTemplate, tail: Sequence[MessageLike], tools: Sequen
     calls = [made_up_call(m["tool_call_id"], "look_up", {"key": "k"}) for m in tail if m["role"] == "tool"]
     if calls:
         answer["tool_calls"] = calls
-    asked = template.text_or_none([_QUESTION], tools, add_generation_prompt=False)
-    whole = template.text_or_none([_QUESTION, answer, *tail], tools)
+    asked = template.rendered_or_none([_QUESTION], tools, add_generation_prompt=False)
+    whole = template.rendered_or_none([_QUESTION, answer, *tail], tools)
     # Where later messages change what stands before the answer, a suffix could not know it.
     if asked is None or whole is None or not whole.startswith(asked):
         return False
@@ -80,6 +80,6 @@ def _is_exact(template: ChatTemplate, tail: Sequence[MessageLike], tools: Sequen
     stop = template.first_stop(whole, at + len(_ANSWER)) if at >= 0 else None
     if stop is None:
         return False
-    ids, sampled = template.encode(whole), template.encode(whole[: stop[1]])
+    ids, sampled = template.encoder.encode(whole), template.encoder.encode(whole[: stop[1]])
     expected = Suffix(sampled[-1], ids[len(sampled) :])
     return ids[: len(sampled)] == sampled and template.suffix(tail, tools) == expected

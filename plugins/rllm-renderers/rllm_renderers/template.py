@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,8 @@ import jinja2
 
 from rllm_core.parser import ToolSpec
 from rllm_core.types import MessageLike
+from rllm_renderers.encoding import ControlTokens, Encoder
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SENTINEL = "sentinel0of0an0answer"
 # What templates raise on conversations they do not take, on purpose or not.
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError)
@@ -31,20 +30,30 @@ class Suffix:
 class ChatTemplate:
     """A tokenizer with its template.
 
+    The tokenizer only renders; text becomes ids and ids become text in a private `Encoder`, so that nobody who
+    truncates or pads with the tokenizer reaches a prompt.
+
     Args:
         tokenizer: A tokenizer with a chat template.
         stop_token_ids: Ids that end an assistant's turn.
         variables: Variables of the template.
+        control_tokens: What becomes of text from outside that spells control tokens.
     """
 
-    def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int], variables: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop_token_ids: Sequence[int],
+        variables: Mapping[str, Any],
+        control_tokens: ControlTokens = "neutralise",
+    ) -> None:
         self.tokenizer = tokenizer
         self.stop_token_ids = tuple(stop_token_ids)
         self.variables = dict(variables)
         self._stop_ids_by_text = {tokenizer.convert_ids_to_tokens(token): token for token in self.stop_token_ids}
         longest_first = sorted(self._stop_ids_by_text, key=len, reverse=True)
         self._stop_pattern = re.compile("|".join(map(re.escape, longest_first)))
-        self._known_ids = len(tokenizer)
+        self.encoder = Encoder(tokenizer, control_tokens)
 
     def text(
         self,
@@ -53,50 +62,38 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The rendered conversation; raises what the template raises."""
+        """The rendered conversation as the model reads it; raises what the template raises."""
+        return self.encoder.unmark(self.rendered(messages, tools, add_generation_prompt=add_generation_prompt))
+
+    def rendered(
+        self,
+        messages: Sequence[MessageLike],
+        tools: Sequence[ToolSpec] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The rendered conversation for `Encoder.encode`; raises what the template raises."""
         text: str = self.tokenizer.apply_chat_template(
-            [_for_template(message) for message in messages],
-            tools=[dict(tool) for tool in tools] if tools else None,
+            [_for_template(message) for message in self.encoder.protect(messages)],
+            tools=[self.encoder.escape(dict(tool)) for tool in tools] if tools else None,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
             **self.variables,
         )
         return text
 
-    def text_or_none(
+    def rendered_or_none(
         self,
         messages: Sequence[MessageLike],
         tools: Sequence[ToolSpec] | None = None,
         *,
         add_generation_prompt: bool = True,
     ) -> str | None:
-        """The rendered conversation, or None if the template refuses it."""
+        """The rendered conversation for `Encoder.encode`, or None if the template refuses it."""
         try:
-            return self.text(messages, tools, add_generation_prompt=add_generation_prompt)
+            return self.rendered(messages, tools, add_generation_prompt=add_generation_prompt)
         except _REFUSALS:
             return None
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of rendered text; special tokens in it are read as such, and none are added."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of sampled ids, with nothing left out.
-
-        Special tokens stay visible. So do ids that the tokenizer does not know, since a model's vocabulary may be
-        padded beyond its tokenizer's: they show as U+FFFD.
-        """
-        if not ids or max(ids) < self._known_ids:
-            return self._decode_known(ids)
-        runs = itertools.groupby(ids, key=lambda token: self.tokenizer.convert_ids_to_tokens(token) is not None)
-        return "".join(
-            self._decode_known(list(run)) if is_known else _REPLACEMENT * len(list(run)) for is_known, run in runs
-        )
-
-    def _decode_known(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
 
     def first_stop(self, text: str, position: int) -> tuple[int, int] | None:
         """Where the first stop token at or after ``position`` begins and ends."""
@@ -105,7 +102,7 @@ class ChatTemplate:
 
     def suffix(self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> Suffix | None:
         """What follows an assistant's message when ``new_messages`` come next; None if that cannot be told apart."""
-        text = self.text_or_none([*_made_up_history(new_messages), *new_messages], tools)
+        text = self.rendered_or_none([*_made_up_history(new_messages), *new_messages], tools)
         at = text.find(_SENTINEL) if text is not None else -1
         if text is None or at < 0:
             return None
@@ -114,7 +111,7 @@ class ChatTemplate:
             return None
         # Encoded with the stop token in front: some tokenizers treat the beginning of a text differently.
         begin, end = stop
-        first, *following = self.encode(text[begin:])
+        first, *following = self.encoder.encode(text[begin:])
         return Suffix(first, following) if first == self._stop_ids_by_text[text[begin:end]] else None
 
 

@@ -46,8 +46,10 @@ def test_a_rendering_can_be_changed_without_changing_the_next(parser):
 def test_equal_prompts_are_rendered_once(make_parser, monkeypatch):
     parser = make_parser()
     calls = []
-    text = parser.template.text
-    monkeypatch.setattr(parser.template, "text", lambda *args, **kwargs: calls.append(args) or text(*args, **kwargs))
+    render = parser.template.rendered
+    monkeypatch.setattr(
+        parser.template, "rendered", lambda *args, **named: calls.append(args) or render(*args, **named)
+    )
     for _ in range(16):
         parser.render(Messages(copy.deepcopy(ASK)))
     assert len(calls) == 1
