@@ -1,11 +1,14 @@
 """Parsers: messages to token ids and completions back to messages, and the sessions that keep conversations exact."""
 
-from rllm_core.parser.contract import BaseParser, ParsedCompletion, ParsedToolCall, Termination, ToolSpec
+from rllm_core.parser.contract import BaseParser, MaskMethod, ParsedCompletion, ParsedToolCall, Termination, ToolSpec
 from rllm_core.parser.session import BreakReason, ParserSession, SegmentBreak, SessionStats, TokenSegment, Turn
+from rllm_core.parser.supervised import MaskedTokens
 
 __all__ = [
     "BaseParser",
     "BreakReason",
+    "MaskMethod",
+    "MaskedTokens",
     "ParsedCompletion",
     "ParsedToolCall",
     "ParserSession",

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from rllm_core.parser.session import ParserSession
+    from rllm_core.parser.supervised import MaskedTokens
 
 ToolSpec = Mapping[str, Any]
+MaskMethod = Literal["cumulative", "stepwise", "hf_template"]
 
 
 class Termination(StrEnum):
@@ -186,3 +188,36 @@ class BaseParser(ABC):
         from rllm_core.parser.session import ParserSession
 
         return ParserSession(self, tools=tools, on_break=on_break)
+
+    def tokenize_and_mask(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        method: MaskMethod = "cumulative",
+    ) -> list[MaskedTokens]:
+        """Supervised data: the tokens of a conversation, and which of them the model shall learn to say.
+
+        An assistant message with ``"weight": 0`` is shown and not learnt, as in OpenAI's fine-tuning format.
+
+        Args:
+            messages: The whole conversation.
+            tools: What the model may call.
+            method: ``cumulative``: the rows that a session leaves when the model samples these assistant messages: one,
+                unless the conversation cannot go on in the same token sequence. ``stepwise``: one row per assistant
+                message, after everything before it as the template renders that. ``hf_template``: one row, masked
+                by the tokenizer's own template (``{% generation %}``), where the parser has one.
+
+        Raises:
+            ConfigError: If there is nothing to learn, or a message's own tokens cannot be told; names its index.
+        """
+        from rllm_core.parser.supervised import tokenize_and_mask
+
+        return tokenize_and_mask(self, messages, tools=tools, method=method)
+
+    def describe(self) -> Mapping[str, Any]:
+        """What ``rllm-core parser check`` tells about this parser besides what it measures: family, tool format, ...
+
+        Names and values are for people; values are JSON data.
+        """
+        return {}

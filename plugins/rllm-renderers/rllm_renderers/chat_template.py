@@ -11,13 +11,14 @@ from pydantic import BaseModel, Field, field_validator
 
 from rllm_core.config import Section
 from rllm_core.errors import ConfigError
-from rllm_core.parser import BaseParser, ParsedCompletion, ToolSpec
+from rllm_core.parser import BaseParser, MaskedTokens, MaskMethod, ParsedCompletion, ToolSpec
 from rllm_core.types import MessageLike, TokenIds, token_ids
 from rllm_renderers.cache import BoundedCache
 from rllm_renderers.completion import END_THINK, THINK, read_completion
 from rllm_renderers.encoding import ControlTokens
 from rllm_renderers.loading import load_tokenizer, stop_token_ids
 from rllm_renderers.self_check import Tail, bridged_tails, shows_tools
+from rllm_renderers.supervised import masked_by_template
 from rllm_renderers.template import ChatTemplate, Suffix
 
 CACHE_CHARACTERS = 16_000_000
@@ -208,6 +209,18 @@ class ChatTemplateParser(BaseParser):
     def count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
         """See `BaseParser.count_control_tokens`."""
         return self.template.encoder.count(messages)
+
+    def tokenize_and_mask(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        method: MaskMethod = "cumulative",
+    ) -> list[MaskedTokens]:
+        """See `BaseParser.tokenize_and_mask`; ``hf_template`` is transformers' own mask."""
+        if method == "hf_template":
+            return [masked_by_template(self.template, messages, tools)]
+        return super().tokenize_and_mask(messages, tools=tools, method=method)
 
     def _suffix(self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> Suffix | None:
         key = _key(new_messages, tools, True)

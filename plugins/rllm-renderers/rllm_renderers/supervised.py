@@ -1,0 +1,46 @@
+"""Supervised data masked by a chat template itself, between its ``{% generation %}`` and ``{% endgeneration %}``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rllm_core.errors import ConfigError
+from rllm_core.parser import MaskedTokens, ToolSpec
+from rllm_core.types import MessageLike
+from rllm_renderers.template import ChatTemplate, _for_template
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def masked_by_template(
+    template: ChatTemplate, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None
+) -> MaskedTokens:
+    """One row for the whole conversation, tokenised and masked by transformers.
+
+    Raises:
+        ConfigError: If the template does not mark what the assistant says, or nothing in this conversation:
+            transformers warns only, and masks everything.
+    """
+    tokenizer = template.tokenizer
+    offered = [dict(tool) for tool in tools] if tools else None
+    if not _GENERATION.search(tokenizer.get_chat_template(tools=offered)):
+        raise ConfigError(
+            "hf_template: the chat template has no {% generation %} around what the assistant says; use cumulative or "
+            "stepwise"
+        )
+    for index, message in enumerate(messages):
+        if "weight" in message:
+            raise ConfigError(f"message {index}: hf_template masks by role and knows no weight; use cumulative")
+    rendered = tokenizer.apply_chat_template(
+        [_for_template(message) for message in messages],
+        tools=offered,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        **template.variables,
+    )
+    row = MaskedTokens(rendered["input_ids"], rendered["assistant_masks"])
+    if not row.loss_mask.any():
+        raise ConfigError("hf_template: the chat template marks nothing of this conversation as the assistant's")
+    return row

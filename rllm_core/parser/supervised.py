@@ -1,0 +1,136 @@
+"""Conversations that somebody wrote, as the tokens and loss masks that a session of the same parser would have left.
+
+A data set of conversations is trained like rollouts: as if the model had sampled its assistant messages. So there is
+one set of rules for what a conversation is in tokens, and none that only supervised data knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.errors import ConfigError
+from rllm_core.parser.contract import BaseParser, MaskMethod, ToolSpec
+from rllm_core.parser.session import ParserSession, Turn
+from rllm_core.types import MessageLike, Messages, PlacedMedia, TokenIds, freeze, starts_with, token_ids
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedTokens:
+    """One row of supervised data.
+
+    Attributes:
+        token_ids: ``(tokens,)`` int32, read-only.
+        loss_mask: ``(tokens,)`` bool, True on what the model shall learn to say; read-only.
+        media: Images and the like, where ``token_ids`` holds placeholders.
+    """
+
+    token_ids: TokenIds
+    loss_mask: npt.NDArray[np.bool_]
+    media: tuple[PlacedMedia, ...] = ()
+
+    def __post_init__(self) -> None:
+        mask = np.array(self.loss_mask, np.bool_)
+        mask.setflags(write=False)
+        object.__setattr__(self, "token_ids", token_ids(self.token_ids))
+        object.__setattr__(self, "loss_mask", mask)
+        if self.token_ids.shape != mask.shape:
+            raise ValueError(f"a loss mask of {mask.size} for {len(self.token_ids)} tokens")
+
+
+def tokenize_and_mask(
+    parser: BaseParser,
+    messages: Sequence[MessageLike],
+    *,
+    tools: Sequence[ToolSpec] | None = None,
+    method: MaskMethod = "cumulative",
+) -> list[MaskedTokens]:
+    """See `BaseParser.tokenize_and_mask`."""
+    if method not in ("cumulative", "stepwise"):
+        problem = "is for parser 'chat_template' only" if method == "hf_template" else "is no method"
+        raise ConfigError(f"parser {parser.name!r} masks cumulative or stepwise; {method!r} {problem}")
+    learnt = _learnt(Messages(messages))
+    conversation = Messages([{key: message[key] for key in message if key != "weight"} for message in messages])
+    if method == "stepwise":
+        return [_alone(parser, conversation, index, tools) for index in learnt if learnt[index]]
+    return _as_rolled_out(parser, conversation, learnt, tools)
+
+
+def _learnt(messages: Sequence[MessageLike]) -> dict[int, bool]:
+    """The index of every assistant message, and whether the model shall learn it."""
+    learnt = {}
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        weight = message.get("weight", 1)
+        if weight not in (0, 1):
+            raise ConfigError(f"message {index}: weight = {weight!r} must be 0 or 1")
+        learnt[index] = bool(weight)
+    if not any(learnt.values()):
+        with_weight = " with a weight of 1" if learnt else ""
+        raise ConfigError(f"the conversation has no message of role 'assistant'{with_weight}: nothing to learn from")
+    return learnt
+
+
+def _alone(parser: BaseParser, conversation: Messages, index: int, tools: Sequence[ToolSpec] | None) -> MaskedTokens:
+    """One assistant message after everything before it, as the template writes that."""
+    before = conversation[:index]
+    prompt = token_ids(parser.render(before, tools=tools))
+    ids = np.concatenate([prompt, _completion(parser, conversation, index, prompt, tools)])
+    return MaskedTokens(ids, np.arange(len(ids)) >= len(prompt), parser.place_media(prompt, before))
+
+
+class _WrittenSession(ParserSession):
+    """A session whose answers were written: nothing of them can get lost by reading them from their tokens."""
+
+    def record_written(self, completion_ids: TokenIds, message: MessageLike) -> None:
+        """As `record`, and the conversation goes on with ``message``."""
+        self.record(completion_ids)
+        self._answer = freeze(message)
+
+
+def _as_rolled_out(
+    parser: BaseParser, conversation: Messages, learnt: Mapping[int, bool], tools: Sequence[ToolSpec] | None
+) -> list[MaskedTokens]:
+    """One row per unbroken token sequence of a rollout in which the model sampled the assistant messages."""
+    session = _WrittenSession(parser, tools=tools)
+    turns: list[Turn] = []
+    for index in learnt:
+        turns.append(session.next_prompt(conversation[:index]))
+        # An answer's own tokens come from a prompt that the template rendered: a bridged one may hold reasoning that
+        # the template drops, and then no rendering starts with it.
+        rendered = token_ids(parser.render(conversation[:index], tools=tools))
+        session.record_written(_completion(parser, conversation, index, rendered, tools), conversation[index])
+    flags, rows = iter(learnt.values()), []
+    for number, segment in enumerate(session.segments):
+        mask = np.zeros(len(segment.token_ids), np.bool_)
+        for start, stop in segment.completion_spans:
+            mask[start:stop] = next(flags)
+        if mask.any():
+            media = [turn.media for turn in turns if turn.segment == number][-1]
+            rows.append(MaskedTokens(segment.token_ids, mask, media))
+    return rows
+
+
+def _completion(
+    parser: BaseParser, conversation: Messages, index: int, prompt: TokenIds, tools: Sequence[ToolSpec] | None
+) -> TokenIds:
+    """What rendering an assistant message adds to its prompt, up to and including the stop token."""
+    whole = token_ids(parser.render(conversation[: index + 1], tools=tools, add_generation_prompt=False))
+    if not starts_with(whole, prompt):
+        raise ConfigError(
+            f"message {index}: its rendering does not start with the prompt that it answers, so that its tokens "
+            "cannot be told from the prompt's (text that begins with white space, or reasoning that is missing or in "
+            "another place than the template's, can do that)"
+        )
+    added = whole[len(prompt) :]
+    stops = np.flatnonzero(np.isin(added, parser.get_stop_token_ids()))
+    if not len(stops):
+        raise ConfigError(f"message {index}: its rendering has no stop token, so the model would not learn to stop")
+    # Templates may write two stop tokens in a row; after other text, one was spelt by the message.
+    if np.any(np.diff(stops) > 1):
+        raise ConfigError(f"message {index}: its text spells a stop token, which would end it early")
+    return added[: stops[0] + 1]

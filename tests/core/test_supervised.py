@@ -1,0 +1,176 @@
+"""Supervised data: the rows and masks of conversations that somebody wrote."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm_core.errors import ConfigError
+from rllm_core.parser import MaskedTokens
+from rllm_core.testing import ByteParser
+from rllm_core.types import PlacedMedia
+
+ASK = {"role": "user", "content": "ask"}
+AGAIN = {"role": "user", "content": "again"}
+RESULT = {"role": "tool", "content": "result"}
+
+
+def says(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def learnt(row: MaskedTokens) -> list[int]:
+    return row.token_ids[row.loss_mask].tolist()
+
+
+def test_cumulative_is_one_row_whose_mask_is_what_was_said(toys: SimpleNamespace) -> None:
+    for parser in (toys.BridgingParser(), toys.LetterParser()):
+        conversation = [ASK, says("one"), RESULT, says("two"), AGAIN, says("three")]
+        [row] = parser.tokenize_and_mask(conversation)
+        assert row.token_ids.tolist() == parser.render(conversation, add_generation_prompt=False)
+        assert learnt(row) == [token for text in ("one", "two", "three") for token in toys.letters(text)]
+        assert row.token_ids.dtype == np.int32
+        assert row.loss_mask.dtype == np.bool_
+        assert not row.token_ids.flags.writeable
+        assert not row.loss_mask.flags.writeable
+
+
+def test_stepwise_is_a_row_per_assistant_message(toys: SimpleNamespace) -> None:
+    parser = toys.LetterParser()
+    conversation = [ASK, says("one"), RESULT, says("two")]
+    rows = parser.tokenize_and_mask(conversation, tools=[{"name": "f"}], method="stepwise")
+    assert [learnt(row) for row in rows] == [toys.letters("one"), toys.letters("two")]
+    for row, before in zip(rows, ([ASK], conversation[:3]), strict=True):
+        prompt = parser.render(before, tools=[{"name": "f"}])
+        assert row.token_ids[: len(prompt)].tolist() == prompt
+        assert not row.loss_mask[: len(prompt)].any()
+        assert row.loss_mask[len(prompt) :].all()
+
+
+def test_where_a_rollout_would_leave_its_sequence_a_row_begins(toys: SimpleNamespace) -> None:
+    conversation = [ASK, says("one"), RESULT, says("two"), AGAIN, says("three")]
+    first, second = toys.MergingParser().tokenize_and_mask(conversation)
+    assert learnt(first) == toys.letters("one") + toys.letters("two")
+    assert learnt(second) == toys.letters("three")
+    assert second.loss_mask.sum() == len(toys.letters("three"))
+
+
+@given(
+    roles=st.lists(st.sampled_from(["user", "tool", "assistant", "system"]), max_size=8).map(lambda r: ["user", *r]),
+    parser=st.sampled_from(["LetterParser", "BridgingParser", "LyingParser"]),
+)
+def test_whatever_the_order_of_roles_every_answer_is_learnt_once(
+    toys: SimpleNamespace, roles: list[str], parser: str
+) -> None:
+    conversation = [{"role": role, "content": chr(97 + number)} for number, role in enumerate([*roles, "assistant"])]
+    rows = getattr(toys, parser)().tokenize_and_mask(conversation)
+    said = [m["content"] for m in conversation if m["role"] == "assistant"]
+    assert [t for row in rows for t in learnt(row)] == [t for text in said for t in toys.letters(text)]
+    assert all(row.loss_mask.any() for row in rows)
+
+
+def test_the_conversation_goes_on_with_the_message_and_not_with_what_is_read_from_its_tokens(
+    toys: SimpleNamespace,
+) -> None:
+    class Forgetful(toys.LetterParser):  # type: ignore[name-defined, misc]
+        def parse_completion(self, completion_ids: Any, **more: Any) -> Any:
+            return super().parse_completion([])
+
+    [row] = Forgetful().tokenize_and_mask([ASK, says("one"), AGAIN, says("two")])
+    assert learnt(row) == toys.letters("one") + toys.letters("two")
+
+
+def test_messages_of_weight_0_are_shown_and_not_learnt(toys: SimpleNamespace) -> None:
+    parser = toys.BridgingParser()
+    conversation = [ASK, says("one", weight=0), AGAIN, says("two", weight=1)]
+    plain = [ASK, says("one"), AGAIN, says("two")]
+    [row] = parser.tokenize_and_mask(conversation)
+    assert row.token_ids.tolist() == parser.render(plain, add_generation_prompt=False)
+    assert learnt(row) == toys.letters("two")
+    [alone] = parser.tokenize_and_mask(conversation, method="stepwise")
+    assert learnt(alone) == toys.letters("two")
+    merged = toys.MergingParser().tokenize_and_mask(conversation)
+    assert [learnt(row) for row in merged] == [toys.letters("two")]
+    assert "weight" in conversation[1]
+
+
+def test_only_the_first_of_two_stop_tokens_is_learnt(toys: SimpleNamespace) -> None:
+    class Twice(toys.LetterParser):  # type: ignore[name-defined, misc]
+        def body(self, message: Any) -> list[int]:
+            return [*super().body(message), *[toys.PAD] * (message["role"] == "assistant")]
+
+    [row] = Twice().tokenize_and_mask([ASK, says("one")])
+    assert learnt(row) == toys.letters("one")
+    assert row.token_ids[-1] == toys.END
+
+
+def test_a_row_tells_where_its_media_stand() -> None:
+    class Seeing(ByteParser):
+        supports_media = True
+
+        def place_media(self, prompt_ids: Any, messages: Any, *, start: int = 0) -> tuple[PlacedMedia, ...]:
+            at = [i for i, token in enumerate(prompt_ids) if i >= start and token == ord("#")]
+            return tuple(PlacedMedia(sha256="0" * 64, kind="image", length_tokens=1, start=i) for i in at)
+
+    conversation = [{"role": "user", "content": "a#"}, says("one"), {"role": "user", "content": "##"}, says("two")]
+    [row] = Seeing().tokenize_and_mask(conversation)
+    assert [int(row.token_ids[m.start]) for m in row.media] == [ord("#")] * 3
+    first, second = Seeing().tokenize_and_mask(conversation, method="stepwise")
+    assert (len(first.media), len(second.media)) == (1, 3)
+
+
+@pytest.mark.parametrize("method", ["cumulative", "stepwise"])
+@pytest.mark.parametrize(
+    ("conversation", "words"),
+    [
+        ([ASK], ["no message of role 'assistant'"]),
+        ([ASK, says("one", weight=0)], ["with a weight of 1"]),
+        ([ASK, says("one"), says("two", weight=0.5)], ["message 2", "weight = 0.5", "0 or 1"]),
+    ],
+)
+def test_conversations_to_learn_nothing_from(method: Any, conversation: list[Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ByteParser().tokenize_and_mask(conversation, method=method)
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["cumulative", "stepwise"])
+def test_an_answer_whose_tokens_cannot_be_told_is_named(toys: SimpleNamespace, method: Any) -> None:
+    class Sulking(toys.LetterParser):  # type: ignore[name-defined, misc]
+        """Renders what ``text`` says it shall."""
+
+        def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = True) -> list[int]:
+            ids = super().render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+            text = messages[-1]["content"]
+            if messages[-1]["role"] == "assistant" and text == "endless":
+                return ids[:-1]
+            return [99, *ids] if text == "elsewhere" else ids
+
+        def body(self, message: Any) -> list[int]:
+            return [toys.END if token == 100 + ord("!") else token for token in super().body(message)]
+
+    for text, words in (
+        ("endless", "no stop token"),
+        ("elsewhere", "does not start with the prompt"),
+        ("stop! now", "spells a stop token"),
+    ):
+        with pytest.raises(ConfigError, match=f"message 3: .*{words}"):
+            Sulking().tokenize_and_mask([ASK, says("one"), AGAIN, says(text)], method=method)
+
+
+def test_methods_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"parser 'bytes'.*'hf_template' is for parser 'chat_template'"):
+        ByteParser().tokenize_and_mask([ASK, says("one")], method="hf_template")
+    with pytest.raises(ConfigError, match=r"'cumulativ' is no method"):
+        ByteParser().tokenize_and_mask([ASK, says("one")], method="cumulativ")  # type: ignore[arg-type]
+
+
+def test_a_row_checks_its_lengths() -> None:
+    with pytest.raises(ValueError, match="a loss mask of 1 for 2 tokens"):
+        MaskedTokens(np.array([1, 2], np.int32), np.array([True]))
