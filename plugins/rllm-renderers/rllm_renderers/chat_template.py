@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import BaseModel, Field, field_validator
 
 from rllm_core.config import Section
@@ -14,15 +15,15 @@ from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, MaskedTokens, MaskMethod, ParsedCompletion, ToolSpec
 from rllm_core.types import MessageLike, TokenIds, token_ids
 from rllm_renderers.cache import BoundedCache
-from rllm_renderers.completion import END_THINK, THINK, read_completion
 from rllm_renderers.encoding import ControlTokens
+from rllm_renderers.formats import FORMATS, NoCalls, Schemas, schemas_of
 from rllm_renderers.loading import load_tokenizer, stop_token_ids
-from rllm_renderers.self_check import Tail, bridged_tails, shows_tools
+from rllm_renderers.self_check import Tail, bridged_tails, names_calls, shows_tools, tool_format
 from rllm_renderers.supervised import masked_by_template
 from rllm_renderers.template import ChatTemplate, Suffix
 
 CACHE_CHARACTERS = 16_000_000
-GENERATION_PROMPT_TOKENS = 16
+GENERATION_PROMPT_TOKENS = 32
 
 _DECIDED_BY_THE_PARSER = frozenset(
     {
@@ -70,6 +71,14 @@ class ChatTemplateConfig(Section):
         ),
     ] = "neutralise"
 
+    tool_format: Annotated[
+        Literal["auto", "qwen_xml", "hermes", "deepseek", "mistral", "harmony", "llama"],
+        Field(
+            description='How the model writes tool calls; "auto" reads it off what the template writes, and where that '
+            "tells nothing, calls are not read."
+        ),
+    ] = "auto"
+
     @field_validator("chat_template_kwargs")
     @classmethod
     def _check_names(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +88,10 @@ class ChatTemplateConfig(Section):
 
 
 class ChatTemplateParser(BaseParser):
-    """Renders with the tokenizer's own chat template; reads ``<think>`` and JSON in ``<tool_call>``.
+    """Renders with the tokenizer's own chat template; reads reasoning, and tool calls in the format it writes.
+
+    ``supports_tools`` means that the template shows tools to the model and that the format of calls is known; where
+    ``tool_format`` is `NoCalls`, what may be a call is content.
 
     Bridging, the suffix method: a short made-up conversation whose assistant says a sentinel is rendered together with
     the new messages. What follows the first stop token after the sentinel is what every conversation goes on with; it
@@ -107,13 +119,19 @@ class ChatTemplateParser(BaseParser):
         self.template = ChatTemplate(
             tokenizer, stop_token_ids, self.config.chat_template_kwargs, self.config.control_tokens
         )
-        self.supports_tools = shows_tools(self.template)
+        name = self.config.tool_format
+        self.tool_format = tool_format(self.template) if name == "auto" else FORMATS[name]
+        self.supports_tools = shows_tools(self.template) and not isinstance(self.tool_format, NoCalls)
         self.bridged_tails = bridged_tails(self.template) if self.config.bridge else frozenset()
+        self._names_calls = names_calls(self.template, self.bridged_tails)
+        if self._names_calls and isinstance(self.tool_format, NoCalls):
+            self.bridged_tails = frozenset(tail for tail in self.bridged_tails if not tail.answers)
         self.supports_bridge = bool(self.bridged_tails)
         self._rendered: BoundedCache[list[int]] = BoundedCache(CACHE_CHARACTERS)
         self._suffixes: BoundedCache[Suffix] = BoundedCache(CACHE_CHARACTERS)
         self._parsed: BoundedCache[ParsedCompletion] = BoundedCache(CACHE_CHARACTERS)
-        self._opened: BoundedCache[bool] = BoundedCache(CACHE_CHARACTERS)
+        self._opened: BoundedCache[str] = BoundedCache(CACHE_CHARACTERS)
+        self._schemas: BoundedCache[Schemas] = BoundedCache(CACHE_CHARACTERS)
 
     @classmethod
     def from_model(cls, path: str | Path, config: BaseModel | None = None) -> ChatTemplateParser:
@@ -160,24 +178,24 @@ class ChatTemplateParser(BaseParser):
         prompt_ids: Sequence[int] | TokenIds | None = None,
         tools: Sequence[ToolSpec] | None = None,
     ) -> ParsedCompletion:
-        """See `BaseParser.parse_completion` and `rllm_renderers.completion.read_completion`.
+        """See `BaseParser.parse_completion` and `rllm_renderers.formats.ToolFormat.read`.
 
         Nothing sampled vanishes from the text that a checker sees (see `Encoder.decode`). The result is
         immutable, and equal calls share it.
         """
         ids = token_ids(completion_ids)
-        opened = prompt_ids is not None and self._opens_reasoning(prompt_ids)
-        names = _tool_names(tools) if tools else None
-        key = (ids.tobytes(), opened, names)
+        opened = "" if prompt_ids is None else self._opened_by(prompt_ids)
+        tools_key = _write_key(list(tools)) if tools else ""
+        key = (ids.tobytes(), opened, tools_key)
         parsed = self._parsed.get(key)
         if parsed is None:
             sampled = ids.tolist()
             stop = _first(sampled, self.template.stop_token_ids)
-            parsed = read_completion(
+            parsed = self.tool_format.read(
                 self.template.encoder.decode(sampled[:stop]),
                 stopped=stop is not None,
                 opened_by_prompt=opened,
-                tool_names=names,
+                schemas=self._schemas_of(tools, tools_key) if tools else None,
             )
             self._parsed.put(key, parsed, 100 + 8 * len(sampled))
         return parsed
@@ -189,22 +207,32 @@ class ChatTemplateParser(BaseParser):
         new_messages: Sequence[MessageLike],
         *,
         tools: Sequence[ToolSpec] | None = None,
-    ) -> list[int] | None:
+    ) -> TokenIds | None:
         """See `BaseParser.bridge_to_next_turn`, and the class for when there is none."""
-        if not len(prompt_ids) or Tail.of(new_messages, tools) not in self.bridged_tails:
-            return None
-        suffix = self._suffix(new_messages, tools)
-        if suffix is None:
+        tail = Tail.of(new_messages, tools)
+        if not len(prompt_ids) or tail not in self.bridged_tails:
             return None
         completion = token_ids(completion_ids)
+        parsed = self.parse_completion(completion, prompt_ids=prompt_ids, tools=tools)
+        if parsed.reasoning_complete is False:
+            return None
+        called = None
+        if self._names_calls and tail.answers:
+            names = {call.name for call in parsed.ok_tool_calls}
+            if len(names) != 1:
+                return None
+            [called] = names
+        suffix = self._suffix(new_messages, tools, called)
+        if suffix is None:
+            return None
         sampled: list[int] = completion.tolist()
         stop = _first(sampled, self.template.stop_token_ids)
         if stop is not None and sampled[stop] != suffix.stop_id:
             return None
-        if self.parse_completion(completion, prompt_ids=prompt_ids, tools=tools).reasoning_complete is False:
-            return None
         closing = [suffix.stop_id] if stop is None else []
-        return [*token_ids(prompt_ids).tolist(), *sampled, *closing, *suffix.token_ids]
+        bridged = np.concatenate((token_ids(prompt_ids), completion, token_ids([*closing, *suffix.token_ids])))
+        bridged.setflags(write=False)  # handed on without a copy
+        return bridged
 
     def count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
         """See `BaseParser.count_control_tokens`."""
@@ -222,25 +250,33 @@ class ChatTemplateParser(BaseParser):
             return [masked_by_template(self.template, messages, tools)]
         return super().tokenize_and_mask(messages, tools=tools, method=method)
 
-    def _suffix(self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> Suffix | None:
-        key = _key(new_messages, tools, True)
+    def _schemas_of(self, tools: Sequence[ToolSpec], key: str) -> Schemas:
+        schemas = self._schemas.get(key)
+        if schemas is None:
+            schemas = schemas_of(tools)
+            self._schemas.put(key, schemas, len(key))
+        return schemas
+
+    def _suffix(
+        self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, called: str | None
+    ) -> Suffix | None:
+        key = (_key(new_messages, tools, True), called)
         suffix = self._suffixes.get(key)
         if suffix is None:
-            suffix = self.template.suffix(new_messages, tools)
+            suffix = self.template.suffix(new_messages, tools, called)
             if suffix is not None:
-                self._suffixes.put(key, suffix, len(key) + len(suffix.token_ids))
+                self._suffixes.put(key, suffix, len(key[0]) + len(suffix.token_ids))
         return suffix
 
-    def _opens_reasoning(self, prompt_ids: Sequence[int] | TokenIds) -> bool:
-        """Whether a prompt ends inside reasoning that it opened itself."""
+    def _opened_by(self, prompt_ids: Sequence[int] | TokenIds) -> str:
+        """What a prompt already begins of the answer, such as its reasoning."""
         end = token_ids(prompt_ids[-GENERATION_PROMPT_TOKENS:])
         key = end.tobytes()
-        opens = self._opened.get(key)
-        if opens is None:
-            _, think, after = self.template.encoder.decode(end.tolist()).rpartition(THINK)
-            opens = bool(think) and END_THINK not in after and not after.strip()
-            self._opened.put(key, opens, 100 + len(key))
-        return opens
+        opened = self._opened.get(key)
+        if opened is None:
+            opened = self.tool_format.opened_by(self.template.encoder.decode(end.tolist()))
+            self._opened.put(key, opened, 100 + len(key))
+        return opened
 
 
 def _key(messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, add_generation_prompt: bool) -> str:
@@ -251,8 +287,3 @@ def _key(messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, add_
 def _first(ids: list[int], wanted: Sequence[int]) -> int | None:
     """Position of the first id that is one of ``wanted``."""
     return next((position for position, token in enumerate(ids) if token in wanted), None)
-
-
-def _tool_names(tools: Sequence[ToolSpec]) -> frozenset[str]:
-    """Names from specifications, flat or in OpenAI's envelope."""
-    return frozenset(tool.get("function", tool).get("name", "") for tool in tools)

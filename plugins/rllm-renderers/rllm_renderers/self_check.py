@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from rllm_core.parser import ToolSpec
 from rllm_core.types import MessageLike
+from rllm_renderers.formats import FORMATS, NoCalls, ToolFormat, schemas_of
 from rllm_renderers.template import ChatTemplate, Suffix, made_up_call
 
 
@@ -38,9 +39,14 @@ _TOOL: dict[str, Any] = {
     "function": {
         "name": "look_up",
         "description": "Looks a key up.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string"}, "limit": {"type": "integer"}},
+            "required": ["key"],
+        },
     },
 }
+_NAME, _ARGUMENTS = "look_up", {"key": "of the door", "limit": 3}
 _QUESTION = {"role": "user", "content": "What is it now?"}
 _ANSWER = "Let me see"
 _NEXT = {"role": "user", "content": "Go on, please!"}
@@ -53,6 +59,48 @@ def shows_tools(template: ChatTemplate) -> bool:
     """Whether the template prints the tools it is given."""
     offered = template.rendered_or_none([_QUESTION], [_TOOL])
     return offered is not None and offered != template.rendered_or_none([_QUESTION])
+
+
+def tool_format(template: ChatTemplate) -> ToolFormat:
+    """The format of tool calls that the template writes.
+
+    Found by rendering a made-up call and reading it back; where the template takes none, by the marks that stand in its
+    text. `NoCalls` if neither tells.
+    """
+    for answer, prompt_end in _made_up_answers(template):
+        for known in FORMATS.values():
+            parsed = known.read(
+                answer, stopped=True, opened_by_prompt=known.opened_by(prompt_end), schemas=schemas_of([_TOOL])
+            )
+            if [(call.name, call.arguments) for call in parsed.ok_tool_calls] == [(_NAME, _ARGUMENTS)]:
+                return known
+    source = str(template.tokenizer.chat_template)
+    return next((known for known in FORMATS.values() if any(map(source.__contains__, known.signs))), NoCalls())
+
+
+def _made_up_answers(template: ChatTemplate) -> Iterator[tuple[str, str]]:
+    """What the template writes for an answer with a call, with and without the answer's header, and what is before."""
+    asked = template.rendered_or_none([_QUESTION], [_TOOL], add_generation_prompt=False)
+    prompt = template.rendered_or_none([_QUESTION], [_TOOL])
+    answer = {"role": "assistant", "content": "", "tool_calls": [made_up_call("call00001", _NAME, _ARGUMENTS)]}
+    whole = template.rendered_or_none([_QUESTION, answer], [_TOOL], add_generation_prompt=False)
+    if asked is None or prompt is None or whole is None:
+        return
+    for before in (asked, prompt):
+        pairs = zip(before, whole, strict=False)
+        begin = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(before), len(whole)))
+        stop = template.first_stop(whole, begin)
+        yield whole[begin : stop[0] if stop is not None else None], before[:begin]
+
+
+def names_calls(template: ChatTemplate, tails: Collection[Tail]) -> bool:
+    """Whether what the template writes after a call depends on the name of what was called."""
+    return any(
+        template.suffix(messages, tools, _NAME) != template.suffix(messages, tools, "other")
+        for messages in _TAILS
+        for tools in ([], [_TOOL])
+        if Tail.of(messages, tools) in tails
+    )
 
 
 def bridged_tails(template: ChatTemplate) -> frozenset[Tail]:
@@ -68,7 +116,7 @@ def bridged_tails(template: ChatTemplate) -> frozenset[Tail]:
 
 def _is_exact(template: ChatTemplate, tail: Sequence[MessageLike], tools: Sequence[ToolSpec]) -> bool:
     answer: dict[str, Any] = {"role": "assistant", "content": _ANSWER}
-    calls = [made_up_call(m["tool_call_id"], "look_up", {"key": "k"}) for m in tail if m["role"] == "tool"]
+    calls = [made_up_call(m["tool_call_id"], _NAME, _ARGUMENTS) for m in tail if m["role"] == "tool"]
     if calls:
         answer["tool_calls"] = calls
     asked = template.rendered_or_none([_QUESTION], tools, add_generation_prompt=False)
@@ -82,4 +130,4 @@ def _is_exact(template: ChatTemplate, tail: Sequence[MessageLike], tools: Sequen
         return False
     ids, sampled = template.encoder.encode(whole), template.encoder.encode(whole[: stop[1]])
     expected = Suffix(sampled[-1], ids[len(sampled) :])
-    return ids[: len(sampled)] == sampled and template.suffix(tail, tools) == expected
+    return ids[: len(sampled)] == sampled and template.suffix(tail, tools, _NAME) == expected

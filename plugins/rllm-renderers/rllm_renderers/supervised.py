@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rllm_core.errors import ConfigError
 from rllm_core.parser import MaskedTokens, ToolSpec
 from rllm_core.types import MessageLike
-from rllm_renderers.template import ChatTemplate, _for_template
+from rllm_renderers.template import ChatTemplate
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -33,7 +33,7 @@ def masked_by_template(
         if "weight" in message:
             raise ConfigError(f"message {index}: hf_template masks by role and knows no weight; use cumulative")
     rendered = tokenizer.apply_chat_template(
-        [_for_template(message) for message in messages],
+        [template.for_template(message) for message in messages],
         tools=offered,
         tokenize=True,
         return_dict=True,

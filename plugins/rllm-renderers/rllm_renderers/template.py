@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,8 @@ class ChatTemplate:
         longest_first = sorted(self._stop_ids_by_text, key=len, reverse=True)
         self._stop_pattern = re.compile("|".join(map(re.escape, longest_first)))
         self.encoder = Encoder(tokenizer, control_tokens)
+        self._writes_arguments_as_text = False
+        self._writes_arguments_as_text = self._wants_arguments_as_text()
 
     def text(
         self,
@@ -74,7 +76,7 @@ class ChatTemplate:
     ) -> str:
         """The rendered conversation for `Encoder.encode`; raises what the template raises."""
         text: str = self.tokenizer.apply_chat_template(
-            [_for_template(message) for message in self.encoder.protect(messages)],
+            [self.for_template(message) for message in self.encoder.protect(messages)],
             tools=[self.encoder.escape(dict(tool)) for tool in tools] if tools else None,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
@@ -100,9 +102,17 @@ class ChatTemplate:
         found = self._stop_pattern.search(text, position)
         return found.span() if found is not None else None
 
-    def suffix(self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> Suffix | None:
-        """What follows an assistant's message when ``new_messages`` come next; None if that cannot be told apart."""
-        text = self.rendered_or_none([*_made_up_history(new_messages), *new_messages], tools)
+    def suffix(
+        self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, called: str | None = None
+    ) -> Suffix | None:
+        """What follows an assistant's message when ``new_messages`` come next; None if that cannot be told apart.
+
+        Args:
+            new_messages: What comes next.
+            tools: The tools on offer.
+            called: The tool that the assistant called, for templates that repeat its name in front of its answer.
+        """
+        text = self.rendered_or_none([*_made_up_history(new_messages, called), *new_messages], tools)
         at = text.find(_SENTINEL) if text is not None else -1
         if text is None or at < 0:
             return None
@@ -114,16 +124,34 @@ class ChatTemplate:
         first, *following = self.encoder.encode(text[begin:])
         return Suffix(first, following) if first == self._stop_ids_by_text[text[begin:end]] else None
 
+    def _wants_arguments_as_text(self) -> bool:
+        """Whether the template joins a call's arguments to other text, instead of writing data as JSON."""
+        call = made_up_call("call00001", "made_up", {"key": 1})
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        from_data = self.rendered_or_none(messages, add_generation_prompt=False)
+        if from_data is not None and "{'key'" not in from_data:
+            return False
+        self._writes_arguments_as_text = True
+        return self.rendered_or_none(messages, add_generation_prompt=False) is not None
+
+    def for_template(self, message: MessageLike) -> dict[str, Any]:
+        """A message with its tool calls' arguments in the form, data or JSON text, that the template writes as JSON."""
+        plain = dict(message)
+        if plain.get("tool_calls"):
+            convert = _as_text if self._writes_arguments_as_text else _as_data
+            plain["tool_calls"] = [_with_arguments(call, convert) for call in plain["tool_calls"]]
+        return plain
+
 
 def made_up_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A tool call in the shape templates expect."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
 
 
-def _made_up_history(new_messages: Sequence[MessageLike]) -> list[dict[str, Any]]:
+def _made_up_history(new_messages: Sequence[MessageLike], called: str | None) -> list[dict[str, Any]]:
     answer: dict[str, Any] = {"role": "assistant", "content": _SENTINEL}
     calls = [
-        made_up_call(message.get("tool_call_id") or f"call_{position}", message.get("name") or "made_up", {})
+        made_up_call(message.get("tool_call_id") or f"call0000{position}", called or "made_up", {})
         for position, message in enumerate(new_messages)
         if message["role"] == "tool"
     ]
@@ -132,21 +160,21 @@ def _made_up_history(new_messages: Sequence[MessageLike]) -> list[dict[str, Any]
     return [{"role": "user", "content": "?"}, answer]
 
 
-def _for_template(message: MessageLike) -> dict[str, Any]:
-    """A message as templates expect it: tool calls' arguments as data, not as the JSON text that APIs exchange."""
-    plain = dict(message)
-    if plain.get("tool_calls"):
-        plain["tool_calls"] = [_with_arguments(call) for call in plain["tool_calls"]]
-    return plain
-
-
-def _with_arguments(call: Any) -> Any:
+def _with_arguments(call: Any, convert: Callable[[Any], Any]) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+    if not isinstance(function, Mapping) or "arguments" not in function:
         return call
+    return {**call, "function": {**function, "arguments": convert(function["arguments"])}}
+
+
+def _as_data(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
     try:
-        data = json.loads(arguments)
+        return json.loads(arguments)
     except (ValueError, RecursionError):  # the template gets the text as it is
-        return call
-    return {**call, "function": {**function, "arguments": data}}
+        return arguments
+
+
+def _as_text(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

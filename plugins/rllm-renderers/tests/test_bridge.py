@@ -30,6 +30,11 @@ def ids_of(parser, text):
     return parser.tokenizer.encode(text, add_special_tokens=False)
 
 
+def bridge(parser, prompt, completion, tail, tools=None):
+    bridged = parser.bridge_to_next_turn(prompt, completion, tail, tools=tools)
+    return None if bridged is None else bridged.tolist()
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # The self-check: for which templates and tokenizers bridging is on
 
@@ -83,7 +88,7 @@ def test_a_tokenizer_that_treats_the_beginning_of_a_text_differently(make_parser
     cut = [at for at, token in enumerate(whole) if token == stop][1] + 1
     following = parser.tokenizer.decode(whole[cut:])
     assert ids_of(parser, following) != whole[cut:]
-    assert parser.bridge_to_next_turn(whole[: cut - 3], whole[cut - 3 : cut], [USER]) == whole
+    assert bridge(parser, whole[: cut - 3], whole[cut - 3 : cut], [USER]) == whole
 
 
 def test_stop_tokens_that_open_the_next_turn(make_parser):
@@ -99,9 +104,9 @@ def test_stop_tokens_that_open_the_next_turn(make_parser):
     for tail, opener, other in ((USER, "<|im_start|>", "<|im_end|>"), (ANSWER, "<|im_end|>", "<|im_start|>")):
         whole = parser.render([*ASK, {"role": "assistant", "content": "higher"}, tail])
         answer = ids_of(parser, "\nhigher")
-        assert parser.bridge_to_next_turn(prompt, [*answer, *ids_of(parser, opener)], [tail]) == whole
-        assert parser.bridge_to_next_turn(prompt, answer, [tail]) == whole
-        assert parser.bridge_to_next_turn(prompt, [*answer, *ids_of(parser, other)], [tail]) is None
+        assert bridge(parser, prompt, [*answer, *ids_of(parser, opener)], [tail]) == whole
+        assert bridge(parser, prompt, answer, [tail]) == whole
+        assert bridge(parser, prompt, [*answer, *ids_of(parser, other)], [tail]) is None
 
 
 def test_bridging_can_be_turned_off(make_parser):
@@ -132,7 +137,7 @@ def test_bridged_conversations_equal_rendered_ones(parser, exchanges, last, with
         question = exchanges[position + 1][0] if position + 1 < len(exchanges) else last
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
         completion = ids_of(parser, f"{answer}<|im_end|>")
-        prompt = parser.bridge_to_next_turn(prompt, completion, messages[-1:], tools=tools)
+        prompt = bridge(parser, prompt, completion, messages[-1:], tools=tools)
         assert prompt == parser.render(messages, tools=tools)
 
 
@@ -148,21 +153,21 @@ def test_tool_cycles_equal_rendered_ones(parser, tail):
         "ok" + '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>' * len(calls) + "<|im_end|>"
     )
     prompt = parser.render(ASK, tools=[TOOL])
-    bridged = parser.bridge_to_next_turn(prompt, ids_of(parser, text), tail, tools=[TOOL])
+    bridged = bridge(parser, prompt, ids_of(parser, text), tail, tools=[TOOL])
     assert bridged == parser.render([*ASK, answer, *tail], tools=[TOOL])
 
 
 def test_a_completion_that_was_cut_off_gets_its_stop_token_as_prompt(parser):
     prompt, cut = parser.render(ASK), ids_of(parser, "higher")
     stop = parser.get_stop_token_ids()[0]
-    bridged = parser.bridge_to_next_turn(prompt, cut, [USER])
-    assert bridged == parser.bridge_to_next_turn(prompt, [*cut, stop], [USER])
+    bridged = bridge(parser, prompt, cut, [USER])
+    assert bridged == bridge(parser, prompt, [*cut, stop], [USER])
     assert bridged[: len(prompt) + len(cut) + 1] == [*prompt, *cut, stop]
 
 
 def test_reasoning_stays_where_the_template_would_drop_it(parser):
     prompt, completion = parser.render(ASK), ids_of(parser, "<think>\nwhy\n</think>\n\nhigher<|im_end|>")
-    bridged = parser.bridge_to_next_turn(prompt, completion, [USER])
+    bridged = bridge(parser, prompt, completion, [USER])
     answer = {"role": "assistant", "content": "higher", "reasoning_content": "why"}
     rendered = parser.render([*ASK, answer, USER])
     assert "why" in parser.tokenizer.decode(bridged)

@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rllm_renderers.completion import read_completion
+from rllm_renderers.formats import FORMATS
 
 from rllm_core.parser import Termination
 
+read = FORMATS["hermes"].read
 STOP, TRUNCATED, MALFORMED = Termination.STOP, Termination.TRUNCATED, Termination.MALFORMED
 
 
@@ -17,7 +18,7 @@ def call(inside):
 @pytest.mark.parametrize("text", ["", "hello", "  spaces stay \n", "a < b > c", "</think>", "</tool_call> alone"])
 def test_plain_text_is_its_own_content(text):
     for stopped, termination in ((True, STOP), (False, TRUNCATED)):
-        parsed = read_completion(text, stopped=stopped)
+        parsed = read(text, stopped=stopped)
         assert (parsed.content, parsed.reasoning, parsed.tool_calls) == (text, None, ())
         assert (parsed.termination, parsed.reasoning_complete) == (termination, None)
 
@@ -36,24 +37,24 @@ def test_plain_text_is_its_own_content(text):
     ],
 )
 def test_reasoning(text, reasoning, content, complete):
-    parsed = read_completion(text, stopped=True)
+    parsed = read(text, stopped=True)
     assert (parsed.reasoning, parsed.content, parsed.reasoning_complete) == (reasoning, content, complete)
     assert parsed.termination is (MALFORMED if complete is False else STOP)
-    assert read_completion(text, stopped=False).termination is TRUNCATED
+    assert read(text, stopped=False).termination is TRUNCATED
 
 
 def test_reasoning_that_the_prompt_opened():
-    parsed = read_completion("why</think>so", stopped=True, opened_by_prompt=True)
+    parsed = read("why</think>so", stopped=True, opened_by_prompt="<think>")
     assert (parsed.reasoning, parsed.content, parsed.reasoning_complete) == ("why", "so", True)
-    parsed = read_completion("<think>again</think>so", stopped=True, opened_by_prompt=True)
+    parsed = read("<think>again</think>so", stopped=True, opened_by_prompt="<think>")
     assert (parsed.reasoning, parsed.content) == ("again", "so")
-    parsed = read_completion("why so", stopped=True, opened_by_prompt=True)
+    parsed = read("why so", stopped=True, opened_by_prompt="<think>")
     assert (parsed.reasoning, parsed.content, parsed.termination) == ("why so", "", MALFORMED)
 
 
 def test_a_tool_call_ends_reasoning():
     inside = '{"name": "f", "arguments": {"text": "</think>"}}'
-    parsed = read_completion(f"<think>hm{call(inside)}</think>", stopped=True)
+    parsed = read(f"<think>hm{call(inside)}</think>", stopped=True)
     assert (parsed.reasoning, parsed.content, parsed.reasoning_complete) == ("hm", "</think>", True)
     assert [c.arguments for c in parsed.ok_tool_calls] == [{"text": "</think>"}]
     assert parsed.termination is STOP
@@ -74,7 +75,7 @@ def test_a_tool_call_ends_reasoning():
         ('{"name": "f", "arguments": {"a": NaN}}', None, None, "invalid_json"),
         ('{"name": "f", "arguments": {"a": 1e999}}', None, None, "invalid_json"),
         ('{"name": "f", "arguments": {"a": "\\ud800"}}', None, None, "invalid_json"),
-        ('{"name": "f", "arguments": "not json"}', None, None, "invalid_json"),
+        ('{"name": "f", "arguments": "not json"}', "f", None, "invalid_json"),
         ('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}", None, None, "invalid_json"),
         ("[" * 100_000, None, None, "invalid_json"),
         ("[" * 90_000 + "]" * 90_000, None, None, "invalid_json"),
@@ -88,7 +89,7 @@ def test_a_tool_call_ends_reasoning():
     ],
 )
 def test_tool_calls(inside, name, arguments, status):
-    parsed = read_completion(f"I call {call(inside)} now", stopped=True, tool_names={"f"})
+    parsed = read(f"I call {call(inside)} now", stopped=True, schemas={"f": {}})
     [found] = parsed.tool_calls
     assert (found.name, found.arguments, found.status, found.raw) == (name, arguments, status, call(inside))
     assert len(parsed.ok_tool_calls) == (status == "ok")
@@ -98,22 +99,22 @@ def test_tool_calls(inside, name, arguments, status):
 
 def test_several_calls_and_text_between_them():
     good = call('{"name": "f", "arguments": {}}')
-    parsed = read_completion(f"one {good}two{call('!')}{good} three", stopped=True)
+    parsed = read(f"one {good}two{call('!')}{good} three", stopped=True)
     assert [c.status for c in parsed.tool_calls] == ["ok", "invalid_json", "ok"]
     assert parsed.content == "one two three"
 
 
 def test_a_call_that_never_closes():
     good = call('{"name": "f", "arguments": {}}')
-    parsed = read_completion('<tool_call>{"name": ' + good + "<tool_call>{", stopped=True)
+    parsed = read('<tool_call>{"name": ' + good + "<tool_call>{", stopped=True)
     assert [c.status for c in parsed.tool_calls] == ["unclosed_block", "ok", "unclosed_block"]
     assert "".join(c.raw for c in parsed.tool_calls) == '<tool_call>{"name": ' + good + "<tool_call>{"
     assert parsed.termination is MALFORMED
-    assert read_completion("<tool_call>{", stopped=False).termination is TRUNCATED
+    assert read("<tool_call>{", stopped=False).termination is TRUNCATED
 
 
 def test_arguments_cannot_be_changed():
-    parsed = read_completion(call('{"name": "f", "arguments": {"a": [1]}}'), stopped=True)
+    parsed = read(call('{"name": "f", "arguments": {"a": [1]}}'), stopped=True)
     with pytest.raises(TypeError, match="frozen"):
         parsed.tool_calls[0].arguments["a"] = 2
     with pytest.raises(TypeError, match="frozen"):
@@ -132,7 +133,7 @@ def letters(text):
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=12).map("".join), st.booleans(), st.booleans())
 def test_nothing_a_model_writes_raises_or_vanishes(text, stopped, opened):
-    parsed = read_completion(text, stopped=stopped, opened_by_prompt=opened)
+    parsed = read(text, stopped=stopped, opened_by_prompt="<think>" if opened else "")
     assert (parsed.termination is TRUNCATED) == (not stopped)
     assert (parsed.reasoning is None) == (parsed.reasoning_complete is None)
     assert parsed.to_message(turn=1)["role"] == "assistant"

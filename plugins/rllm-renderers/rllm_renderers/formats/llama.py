@@ -1,0 +1,62 @@
+"""Llama 3: ``{"name": ..., "parameters": {...}}`` in place of an answer, perhaps after ``<|python_tag|>``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rllm_core.parser import ParsedToolCall
+from rllm_renderers.formats.json_text import UnfinishedJson, json_at
+from rllm_renderers.formats.tool_format import Schemas, ToolFormat, call_of_object
+
+TAG = "<|python_tag|>"
+_KEYS = ("parameters", "arguments")
+_ATTEMPT = re.compile(r'\s*\{\s*"(?:name|type|function)"')
+_BETWEEN = re.compile(r"\s*+(?:(?:;|,|<\|python_tag\|>)\s*+)?(?=\{)")
+
+
+class Llama(ToolFormat):
+    """Bare JSON objects, several of them separated by ``;``.
+
+    Without the tag, an answer is a call if it begins with a JSON object that has a ``name`` and ``parameters``, or with
+    what can only be the beginning of one; other JSON is content.
+    """
+
+    name = "llama"
+    signs = (TAG,)
+    openings = (TAG,)
+
+    def split_calls(self, text: str, schemas: Schemas | None) -> tuple[str, tuple[ParsedToolCall, ...]]:
+        """See `ToolFormat.split_calls`."""
+        before, tag, _ = text.partition(TAG)
+        if tag:
+            calls, end = _calls_at(text, len(before), len(before) + len(tag), schemas, is_tagged=True)
+            return before + text[end:], calls
+        calls, end = _calls_at(text, 0, 0, schemas, is_tagged=False)
+        return text[end:], calls
+
+
+def _calls_at(
+    text: str, start: int, position: int, schemas: Schemas | None, *, is_tagged: bool
+) -> tuple[tuple[ParsedToolCall, ...], int]:
+    """The calls in a row from ``position`` on, the first one's raw text from ``start``; and where they end."""
+    calls: list[ParsedToolCall] = []
+    while True:
+        try:
+            value, end = json_at(text, position)
+        except ValueError as error:
+            if not is_tagged and not _ATTEMPT.match(text, position):
+                break
+            status = "unclosed_block" if isinstance(error, UnfinishedJson) else "invalid_json"
+            calls.append(ParsedToolCall(None, None, text[start:], status))
+            start = len(text)
+            break
+        if not is_tagged and not (isinstance(value, Mapping) and "name" in value and any(k in value for k in _KEYS)):
+            break
+        between = _BETWEEN.match(text, end)
+        position = between.end() if between is not None else end
+        calls.append(call_of_object(value, text[start:position], schemas, arguments_keys=_KEYS))
+        start = position
+        if between is None:
+            break
+    return tuple(calls), start
