@@ -12,7 +12,15 @@ import jinja2
 
 from rllm_core.errors import ConfigError
 from rllm_renderers.encoding import Encoder
-from rllm_renderers.package import Family, FamilyError, check_family, family_names, make_family, template_variables
+from rllm_renderers.package import (
+    Family,
+    FamilyError,
+    MissingTokensError,
+    check_family,
+    family_names,
+    make_family,
+    template_variables,
+)
 
 _VISION_KEYS = ("vision_config", "vision_tower", "mm_vision_tower", "image_token_id", "image_token_index")
 _OTHERWISE = 'renderer.family = "..." forces one, and parser = "chat_template" works with any template'
@@ -42,7 +50,7 @@ def _answer(*, reasoning: bool, call: bool = False) -> dict[str, Any]:
     if reasoning:
         message["reasoning_content"] = "There may be more."
     if call:
-        arguments = {"key": "a b", "limit": 3, "deep": {"exact": True, "names": ["x", None]}}
+        arguments = {"key": "a b", "limit": 3, "exact": True, "unless": None, "deep": {"names": ["x", 0.5]}}
         function = {"name": "look_up", "arguments": arguments}
         message["tool_calls"] = [{"id": "call00001", "type": "function", "function": function}]
     return message
@@ -91,8 +99,12 @@ def read_model_config(path: str) -> dict[str, Any]:
     """
     from transformers.utils.hub import cached_file
 
+    folder = Path(path).expanduser()
     try:
-        found = cached_file(path, "config.json", _raise_exceptions_for_missing_entries=False)
+        if folder.is_dir():
+            found = folder / "config.json" if (folder / "config.json").exists() else None
+        else:
+            found = cached_file(path, "config.json", _raise_exceptions_for_missing_entries=False)
         config = json.loads(Path(found).read_text(encoding="utf-8")) if found is not None else {}
     except (OSError, ValueError) as error:
         first_line = str(error).strip().partition("\n")[0]
@@ -102,17 +114,19 @@ def read_model_config(path: str) -> dict[str, Any]:
     return config
 
 
-def refuse_vision(path: str, config: Mapping[str, Any]) -> None:
-    """Refuse a model that takes images.
+def model_type(path: str) -> str:
+    """The type of a model that takes text only, as its ``config.json`` has it; "" if there is none.
 
     Raises:
-        ConfigError: Naming the parser to use instead.
+        ConfigError: If it takes images: names the parser to use instead.
     """
+    config = read_model_config(path)
     if found := [key for key in _VISION_KEYS if config.get(key) is not None]:
         raise ConfigError(
             f"model {path!r} takes images ({found[0]} in its config.json), which parser 'renderer' cannot carry; "
             'set parser = "chat_template"'
         )
+    return str(config.get("model_type") or "")
 
 
 def resolve_family(
@@ -145,9 +159,10 @@ def resolve_family(
     for name in sorted(family_names(), key=lambda name: not _resembles(name, model_type)):
         try:
             candidate = _closest(name, tokenizer, encoder, options)
+        except MissingTokensError:
+            continue
         except FamilyError as error:
-            if options:
-                rejected.append(f"{name} ({error})")
+            rejected.append(f"{name} ({error})")
             continue
         if candidate.mismatch is None:
             return candidate

@@ -52,6 +52,10 @@ class FamilyError(Exception):
     """Why a family cannot be used with a tokenizer or with the options it was given; one line."""
 
 
+class MissingTokensError(FamilyError):
+    """The tokenizer lacks a token of the family, so the model is of another."""
+
+
 class PackageTokenizer:
     """A tokenizer as the package wants it, on top of an `Encoder`.
 
@@ -133,6 +137,9 @@ def make_family(name: str, tokenizer: Any, encoder: Encoder, options: Mapping[st
     Raises:
         FamilyError: If the tokenizer lacks its tokens, it does not take the options, or it needs the network.
     """
+    if name == "gpt-oss" and "<|channel|>" not in encoder.control_tokens:
+        # The package would first download the family's vocabulary.
+        raise MissingTokensError("Special token '<|channel|>' not found in tokenizer vocabulary")
     renderers = load_package()
     harmony = importlib.import_module("openai_harmony")
     # Without the name, the package would ignore this option of Nemotron's without a word.
@@ -144,8 +151,8 @@ def make_family(name: str, tokenizer: Any, encoder: Encoder, options: Mapping[st
         raise FamilyError("; ".join(_complaints(error))) from error
     except harmony.HarmonyError as error:
         raise FamilyError(f"its vocabulary is not in the model folder and cannot be downloaded ({error})") from error
-    except (AssertionError, ValueError) as error:  # a special token that the tokenizer lacks
-        raise FamilyError(str(error).strip().partition("\n")[0]) from error
+    except (AssertionError, ValueError) as error:  # how the package says that a special token is missing
+        raise MissingTokensError(str(error).strip().partition("\n")[0]) from error
 
 
 def template_variables(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, ParsedCompletion, ParsedToolCall, Termination, ToolSpec
 from rllm_core.types import MessageLike, TokenIds, freeze, message, starts_with, thaw, token_ids
 from rllm_renderers.encoding import ControlTokens, Encoder
-from rllm_renderers.families import Resolved, read_model_config, refuse_vision, resolve_family
+from rllm_renderers.families import Resolved, model_type, resolve_family
 from rllm_renderers.loading import load_tokenizer
 from rllm_renderers.package import load_package
 from rllm_renderers.renderer_check import bridged_tails, shows_tools
@@ -135,15 +135,16 @@ class RendererParser(BaseParser):
         load_package()
         if not str(path):
             raise ConfigError("model.path is not set; the renderer parser needs a model folder or hub name")
+        is_folder = Path(path).expanduser().is_dir()
+        kind = model_type(str(path)) if is_folder else ""
         try:
             tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code)
         except ConfigError as error:
             if "chat_template.trust_remote_code" not in str(error):
                 raise
             raise ConfigError(str(error).replace("chat_template.trust", "renderer.trust")) from error
-        model = read_model_config(str(path))
-        refuse_vision(str(path), model)
-        return cls(tokenizer, section, path=str(path), model_type=str(model.get("model_type", "")))
+        # A name of the hub is looked up after its tokenizer, whose complaints about a wrong one are better.
+        return cls(tokenizer, section, path=str(path), model_type=kind if is_folder else model_type(str(path)))
 
     @property
     def tokenizer(self) -> Any:

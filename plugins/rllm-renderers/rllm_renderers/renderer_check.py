@@ -53,12 +53,16 @@ def _is_exact(
     family: Family, encoder: Encoder, stops: Sequence[int], tail: Messages, tools: Messages | None
 ) -> bool | None:
     """Whether a bridge and a rendering agree on what follows the answer's stop token; None if there is no bridge."""
+    asked = _rendered(family, [_ASK], tools, add_generation_prompt=False)
     agreements: list[bool] = []
     for answer in _answers(tail):
         whole = _rendered(family, [_ASK, answer, *tail], tools)
         sample = _sample(family, encoder, stops, answer, tools)
-        if whole is None or sample is None:
+        if asked is None or whole is None or sample is None:
             continue
+        # Where later messages change what stands before the answer, a bridge could not know it.
+        if whole[: len(asked)] != asked:
+            return False
         prompt, said = sample
         bridges = [
             (stop, extended.token_ids[len(prompt) + len(said) + 1 :])

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rllm_renderers.chat_template import ChatTemplateConfig, ChatTemplateParser
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from rllm_renderers.renderer import RendererConfig, RendererParser
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -116,6 +119,26 @@ def parser(make_parser: MakeParser) -> ChatTemplateParser:
     return make_parser(stops=("<|im_end|>", "<|endoftext|>"))
 
 
+FAMILIES = tomllib.loads((Path(__file__).parent / "templates" / "families.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def make_family_parser(byte_tokenizer_json: str) -> MakeParser:
+    """``make_family_parser(name, **section)``: with one of the templates in ``templates``."""
+
+    def make(name: str, **section: Any) -> ChatTemplateParser:
+        family = FAMILIES[name]
+        template = Path(__file__).parent / "templates" / f"{family.get('template', name)}.jinja"
+        wrapped = wrap(Tokenizer.from_str(byte_tokenizer_json), template.read_text(encoding="utf-8").rstrip("\n"))
+        wrapped.add_special_tokens({"extra_special_tokens": family["tokens"]})
+        wrapped.eos_token = family["stops"][0]
+        section.setdefault("chat_template_kwargs", family.get("variables", {}))
+        stops = [wrapped.convert_tokens_to_ids(stop) for stop in family["stops"]]
+        return ChatTemplateParser(wrapped, stops, ChatTemplateConfig(**section))
+
+    return make
+
+
 @pytest.fixture
 def model_folder(tmp_path, byte_tokenizer_json):
     """A folder as `save_pretrained` leaves it, without weights."""
@@ -123,3 +146,114 @@ def model_folder(tmp_path, byte_tokenizer_json):
     wrap(Tokenizer.from_str(byte_tokenizer_json), CHATML).save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
     return folder
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer(byte_tokenizer_json: str) -> Callable[..., Any]:
+    """``make_tokenizer(template=None, tokens=(), eos="<|im_end|>")``: with ChatML's tokens, and others on top."""
+
+    def make(template: str | None = None, tokens: Sequence[str] = (), eos: str = "<|im_end|>") -> Any:
+        wrapped = wrap(Tokenizer.from_str(byte_tokenizer_json), template)
+        wrapped.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+        wrapped.eos_token = eos
+        return wrapped
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_renderer(make_tokenizer: Callable[..., Any]) -> Callable[..., RendererParser]:
+    """``make_renderer(template=None, tokens=(), eos=..., **section)``; of the family qwen3 unless it says otherwise."""
+
+    def make(
+        template: str | None = None, *, tokens: Sequence[str] = (), eos: str = "<|im_end|>", **section: Any
+    ) -> RendererParser:
+        config = RendererConfig(**{"family": "qwen3", **section})
+        return RendererParser(make_tokenizer(template, tokens, eos), config, path="a-model")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def renderer(make_renderer: Callable[..., RendererParser]) -> RendererParser:
+    return make_renderer()
+
+
+_BAR = "\N{FULLWIDTH VERTICAL LINE}"
+_VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+_ARGUMENTS = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
+_GLM = ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", *_ARGUMENTS]
+_KIMI = [f"<|im_{role}|>" for role in ("user", "assistant", "system", "middle")] + [
+    f"<|tool_{part}|>"
+    for part in ("calls_section_begin", "calls_section_end", "call_begin", "call_argument_begin", "call_end")
+]
+_LAGUNA = ["〈|EOS|〉", "<assistant>", "</assistant>"]
+_DEEPSEEK = [f"<{_BAR}{name}{_BAR}>" for name in ("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant")]
+_DEEPSEEK_TOOLS = [
+    f"<{_BAR}tool▁{name}{_BAR}>"
+    for name in (
+        *("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"),
+        *("outputs▁begin", "outputs▁end", "output▁begin", "output▁end"),
+    )
+]
+_HY3 = [
+    f"<{name}:opensource{end}>"
+    for name, end in [
+        *((f"{_BAR}hy_{name}", _BAR) for name in ("begin_of_sentence", "eos", "User", "Assistant")),
+        (f"{_BAR}reasoning_mode", _BAR),
+        *(
+            (slash + name, "")
+            for name in ("think", "tool_calls", "tool_call", "arg_key", "arg_value", "tool_responses", "tool_response")
+            for slash in ("", "/")
+        ),
+        ("tool_sep", ""),
+    ]
+]
+
+
+@pytest.fixture(scope="session")
+def family_tokens() -> dict[str, list[str]]:
+    """The special tokens that each family of the package needs, beyond ChatML's."""
+    return {
+        "qwen3": [],
+        "prime-qwen3": [],
+        "nemotron-3": [],
+        "nemotron-3-ultra": [],
+        "nemotron-3.5": [],
+        **dict.fromkeys(("qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"), _VISION),
+        **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), _GLM),
+        "kimi-k2": _KIMI,
+        "kimi-k2.5": [*_KIMI, *(f"<|media_{part}|>" for part in ("begin", "content", "pad", "end"))],
+        **dict.fromkeys(("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"), _LAGUNA),
+        "deepseek-v3": [*_DEEPSEEK, *_DEEPSEEK_TOOLS],
+        "deepseek-r1": [*_DEEPSEEK, *_DEEPSEEK_TOOLS],
+        "deepseek-v4": [
+            *_DEEPSEEK,
+            f"{_BAR}DSML{_BAR}",
+            *(
+                f"<{_BAR}{name}{_BAR}>"
+                for name in ("latest_reminder", "action", "query", "authority", "domain", "title", "read_url")
+            ),
+        ],
+        "hy3": _HY3,
+        "llama-3": [
+            f"<|{name}|>"
+            for name in ("begin_of_text", "start_header_id", "end_header_id", "eot_id", "end_of_text", "eom_id")
+        ],
+        "minimax-m2": ["]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>"],
+        "gemma4": ["<bos>", "<eos>"]
+        + [
+            form.format(name)
+            for name in ("turn", "channel", "tool", "tool_call", "tool_response", "image")
+            for form in ("<|{}>", "<{}|>")
+        ]
+        + ["<|think|>", "<|image|>"],
+        "inkling": [f"<|message_{role}|>" for role in ("user", "model", "system", "tool")]
+        + [
+            f"<|content_{kind}|>"
+            for kind in ("text", "thinking", "image", "audio_input", "xml", "invoke_tool_json", "invoke_tool_text")
+        ]
+        + ["<|content_model_end_sampling|>", "<|end_message|>", "<|audio_end|>"]
+        + ["<|unused_200054|>", "<|unused_200053|>"],
+        "gpt-oss": [f"<|{name}|>" for name in ("start", "end", "return", "call", "channel", "message", "constrain")],
+    }

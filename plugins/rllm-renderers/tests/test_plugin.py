@@ -5,11 +5,12 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 
+import pytest
 import rllm_renderers
 
 from rllm_core.parser import BaseParser
 
-HEAVY = ("jinja2", "numpy", "pydantic", "torch", "transformers")
+HEAVY = ("jinja2", "numpy", "pydantic", "renderers", "torch", "transformers")
 
 
 def loaded_after(statement):
@@ -22,18 +23,20 @@ def test_the_entry_point_is_this_module():
     assert found.load() is rllm_renderers
 
 
-def test_the_record_leads_to_the_parser():
-    [record] = rllm_renderers.parsers()
-    module, _, name = record.load.partition(":")
-    parser = getattr(importlib.import_module(module), name)
+@pytest.mark.parametrize(("name", "config"), [("chat_template", "ChatTemplateConfig"), ("renderer", "RendererConfig")])
+def test_the_record_leads_to_the_parser(name, config):
+    [record] = [record for record in rllm_renderers.parsers() if record.name == name]
+    module, _, parser_name = record.load.partition(":")
+    parser = getattr(importlib.import_module(module), parser_name)
     assert issubclass(parser, BaseParser)
     assert parser.name == record.name
-    assert record.config == f"{module}:ChatTemplateConfig"
+    assert record.config == f"{module}:{config}"
 
 
 def test_listing_parsers_imports_no_library():
     assert loaded_after("import rllm_renderers; rllm_renderers.parsers()") == []
 
 
-def test_checking_a_run_file_imports_no_transformers():
-    assert loaded_after("import rllm_renderers.chat_template") == ["jinja2", "numpy", "pydantic"]
+@pytest.mark.parametrize("module", ["chat_template", "renderer"])
+def test_checking_a_run_file_imports_no_transformers(module):
+    assert loaded_after(f"import rllm_renderers.{module}") == ["jinja2", "numpy", "pydantic"]
