@@ -128,6 +128,20 @@ class RolloutConfig(Section):
     ] = "segment"
     rollout_timeout_seconds: Annotated[Seconds, Field(description="Deadline of one rollout.")] = 600.0
     max_attempts: Annotated[int, Field(ge=1, description="Tries per rollout when it fails, each from scratch.")] = 3
+    request_timeout_seconds: Annotated[Seconds, Field(description="Deadline of one call of the engine.")] = 600.0
+    max_request_attempts: Annotated[
+        int,
+        Field(ge=1, description="Tries per call while the engine is busy or does not answer, with growing pauses."),
+    ] = 6
+    max_consecutive_failures: Annotated[
+        int, Field(ge=1, description="Failed attempts in a row after which the run ends: an outage, not an accident.")
+    ] = 256
+    max_failure_share: Annotated[
+        float, Field(gt=0, le=1, description="Share of the last 1000 attempts that may fail before the run ends.")
+    ] = 0.5
+    quarantine_after_groups: Annotated[
+        int, Field(ge=1, description="Groups a task may lose to failures in a row before the run goes on without it.")
+    ] = 2
     max_concurrent_rollouts: Annotated[int, Field(ge=1, description="Rollouts that run at a time.")] = 4096
     max_concurrent_requests: Annotated[
         int, Field(ge=1, description="Calls in the engine at a time; equal prompts of one tick are one call.")

@@ -42,6 +42,19 @@ class EngineError(RuntimeError):
     """The engine failed to answer; the rollout ends as ``engine_error`` and may be tried again."""
 
 
+class EngineBusy(EngineError):
+    """The engine cannot answer now (429, 5xx, a dropped connection): the same request may be sent again.
+
+    Args:
+        detail: What it said.
+        retry_after_seconds: How long it asks to be left alone, if it does.
+    """
+
+    def __init__(self, detail: str, *, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(detail)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class Terminated(Exception):
     """Ends a rollout early with a reason; raised by completers, and by workflows that want to stop."""
 
@@ -113,6 +126,7 @@ class RolloutEngine(ABC):
             is_validation: For accounting and priorities; does not change the sampling.
 
         Raises:
+            EngineBusy: If the same request may be sent again later, which the core does.
             EngineError: If no answer could be had.
         """
 

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rllm_core.algorithms.grouping import FilterReason
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError
 from rllm_core.observers import Observers
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
+from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.training.state import TrainerState
@@ -52,6 +54,8 @@ class Generation:
         self.observers = observers
         self.epoch = -1
         self.groups_since_step = 0
+        self.quarantine = Quarantine(config.rollout.quarantine_after_groups)
+        self._breaker = CircuitBreaker(config.rollout)
         self._state = state
         self._incarnation = incarnation
         self._next_ordinal = 0
@@ -68,12 +72,16 @@ class Generation:
                 self.epoch = epoch
                 await self.observers.notify("on_epoch_start", state=self._state(), epoch=epoch)
                 continue  # the place may be gone: a synchronisation can have begun while the hooks ran
-            self._check_attempts()
             if self._again:
                 self._again.pop(0)
             else:
                 self._next_ordinal += 1
-            self._dispatch(ordinal)
+            if self.stream[ordinal].task_id in self.quarantine:
+                self._skip(ordinal)
+                await asyncio.sleep(0)  # an admission that need not wait lets nobody else run
+            else:
+                self._check_attempts()
+                self._dispatch(ordinal)
             if self.stream.position(ordinal) == len(self.stream.tasks) - 1:
                 await self.observers.notify("on_epoch_end", state=self._state(), epoch=epoch)
 
@@ -121,6 +129,7 @@ class Generation:
             "next_ordinal": self._next_ordinal,
             "outstanding_ordinals": self.outstanding_ordinals(),
             "epoch": self.epoch,
+            "quarantine": self.quarantine.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -128,6 +137,16 @@ class Generation:
         self._next_ordinal = state["next_ordinal"]
         self._again = list(state["outstanding_ordinals"])
         self.epoch = state["epoch"]
+        self.quarantine.load_state_dict(state["quarantine"])
+
+    def _skip(self, ordinal: int) -> None:
+        task_id = self.stream[ordinal].task_id
+        if len(self.quarantine.tasks) == len({task.task_id for task in self.stream.tasks}):
+            raise RunError(
+                f"every task is in quarantine, so nothing is left to train on; {task_id!r} last failed with: "
+                f"{self.quarantine.tasks[task_id]}"
+            )
+        self.reporter.event("skip", group=ordinal, task=task_id)
 
     def _check_attempts(self) -> None:
         self.groups_since_step += 1
@@ -161,6 +180,8 @@ class Generation:
                 rollouts.create_task(self._play_rollout(task, assembly, index))
         outcome = self.buffer.close_group(assembly)
         del self._assemblies[assembly.ordinal], self._groups[assembly.ordinal]
+        if outcome is not FilterReason.INCOMPLETE_GROUP:
+            self.quarantine.group_played(assembly.task_id)
         if isinstance(outcome, CompleteGroup):
             self.reporter.event("enqueue", group=assembly.ordinal, weight_version=outcome.weight_version)
             self.buffer.put(outcome)
@@ -171,8 +192,16 @@ class Generation:
             self.books.book("failed", reason, count)
         self.books.book("filtered", outcome.value, assembly.expected - failed.total())
         self.reporter.event("filter", group=assembly.ordinal, reason=outcome.value, failed=dict(failed))
+        if outcome is FilterReason.INCOMPLETE_GROUP:
+            self._group_lost(assembly)
         self.buffer.drop(assembly.ordinal)
         self.coordinator.on_dropped()
+
+    def _group_lost(self, assembly: Assembly) -> None:
+        failed = [episode for episode in assembly.episodes.values() if episode.error is not None]
+        error = str(failed[-1].metadata.get("traceback", failed[-1].error)) if failed else "no trajectory"
+        if self.quarantine.group_lost(assembly.task_id, error):
+            self.reporter.event("quarantine", task=assembly.task_id, error=error)
 
     async def _play_rollout(self, task: Task, assembly: Assembly, index: int) -> None:
         for attempt in range(self.config.rollout.max_attempts):
@@ -181,6 +210,8 @@ class Generation:
             episode = await self.runner.run(task, key)
             self.coordinator.touch()
             self.reporter.rollout_finished(episode)
+            if (outage := self._breaker.record(episode)) is not None:
+                self.buffer.fail(outage)
             if self.observers.active("on_episode_finished"):
                 await self.observers.notify("on_episode_finished", state=self._state(), episode=episode)
             if not episode.termination_reason.is_failure:

@@ -215,6 +215,7 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
                     "books": trainer.books.totals(),
                     "books_by_reason": trainer.books.by_reason(),
                     "retries": trainer.books.retries,
+                    "quarantined": dict(trainer.generation.quarantine.tasks),
                     "weight_version": trainer.coordinator.weight_version,
                 }
             summary |= {

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rllm_core.engine import EngineError, RolloutEngine
+from rllm_core.config import RolloutConfig
+from rllm_core.engine import EngineBusy, EngineError, RolloutEngine, derive_seed
 from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 
 LOCKSTEP_GRACE_SECONDS = 0.02
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 30.0
+
+
+def pause_seconds(attempt: int, seed: int, retry_after_seconds: float = 0.0) -> float:
+    """How long to wait after failed attempt number ``attempt``: doubling, up to half a minute, give or take a half.
+
+    The spread keeps requests that failed together from coming back together; it follows from the request's seed.
+    """
+    spread = random.Random(derive_seed(seed, "pause", attempt)).uniform(0.5, 1.5)
+    doubling = min(FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1), MAX_PAUSE_SECONDS)
+    return max(doubling, retry_after_seconds) * spread
 
 
 @dataclass
@@ -32,16 +46,17 @@ class RequestMerger:
 
     Args:
         engine: Where the calls go.
-        max_concurrent_requests: Calls in the engine at a time.
+        limits: Calls in the engine at a time, their deadline, and how often they are tried.
         lockstep: See above.
     """
 
-    def __init__(self, engine: RolloutEngine, *, max_concurrent_requests: int, lockstep: bool) -> None:
+    def __init__(self, engine: RolloutEngine, limits: RolloutConfig, *, lockstep: bool) -> None:
         self.engine = engine
+        self._limits = limits
         self.lockstep = lockstep
         self.requests = 0
         self.calls = 0
-        self._slots = asyncio.Semaphore(max_concurrent_requests)
+        self._slots = asyncio.Semaphore(limits.max_concurrent_requests)
         self._pending: dict[tuple[object, ...], _Merged] = {}
         self._pending_requests = 0
         self._running_rollouts = 0
@@ -113,16 +128,33 @@ class RequestMerger:
             task = asyncio.get_running_loop().create_task(self._call(merged))
             self._running_calls.add(task)
 
+    async def _outputs(self, merged: _Merged) -> list[TokenOutput]:
+        """Ask the engine, again after a pause while it is busy."""
+        for attempt in range(1, self._limits.max_request_attempts + 1):
+            try:
+                async with self._slots, asyncio.timeout(self._limits.request_timeout_seconds) as deadline:
+                    self.calls += 1
+                    return await self.engine.get_token_outputs_from_token_input(
+                        merged.token_input,
+                        sampling_params=merged.sampling_params,
+                        seeds=merged.seeds,
+                        is_validation=merged.is_validation,
+                    )
+            except EngineBusy as error:
+                busy = error
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise
+                seconds = self._limits.request_timeout_seconds
+                busy = EngineBusy(f"engine {self.engine.name!r} did not answer within {seconds:g} s")
+                busy.__cause__ = error
+            if attempt < self._limits.max_request_attempts:
+                await asyncio.sleep(pause_seconds(attempt, merged.seeds[0], busy.retry_after_seconds))
+        raise busy
+
     async def _call(self, merged: _Merged) -> None:
         try:
-            async with self._slots:
-                self.calls += 1
-                outputs = await self.engine.get_token_outputs_from_token_input(
-                    merged.token_input,
-                    sampling_params=merged.sampling_params,
-                    seeds=merged.seeds,
-                    is_validation=merged.is_validation,
-                )
+            outputs = await self._outputs(merged)
             if len(outputs) != len(merged.futures):
                 raise EngineError(
                     f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(merged.futures)}"

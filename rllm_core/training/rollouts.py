@@ -12,10 +12,12 @@ from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
 from rllm_core.observers import Observers
 from rllm_core.training.requests import RequestMerger
-from rllm_core.types import Episode, SamplingParams, Task, TerminationReason
+from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, freeze, well_formed
 from rllm_core.workflow import Workflow
 
 logger = logging.getLogger(__name__)
+
+MAX_TRACEBACK_CHARACTERS = 8000
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,7 @@ class RolloutRunner:
         self.engine = engine
         self.config = config
         self.observers = observers
-        self.merger = RequestMerger(
-            engine, max_concurrent_requests=config.rollout.max_concurrent_requests, lockstep=lockstep
-        )
+        self.merger = RequestMerger(engine, config.rollout, lockstep=lockstep)
         self._slots = asyncio.Semaphore(config.rollout.max_concurrent_rollouts)
         self._deadlines = _Deadlines(config.rollout.rollout_timeout_seconds)
         self._train_params = self._params(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k)
@@ -181,8 +181,10 @@ class RolloutRunner:
             episode = self._failed(task, TerminationReason.ENGINE_ERROR, str(error))
         except Exception as error:  # the workflow's own code: anything may happen there, and it is reported
             detail = f"{type(error).__name__}: {str(error)[:2000]}"
-            logger.debug("task %s: %s", task.task_id, "".join(traceback.format_exception(error)))
             episode = self._failed(task, TerminationReason.ERROR, detail)
+            trace = well_formed("".join(traceback.format_exception(error)))[-MAX_TRACEBACK_CHARACTERS:]
+            episode.metadata = freeze({"traceback": trace})
+            logger.debug("task %s: %s", task.task_id, trace)
         finally:
             self._deadlines.end(deadline)
         # Filling in the identity of a record that was validated a moment ago needs no second validation.

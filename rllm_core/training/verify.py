@@ -113,6 +113,7 @@ class _Replay:
         self._on: dict[str, Callable[[dict[str, Any]], None]] = {
             "begin": self._begin,
             "dispatch": self._dispatch,
+            "skip": self._skip,
             "start": self._start,
             "finish": self._finish,
             "enqueue": self._enqueue,
@@ -155,13 +156,17 @@ class _Replay:
         self._give_up(list(self.groups), "restart")
         self._running.clear()
 
-    def _dispatch(self, event: dict[str, Any]) -> None:
+    def _skip(self, event: dict[str, Any]) -> None:
         ordinal = event["group"]
         if ordinal in self._again:
             self._again.discard(ordinal)
         else:
             self._require(ordinal == self._next_ordinal, f"group {ordinal} is dispatched, {self._next_ordinal} is due")
             self._next_ordinal = max(self._next_ordinal, ordinal + 1)
+
+    def _dispatch(self, event: dict[str, Any]) -> None:
+        self._skip(event)
+        ordinal = event["group"]
         self._require(ordinal not in self.groups, f"group {ordinal} is dispatched twice")
         self._require(event["rollouts"] == self.training.rollouts_per_group, f"group {ordinal} has another size")
         self.groups[ordinal] = _Group(event["rollouts"])

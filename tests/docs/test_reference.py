@@ -70,7 +70,8 @@ def failed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     plugins.register(rllm_core.testing.plugin, "testing")
     overrides = ["training.steps=6", "training.groups_per_step=4", "training.rollouts_per_group=4",
                  "training.validation_rollouts=10", "training.checkpoint_every_steps=2",
-                 "training.staleness_threshold=1", "rollout.max_attempts=1"]  # fmt: skip
+                 "training.staleness_threshold=1", "rollout.max_attempts=1",
+                 "rollout.quarantine_after_groups=1", "say_yes.tasks=14"]  # fmt: skip
     config = load_run_config("say_yes", plugins, overrides=overrides, backend="scripted")
 
     def start(progress: Progress, *, resume: bool) -> dict[str, Any]:

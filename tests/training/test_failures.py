@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from rllm_core.config import RunConfig
+from rllm_core.config import RolloutConfig, RunConfig
 from rllm_core.engine import Completer, EngineError, Terminated
 from rllm_core.errors import RunError, StallError
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import Script, ScriptedEngine, ScriptedWorkflow
+from rllm_core.testing.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
 from rllm_core.training.books import Books
+from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 from rllm_core.workflow import Workflow
@@ -183,6 +185,107 @@ def test_a_group_with_a_hopeless_rollout_is_dropped_and_replaced(
     errors = [event for event in run.lines("events") if event["event"] == "error"]
     assert len(errors) == 8
     assert all(event["task"] == "train-7" and "poison" in event["error"] for event in errors)
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], None]:
+    """``poison(is_poison)``: every rollout of such a task raises."""
+    original = ScriptedWorkflow.run
+
+    def install(is_poison: Callable[[str], bool]) -> None:
+        async def poisoned(self: Any, task: Task, completer: Completer) -> Episode:
+            if is_poison(task.task_id):
+                raise ValueError(f"poison in {task.task_id}")
+            return await original(self, task, completer)
+
+        monkeypatch.setattr(ScriptedWorkflow, "run", poisoned)
+
+    return install
+
+
+def test_a_poison_task_is_set_aside_with_its_last_traceback(
+    run_scripted: Any, poison: Any, tmp_path: Any, plugins: PluginManager
+) -> None:
+    poison(lambda task_id: task_id == "train-3")
+    small = ("say_yes.tasks=16", "rollout.max_attempts=1")
+    run = run_scripted(*small, "training.steps=14")
+    assert run.error is None
+    assert run.summary["books"]["trained"] == 14 * 16
+    assert run.summary["books"]["failed"] == 2 * 4, "two groups of it were tried, then no more"
+    assert list(run.summary["quarantined"]) == ["train-3"]
+    trace = run.summary["quarantined"]["train-3"]
+    assert "ValueError: poison in train-3" in trace
+    assert "in poisoned" in trace
+    events = run.lines("events")
+    assert [event["task"] for event in events if event["event"] == "quarantine"] == ["train-3"]
+    skipped = [event["group"] for event in events if event["event"] == "skip"]
+    assert skipped
+    assert not {event["group"] for event in events if event["event"] == "dispatch"} & set(skipped)
+
+
+def test_a_quarantine_outlives_a_restart(run_scripted: Any, poison: Any) -> None:
+    poison(lambda task_id: task_id == "train-3")
+    small = ("say_yes.tasks=16", "rollout.max_attempts=1", "training.checkpoint_every_steps=12", "training.steps=14")
+
+    def stop_late(assembly: Any) -> None:
+        original = assembly.backend.update_policy
+
+        async def breaks(step: Any) -> Any:
+            if step.step == 14:
+                raise OSError("gone")
+            return await original(step)
+
+        assembly.backend.update_policy = breaks
+
+    run = run_scripted(*small, prepare=stop_late)
+    assert isinstance(run.error, OSError)
+    again = run_scripted(*small, resume=True)
+    assert again.error is None
+    assert again.summary["books"]["failed"] == 2 * 4
+    assert list(again.summary["quarantined"]) == ["train-3"]
+
+
+def test_a_task_that_works_again_is_not_set_aside() -> None:
+    quarantine = Quarantine(after_groups=2)
+    assert not quarantine.group_lost("a", "first")
+    quarantine.group_played("a")
+    assert not quarantine.group_lost("a", "second")
+    assert quarantine.group_lost("a", "third")
+    assert quarantine.tasks == {"a": "third"}
+    assert not quarantine.group_lost("a", "fourth"), "it is set aside once"
+
+
+def test_a_run_whose_every_task_fails_says_so(run_scripted: Any, poison: Any) -> None:
+    poison(lambda task_id: task_id.startswith("train"))
+    run = run_scripted("say_yes.tasks=3", "rollout.max_attempts=1")
+    assert isinstance(run.error, RunError)
+    assert "every task is in quarantine" in str(run.error)
+    assert "poison in train-" in str(run.error)
+
+
+def test_an_outage_ends_the_run(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    down = Script(failure=lambda number: EngineError("503 down") if number > 40 else None)
+    monkeypatch.setattr(ScriptedBackend, "script", down)
+    run = run_scripted("rollout.max_consecutive_failures=20", "training.validation_rollouts=0")
+    assert isinstance(run.error, RunError)
+    assert str(run.error).startswith("20 attempts at rollouts failed in a row (20 engine_error)")
+    assert "503 down" in str(run.error)
+    assert run.summary["status"] == "failed"
+    books = run.summary["books"]
+    assert books["dispatched"] == sum(books.values()) - books["dispatched"]
+
+
+def test_a_high_share_of_failures_ends_the_run_too() -> None:
+    breaker = CircuitBreaker(RolloutConfig(max_failure_share=0.25))
+    good = Episode(task_id="t")
+    bad = Episode(task_id="t", termination_reason=TerminationReason.ERROR, error="half of it is broken")
+    outcomes = [breaker.record(bad if number % 4 == 0 else good) for number in range(4000)]
+    assert set(outcomes) == {None}, "one in four is allowed"
+    outcomes = [breaker.record(bad if number % 3 == 0 else good) for number in range(2000)]
+    error = next(outcome for outcome in outcomes if outcome is not None)
+    assert "251 of the last 1000 attempts at rollouts failed" in str(error)
+    fresh = CircuitBreaker(RolloutConfig(max_failure_share=0.25, max_consecutive_failures=10**6))
+    assert {fresh.record(bad) for _ in range(999)} == {None}, "a share of few attempts says nothing"
 
 
 def test_a_run_that_stands_still_ends_with_the_whereabouts_of_its_rollouts(run_scripted: Any) -> None:

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm_core.config import load_run_config
-from rllm_core.engine import EngineError
+from rllm_core.config import RolloutConfig, load_run_config
+from rllm_core.engine import EngineBusy, EngineError
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 from rllm_core.testing.scripted import Script, ScriptedEngine
 from rllm_core.training import evaluation, launch
 from rllm_core.training.journal import JsonLines, cut_after, read_json_lines
 from rllm_core.training.metrics import MetricsAggregator, Tracker, Trackers
-from rllm_core.training.requests import RequestMerger
+from rllm_core.training.requests import RequestMerger, pause_seconds
 from rllm_core.training.tasks import TaskStream, spread
 from rllm_core.types import SamplingParams, Task
 
@@ -59,7 +59,7 @@ def ask(merger: RequestMerger, prompt: list[int], seed: int) -> asyncio.Task[Any
 def test_equal_prompts_of_one_tick_become_one_call() -> None:
     async def run() -> None:
         engine = ScriptedEngine()
-        merger = RequestMerger(engine, max_concurrent_requests=10, lockstep=False)
+        merger = RequestMerger(engine, RolloutConfig(max_concurrent_requests=10), lockstep=False)
         answers = await asyncio.gather(*(ask(merger, [1, 2], seed) for seed in range(8)), ask(merger, [3], 0))
         assert (engine.calls, engine.requests) == (2, 9)
         alone = [await ask(merger, [1, 2], seed) for seed in range(8)]
@@ -71,9 +71,53 @@ def test_equal_prompts_of_one_tick_become_one_call() -> None:
 def test_a_failing_call_fails_each_of_its_requests() -> None:
     async def run() -> None:
         engine = ScriptedEngine(script=Script(failure=lambda _: EngineError("down")))
-        merger = RequestMerger(engine, max_concurrent_requests=10, lockstep=False)
+        merger = RequestMerger(engine, RolloutConfig(max_concurrent_requests=10), lockstep=False)
         results = await asyncio.gather(*(ask(merger, [1], seed) for seed in range(3)), return_exceptions=True)
         assert all(isinstance(result, EngineError) for result in results)
+
+    asyncio.run(run())
+
+
+def test_a_busy_engine_is_asked_again_after_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def no_time(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    async def run(failures: int, **limits: Any) -> Any:
+        busy = EngineBusy("429", retry_after_seconds=8.0)
+        engine = ScriptedEngine(script=Script(failure=lambda number: busy if number <= failures else None))
+        merger = RequestMerger(engine, RolloutConfig(**limits), lockstep=False)
+        return await ask(merger, [1], 5)
+
+    monkeypatch.setattr("rllm_core.training.requests.asyncio.sleep", no_time)
+    assert asyncio.run(run(4)).weight_version == 0
+    assert len(pauses) == 4
+    assert all(4.0 <= pause <= 12.0 for pause in pauses), "the engine asked for 8 seconds"
+    with pytest.raises(EngineBusy, match="429"):
+        asyncio.run(run(100, max_request_attempts=3))
+    assert len(pauses) == 4 + 2
+
+
+def test_pauses_grow_are_bounded_and_differ_between_requests() -> None:
+    pauses = [pause_seconds(attempt, seed=1) for attempt in range(1, 20)]
+    assert all(0.25 * 2**n <= pause <= 0.75 * 2**n for n, pause in enumerate(pauses[:6]))
+    assert max(pauses) <= 45.0
+    assert len({pause_seconds(1, seed=seed) for seed in range(20)}) == 20
+    assert pauses == [pause_seconds(attempt, seed=1) for attempt in range(1, 20)]
+
+
+def test_an_engine_that_does_not_answer_is_an_engine_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm_core.training.requests.FIRST_PAUSE_SECONDS", 0.001)
+
+    async def run() -> None:
+        engine = ScriptedEngine(script=Script(latency_seconds=lambda _: 3600.0))
+        limits = RolloutConfig(request_timeout_seconds=0.02, max_request_attempts=3)
+        with pytest.raises(EngineBusy, match=r"did not answer within 0\.02 s"):
+            await ask(RequestMerger(engine, limits, lockstep=False), [1], 0)
+        assert engine.calls == 3
 
     asyncio.run(run())
 
@@ -81,7 +125,7 @@ def test_a_failing_call_fails_each_of_its_requests() -> None:
 def test_one_request_that_gives_up_does_not_take_the_others_with_it() -> None:
     async def run() -> None:
         engine = ScriptedEngine(script=Script(latency_seconds=lambda _: 0.02))
-        merger = RequestMerger(engine, max_concurrent_requests=10, lockstep=False)
+        merger = RequestMerger(engine, RolloutConfig(max_concurrent_requests=10), lockstep=False)
         first, second = ask(merger, [1], 0), ask(merger, [1], 1)
         await asyncio.sleep(0.005)
         first.cancel()
@@ -104,7 +148,7 @@ def test_concurrent_calls_are_bounded() -> None:
                 running -= 1
                 return await super().get_token_outputs_from_token_input(*args, **options)
 
-        merger = RequestMerger(Counting(), max_concurrent_requests=3, lockstep=False)
+        merger = RequestMerger(Counting(), RolloutConfig(max_concurrent_requests=3), lockstep=False)
         await asyncio.gather(*(ask(merger, [prompt], 0) for prompt in range(20)))
         assert most == 3
 
@@ -114,7 +158,7 @@ def test_concurrent_calls_are_bounded() -> None:
 def test_lockstep_waits_for_every_running_rollout() -> None:
     async def run() -> None:
         engine = ScriptedEngine()
-        merger = RequestMerger(engine, max_concurrent_requests=10, lockstep=True)
+        merger = RequestMerger(engine, RolloutConfig(max_concurrent_requests=10), lockstep=True)
         merger.rollout_started()
         merger.rollout_started()
         first = ask(merger, [1], 0)
