@@ -1,0 +1,104 @@
+"""When failures are no longer single accidents: outages end the run, tasks that always fail are set aside."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from typing import Any
+
+from rllm_core.config import RolloutConfig
+from rllm_core.errors import RunError
+from rllm_core.types import Episode
+
+FAILURE_SHARE_WINDOW = 1000
+
+
+class CircuitBreaker:
+    """Ends a run that only burns resources: too many failed attempts in a row, or among the last thousand.
+
+    Args:
+        config: ``max_consecutive_failures`` and ``max_failure_share``.
+    """
+
+    def __init__(self, config: RolloutConfig) -> None:
+        self._max_consecutive = config.max_consecutive_failures
+        self._max_share = config.max_failure_share
+        self._consecutive = 0
+        self._recent: deque[bool] = deque(maxlen=FAILURE_SHARE_WINDOW)
+        self._recent_failures = 0
+        self._reasons: Counter[str] = Counter()
+
+    def record(self, episode: Episode) -> RunError | None:
+        """Take note of an attempt.
+
+        Returns:
+            The error the run should end with, if this was the one failure too many; later ones are its consequence.
+        """
+        error = self._judge(episode)
+        if error is not None:
+            self._max_consecutive, self._max_share = sys.maxsize, 1.0
+        return error
+
+    def _judge(self, episode: Episode) -> RunError | None:
+        failed = episode.termination_reason.is_failure
+        if len(self._recent) == FAILURE_SHARE_WINDOW:
+            self._recent_failures -= self._recent[0]
+        self._recent.append(failed)
+        self._recent_failures += failed
+        if not failed:
+            self._consecutive = 0
+            self._reasons.clear()
+            return None
+        self._consecutive += 1
+        self._reasons[episode.termination_reason.value] += 1
+        if self._consecutive >= self._max_consecutive:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
+            return RunError(
+                f"{self._consecutive} attempts at rollouts failed in a row ({reasons}), and "
+                f"rollout.max_consecutive_failures = {self._max_consecutive}; the last one: {episode.error}"
+            )
+        if len(self._recent) == FAILURE_SHARE_WINDOW and self._recent_failures > self._max_share * FAILURE_SHARE_WINDOW:
+            return RunError(
+                f"{self._recent_failures} of the last {FAILURE_SHARE_WINDOW} attempts at rollouts failed "
+                f"(rollout.max_failure_share = {self._max_share}), the last one: {episode.error}"
+            )
+        return None
+
+
+class Quarantine:
+    """Tasks whose groups were lost to failures again and again; the run goes on without them.
+
+    Args:
+        after_groups: Groups of one task that may be lost in a row.
+
+    Attributes:
+        tasks: What went wrong last, by task id.
+    """
+
+    def __init__(self, after_groups: int) -> None:
+        self.after_groups = after_groups
+        self.tasks: dict[str, str] = {}
+        self._lost: Counter[str] = Counter()
+
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self.tasks
+
+    def group_lost(self, task_id: str, error: str) -> bool:
+        """A group had too few rollouts that ended well; True if its task is set aside now."""
+        self._lost[task_id] += 1
+        if task_id in self.tasks or self._lost[task_id] < self.after_groups:
+            return False
+        self.tasks[task_id] = error
+        return True
+
+    def group_played(self, task_id: str) -> None:
+        """All rollouts of a group ended well."""
+        self._lost.pop(task_id, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"tasks": dict(self.tasks), "lost": dict(self._lost)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From the manifest."""
+        self.tasks, self._lost = dict(state["tasks"]), Counter(state["lost"])
