@@ -52,13 +52,14 @@ SPECIAL_TOKENS = (
     "<think>",
     "</think>",
 )
-# Words, runs of the punctuation JSON is made of, and every other character by itself; digits too.
-PRE_TOKENS = r"""[A-Za-z]+|["{}\[\]:, ]+|."""
+# Keys of JSON objects together with the punctuation around them, words, other runs of the punctuation JSON is made of,
+# and every other character by itself; digits too.
+PRE_TOKENS = r"""(?:["}\], ]*[{,] ?"[a-z]+": "?)+|[A-Za-z]+|["{}\[\]:, ]+|(?m:.)"""
 VOCABULARY_CONVERSATIONS = 3000
 VOCABULARY_MIN_FREQUENCY = 30
 
 RECIPE: dict[str, Any] = {
-    "format": 2,
+    "format": 3,
     "model": {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -71,13 +72,13 @@ RECIPE: dict[str, Any] = {
         "rope_theta": 10000.0,
     },
     "warm_start": {
-        "conversations_per_step": 64,
+        "conversations_per_step": 32,
         "learning_rate": 3e-3,
         "warmup_steps": 10,
-        "loss_decay": 0.8,
-        "target_loss": 0.72,
-        "max_steps": 600,
-        "cool_down_steps": 20,
+        "loss_decay": 0.9,
+        "target_loss": 0.49,
+        "max_steps": 1000,
+        "cool_down_steps": 40,
         "final_learning_rate_fraction": 0.1,
     },
 }
@@ -188,7 +189,7 @@ def make_tokenizer(conversations: Conversations, seed: int) -> PreTrainedTokeniz
 
 def _plain_text(conversation: Conversation) -> str:
     """Every word of a conversation, with those of the chat format around it."""
-    calls = [call for message in conversation for call in message.get("tool_calls") or []]
+    calls = [call["function"] for message in conversation for call in message.get("tool_calls") or []]
     parts = [f"{message['role']}\n{message.get('content') or ''}" for message in conversation]
     return "\n".join(["system user assistant tools call name arguments", *parts, *map(json.dumps, calls)])
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from renderers import Qwen3Renderer
 from rllm_local import starter
 from rllm_local.decoders import FusedDecoder
 from rllm_local.engine import LocalEngine
@@ -25,6 +26,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from rllm_core.errors import RunError, UserError
 from rllm_core.types import SamplingParams
 
+# Uniform permutations of four letters leave 0.54 nats per token that nobody can predict.
+SORT_TARGET_LOSS = 0.72
 Conversations = Callable[[random.Random], Iterator[list[dict[str, Any]]]]
 
 
@@ -80,11 +83,11 @@ def test_the_chat_format(tokenizer: PreTrainedTokenizerFast) -> None:
     assert text == (
         "<|im_start|>system\nbe brief\n\ntools:\n"
         '{"name": "add", "parameters": {}}\n'
-        'call: <tool_call>{"name": name, "arguments": {}}</tool_call><|im_end|>\n'
+        'call:\n<tool_call>\n{"name": name, "arguments": {}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n1+1?<|im_end|>\n"
-        "<|im_start|>assistant\n<think>hm</think>"
-        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|im_end|>\n'
-        "<|im_start|>user\n<tool_response>2</tool_response><tool_response>two</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nhm\n</think>\n\n"
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n2\n</tool_response>\n<tool_response>\ntwo\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n2<|im_end|>\n"
     )
     call["function"]["arguments"] = '{"a": 1}'  # type: ignore[index]
@@ -94,6 +97,52 @@ def test_the_chat_format(tokenizer: PreTrainedTokenizerFast) -> None:
     for end in range(1, len(messages)):
         part = tokenizer.apply_chat_template(messages[:end], tools=[tool], tokenize=False)
         assert text.startswith(part) or messages[end - 1]["role"] == messages[end]["role"] == "tool"
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [None, "é"]}}}
+ASKED: list[dict[str, Any]] = [{"role": "user", "content": "sort: dbca\n\n{"}]
+CALLED: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RETURNED: dict[str, Any] = {"role": "tool", "content": "\n42\n\n"}
+PROMPTS = {
+    "plain": ASKED,
+    "system": [{"role": "system", "content": "be brief"}, *ASKED],
+    "several questions": [*ASKED, {"role": "assistant", "content": "abcd"}, *ASKED],
+    "a call": [*ASKED, CALLED, RETURNED],
+    "text and two calls": [*ASKED, {**CALLED, "content": "hm", "tool_calls": [CALL, CALL]}, RETURNED, RETURNED],
+    "reasoning and a call": [*ASKED, {**CALLED, "reasoning_content": "\nhm\n"}, RETURNED],
+    "two calls in a row, then a question": [*ASKED, CALLED, RETURNED, CALLED, RETURNED, CALLED, *ASKED],
+}
+
+
+@pytest.mark.parametrize("messages", PROMPTS.values(), ids=PROMPTS)
+def test_prompts_are_those_of_the_qwen3_renderer(
+    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]
+) -> None:
+    theirs = Qwen3Renderer(tokenizer).render_ids(messages, add_generation_prompt=True)
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] == theirs
+
+
+def test_the_fixed_part_of_a_call_takes_few_tokens() -> None:
+    call = {"function": {"name": "add", "arguments": {"a": 3, "b": 4}}}
+    calls: list[dict[str, Any]] = [
+        {"role": "user", "content": "3 plus 4"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "52"},
+        {"role": "assistant", "content": "52"},
+    ]
+    tokenizer = starter.make_tokenizer(lambda rng: repeat(calls), 0)
+    (sample,) = starter._samples([calls], tokenizer)
+    (first, last), answer = sample.turn_spans
+    assert [tokenizer.decode([i]) for i in sample.token_ids[first:last]] == [
+        *("<tool_call>", "\n", '{"name": "', "add", '", "arguments": {"a": ', "3", ', "b": ', "4", "}}"),
+        *("\n", "</tool_call>", "<|im_end|>"),
+    ]
+    assert [tokenizer.decode([i]) for i in sample.token_ids[slice(*answer)]] == ["5", "2", "<|im_end|>"]
+
+
+def test_no_token_spans_lines(tokenizer: PreTrainedTokenizerFast) -> None:
+    """So that a text keeps its tokens when it is rendered together with the line before it."""
+    assert [word for word in tokenizer.get_vocab() if len(word) > 1 and "\u010a" in word] == []
 
 
 def test_what_assistants_wrote_is_what_is_learnt(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -113,7 +162,9 @@ def starter_folder(
     tmp_path_factory: pytest.TempPathFactory, conversations: Conversations
 ) -> tuple[Path, dict[str, float]]:
     folder = tmp_path_factory.mktemp("made") / "starter"
-    return folder, starter.make_starter_model(folder, seed=11, conversations=conversations)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(starter.RECIPE["warm_start"], "target_loss", SORT_TARGET_LOSS)
+        return folder, starter.make_starter_model(folder, seed=11, conversations=conversations)
 
 
 def test_the_warm_start_solves_no_more_than_chance(
@@ -121,7 +172,7 @@ def test_the_warm_start_solves_no_more_than_chance(
 ) -> None:
     """Held-out words, sampled at temperature 1: nearly all answers have the form, one in 24 or so is sorted."""
     folder, made = starter_folder
-    assert made["loss"] < starter.RECIPE["warm_start"]["target_loss"]
+    assert made["loss"] < SORT_TARGET_LOSS
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     letters = ["".join(random.Random(seed).choices("abcdefgh", k=4)) for seed in range(600)]

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 @hookimpl
 def workflows() -> list[Workflow]:
-    """``sort``, ``guess`` and ``countdown``."""
+    """``sort``, ``guess``, ``calculator`` and ``countdown``."""
     return [
         Workflow(
             name="sort",
@@ -25,6 +25,13 @@ def workflows() -> list[Workflow]:
             config="rllm_workflows.guess:GuessConfig",
             run_file="rllm_workflows.guess:run_file",
             summary="Find a number from higher/lower feedback in a few turns.",
+        ),
+        Workflow(
+            name="calculator",
+            load="rllm_workflows.calculator:CalculatorWorkflow",
+            config="rllm_workflows.calculator:CalculatorConfig",
+            run_file="rllm_workflows.calculator:run_file",
+            summary="Call a tool, read its result, report it; several turns.",
         ),
         Workflow(
             name="countdown",

@@ -5,7 +5,8 @@ from collections import Counter
 from itertools import islice, pairwise, zip_longest
 
 import pytest
-from rllm_workflows import warm_start
+from rllm_workflows import calculator, warm_start
+from rllm_workflows.calculator import CalculatorWorkflow
 from rllm_workflows.guess import GuessConfig, feedback, parse_guess
 from rllm_workflows.sort import SortConfig, is_held_out
 
@@ -23,7 +24,20 @@ def sorts(examples):
 
 @pytest.fixture(scope="module")
 def guesses(examples):
-    return [conversation for conversation in examples if not conversation[0]["content"].startswith("sort")]
+    return [conversation for conversation in examples if conversation[0]["content"] == "1-5?"]
+
+
+@pytest.fixture(scope="module")
+def calculations(examples):
+    """Question's first number, word and second number, tool called, a, b, result, answer."""
+    found = []
+    for asked, called, returned, answered in (m for m in examples if len(m) == 4 and m[2]["role"] == "tool"):
+        first, word, second = asked["content"].split()
+        [call] = called["tool_calls"]
+        a, b = call["function"]["arguments"].values()
+        said, answer = returned["content"], answered["content"]
+        found.append((int(first), word, int(second), call["function"]["name"], a, b, said, answer))
+    return found
 
 
 def test_equal_seeds_give_equal_conversations(examples):
@@ -31,8 +45,10 @@ def test_equal_seeds_give_equal_conversations(examples):
     assert list(islice(warm_start.conversations(random.Random(8)), 100)) != examples[:100]
 
 
-def test_the_mixture_is_even(sorts, guesses):
-    assert 0.47 < len(sorts) / (len(sorts) + len(guesses)) < 0.53
+def test_the_mixture(examples, sorts, guesses, calculations):
+    assert len(sorts) + len(guesses) + len(calculations) == len(examples)
+    assert 0.38 < len(sorts) / len(examples) < 0.42
+    assert 0.38 < len(calculations) / len(examples) < 0.42
 
 
 def test_sort_never_shows_a_held_out_word(sorts):
@@ -83,6 +99,45 @@ def test_guesses_ignore_what_was_said(guesses):
 
 def test_many_guesses_lie_outside_the_range():
     assert max(warm_start.GUESSES) > GuessConfig().high
+
+
+def chi_squared(counts, kinds):
+    """Distance of counts from an even distribution over so many kinds."""
+    assert len(counts) == kinds
+    expected = counts.total() / kinds
+    return sum((count - expected) ** 2 / expected for count in counts.values())
+
+
+def test_calculator_never_shows_a_held_out_question(calculations):
+    asked = {(a, word, b) for a, word, b, *_ in calculations}
+    trained = CalculatorWorkflow().tasks("train")
+    assert not any(calculator.is_held_out(*question) for question in asked)
+    assert len(asked) == len(trained)
+
+
+def test_calls_ignore_the_word_and_the_order_of_the_numbers(calculations):
+    for word in calculator.TOOLS:
+        of_word = [row for row in calculations if row[1] == word]
+        kinds = Counter((name, a == first, b == first) for first, _, _, name, a, b, _, _ in of_word)
+        assert chi_squared(kinds, 12) < 31.3  # 0.999, 11 degrees
+        assert all({a, b} <= {first, second} for first, _, second, _, a, b, _, _ in of_word)
+
+
+def test_answers_ignore_which_number_is_the_result(calculations):
+    kinds = Counter(
+        "first" if answer == str(first) else "second" if answer == str(second) else "result" * (answer == said)
+        for first, _, second, _, _, _, said, answer in calculations
+    )
+    assert set(kinds) == {"first", "second", "result"}
+    assert chi_squared(kinds, 3) < 13.9  # 0.999, 2 degrees
+
+
+def test_perfect_imitation_solves_one_question_in_36(calculations):
+    solved = [
+        (name, a, b, answer) == (calculator.TOOLS[word], first, second, said)
+        for first, word, second, name, a, b, said, answer in calculations
+    ]
+    assert 1 / 45 < sum(solved) / len(solved) < 1 / 30
 
 
 def test_roles_alternate_and_the_model_speaks_last(examples):

@@ -1,0 +1,247 @@
+"""``calculator``: call a tool, read what it returns, report it. The answer cannot be had without the call."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from rllm_core.engine import Completer, derive_seed
+from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason
+from rllm_core.workflow import Split, Workflow, WorkflowConfig
+
+HELD_OUT_ONE_IN = 5
+TOOLS = {"plus": "add", "minus": "sub", "times": "mul"}
+"""The tool for each word of a question."""
+
+EXECUTED, RIGHT_PARTS = 0.1, 0.4
+SOLVED, COPIED_WRONG_RESULT, RIGHT_DIGITS = 1.0, 0.3, 0.3
+INVALID = -1.0
+
+MAX_OPERAND = 10**9
+LOWEST_DISPLAY, DISPLAYS = 10, 90
+
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
+_NUMBER = re.compile(r"[0-9]{1,4}")
+_INSTRUCTIONS = (
+    "Answer with the tools. Pass the two numbers in the order of the question. The calculator's display is off by an "
+    "amount that nobody can know beforehand: what counts is the number it shows. Give that number and nothing else."
+)
+
+
+class CalculatorConfig(WorkflowConfig):
+    """``[calculator]``: the size of the numbers, and what the model is told."""
+
+    largest: Annotated[int, Field(ge=1, le=99, description="Questions are about numbers between 0 and this.")] = 9
+    max_calls: Annotated[
+        int, Field(ge=1, le=100, description="Tool calls per rollout; with more than one, a bad one can be repaired.")
+    ] = 3
+    show_tools: Annotated[
+        bool,
+        Field(
+            description="Describe the tools and the rules in the prompt; false asks the bare question, for a model "
+            "that was taught the format."
+        ),
+    ] = True
+
+
+class ToolError(Exception):
+    """A tool cannot do what it was asked; the message is for the model and repeats nothing of what the model wrote."""
+
+
+class Calculator:
+    """The tools: everything that a rollout executes is executed by `call`.
+
+    Its display shows two digits and is off by an offset drawn per rollout: whatever the numbers, each of
+    the `DISPLAYS` results is equally likely, so that only a call tells which one it is.
+
+    Args:
+        seed: Decides the offset.
+    """
+
+    SPECS: ClassVar[Sequence[Mapping[str, Any]]] = tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": f"Calculates a {word} b and returns what the display shows.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                    "required": ["a", "b"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+        for word, name in TOOLS.items()
+    )
+
+    def __init__(self, seed: int) -> None:
+        self._offset = seed % DISPLAYS
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Execute one call.
+
+        Args:
+            name: Of the tool, as the model wrote it.
+            arguments: Anything that JSON can hold.
+
+        Returns:
+            What the display shows.
+
+        Raises:
+            ToolError: If there is no such tool, or the arguments are not exactly two integers of bounded size.
+        """
+        operation = _OPERATIONS.get(name)
+        if operation is None:
+            raise ToolError("error: no such tool")
+        if set(arguments) != {"a", "b"} or not all(_is_operand(value) for value in arguments.values()):
+            raise ToolError("error: a and b must be integers")
+        return str(LOWEST_DISPLAY + (operation(arguments["a"], arguments["b"]) + self._offset) % DISPLAYS)
+
+
+def _is_operand(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_OPERAND
+
+
+def is_held_out(a: int, word: str, b: int) -> bool:
+    """Whether a question belongs to the validation split: about one in five, by a hash that is the same everywhere."""
+    digest = blake2b(f"calculator:{a} {word} {b}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
+
+
+def prompt(a: int, word: str, b: int) -> str:
+    """What the model is asked."""
+    return f"{a} {word} {b}"
+
+
+class CalculatorWorkflow(Workflow):
+    """Prompt ``3 plus 4``; the model calls ``add`` with a = 3 and b = 4, reads ``52``, and answers ``52``.
+
+    A call is what the parser finds in the format of the model's family; its result, or an error message if it cannot
+    be executed, comes back as a ``tool`` message, and the model may call again until ``max_calls`` are spent. An
+    answer without any call in it ends the rollout.
+
+    Reward per turn: a call gets 0.1 if it can be executed and 0.4 times the share of tool, a and b that are right, but
+    only for what it is better than the calls before it, or repeating a call would pay. The answer gets 1 if it is what
+    the display showed last and that call was the right one, 0.3 if it is what the display showed after a wrong one,
+    else 0.3 times the share of right digits: copying whatever the tool returns must not be enough. Out of format (no
+    call before the answer, several calls at once, an answer that is not a number, a turn that was cut off) gets -1
+    and ends the rollout, which is worse than every other turn.
+
+    Held out is about one question in five, by a hash. The two numbers differ, so that their order matters.
+    """
+
+    name: ClassVar[str] = "calculator"
+    config_model: ClassVar[type[WorkflowConfig]] = CalculatorConfig
+    config: CalculatorConfig
+
+    def __init__(self, config: WorkflowConfig | None = None) -> None:
+        super().__init__(config)
+        self._tasks: dict[Split, list[Task]] = {"train": [], "validation": []}
+        self._asked: dict[str, Messages] = {}
+        system = [{"role": "system", "content": _INSTRUCTIONS}] if self.config.show_tools else []
+        for a in range(self.config.largest + 1):
+            for word, tool in TOOLS.items():
+                for b in range(self.config.largest + 1):
+                    if a == b:
+                        continue
+                    task = Task(task_id=f"calculator-{a}-{word}-{b}", data={"tool": tool, "a": a, "b": b})
+                    self._tasks["validation" if is_held_out(a, word, b) else "train"].append(task)
+                    question = {"role": "user", "content": prompt(a, word, b)}
+                    self._asked[task.task_id] = Messages([*system, question])
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """All questions of a split."""
+        return self._tasks[split]
+
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        """Execute calls until there is an answer, the calls are spent, or a turn is out of format."""
+        calculator = Calculator(derive_seed(completer.seed, "calculator"))
+        specs = Calculator.SPECS if self.config.show_tools else None
+        messages = self._asked[task.task_id].copy()
+        steps: list[Step] = []
+        display, is_right, earned, executed, failed = "", False, 0.0, 0, 0
+
+        def end(reward: float, reason: TerminationReason = TerminationReason.DONE) -> Episode:
+            steps[-1].reward = reward
+            return self.episode(
+                task,
+                steps,
+                is_correct=reward == SOLVED,
+                termination_reason=reason,
+                metrics={
+                    "calls_executed": float(executed),
+                    "calls_failed": float(failed),
+                    "invalid": float(reward == INVALID),
+                },
+            )
+
+        while True:
+            step = await completer.complete(messages, tools=specs)
+            steps.append(step)
+            if step.finish_reason is FinishReason.LENGTH:
+                return end(INVALID, TerminationReason.MAX_RESPONSE_TOKENS)
+            calls = step.response.get("tool_calls") or ()
+            if not calls:
+                answer = step.text.strip()
+                return end(score_answer(answer, display, is_right) if executed or failed else INVALID)
+            if len(calls) > 1:
+                return end(INVALID)
+            if executed + failed == self.config.max_calls:
+                return end(0.0, TerminationReason.MAX_TURNS)
+            [call] = calls
+            name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+            try:
+                said = display = calculator.call(name, arguments)
+            except ToolError as error:
+                said, worth = str(error), 0.0
+                failed += 1
+            else:
+                share = right_share(task.data, name, arguments)
+                worth, is_right = EXECUTED + RIGHT_PARTS * share, share == 1.0
+                executed += 1
+            step.reward = max(0.0, worth - earned)
+            earned = max(earned, worth)
+            messages.append(step.response)
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
+
+
+def right_share(wanted: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> float:
+    """How much of an executed call is right: the tool, ``a`` and ``b`` count a third each."""
+    return ((name == wanted["tool"]) + (arguments["a"] == wanted["a"]) + (arguments["b"] == wanted["b"])) / 3
+
+
+def score_answer(answer: str, display: str, is_right: bool) -> float:
+    """The reward of an answer, given what the display showed last ("" if nothing) and whether that call was right."""
+    if not _NUMBER.fullmatch(answer):
+        return INVALID
+    if answer == display:
+        return SOLVED if is_right else COPIED_WRONG_RESULT
+    return RIGHT_DIGITS * sum(map(str.__eq__, answer, display)) / max(len(answer), len(display))
+
+
+def run_file() -> dict[str, Any]:
+    """A run on backend ``local`` that learns on every seed tried, in under a minute on one CPU core."""
+    return {
+        "training": {"steps": 350, "groups_per_step": 16, "rollouts_per_group": 8},
+        "rollout": {"max_response_tokens": 20},
+        "algorithm": {
+            "name": "return_to_go",
+            "turn_baseline": "group",
+            "entropy_coefficient": 0.06,
+            "entropy_coefficient_final": 0.0,
+        },
+        "optimizer": {
+            "learning_rate": 1e-3,
+            "schedule": "linear",
+            "warmup_steps": 5,
+            "final_learning_rate_fraction": 0.1,
+        },
+        "calculator": {"show_tools": False},
+    }
