@@ -42,6 +42,7 @@ from rllm_local.model import (
 )
 from rllm_local.starter import starter_model
 from rllm_local.training import AGGREGATIONS, LocalBatch, Trainer
+from rllm_local.vision import ImageSource, Vision, image_source
 
 ResultT = TypeVar("ResultT")
 
@@ -65,6 +66,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         self._settings_before: TorchSettings | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None  # goes into checkpoints, so that they can be loaded
         self._engine: LocalEngine | None = None
+        self._images: ImageSource | None = None
         self._trainer: Trainer | None = None
         self._reference: Trainer | None = None
 
@@ -78,6 +80,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             entropy_bonus=True,
             lora=True,
             full=True,
+            vision=True,
             colocated=True,
             streaming=True,
             deferred_normalisation=True,
@@ -118,17 +121,19 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         settings = settings_for(model, self.local)
         settings.apply()
         use_matching_attention(model, settings.matmul_precision)
+        self._images = image_source(model, parser)
         self._trainer = self._trainer_for(model)
         text_config: Any = model.config.get_text_config()
         shares_weights = self.config.training.trigger_parameter_sync_step == 1
         return LocalEngine(
-            make_decoder(model, self.local, shares_weights=shares_weights),
+            make_decoder(model, self.local, shares_weights=shares_weights, images=self._images),
             parser,
             self._worker,
             device=model.device,
             vocabulary_size=vocabulary_size(model),
             max_model_tokens=text_config.max_position_embeddings,
             max_batch_rows=self.local.max_batch_rows,
+            takes_media=self._images is not None,
         )
 
     def _trainer_for(self, model: PreTrainedModel) -> Trainer:
@@ -142,6 +147,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             share_prefixes=self.local.packing == "prefix",
             max_batch_tokens=self.local.max_batch_tokens,
             autocast_dtype=torch.bfloat16 if half else None,
+            vision=None if self._images is None else Vision(model, self._images),
         )
 
     def _policy_loss(self) -> PolicyLoss:
@@ -187,7 +193,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
                 trainer.model.enable_adapters()
         if self._reference is None:
             model = load_model(self.model_path(), self.local)
-            model.set_attn_implementation(trainer.model.config._attn_implementation)
+            use_matching_attention(model, torch.get_float32_matmul_precision())
             self._reference = self._trainer_for(model)
         return self._reference.logprobs(samples)
 

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from transformers import DynamicCache
 
+from rllm_local.vision import ImageSource, Placement, Vision
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -29,12 +31,13 @@ KEPT_BLOCK_BYTES = 64 * 2**20
 class Decoder(Protocol):
     """A forward pass with a key-value cache."""
 
-    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement] = ()) -> torch.Tensor:
         """Forget everything, read ``prompts`` and return the logits behind them.
 
         Args:
             prompts: ``(rows, tokens)``, padded on the left.
             padding: ``(rows,)`` how many positions of each row are padding.
+            media: Images in the prompts; only `TransformersDecoder` with ``vision`` is given any.
 
         Returns:
             ``(rows, vocabulary)`` in float32.
@@ -61,36 +64,58 @@ class TransformersDecoder:
         model: The model that is trained.
         shared: Whether to decode with that very module. Otherwise a copy is kept, so that weights can be trained
             further while older ones are still sampled from.
+        images: Whose images it reads; None for text only.
     """
 
-    def __init__(self, model: PreTrainedModel, *, shared: bool) -> None:
+    def __init__(self, model: PreTrainedModel, *, shared: bool, images: ImageSource | None = None) -> None:
         self._shared = shared
-        self._model = model if shared else copy.deepcopy(model).requires_grad_(False)
+        self._model: Any = model if shared else copy.deepcopy(model).requires_grad_(False)
+        self._vision = None if images is None else Vision(self._model, images)
         self._cache = DynamicCache(config=model.config)
         self._attention_mask = torch.empty(0)
+        self._behind: torch.Tensor | None = None  # (rows, 1) how far positions lag behind the count of tokens
 
     def sync(self, model: PreTrainedModel) -> None:
         """See `Decoder`."""
         if not self._shared:
             self._model.load_state_dict(model.state_dict())
 
-    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement] = ()) -> torch.Tensor:
         """See `Decoder`."""
         self._cache = DynamicCache(config=self._model.config)
         columns = torch.arange(prompts.shape[1], device=prompts.device)
         self._attention_mask = (columns >= padding[:, None]).long()
+        self._behind = None
         positions = (columns - padding[:, None]).clamp_(min=0)
-        return self._forward(prompts, positions)
+        if not media:
+            return self._forward(prompts, positions)
+        assert self._vision is not None
+        planar = self._vision.row_positions(prompts, padding, media)
+        if planar is not None:
+            self._behind = positions[:, -1:] - planar.amax((0, 2))[:, None]
+            positions = planar
+        hidden = self._model.get_decoder()(
+            **self._vision.embedded(prompts, media),
+            attention_mask=self._attention_mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        logits: torch.Tensor = self._model.get_output_embeddings()(hidden[:, -1]).float()
+        return logits
 
     def select(self, rows: torch.Tensor) -> None:
         """See `Decoder`."""
         self._cache.batch_select_indices(rows)
         self._attention_mask = self._attention_mask[rows]
+        if self._behind is not None:
+            self._behind = self._behind[rows]
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """See `Decoder`."""
-        positions = self._attention_mask.sum(1, keepdim=True)
-        self._attention_mask = torch.cat([self._attention_mask, torch.ones_like(positions)], 1)
+        count = self._attention_mask.sum(1, keepdim=True)
+        self._attention_mask = torch.cat([self._attention_mask, torch.ones_like(count)], 1)
+        positions = count if self._behind is None else (count - self._behind).expand(3, -1, -1)
         return self._forward(tokens[:, None], positions)
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -226,8 +251,9 @@ class FusedDecoder:
         heads = weight[:cut].view(rotated_heads, 2, self._head_dim // 2, *weight.shape[1:])
         return torch.cat([heads.transpose(1, 2).reshape(cut, *weight.shape[1:]), weight[cut:]])
 
-    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement] = ()) -> torch.Tensor:
         """See `Decoder`."""
+        assert not media
         rows, tokens = prompts.shape
         self._length, self._padding, self._bias = tokens, None, None
         if bool(padding.any()):

@@ -9,13 +9,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser
-from rllm_core.types import FinishReason, SamplingParams, TokenIds, TokenInput, TokenOutput, text_only
+from rllm_core.types import (
+    FinishReason,
+    MediaChunk,
+    SamplingParams,
+    TokenIds,
+    TokenInput,
+    TokenOutput,
+    text_only,
+    token_ids,
+)
 from rllm_local.decoders import Decoder
 from rllm_local.sampler import Completion, Request, generate
+from rllm_local.vision import Placement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,6 +52,7 @@ class LocalEngine(RolloutEngine):
         vocabulary_size: Ids must be smaller.
         max_model_tokens: Longest prompt plus completion.
         max_batch_rows: Sequences sampled at a time.
+        takes_media: Whether prompts may hold the images of ``parser``.
     """
 
     name: ClassVar[str] = "local"
@@ -55,6 +67,7 @@ class LocalEngine(RolloutEngine):
         vocabulary_size: int,
         max_model_tokens: int,
         max_batch_rows: int,
+        takes_media: bool = False,
     ) -> None:
         self._decoder = decoder
         self.parser = parser
@@ -63,6 +76,7 @@ class LocalEngine(RolloutEngine):
         self._vocabulary_size = vocabulary_size
         self._max_model_tokens = max_model_tokens
         self._max_batch_rows = max_batch_rows
+        self._takes_media = takes_media
         self._waiting: list[_Waiting] = []
         self._is_busy = False
 
@@ -94,18 +108,32 @@ class LocalEngine(RolloutEngine):
         is_validation: bool = False,
     ) -> list[TokenOutput]:
         """See `RolloutEngine`; the prompt is read once."""
-        prompt_ids = text_only(token_input, f"engine {self.name!r}")
+        prompt_ids, media = self._read(token_input)
         self._check(prompt_ids, sampling_params)
         loop = asyncio.get_running_loop()
         waiting = []
         for start in range(0, len(seeds), self._max_batch_rows):
-            part = Request(prompt_ids, sampling_params, seeds[start : start + self._max_batch_rows])
+            part = Request(prompt_ids, sampling_params, seeds[start : start + self._max_batch_rows], media)
             waiting.append(_Waiting(part, loop.create_future()))
         self._waiting += waiting
         if not self._is_busy:
             self._is_busy = True
             loop.call_soon(self._start_batch, loop)
         return [output for item in waiting for output in await item.future]
+
+    def _read(self, token_input: TokenInput) -> tuple[TokenIds, list[Placement]]:
+        """A prompt as ids, and where its images begin; what the ids are there is never read."""
+        if not self._takes_media or isinstance(token_input, np.ndarray):
+            return text_only(token_input, f"engine {self.name!r}"), []
+        ids: list[int] = []
+        media: list[Placement] = []
+        for token in token_input:
+            if isinstance(token, MediaChunk):
+                media.append((len(ids), token))
+                ids += [0] * token.length_tokens
+            else:
+                ids.append(token)
+        return token_ids(ids), media
 
     def _check(self, prompt_ids: TokenIds, params: SamplingParams) -> None:
         if len(prompt_ids) == 0:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rllm_core.errors import ConfigError
 from rllm_local import attention
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
+from rllm_local.vision import ImageSource
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def device_of(config: LocalConfig) -> torch.device:
 
 
 def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
-    """Load a causal LM for training, adapters added if the configuration asks for them.
+    """Load a causal or vision-language model for training, adapters added if the configuration asks for them.
 
     It stays in evaluation mode: with dropout, the trained policy would not be the sampled one. All weights that are
     trained are float32; frozen ones have the configured dtype.
@@ -72,8 +73,10 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
     frozen = config.lora is not None
     dtype = getattr(torch, config.dtype) if frozen else torch.float32
     try:
+        model_config = AutoConfig.from_pretrained(str(path), trust_remote_code=config.trust_remote_code)
+        auto_class: Any = AutoModelForImageTextToText if reads_images(model_config) else AutoModelForCausalLM
         with no_progress_bars():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model: PreTrainedModel = auto_class.from_pretrained(
                 str(path), dtype=dtype, trust_remote_code=config.trust_remote_code
             )
     except (OSError, ValueError) as error:
@@ -86,6 +89,11 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
         _add_adapters(model, config.lora)
     model.train(False)
     return model
+
+
+def reads_images(config: Any) -> bool:
+    """Whether a model's configuration is that of a vision-language model."""
+    return getattr(config, "vision_config", None) is not None
 
 
 def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
@@ -135,7 +143,8 @@ def use_matching_attention(model: PreTrainedModel, precision: str) -> None:
         model.set_attn_implementation("eager")
     elif model.config._attn_implementation == "sdpa" and model.num_parameters() < SMALL_MODEL_PARAMETERS:
         attention.register()
-        model.set_attn_implementation(attention.NAME)
+        # Vision towers attend in both directions.
+        model.set_attn_implementation({"text_config": attention.NAME} if reads_images(model.config) else attention.NAME)
 
 
 def _matmul_error(precision: str) -> float:
@@ -152,7 +161,9 @@ def _matmul_error(precision: str) -> float:
     return float((product - exact).abs().max() / exact.abs().max())
 
 
-def make_decoder(model: PreTrainedModel, config: LocalConfig, *, shares_weights: bool) -> Decoder:
+def make_decoder(
+    model: PreTrainedModel, config: LocalConfig, *, shares_weights: bool, images: ImageSource | None = None
+) -> Decoder:
     """The fused decoder where its numbers agree with transformers' for this model, else transformers itself.
 
     Args:
@@ -160,8 +171,9 @@ def make_decoder(model: PreTrainedModel, config: LocalConfig, *, shares_weights:
         config: The backend's section.
         shares_weights: Whether a decoder that runs ``model`` itself may do so, because every optimizer step goes live
             at once.
+        images: Whose images it reads; None for text only.
     """
-    plain = TransformersDecoder(model, shared=shares_weights)
+    plain = TransformersDecoder(model, shared=shares_weights, images=images)
     if FusedDecoder.supports(model):
         fused = FusedDecoder(model, getattr(torch, config.dtype))
         with torch.inference_mode():

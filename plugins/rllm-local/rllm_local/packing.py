@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,9 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rllm_core.types import TokenIds, TrainingSample
+from rllm_core.types import PlacedMedia, TokenIds, TrainingSample
+from rllm_local.vision import Placement
 
 QUADRATIC_FROM_TOKENS = 1024
+PlanarPositions = Callable[[TrainingSample], "npt.NDArray[np.int64] | None"]
+"""From a sample to its positions, ``(3, tokens)``."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,15 @@ class MicroBatch:
 
     Attributes:
         token_ids: ``(rows, tokens)``, padded on the right.
-        positions: ``(rows, tokens)``, or None where every row is one plain sequence.
+        positions: ``(rows, tokens)``, or ``(3, rows, tokens)`` around images of models that place them in a plane, or
+            None where every row is one plain sequence.
         visible: ``(rows, 1, tokens, tokens)`` which columns each position sees; None where that is just the past.
         nodes: ``(nodes,)`` flat positions in ``token_ids``.
         node_of_token: ``(sampled_tokens,)``.
         targets: ``(sampled_tokens,)`` the sampled tokens.
         rollout_logprobs: ``(sampled_tokens,)``, or None if a sample has none.
         advantages: ``(sampled_tokens,)``.
+        media: Images, by the flat positions in ``token_ids`` where they begin.
         samples: Positions in the pass of the samples, in the order of their tokens.
         sample_tokens: Per sample, how many of its tokens were sampled.
     """
@@ -73,6 +78,7 @@ class MicroBatch:
     targets: torch.Tensor
     rollout_logprobs: torch.Tensor | None
     advantages: torch.Tensor
+    media: list[Placement]
     samples: list[int]
     sample_tokens: list[int]
 
@@ -92,9 +98,10 @@ def rows_of(samples: Sequence[TrainingSample], *, share_prefixes: bool, pair_cos
     if not share_prefixes:
         rows = [Row((index,), (0,), len(sample.token_ids) - 1) for index, sample in enumerate(samples)]
         return sorted(rows, key=lambda row: row.tokens)
-    groups: dict[bytes, list[int]] = defaultdict(list)
+    groups: dict[tuple[bytes, tuple[PlacedMedia, ...]], list[int]] = defaultdict(list)
     for index, sample in enumerate(samples):
-        groups[sample.token_ids[: sample.prompt_tokens].tobytes()].append(index)
+        # Equal placeholders may stand for different images, so only samples with the same images share anything.
+        groups[sample.token_ids[: sample.prompt_tokens].tobytes(), sample.media].append(index)
     rows = []
     for members in groups.values():
         read = {index: samples[index].token_ids[:-1] for index in members}
@@ -120,12 +127,24 @@ def _common_prefix(left: TokenIds, right: TokenIds) -> int:
 
 
 def micro_batches(
-    samples: Sequence[TrainingSample], rows: Sequence[Row], *, max_tokens: int, device: torch.device
+    samples: Sequence[TrainingSample],
+    rows: Sequence[Row],
+    *,
+    max_tokens: int,
+    device: torch.device,
+    planar_positions: PlanarPositions | None = None,
 ) -> Iterator[MicroBatch]:
     """Lay consecutive rows out in tensors of at most ``max_tokens`` positions, padding included.
 
     Rows above 1024 tokens count more, as their attention grows with the square of their length. A row that is
     longer than allowed goes alone.
+
+    Args:
+        samples: The samples of one pass.
+        rows: Where they go.
+        max_tokens: See above.
+        device: Where the tensors go.
+        planar_positions: The positions of a sample with images, for models that place these in a plane.
     """
     start = 0
     while start < len(rows):
@@ -136,14 +155,22 @@ def micro_batches(
             if cost > max_tokens and stop > start:
                 break
             stop += 1
-        yield _lay_out(samples, rows[start:stop], device)
+        yield _lay_out(samples, rows[start:stop], device, planar_positions)
         start = stop
 
 
-def _lay_out(samples: Sequence[TrainingSample], rows: Sequence[Row], device: torch.device) -> MicroBatch:
+def _lay_out(
+    samples: Sequence[TrainingSample],
+    rows: Sequence[Row],
+    device: torch.device,
+    planar_positions: PlanarPositions | None,
+) -> MicroBatch:
     is_tree, width = rows[0].is_tree, max(row.tokens for row in rows)
     ids = np.zeros((len(rows), width), np.int64)
-    positions = np.zeros((len(rows), width), np.int64)
+    has_media = any(samples[index].media for row in rows for index in row.samples)
+    planes = 3 if has_media and planar_positions is not None else 1
+    positions = np.zeros((planes, len(rows), width), np.int64)
+    media: list[Placement] = []
     visible = np.zeros((len(rows), width, width) if is_tree else (0, 0, 0), np.bool_)
     past = np.tri(width, dtype=np.bool_)
     sources: list[npt.NDArray[np.int64]] = []
@@ -155,7 +182,12 @@ def _lay_out(samples: Sequence[TrainingSample], rows: Sequence[Row], device: tor
             new = len(sample.token_ids) - 1 - shared
             end = column + new
             ids[number, column:end] = sample.token_ids[shared:-1]
-            positions[number, column:end] = np.arange(shared, shared + new)
+            planar = None if planar_positions is None or not sample.media else planar_positions(sample)
+            positions[:, number, column:end] = (
+                np.arange(shared, shared + new) if planar is None else planar[:, shared : shared + new]
+            )
+            start = number * width + column - shared
+            media.extend((start + piece.start, piece) for piece in sample.media if piece.start >= shared)
             if is_tree and new:
                 if shared:
                     visible[number, column:end] = visible[number, path[shared - 1]]
@@ -174,13 +206,14 @@ def _lay_out(samples: Sequence[TrainingSample], rows: Sequence[Row], device: tor
 
     return MicroBatch(
         token_ids=tensor(ids),
-        positions=tensor(positions) if is_tree else None,
+        positions=tensor(positions if planes > 1 else positions[0]) if is_tree or planes > 1 else None,
         visible=tensor(visible).unsqueeze(1) if is_tree else None,
         nodes=tensor(nodes),
         node_of_token=tensor(node_of_token),
         targets=tensor(targets.astype(np.int64)),
         rollout_logprobs=tensor(np.concatenate(logprobs)) if len(logprobs) == len(chosen) else None,
         advantages=tensor(np.concatenate([sample.advantages for sample in chosen])),
+        media=media,
         samples=order,
         sample_tokens=[sample.sampled_tokens for sample in chosen],
     )

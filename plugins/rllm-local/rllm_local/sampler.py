@@ -19,6 +19,7 @@ import torch
 
 from rllm_core.types import SamplingParams, TokenIds
 from rllm_local.decoders import Decoder
+from rllm_local.vision import Placement
 
 UNIFORM_BITS = 48  # few enough that uniform * total < total holds in float64
 BLOCK_POSITIONS = 32
@@ -27,11 +28,17 @@ COMPACT_BELOW = 0.75
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to continue it, once per seed."""
+    """A prompt and how to continue it, once per seed.
+
+    Attributes:
+        prompt_ids: ``(tokens,)``; anything may stand where an image is.
+        media: Where the prompt's images begin, and the images.
+    """
 
     prompt_ids: TokenIds
     params: SamplingParams
     seeds: Sequence[int]
+    media: Sequence[Placement] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ def generate(decoder: Decoder, requests: Sequence[Request], device: torch.device
     limits = np.array([request.params.max_response_tokens for request in requests])[of_request]
     stop_ids = _stop_ids(requests)[of_request]
 
-    logits = decoder.prefill(*_left_padded([request.prompt_ids for request in requests], device))
+    logits = decoder.prefill(*_left_padded([request.prompt_ids for request in requests], device), _placed(requests))
     rows = _Rows([request.params for request in requests], device)
     places = _Places(of_request)
     tokens = np.zeros((len(seeds), BLOCK_POSITIONS), np.int32)
@@ -192,6 +199,16 @@ def _left_padded(prompts: Sequence[TokenIds], device: torch.device) -> tuple[tor
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = prompt
     return torch.from_numpy(ids).to(device), torch.from_numpy(longest - lengths).to(device)
+
+
+def _placed(requests: Sequence[Request]) -> list[Placement]:
+    """The images of a batch that is padded on the left, by their flat positions."""
+    longest = max(len(request.prompt_ids) for request in requests)
+    return [
+        ((row + 1) * longest - len(request.prompt_ids) + start, chunk)
+        for row, request in enumerate(requests)
+        for start, chunk in request.media
+    ]
 
 
 def _stop_ids(requests: Sequence[Request]) -> npt.NDArray[np.int64]:

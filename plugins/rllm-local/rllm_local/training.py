@@ -19,6 +19,7 @@ from rllm_core.backend import OptimizerStep
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
 from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of
+from rllm_local.vision import Vision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,6 +63,7 @@ class Trainer:
         share_prefixes: Whether to encode what samples have in common once.
         max_batch_tokens: Most positions per forward and backward; on the CPU, never above ``CPU_BATCH_TOKENS``.
         autocast_dtype: Precision of the forward passes; None is that of the weights.
+        vision: How the model reads images; None for text only. Gradients flow through it into every trained weight.
     """
 
     model: PreTrainedModel
@@ -72,6 +74,7 @@ class Trainer:
     share_prefixes: bool
     max_batch_tokens: int
     autocast_dtype: torch.dtype | None = None
+    vision: Vision | None = None
     _sums: _Sums = field(default_factory=_Sums)
 
     def __post_init__(self) -> None:
@@ -88,9 +91,8 @@ class Trainer:
             fused=True,
         )
         self._pair_cost = _pair_cost(self.model)
-        self._full_attention = all(
-            kind == "full_attention" for kind in getattr(self.model.config, "layer_types", None) or ()
-        )
+        text_config: Any = self.model.config.get_text_config()
+        self._full_attention = all(kind == "full_attention" for kind in getattr(text_config, "layer_types", None) or ())
         self._bare_head = self._head_is_bare()
 
     @property
@@ -175,7 +177,8 @@ class Trainer:
         most = self.max_batch_tokens
         if self.device.type == "cpu":
             most = min(most, CPU_BATCH_TOKENS)
-        return micro_batches(batch.samples, batch.rows, max_tokens=most, device=self.device)
+        planar = None if self.vision is None else self.vision.sample_positions
+        return micro_batches(batch.samples, batch.rows, max_tokens=most, device=self.device, planar_positions=planar)
 
     def _logits(self, micro: MicroBatch) -> torch.Tensor:
         """Logits over the temperature at the nodes, ``(nodes, vocabulary)``."""
@@ -188,7 +191,11 @@ class Trainer:
             mask = torch.zeros(micro.visible.shape, device=self.device).masked_fill_(~micro.visible, lowest)
         inputs = {"input_ids": micro.token_ids, "position_ids": micro.positions, "attention_mask": mask}
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            if self._bare_head:
+            if micro.media:
+                assert self.vision is not None
+                inputs = {"position_ids": micro.positions, "attention_mask": mask}
+                inputs |= self.vision.embedded(micro.token_ids, micro.media)
+            if self._bare_head or micro.media:
                 hidden = model.get_decoder()(**inputs, use_cache=False).last_hidden_state
                 logits: torch.Tensor = model.get_output_embeddings()(hidden.flatten(0, 1)[micro.nodes])
             else:
@@ -221,7 +228,7 @@ def _pair_cost(model: PreTrainedModel) -> float:
 
     A pair takes two products of head_dim per head, and about as much again for its softmax.
     """
-    config: Any = model.config
+    config: Any = model.config.get_text_config()
     embeddings = sum(p.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters())
     per_layer = (sum(p.numel() for p in model.parameters()) - embeddings) / config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
 from rllm_local.sampler import COMPACT_BELOW, Completion, Request, generate, uniforms
+from rllm_local.vision import Placement
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rllm_core.types import SamplingParams
@@ -149,8 +151,8 @@ class CountingDecoder:
         self.decoder = decoder
         self.rows: list[int] = []
 
-    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-        return self.decoder.prefill(prompts, padding)
+    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement] = ()) -> torch.Tensor:
+        return self.decoder.prefill(prompts, padding, media)
 
     def select(self, rows: torch.Tensor) -> None:
         self.decoder.select(rows)
@@ -246,7 +248,7 @@ class FixedDecoder:
     def __init__(self, probabilities: list[float]) -> None:
         self.logits = torch.tensor(probabilities).log()[None]
 
-    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    def prefill(self, prompts: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement] = ()) -> torch.Tensor:
         return self.logits.repeat(len(prompts), 1)
 
     def select(self, rows: torch.Tensor) -> None:

@@ -13,11 +13,12 @@ from pydantic import BaseModel, Field, field_validator
 from rllm_core.config import Section
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, MaskedTokens, MaskMethod, ParsedCompletion, ToolSpec
-from rllm_core.types import MessageLike, TokenIds, token_ids
+from rllm_core.types import MediaChunk, MessageLike, PlacedMedia, TokenIds, token_ids
 from rllm_renderers.cache import BoundedCache
 from rllm_renderers.encoding import ControlTokens
 from rllm_renderers.formats import FORMATS, NoCalls, Schemas, schemas_of
 from rllm_renderers.loading import load_tokenizer, stop_token_ids
+from rllm_renderers.media import ImageInputs, MediaProcessor, images_of, load_media
 from rllm_renderers.self_check import Tail, bridged_tails, names_calls, shows_tools, tool_format
 from rllm_renderers.supervised import masked_by_template
 from rllm_renderers.template import ChatTemplate, Suffix
@@ -110,15 +111,23 @@ class ChatTemplateParser(BaseParser):
         tokenizer: A tokenizer with a chat template, which from now on is the parser's alone.
         stop_token_ids: Ids that end an assistant turn.
         config: Its section of the run file.
+        media: The model's images, or why messages cannot hold any.
     """
 
     name: ClassVar[str] = "chat_template"
 
-    def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int], config: ChatTemplateConfig | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop_token_ids: Sequence[int],
+        config: ChatTemplateConfig | None = None,
+        media: MediaProcessor | str = "the model takes text only",
+    ) -> None:
         self.config = config or ChatTemplateConfig()
         self.template = ChatTemplate(
-            tokenizer, stop_token_ids, self.config.chat_template_kwargs, self.config.control_tokens
+            tokenizer, stop_token_ids, self.config.chat_template_kwargs, self.config.control_tokens, media
         )
+        self.supports_media = self.template.media is not None
         name = self.config.tool_format
         self.tool_format = tool_format(self.template) if name == "auto" else FORMATS[name]
         self.supports_tools = shows_tools(self.template) and not isinstance(self.tool_format, NoCalls)
@@ -142,9 +151,12 @@ class ChatTemplateParser(BaseParser):
         """
         section = ChatTemplateConfig.model_validate({} if config is None else config)
         tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code)
+        media = load_media(str(path), trust_remote_code=section.trust_remote_code)
+        if not tokenizer.chat_template and isinstance(media, MediaProcessor):
+            tokenizer.chat_template = media.chat_template
         if not tokenizer.chat_template:
             raise ConfigError(f"the tokenizer of model {str(path)!r} has no chat template")
-        return cls(tokenizer, stop_token_ids(str(path), tokenizer), section)
+        return cls(tokenizer, stop_token_ids(str(path), tokenizer), section, media)
 
     @property
     def tokenizer(self) -> Any:
@@ -163,6 +175,7 @@ class ChatTemplateParser(BaseParser):
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """See `BaseParser.render`; what was rendered before comes from a cache. Raises what the template raises."""
+        messages = self.template.resolved(messages)
         key = _key(messages, tools, add_generation_prompt)
         ids = self._rendered.get(key)
         if ids is None:
@@ -238,6 +251,30 @@ class ChatTemplateParser(BaseParser):
         """See `BaseParser.count_control_tokens`."""
         return self.template.encoder.count(messages)
 
+    def place_media(
+        self, prompt_ids: Sequence[int] | TokenIds, messages: Sequence[MessageLike], *, start: int = 0
+    ) -> tuple[PlacedMedia, ...]:
+        """See `BaseParser.place_media`."""
+        images = images_of(self.template.resolved(messages))
+        if self.template.media is None or not images:
+            return ()
+        return self.template.media.place(token_ids(prompt_ids), images, start)
+
+    def media_inputs(self, chunk: MediaChunk) -> ImageInputs:
+        """What the vision part of the model reads for an image, see `MediaProcessor.inputs`."""
+        if self.template.media is None:
+            raise ValueError("this parser has no images")
+        return self.template.media.inputs(chunk)
+
+    def media_probe(self) -> tuple[TokenIds, tuple[PlacedMedia, ...]]:
+        """A short prompt with one image, for backends that check how they read images."""
+        if self.template.media is None:
+            raise ValueError("this parser has no images")
+        part = self.template.media.probe_part()
+        messages = [{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}]
+        prompt_ids = token_ids(self.render(messages))
+        return prompt_ids, self.place_media(prompt_ids, messages)
+
     def tokenize_and_mask(
         self,
         messages: Sequence[MessageLike],
@@ -260,6 +297,7 @@ class ChatTemplateParser(BaseParser):
     def _suffix(
         self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, called: str | None
     ) -> Suffix | None:
+        new_messages = self.template.resolved(new_messages)
         key = (_key(new_messages, tools, True), called)
         suffix = self._suffixes.get(key)
         if suffix is None:

@@ -117,11 +117,16 @@ class Encoder:
             return text
         return str(self._normaliser.normalize_str(text))
 
-    def protect(self, messages: Iterable[MessageLike]) -> list[dict[str, Any]]:
-        """Messages to be rendered, with spellings of control tokens in text from outside marked for `encode`."""
+    def protect(self, messages: Iterable[MessageLike], *, placeholder: str = "") -> list[dict[str, Any]]:
+        """Messages to be rendered, with spellings of control tokens in text from outside marked for `encode`.
+
+        Args:
+            messages: The messages.
+            placeholder: A control token that only the template may write, so that trusted text is no exception.
+        """
         if not self._neutralises:
             return [dict(message) for message in messages]
-        return [
+        protected = [
             {
                 key: value
                 if key == "role"
@@ -132,6 +137,10 @@ class Encoder:
             }
             for message in messages
         ]
+        if placeholder:
+            marker = self._markers[placeholder]
+            protected = [_map_text(message, lambda text: text.replace(placeholder, marker)) for message in protected]
+        return protected
 
     def escape(self, value: Any) -> Any:
         """Trusted data (tools, say) to be rendered: characters that would be markers are told apart from these."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 from rllm_core.parser import ToolSpec
 from rllm_core.types import MessageLike
 from rllm_renderers.formats import FORMATS, NoCalls, ToolFormat, schemas_of
+from rllm_renderers.media import has_media
 from rllm_renderers.template import ChatTemplate, Suffix, made_up_call
 
 
@@ -18,11 +19,13 @@ class Tail(NamedTuple):
         answers: How many tools answer; 2 stands for two or more.
         user: Whether a user's message follows.
         tools: Whether tools are offered.
+        images: The roles whose messages hold images.
     """
 
     answers: int
     user: bool
     tools: bool
+    images: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> Self | None:
@@ -31,7 +34,8 @@ class Tail(NamedTuple):
         answers = roles.count("tool")
         if not roles or roles[answers:] not in ([], ["user"]):
             return None
-        return cls(min(answers, 2), len(roles) > answers, bool(tools))
+        images = frozenset(str(message.get("role")) for message in new_messages if has_media([message]))
+        return cls(min(answers, 2), len(roles) > answers, bool(tools), images)
 
 
 _TOOL: dict[str, Any] = {
@@ -107,20 +111,37 @@ def bridged_tails(template: ChatTemplate) -> frozenset[Tail]:
     """The tails after which appending a suffix equals, token for token, rendering a whole conversation."""
     proven = set()
     for tools in [[], [_TOOL]] if shows_tools(template) else [[]]:
-        for messages in _TAILS:
+        for messages in [*_TAILS, *_tails_with_images(template)]:
             tail = Tail.of(messages, tools)
             if tail is not None and _is_exact(template, messages, tools):
                 proven.add(tail)
     return frozenset(proven)
 
 
+def _tails_with_images(template: ChatTemplate) -> Iterator[Sequence[MessageLike]]:
+    if template.media is None:
+        return
+    image = template.media.probe_part()
+    for tail in _TAILS:
+        roles = {message["role"] for message in tail}
+        for chosen in [{role} for role in sorted(roles)] + [roles] * (len(roles) > 1):
+            yield [_with_image(message, image) if message["role"] in chosen else message for message in tail]
+
+
+def _with_image(message: MessageLike, image: MessageLike) -> MessageLike:
+    return {**message, "content": [{"type": "text", "text": message["content"]}, image]}
+
+
 def _is_exact(template: ChatTemplate, tail: Sequence[MessageLike], tools: Sequence[ToolSpec]) -> bool:
+    question: MessageLike = _QUESTION
+    if template.media is not None and has_media(tail):  # some templates number the images of a conversation
+        question = _with_image(_QUESTION, template.media.probe_part())
     answer: dict[str, Any] = {"role": "assistant", "content": _ANSWER}
-    calls = [made_up_call(m["tool_call_id"], _NAME, _ARGUMENTS) for m in tail if m["role"] == "tool"]
+    calls = [made_up_call(m["tool_call_id"], _NAME, {"key": _ANSWER}) for m in tail if m["role"] == "tool"]
     if calls:
         answer["tool_calls"] = calls
-    asked = template.rendered_or_none([_QUESTION], tools, add_generation_prompt=False)
-    whole = template.rendered_or_none([_QUESTION, answer, *tail], tools)
+    asked = template.rendered_or_none([question], tools, add_generation_prompt=False)
+    whole = template.rendered_or_none([question, answer, *tail], tools)
     # Where later messages change what stands before the answer, a suffix could not know it.
     if asked is None or whole is None or not whole.startswith(asked):
         return False

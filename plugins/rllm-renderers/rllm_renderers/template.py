@@ -10,9 +10,11 @@ from typing import Any
 
 import jinja2
 
+from rllm_core.errors import ConfigError
 from rllm_core.parser import ToolSpec
 from rllm_core.types import MessageLike
 from rllm_renderers.encoding import ControlTokens, Encoder
+from rllm_renderers.media import MediaProcessor, has_media, images_of
 
 _SENTINEL = "sentinel0of0an0answer"
 # What templates raise on conversations they do not take, on purpose or not.
@@ -38,6 +40,10 @@ class ChatTemplate:
         stop_token_ids: Ids that end an assistant's turn.
         variables: Variables of the template.
         control_tokens: What becomes of text from outside that spells control tokens.
+        media: The model's images, or why messages cannot hold any.
+
+    Raises:
+        ConfigError: If the placeholder of ``media`` is no control token of the tokenizer.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class ChatTemplate:
         stop_token_ids: Sequence[int],
         variables: Mapping[str, Any],
         control_tokens: ControlTokens = "neutralise",
+        media: MediaProcessor | str = "the model takes text only",
     ) -> None:
         self.tokenizer = tokenizer
         self.stop_token_ids = tuple(stop_token_ids)
@@ -54,6 +61,11 @@ class ChatTemplate:
         longest_first = sorted(self._stop_ids_by_text, key=len, reverse=True)
         self._stop_pattern = re.compile("|".join(map(re.escape, longest_first)))
         self.encoder = Encoder(tokenizer, control_tokens)
+        self.media, self._why_no_media = (None, media) if isinstance(media, str) else (media, "")
+        if self.media is not None:
+            self.media.check_placeholder(self.encoder.control_tokens)
+        self._writes_text_in_parts_only = False
+        self._writes_text_in_parts_only = self._wants_text_in_parts()
         self._writes_arguments_as_text = False
         self._writes_arguments_as_text = self._wants_arguments_as_text()
 
@@ -75,14 +87,28 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """The rendered conversation for `Encoder.encode`; raises what the template raises."""
+        messages = self.resolved(messages)
+        placeholder = "" if self.media is None else self.media.placeholder
         text: str = self.tokenizer.apply_chat_template(
-            [self.for_template(message) for message in self.encoder.protect(messages)],
+            [self.for_template(message) for message in self.encoder.protect(messages, placeholder=placeholder)],
             tools=[self.encoder.escape(dict(tool)) for tool in tools] if tools else None,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
             **self.variables,
         )
-        return text
+        return text if self.media is None else self.media.expanded(text, images_of(messages))
+
+    def resolved(self, messages: Sequence[MessageLike]) -> Sequence[MessageLike]:
+        """Messages with their images read, see `MediaProcessor.resolve`.
+
+        Raises:
+            ConfigError: If there are any, but the model or this installation takes text only.
+        """
+        if not has_media(messages):
+            return messages
+        if self.media is None:
+            raise ConfigError(f"a message holds an image, but {self._why_no_media}")
+        return self.media.resolve(messages)
 
     def rendered_or_none(
         self,
@@ -124,6 +150,13 @@ class ChatTemplate:
         first, *following = self.encoder.encode(text[begin:])
         return Suffix(first, following) if first == self._stop_ids_by_text[text[begin:end]] else None
 
+    def _wants_text_in_parts(self) -> bool:
+        """Whether the template leaves text out that does not come in parts, as those of some vision models do."""
+        if self.media is None or _SENTINEL in (self.rendered_or_none([{"role": "user", "content": _SENTINEL}]) or ""):
+            return False
+        in_parts = [{"role": "user", "content": [{"type": "text", "text": _SENTINEL}]}]
+        return _SENTINEL in (self.rendered_or_none(in_parts) or "")
+
     def _wants_arguments_as_text(self) -> bool:
         """Whether the template joins a call's arguments to other text, instead of writing data as JSON."""
         call = made_up_call("call00001", "made_up", {"key": 1})
@@ -135,8 +168,10 @@ class ChatTemplate:
         return self.rendered_or_none(messages, add_generation_prompt=False) is not None
 
     def for_template(self, message: MessageLike) -> dict[str, Any]:
-        """A message with its tool calls' arguments in the form, data or JSON text, that the template writes as JSON."""
+        """A message with its text and its tool calls' arguments in the form that the template writes."""
         plain = dict(message)
+        if self._writes_text_in_parts_only and isinstance(plain.get("content"), str):
+            plain["content"] = [{"type": "text", "text": plain["content"]}]
         if plain.get("tool_calls"):
             convert = _as_text if self._writes_arguments_as_text else _as_data
             plain["tool_calls"] = [_with_arguments(call, convert) for call in plain["tool_calls"]]
@@ -151,7 +186,8 @@ def made_up_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[
 def _made_up_history(new_messages: Sequence[MessageLike], called: str | None) -> list[dict[str, Any]]:
     answer: dict[str, Any] = {"role": "assistant", "content": _SENTINEL}
     calls = [
-        made_up_call(message.get("tool_call_id") or f"call0000{position}", called or "made_up", {})
+        # Some templates leave out the answer's text where there is a call.
+        made_up_call(message.get("tool_call_id") or f"call0000{position}", called or "made_up", {"of": _SENTINEL})
         for position, message in enumerate(new_messages)
         if message["role"] == "tool"
     ]

@@ -1,0 +1,208 @@
+"""Images in a vision-language model.
+
+The embeddings of a prompt are put together here, with the features of every image at exactly the positions where the
+prompt holds it. A model's own forward looks for its placeholder instead, and so would take one that the policy sampled
+for an image.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rllm_core.errors import ConfigError
+from rllm_core.parser import BaseParser
+from rllm_core.types import MediaChunk, PlacedMedia, TokenIds, TrainingSample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+AGREEMENT_TOLERANCE = 1e-4
+
+Placement = tuple[int, MediaChunk]
+"""Where an image begins, as a flat position where there are rows, and the image."""
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """What a parser with ``supports_media`` also has to offer, so that a model can read its images."""
+
+    def media_inputs(self, chunk: MediaChunk) -> Mapping[str, npt.NDArray[Any]]:
+        """What the model's ``get_image_features`` is called with, for one image."""
+        ...
+
+    def media_probe(self) -> tuple[TokenIds, tuple[PlacedMedia, ...]]:
+        """A short prompt with one image."""
+        ...
+
+
+class _Features(NamedTuple):
+    """What stands at an image's positions: ``(length_tokens, hidden)``, and the same for further layers."""
+
+    embeddings: torch.Tensor
+    deeper: list[torch.Tensor]
+
+
+class Vision:
+    """How one model reads images.
+
+    Args:
+        model: A vision-language model.
+        source: Whose images it reads.
+    """
+
+    def __init__(self, model: PreTrainedModel, source: ImageSource) -> None:
+        self.model: Any = model
+        self.source = source
+        self._embed = model.get_input_embeddings()
+        # The model's own method knows where in the plane each position of an image is (M-RoPE).
+        self._rope_index = next((m.get_rope_index for m in model.modules() if hasattr(m, "get_rope_index")), None)
+        if self._rope_index is not None:
+            self._rope_arguments = inspect.signature(self._rope_index).parameters.keys()
+            if "mm_token_type_ids" not in self._rope_arguments:
+                raise ConfigError(f"images of {model.config.model_type!r} models need a newer transformers")
+
+    def embedded(self, token_ids: torch.Tensor, media: Sequence[Placement]) -> dict[str, Any]:
+        """Arguments of the decoder in place of ``input_ids``.
+
+        Args:
+            token_ids: ``(rows, tokens)``; anything may stand where an image is.
+            media: The images, which may be none.
+        """
+        embeddings = self._embed(token_ids)
+        if not media:
+            return {"inputs_embeds": embeddings}
+        features = self._features([chunk for _, chunk in media])
+        media = sorted(media, key=_start)
+        at = torch.cat([torch.arange(start, start + chunk.length_tokens) for start, chunk in media])
+        at = at.to(token_ids.device)
+        images = [features[chunk.sha256] for _, chunk in media]
+        flat = embeddings.flatten(0, 1)
+        flat = flat.index_copy(0, at, torch.cat([image.embeddings for image in images]).to(flat.dtype))
+        inputs: dict[str, Any] = {"inputs_embeds": flat.view_as(embeddings)}
+        if images[0].deeper:
+            mask = torch.zeros(token_ids.numel(), dtype=torch.bool, device=token_ids.device).index_fill(0, at, True)
+            inputs["visual_pos_masks"] = mask.view_as(token_ids)
+            inputs["deepstack_visual_embeds"] = [
+                torch.cat(layer) for layer in zip(*(image.deeper for image in images), strict=True)
+            ]
+        return inputs
+
+    def _features(self, chunks: Sequence[MediaChunk]) -> dict[str, _Features]:
+        """The features of each image by its hash; images of one shape are read together."""
+        batches: dict[Any, dict[str, MediaChunk]] = {}
+        inputs = {chunk.sha256: self.source.media_inputs(chunk) for chunk in chunks}
+        for chunk in chunks:
+            shapes = tuple((name, array.shape[1:]) for name, array in inputs[chunk.sha256].items())
+            batches.setdefault(shapes, {})[chunk.sha256] = chunk
+        features: dict[str, _Features] = {}
+        for batch in batches.values():
+            names = inputs[next(iter(batch))].keys()
+            tensors = {name: self._tensor([inputs[sha256][name] for sha256 in batch]) for name in names}
+            output = self.model.get_image_features(**tensors, return_dict=True)
+            lengths = [chunk.length_tokens for chunk in batch.values()]
+            embeddings = _split(output.pooler_output, lengths)
+            deeper = [_split(layer, lengths) for layer in getattr(output, "deepstack_features", None) or ()]
+            for index, sha256 in enumerate(batch):
+                features[sha256] = _Features(embeddings[index], [layer[index] for layer in deeper])
+        return features
+
+    def _tensor(self, arrays: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
+        return torch.tensor(np.concatenate(arrays), device=self._embed.weight.device)
+
+    def positions(self, token_ids: npt.NDArray[Any], media: Sequence[Placement]) -> npt.NDArray[np.int64] | None:
+        """``(3, tokens)`` of one sequence; None where positions are just counted."""
+        if self._rope_index is None or not media:
+            return None
+        media = sorted(media, key=_start)
+        kinds = torch.zeros(1, len(token_ids), dtype=torch.long)
+        for start, chunk in media:
+            kinds[0, start : start + chunk.length_tokens] = 1
+        arrays = [self.source.media_inputs(chunk) for _, chunk in media]
+        grids = {
+            name: torch.tensor(np.concatenate([array[name] for array in arrays]))
+            for name in arrays[0]
+            if name in self._rope_arguments
+        }
+        ids = torch.tensor(token_ids, dtype=torch.long)[None]
+        positions, _ = self._rope_index(input_ids=ids, mm_token_type_ids=kinds, **grids)
+        result: npt.NDArray[np.int64] = positions[:, 0].numpy()
+        return result
+
+    def sample_positions(self, sample: TrainingSample) -> npt.NDArray[np.int64] | None:
+        """``(3, tokens)`` of a training sample; None where positions are just counted."""
+        return self.positions(sample.token_ids, [(piece.start, piece) for piece in sample.media])
+
+    def row_positions(
+        self, token_ids: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement]
+    ) -> torch.Tensor | None:
+        """``(3, rows, tokens)`` of a batch padded on the left; None where positions are just counted."""
+        if self._rope_index is None or not media:
+            return None
+        rows, tokens = token_ids.shape
+        positions = np.zeros((3, rows, tokens), np.int64)
+        for row, (ids, first) in enumerate(zip(token_ids.cpu().numpy(), padding.tolist(), strict=True)):
+            begin = row * tokens
+            own = [(start - begin - first, chunk) for start, chunk in media if begin <= start < begin + tokens]
+            planar = self.positions(ids[first:], own)
+            positions[:, row, first:] = np.arange(tokens - first) if planar is None else planar
+        return torch.from_numpy(positions).to(token_ids.device)
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Compare with the model's own forward on a prompt with an image.
+
+        Raises:
+            ConfigError: If the model reads images in another way than this class.
+        """
+        ids, placed = self.source.media_probe()
+        media = [(piece.start, piece) for piece in placed]
+        token_ids = torch.tensor(ids, dtype=torch.long, device=self.model.device)[None]
+        inputs: dict[str, Any] = {
+            name: self._tensor([array]) for name, array in self.source.media_inputs(placed[0]).items()
+        }
+        if self._rope_index is not None:
+            inputs["mm_token_type_ids"] = torch.zeros_like(token_ids)
+            inputs["mm_token_type_ids"][0, placed[0].start : placed[0].stop] = 1
+        theirs = self.model(input_ids=token_ids, **inputs, use_cache=False).logits
+        positions = self.positions(ids, media)
+        hidden = self.model.get_decoder()(
+            **self.embedded(token_ids, media),
+            position_ids=None if positions is None else torch.from_numpy(positions)[:, None].to(self.model.device),
+            use_cache=False,
+        ).last_hidden_state
+        mine = self.model.get_output_embeddings()(hidden)
+        if not torch.allclose(mine, theirs, atol=AGREEMENT_TOLERANCE, rtol=AGREEMENT_TOLERANCE):
+            raise ConfigError(
+                f"backend 'local' cannot train models of type {self.model.config.model_type!r} with images: they do "
+                "more with them than to put their features in place of tokens"
+            )
+
+
+def image_source(model: PreTrainedModel, parser: BaseParser | None) -> ImageSource | None:
+    """The parser, if ``model`` reads its images as this module has it; None if one of the two is for text only.
+
+    Raises:
+        ConfigError: If the two do not fit together.
+    """
+    if parser is None or not parser.supports_media or not hasattr(model, "get_image_features"):
+        return None
+    if not isinstance(parser, ImageSource):
+        raise ConfigError(f"parser {parser.name!r} does not say what a model reads for an image (media_inputs)")
+    Vision(model, parser).check()
+    return parser
+
+
+def _start(placement: Placement) -> int:
+    return placement[0]
+
+
+def _split(features: Any, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+    """Features of several images, which models return in one tensor or one per image, as one per image."""
+    parts = [part.reshape(-1, part.shape[-1]) for part in features]
+    return torch.cat(parts).split(list(lengths))

@@ -1,0 +1,292 @@
+"""Images in messages: the placeholder tokens they become, and what the vision part of a model reads for each.
+
+The Hugging Face processor of the model decides both. Parts of a message's content that are images are
+``{"type": "image_url", "image_url": {"url": ...}}`` as in OpenAI's API, or ``{"type": "image", "image": ...}`` (also
+``path``, ``url`` or, for bare base64, ``base64``), with a data URL or a local file. Nothing is ever downloaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import importlib.util
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.errors import ConfigError
+from rllm_core.types import MediaChunk, MessageLike, PlacedMedia, TokenIds
+from rllm_renderers.cache import BoundedCache
+from rllm_renderers.families import read_model_config
+
+CONTENT_CACHE_BYTES = 256 * 2**20
+INPUTS_CACHE_BYTES = 256 * 2**20
+
+_IMAGE_TYPES = ("image", "image_url")
+_OTHER_TYPES = ("video", "video_url", "audio", "audio_url", "input_audio")
+_SOURCE_KEYS = ("image_url", "image", "path", "url", "base64")
+# What processors return for the text around the images.
+_OF_THE_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+_PROBE_SIZES = ((48, 64), (160, 96))
+
+ImageInputs = Mapping[str, npt.NDArray[Any]]
+
+
+class ImagePart(dict[str, Any]):
+    """A part of a message that is an image: for the template and for cache keys its hash, and beside that the image."""
+
+    def __init__(self, chunk: MediaChunk) -> None:
+        super().__init__(type="image", sha256=chunk.sha256)
+        self.chunk = chunk
+
+
+class MediaProcessor:
+    """The images of one model. Safe for threads.
+
+    Args:
+        processor: The model's processor, used by nobody else.
+
+    Raises:
+        ConfigError: If an image does not stand for one unbroken run of placeholder tokens.
+
+    Attributes:
+        placeholder: What the chat template writes where an image is.
+        placeholder_id: The token it is; an image takes a run of them.
+        chat_template: The processor's, for models whose tokenizer has none.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self._lock = Lock()
+        self._chunks: BoundedCache[MediaChunk] = BoundedCache(CONTENT_CACHE_BYTES)
+        self._inputs: BoundedCache[ImageInputs] = BoundedCache(INPUTS_CACHE_BYTES)
+        self.placeholder: str = getattr(processor, "image_token", None) or ""
+        if not self.placeholder:
+            raise ConfigError(f"{type(processor).__name__} has no image token, so images cannot be placed")
+        self._pattern = re.compile(re.escape(self.placeholder))
+        self.chat_template: Any = getattr(processor, "chat_template", None)
+        self.placeholder_id = -1
+        for size in _PROBE_SIZES:
+            ids, _ = self._processed(_probe_image(size))
+            if self.placeholder_id < 0:
+                self.placeholder_id = ids[0]
+            if set(ids) != {self.placeholder_id}:
+                raise ConfigError(
+                    f"{type(processor).__name__} writes an image as a sequence of different tokens; only models whose "
+                    f"images stand for one unbroken run of {self.placeholder!r} can be used with images"
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=Lock())
+
+    def check_placeholder(self, control_tokens: Mapping[str, int]) -> None:
+        """Check that no text can become the placeholder.
+
+        Raises:
+            ConfigError: If it is no control token of the tokenizer.
+        """
+        if control_tokens.get(self.placeholder) != self.placeholder_id:
+            raise ConfigError(f"the image placeholder {self.placeholder!r} is no special token of the tokenizer")
+
+    def resolve(self, messages: Sequence[MessageLike]) -> list[MessageLike]:
+        """Messages whose images are read and known by their hash; those that were resolved before are kept.
+
+        Raises:
+            ValueError: If an image cannot be read.
+        """
+        return [
+            {**message, "content": [self._resolved(part) if _is_image(part) else part for part in _parts(message)]}
+            if any(_is_image(part) for part in _parts(message))
+            else message
+            for message in messages
+        ]
+
+    def _resolved(self, part: Mapping[str, Any]) -> ImagePart:
+        return part if isinstance(part, ImagePart) else ImagePart(self._chunk(_content(part)))
+
+    def expanded(self, text: str, images: Sequence[MediaChunk]) -> str:
+        """Rendered text with as many placeholders per image as the image has tokens.
+
+        Raises:
+            ValueError: If the text has not one placeholder per image.
+        """
+        found = len(self._pattern.findall(text))
+        if found != len(images):
+            raise ValueError(
+                f"the rendered conversation holds {self.placeholder!r} {found} times for {len(images)} images: the "
+                "chat template leaves images out, or some text spells the placeholder"
+            )
+        rest = iter(images)
+        return self._pattern.sub(lambda _: self.placeholder * next(rest).length_tokens, text)
+
+    def place(self, prompt_ids: TokenIds, images: Sequence[MediaChunk], start: int) -> tuple[PlacedMedia, ...]:
+        """Where ``images`` stand in ``prompt_ids[start:]``.
+
+        Raises:
+            ValueError: If the placeholders in it are not theirs.
+        """
+        at = start + np.flatnonzero(prompt_ids[start:] == self.placeholder_id)
+        if len(at) != sum(image.length_tokens for image in images):
+            raise ValueError(f"{len(at)} placeholder tokens are not those of {len(images)} images")
+        placed, taken = [], 0
+        for image in images:
+            run = at[taken : taken + image.length_tokens]
+            if run[-1] - run[0] != image.length_tokens - 1:
+                raise ValueError("the placeholder tokens of an image are not in one run")
+            placed.append(PlacedMedia(**_fields(image), start=int(run[0])))
+            taken += image.length_tokens
+        return tuple(placed)
+
+    def inputs(self, chunk: MediaChunk) -> ImageInputs:
+        """What the model's vision part reads for an image, by the names of its arguments; with a leading batch axis.
+
+        Raises:
+            ValueError: If the image's content is not at hand, as after it was read from JSON.
+        """
+        inputs = self._inputs.get(chunk.sha256)
+        if inputs is None:
+            if chunk.content is None:
+                raise ValueError(f"the content of image {chunk.sha256[:12]} is not at hand: JSON holds only its hash")
+            _, inputs = self._processed(_opened(chunk.content))
+            self._keep(chunk.sha256, inputs)
+        return inputs
+
+    def probe_part(self) -> ImagePart:
+        """A small image as a part of a message."""
+        file = io.BytesIO()
+        _probe_image(_PROBE_SIZES[0]).save(file, "PNG")
+        return ImagePart(self._chunk(file.getvalue()))
+
+    def _chunk(self, content: bytes) -> MediaChunk:
+        sha256 = hashlib.sha256(content).hexdigest()
+        chunk = self._chunks.get(sha256)
+        if chunk is None:
+            ids, inputs = self._processed(_opened(content))
+            if set(ids) != {self.placeholder_id}:
+                raise ValueError(f"image {sha256[:12]} does not stand for one unbroken run of {self.placeholder!r}")
+            chunk = MediaChunk(sha256=sha256, kind="image", length_tokens=len(ids), content=content)
+            self._chunks.put(sha256, chunk, len(content))
+            self._keep(sha256, inputs)
+        return chunk
+
+    def _keep(self, sha256: str, inputs: ImageInputs) -> None:
+        self._inputs.put(sha256, inputs, sum(array.nbytes for array in inputs.values()))
+
+    def _processed(self, image: Any) -> tuple[list[int], ImageInputs]:
+        """The tokens an image is written as, and the rest of what the processor returns for it."""
+        with self._lock:
+            output = self._processor(
+                text=[self.placeholder], images=[image], add_special_tokens=False, return_tensors="np"
+            )
+        inputs = {name: np.asarray(value) for name, value in output.items() if name not in _OF_THE_TEXT}
+        return output["input_ids"][0].tolist(), inputs
+
+
+def load_media(path: str, *, trust_remote_code: bool) -> MediaProcessor | str:
+    """The images of the model in a folder (or of a hub name), or why it takes none.
+
+    A vision model whose images cannot be used here can still be trained with text, so this is an error only once
+    a message holds an image.
+    """
+    if read_model_config(path).get("vision_config") is None:
+        return f"model {path!r} takes text only"
+    if importlib.util.find_spec("PIL") is None:
+        return "images need pillow: pip install 'rllm-renderers[vision]'"
+    from transformers import AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+        return MediaProcessor(processor)
+    except (OSError, ValueError, ImportError, AttributeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        return f"the processor of model {path!r} cannot be loaded: {reason}"
+    except ConfigError as error:
+        return str(error)
+
+
+def has_media(messages: Sequence[MessageLike]) -> bool:
+    """Whether there is anything but text in ``messages``."""
+    return any(
+        isinstance(part, Mapping) and part.get("type") in _IMAGE_TYPES + _OTHER_TYPES
+        for message in messages
+        for part in _parts(message)
+    )
+
+
+def images_of(messages: Sequence[MessageLike]) -> list[MediaChunk]:
+    """The images of resolved messages, in order."""
+    return [part.chunk for message in messages for part in _parts(message) if isinstance(part, ImagePart)]
+
+
+def _parts(message: MessageLike) -> Iterator[Any]:
+    content = message.get("content")
+    return iter(content if isinstance(content, list | tuple) else ())
+
+
+def _is_image(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in _OTHER_TYPES:
+        raise ConfigError(f"a message holds a part of type {kind!r}; only text and images can be used")
+    return kind in _IMAGE_TYPES
+
+
+def _content(part: Mapping[str, Any]) -> bytes:
+    """The encoded image of a message's part."""
+    key = next((key for key in _SOURCE_KEYS if part.get(key) is not None), None)
+    source = part.get(key) if key is not None else None
+    if isinstance(source, Mapping):
+        source = source.get("url")
+    if key is None or not isinstance(source, str):
+        raise ValueError(f"an image needs one of {', '.join(_SOURCE_KEYS)} with text; got keys {sorted(part)}")
+    if key == "base64":
+        return _decoded(source)
+    if source.startswith("data:"):
+        header, comma, data = source.partition(",")
+        if not comma or not header.endswith(";base64"):
+            raise ValueError("an image's data URL must be data:image/...;base64,...")
+        return _decoded(data)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", source):
+        raise ValueError(f"images are not downloaded ({source[:80]!r}): use a data URL or a local file")
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise ValueError(f"image file {source[:200]!r} cannot be read: {error.strerror}") from error
+
+
+def _decoded(data: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"an image is not valid base64: {error}") from error
+
+
+def _opened(content: bytes) -> Any:
+    """The image as processors would load it from a file."""
+    import PIL.Image
+    import PIL.ImageOps
+
+    try:
+        return PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(content))).convert("RGB")
+    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
+        raise ValueError(f"not an image that can be read: {error}") from error
+
+
+def _probe_image(size: tuple[int, int]) -> Any:
+    import PIL.Image
+
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    return PIL.Image.fromarray(noise)
+
+
+def _fields(chunk: MediaChunk) -> dict[str, Any]:
+    return {name: getattr(chunk, name) for name in MediaChunk.model_fields}
