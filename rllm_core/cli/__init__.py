@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ CORE_COMMANDS = {
         Command(name="backends", load="rllm_core.cli.plugins:backends", summary="List training backends."),
         Command(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
         Command(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
+        Command(name="parser", load="rllm_core.cli.parser:parser", summary="Check that conversations stay exact."),
         Command(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
         Command(
             name="doctor",
@@ -49,10 +51,15 @@ ALL_PLUGINS = "*"
 
 
 class Session:
-    """What the global options say, and the plugins as far as a command needs them."""
+    """What the global options say, and the plugins as far as a command needs them.
+
+    Attributes:
+        has_hung_threads: Whether the command left something behind that would keep the process from ending.
+    """
 
     def __init__(self) -> None:
         self.verbose = False
+        self.has_hung_threads = False
         self.no_plugins: bool | frozenset[str] = False
 
     @cached_property
@@ -191,11 +198,19 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         if current.verbose:
             traceback.print_exc()
         click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
+        _leave(current, error.exit_code)
     except Exception as error:
         if current.verbose:
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())
         click.echo(f"error: {what} (run rllm-core -v ... for the traceback)", err=True)
-        sys.exit(1)
-    sys.exit(0)
+        _leave(current, 1)
+    _leave(current, 0)
+
+
+def _leave(current: Session, exit_code: int) -> NoReturn:
+    if current.has_hung_threads:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)

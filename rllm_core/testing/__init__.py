@@ -1,5 +1,15 @@
 """For plugin authors: a scripted engine and backend without torch, and checks of the contracts."""
 
+from rllm_core.testing.drift import Drift, probe_drift
+from rllm_core.testing.parsers import CheckResult, check_parser
 from rllm_core.testing.scripted import ByteParser, ScriptedBackend, ScriptedEngine
 
-__all__ = ["ByteParser", "ScriptedBackend", "ScriptedEngine"]
+__all__ = [
+    "ByteParser",
+    "CheckResult",
+    "Drift",
+    "ScriptedBackend",
+    "ScriptedEngine",
+    "check_parser",
+    "probe_drift",
+]

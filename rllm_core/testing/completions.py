@@ -1,0 +1,233 @@
+"""Completions that a model may sample, made for any parser: well-formed ones in its own format, and all others."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from functools import cached_property
+from typing import Any
+
+from rllm_core.errors import ConfigError
+from rllm_core.parser import BaseParser
+from rllm_core.types import MessageLike
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "hourly": {"type": "boolean"},
+            },
+            "required": ["city"],
+        },
+    },
+}
+ARGUMENTS: dict[str, Any] = {"city": "Zürich", "days": 3, "hourly": True}
+QUESTION: dict[str, Any] = {"role": "user", "content": "What will the weather be like in Zürich?"}
+REASONING = "The user asks for a forecast, so I need the number of days first."
+SENTENCES = (
+    "It will be sunny until noon, then cloudy.",
+    "for day in range(3):\n    print(f'{day}: {high[day]:>4}')",
+    "12 * 7 = 84, and 84 / 4 = 21.",
+    "Überall wird es kälter: höchstens 7 °C, nachts unter null.",
+    "1. Take an umbrella.\n2. Leave before 8:30.\n\nThat is all!",
+    "天気は晴れです。 🌤",
+)
+
+
+class Completions:
+    """Draws completions for one parser.
+
+    Args:
+        parser: What they are written for.
+        seed: Equal seeds draw equal completions.
+
+    Attributes:
+        rng: What they are drawn with.
+        stops: The parser's stop tokens.
+        tokenizer: The parser's tokenizer if it can encode and decode text, else None.
+    """
+
+    def __init__(self, parser: BaseParser, seed: int = 0) -> None:
+        self.parser = parser
+        self.rng = random.Random(seed)
+        self.stops = tuple(parser.get_stop_token_ids())
+        found = parser.tokenizer
+        self.tokenizer = found if hasattr(found, "encode") and hasattr(found, "decode") else None
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Well-formed
+
+    def written(self, message: Mapping[str, Any], tools: Sequence[Any] | None = None) -> list[int] | None:
+        """An assistant's message as the parser's own rendering has it, with its stop token; None if it has none."""
+        reasoned = {"reasoning_content": REASONING, **message}  # some prompts begin the reasoning themselves
+        for answer in (message, reasoned):
+            try:
+                [row] = self.parser.tokenize_and_mask([QUESTION, answer], tools=tools, method="stepwise")
+            except ConfigError:
+                continue
+            completion: list[int] = row.token_ids[row.loss_mask].tolist()
+            return completion
+        return None
+
+    def text(self) -> list[int]:
+        """An answer of a few sentences, in its canonical tokens."""
+        sentences = self.rng.sample(SENTENCES, self.rng.randint(1, 3))
+        completion = self.written({"role": "assistant", "content": " ".join(sentences)})
+        if completion is None:
+            raise ConfigError(f"parser {self.parser.name!r} renders no answer that begins where its prompt ends")
+        return completion
+
+    def reasoning(self) -> list[int] | None:
+        """An answer after some reasoning; None if the parser does not tell reasoning from text."""
+        answer = {"role": "assistant", "content": self.rng.choice(SENTENCES), "reasoning_content": REASONING}
+        completion = self.written(answer)
+        return completion if completion is not None and self._parsed(completion).reasoning else None
+
+    def tool_call(self) -> list[int] | None:
+        """A call of `TOOL`; None if the parser does not read it as one."""
+        arguments = {**ARGUMENTS, "days": self.rng.randint(1, 9)}
+        function = {"name": "get_weather", "arguments": json.dumps(arguments)}
+        call = {"id": "call00001", "type": "function", "function": function}
+        completion = self.written({"role": "assistant", "content": "", "tool_calls": [call]}, [TOOL])
+        return completion if completion is not None and self._parsed(completion).ok_tool_calls else None
+
+    def respaced_tool_call(self, **style: Any) -> list[int] | None:
+        """A call of `TOOL` whose arguments are written by ``json.dumps(arguments, **style)``; None if not JSON."""
+        call = self.tool_call()
+        if call is None or self.tokenizer is None:
+            return None
+        text = self.decode(call[:-1])
+        [parsed] = self._parsed(call).ok_tool_calls
+        for start, end, value in _objects(text):
+            if value == parsed.arguments:
+                return [*self.encode(text[:start] + json.dumps(value, **style) + text[end:]), call[-1]]
+        return None
+
+    def _parsed(self, completion: Sequence[int]) -> Any:
+        return self.parser.parse_completion(
+            completion, prompt_ids=self.parser.render([QUESTION], tools=[TOOL]), tools=[TOOL]
+        )
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Not as the tokenizer would write it
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of text in which control tokens are read as such."""
+        assert self.tokenizer is not None
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens included."""
+        assert self.tokenizer is not None
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def with_edges(self) -> list[int] | None:
+        """An answer that begins or ends with white space."""
+        if self.tokenizer is None:
+            return None
+        before, after = self.rng.choice([("\n", ""), (" ", " "), ("", "\n\n"), ("\n\n", " \n")])
+        return [*self.encode(before + self.rng.choice(SENTENCES) + after), self.text()[-1]]
+
+    def split(self, completion: Sequence[int], pieces: int) -> list[int] | None:
+        """The same text with up to ``pieces`` tokens replaced by two others; None if there is no such spelling."""
+        if self.tokenizer is None:
+            return None
+        ids, text = list(completion), self.decode(completion)
+        for position in sorted(self.rng.sample(range(len(ids)), len(ids)), reverse=True):
+            spelling = self.decode([ids[position]])
+            if len(spelling) < 2 or ids[position] in self.control_ids:
+                continue
+            cut = self.rng.randint(1, len(spelling) - 1)
+            halves = [*self.encode(spelling[:cut]), *self.encode(spelling[cut:])]
+            other = [*ids[:position], *halves, *ids[position + 1 :]]
+            if halves != [ids[position]] and self.decode(other) == text:
+                ids, pieces = other, pieces - 1
+            if not pieces:
+                break
+        return ids if len(ids) > len(completion) else None
+
+    @cached_property
+    def control_ids(self) -> frozenset[int]:
+        """Ids that are no text: stop tokens, and what the tokenizer lists as special or added."""
+        list_added = getattr(self.tokenizer, "get_added_vocab", dict)
+        return frozenset([*self.stops, *getattr(self.tokenizer, "all_special_ids", ()), *list_added().values()])
+
+    @cached_property
+    def size(self) -> int:
+        """An id that is greater than any the parser writes."""
+        known = len(self.tokenizer) if isinstance(self.tokenizer, Sized) else 0
+        return 1 + max([known - 1, *self.stops, *self.text(), *self.parser.render([QUESTION])])
+
+    @cached_property
+    def ordinary_ids(self) -> tuple[int, ...]:
+        """Ids that are text."""
+        written = range(self.size) if self.tokenizer is not None else sorted({t for _ in range(9) for t in self.text()})
+        return tuple(token for token in written if token not in self.control_ids)
+
+    def noise(self, length: int) -> list[int]:
+        """Text that no tokenizer would write, since its ids are drawn one by one; it may not even be Unicode."""
+        return self.rng.choices(self.ordinary_ids, k=length)
+
+    def anything(self) -> list[int]:
+        """Whatever a model may sample: nothing, noise, control tokens, cut-off constructs, stops in any place."""
+        rng, stop = self.rng, [self.rng.choice(self.stops)]
+        written = rng.choice([self.text, self.reasoning, self.tool_call])() or self.text()
+        cut = written[: rng.randrange(len(written))]
+        noise = self.noise(rng.randint(0, 12))
+        wild = [rng.randrange(self.size + 8) for _ in range(rng.randint(1, 12))]
+        return rng.choice(
+            [
+                [],
+                stop,
+                noise,
+                wild,
+                cut,
+                written,
+                noise + stop,
+                cut + stop,
+                written + stop,
+                wild + stop,
+                written + noise,
+            ]
+        )
+
+
+def _objects(text: str) -> Iterator[tuple[int, int, Any]]:
+    """Every JSON object in ``text``, nested ones too: where it starts and ends, and its value."""
+    decoder, start = json.JSONDecoder(), text.find("{")
+    while start >= 0:
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except ValueError:
+            pass  # a brace that begins no object
+        else:
+            yield start, end, value
+        start = text.find("{", start + 1)
+
+
+def tail(kind: str, calls: Sequence[Mapping[str, Any]] = ()) -> list[MessageLike]:
+    """What may follow an assistant's message: ``"user"``, ``"tool"``, ``"tool, tool"`` or ``"tool, user"``, ...
+
+    Args:
+        kind: The roles in order.
+        calls: The tool calls that are answered, in the message's own shape; made up where there are not enough.
+    """
+    messages: list[MessageLike] = []
+    for position, role in enumerate(kind.split(", ")):
+        if role == "tool":
+            call_id = calls[position]["id"] if position < len(calls) else f"call0000{position + 1}"
+            messages.append({"role": "tool", "tool_call_id": call_id, "name": "get_weather", "content": '{"high": 21}'})
+        else:
+            messages.append({"role": "user", "content": "And the day after?"})
+    return messages
+
+
+TAILS = ("user", "tool", "tool, tool", "tool, user")

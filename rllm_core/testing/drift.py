@@ -1,0 +1,153 @@
+"""How often a conversation's next prompt does not begin with the tokens it has: with a session, and rendered again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rllm_core.parser import BaseParser
+from rllm_core.testing.completions import QUESTION, TOOL, Completions, tail
+from rllm_core.types import MessageLike, TokenIds, starts_with, token_ids
+
+Draw = Callable[[Completions], list[int] | None]
+"""A completion; None if the parser has none of this kind."""
+
+
+@dataclass
+class Drift:
+    """What became of the turns of one kind of completion.
+
+    Attributes:
+        completions: The kind.
+        turns: How many turns were followed by another.
+        completion_tokens: Tokens sampled in all turns, the last ones too.
+        lost: Of the turns, those whose tokens a session could not carry on: the next prompt begins a new segment.
+        lost_rerendered: The same for prompts that are rendered from the parsed messages, turn by turn.
+        reasons: Why, with a session.
+    """
+
+    completions: str
+    turns: int = 0
+    completion_tokens: int = 0
+    lost: int = 0
+    lost_rerendered: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+def _split(completions: Completions) -> list[int] | None:
+    return completions.split(completions.text(), pieces=2)
+
+
+def _noise(completions: Completions) -> list[int] | None:
+    return [*completions.noise(completions.rng.randint(8, 40)), completions.text()[-1]]
+
+
+def _cut_off(completions: Completions) -> list[int] | None:
+    answer = completions.text()
+    return answer[: completions.rng.randint(len(answer) // 2, len(answer) - 1)]
+
+
+KINDS: Mapping[str, Draw] = {
+    "text": Completions.text,
+    "text in other tokens": _split,
+    "random tokens": _noise,
+    "white space at the edges": Completions.with_edges,
+    "reasoning": Completions.reasoning,
+    "tool call": Completions.tool_call,
+    "tool call, compact JSON": lambda c: c.respaced_tool_call(separators=(",", ":"), ensure_ascii=False),
+    "tool call, indented JSON": lambda c: c.respaced_tool_call(indent=2, ensure_ascii=False),
+    "tool call, escaped JSON": lambda c: c.respaced_tool_call(),
+    "cut off": _cut_off,
+}
+
+
+def probe_drift(
+    parser: BaseParser,
+    *,
+    kinds: Mapping[str, Draw] = KINDS,
+    seed: int = 0,
+    conversations: int = 4,
+    turns: int = 4,
+) -> list[Drift]:
+    """Play conversations with a session, and compare every prompt with the tokens before it, token for token.
+
+    Args:
+        parser: What is probed.
+        kinds: Kinds of completions; those that the parser has none of are left out.
+        seed: Equal seeds play equal conversations.
+        conversations: Conversations per kind.
+        turns: Turns of each that are followed by another one.
+    """
+    found = []
+    for name, draw in kinds.items():
+        completions, drift = Completions(parser, seed), Drift(name)
+        for _ in range(conversations):
+            _play(completions, draw, turns, drift)
+        if drift.turns:
+            found.append(drift)
+    return found
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """A turn's tokens so far: as the session has them, and as rendered from the messages."""
+
+    session: TokenIds
+    rerendered: TokenIds | None
+
+
+def _play(completions: Completions, draw: Draw, turns: int, drift: Drift) -> None:
+    parser, tools = completions.parser, [TOOL]
+    session = parser.session(tools=tools)
+    conversation: list[MessageLike] = [QUESTION]
+    before: _Sampled | None = None
+    for _ in range(turns + 1):
+        rendered = _rendered(parser, conversation, tools, drift)
+        if before is not None:
+            drift.turns += 1
+            drift.lost_rerendered += not _continues(rendered, before.rerendered)
+        try:
+            turn = session.next_prompt(conversation, tools=tools)
+        except Exception as error:  # a template may refuse what a model says; it is counted and told
+            drift.lost += 1
+            drift.reasons[_first_line(error)] += 1
+            return
+        if before is not None:
+            drift.lost += turn.break_reason is not None or not _continues(turn.prompt_ids, before.session)
+            if turn.break_reason is not None:
+                drift.reasons[turn.break_reason.value] += 1
+        sampled = draw(completions)
+        if sampled is None:
+            return
+        completion = token_ids(sampled)
+        drift.completion_tokens += len(completion)
+        session.record(completion)
+        before = _Sampled(
+            np.concatenate([turn.prompt_ids, completion]),
+            None if rendered is None else np.concatenate([rendered, completion]),
+        )
+        calls = session.answer.get("tool_calls") or ()
+        kind = ", ".join(["tool"] * len(calls)) or "user"
+        conversation += [session.answer, *tail(kind, calls)]
+
+
+def _rendered(
+    parser: BaseParser, conversation: Sequence[MessageLike], tools: Sequence[Any], drift: Drift
+) -> TokenIds | None:
+    try:
+        return token_ids(parser.render(conversation, tools=tools))
+    except Exception as error:  # as above: then nothing was rendered again, which loses the turn
+        drift.reasons[f"rendered again: {_first_line(error)}"] += 1
+        return None
+
+
+def _continues(prompt: TokenIds | None, before: TokenIds | None) -> bool:
+    return prompt is not None and before is not None and starts_with(prompt, before)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

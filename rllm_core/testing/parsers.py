@@ -1,0 +1,299 @@
+"""The contract of `BaseParser` as checks that any parser can be put through; see `check_parser`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Literal
+
+import numpy as np
+
+from rllm_core.parser import BaseParser, Termination
+from rllm_core.testing.completions import QUESTION, SENTENCES, TAILS, TOOL, Completions, tail
+from rllm_core.types import MessageLike, Messages, starts_with, token_ids
+
+THREADS = 4
+TURNS = 5
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What one check found.
+
+    Attributes:
+        name: The check.
+        outcome: ``skipped`` where it does not apply to the parser.
+        detail: What was seen; what broke the contract, if something did.
+    """
+
+    name: str
+    outcome: Literal["passed", "failed", "skipped"]
+    detail: str
+
+
+class Broken(Exception):
+    """A parser does not do what the contract says."""
+
+
+class NotApplicable(Exception):
+    """A check has nothing to look at."""
+
+
+def check_parser(parser: BaseParser, *, seed: int = 0, examples: int = 100) -> list[CheckResult]:
+    """Hold a parser to the equations of `BaseParser`, on completions that are drawn at random.
+
+    For the tests of a parser: ``assert not [r for r in check_parser(parser) if r.outcome == "failed"]``.
+
+    Args:
+        parser: What is checked.
+        seed: Equal seeds draw equal completions.
+        examples: Completions per check.
+
+    Returns:
+        A result per check; whatever the parser raises is a failure of the check that met it.
+    """
+    return [_result(name, check, parser, seed, examples) for name, check in CHECKS.items()]
+
+
+def _result(name: str, check: Check, parser: BaseParser, seed: int, examples: int) -> CheckResult:
+    try:
+        return CheckResult(name, "passed", check(Completions(parser, seed), examples))
+    except NotApplicable as reason:
+        return CheckResult(name, "skipped", str(reason))
+    except Broken as problem:
+        return CheckResult(name, "failed", str(problem))
+    except Exception as error:  # nothing a parser does may keep the other checks from running
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        return CheckResult(name, "failed", f"raised {what}")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The checks: each returns what it saw
+
+
+def _stop_tokens(completions: Completions, examples: int) -> str:
+    stops = completions.parser.get_stop_token_ids()
+    if not stops:
+        raise Broken("no token ends a turn")
+    if len(set(stops)) != len(stops) or any(type(stop) is not int or stop < 0 for stop in stops):
+        raise Broken(f"{stops!r} are not distinct token ids")
+    return ", ".join(map(str, stops))
+
+
+def _conversations() -> list[list[dict[str, Any]]]:
+    answers = [{"role": "assistant", "content": sentence} for sentence in SENTENCES]
+    return [[QUESTION], *([QUESTION, answer, {**QUESTION, "content": "And then?"}] for answer in answers)]
+
+
+def _rendering(completions: Completions, examples: int) -> str:
+    parser = completions.parser
+    for conversation in _conversations():
+        for tools in (None, [TOOL]):
+            for prompt in (True, False):
+                before = copy.deepcopy((conversation, tools))
+                ids = parser.render(conversation, tools=tools, add_generation_prompt=prompt)
+                again = parser.render(Messages(conversation), tools=tools, add_generation_prompt=prompt)
+                if (conversation, tools) != before:
+                    raise Broken("render changed the messages or tools it was given")
+                if token_ids(ids).tolist() != token_ids(again).tolist():
+                    raise Broken("the same messages were rendered to other tokens the second time")
+    return f"{len(_conversations())} conversations, with and without tools and prompt"
+
+
+def _reading(completions: Completions, examples: int) -> str:
+    parser, ends = completions.parser, Counter[str]()
+    prompts = [parser.render([QUESTION]), parser.render([QUESTION], tools=[TOOL])]
+    for _ in range(examples):
+        sampled, prompt = completions.anything(), completions.rng.choice([None, *prompts])
+        given = sampled.copy()
+        try:
+            parsed = parser.parse_completion(given, prompt_ids=prompt, tools=completions.rng.choice([None, [TOOL]]))
+            json.dumps(parsed.to_message(turn=0))
+        except Exception as error:  # of any type: none may be raised here
+            raise Broken(f"reading {sampled} raised {type(error).__name__}: {error}") from error
+        if given != sampled:
+            raise Broken(f"reading {sampled} changed it")
+        has_stop = not set(completions.stops).isdisjoint(sampled)
+        if has_stop is (parsed.termination is Termination.TRUNCATED):
+            raise Broken(f"{sampled} {'has' if has_stop else 'has no'} stop token, and reads as {parsed.termination}")
+        ends[parsed.termination.value] += 1
+    return ", ".join(f"{count} {termination}" for termination, count in sorted(ends.items()))
+
+
+def bridged_tails(parser: BaseParser) -> list[str]:
+    """The continuations (see `rllm_core.testing.completions.TAILS`) after which a finished answer is bridged."""
+    completions = Completions(parser)
+    prompt, answer, call = parser.render([QUESTION], tools=[TOOL]), completions.text(), completions.tool_call()
+    return [
+        kind
+        for kind in TAILS
+        if parser.bridge_to_next_turn(prompt, (call if "tool" in kind and call else answer), tail(kind), tools=[TOOL])
+        is not None
+    ]
+
+
+def _bridging(completions: Completions, examples: int) -> str:
+    parser, rng, bridged = completions.parser, completions.rng, 0
+    prompts = [parser.render(conversation, tools=[TOOL]) for conversation in _conversations()]
+    for _ in range(examples):
+        prompt, sampled, kind = rng.choice(prompts), completions.anything(), rng.choice(TAILS)
+        arguments = (list(prompt), list(sampled), tail(kind), [TOOL])
+        before = copy.deepcopy(arguments)
+        ids = parser.bridge_to_next_turn(*arguments[:3], tools=arguments[3])
+        if arguments != before:
+            raise Broken(f"bridging {sampled} to [{kind}] changed its arguments")
+        if ids is None:
+            continue
+        bridged += 1
+        if not starts_with(ids, [*prompt, *sampled]):
+            raise Broken(f"after {sampled} the bridge to [{kind}] does not begin with the prompt and the completion")
+    tails = bridged_tails(parser)
+    if parser.supports_bridge and not tails:
+        raise Broken("supports_bridge is true, but no finished answer is bridged")
+    if bridged and not parser.supports_bridge:
+        raise Broken("supports_bridge is false, but it bridges")
+    listed = ", ".join(f"[{kind}]" for kind in tails) or "none"
+    return f"{bridged} of {examples} bridged; tails after a finished answer: {listed}"
+
+
+def _control_tokens(completions: Completions, examples: int) -> str:
+    parser, plain = completions.parser, "The answer is 12."
+    if completions.tokenizer is None:
+        raise NotApplicable("the tokenizer cannot write text")
+    special = [*completions.stops, *getattr(completions.tokenizer, "all_special_ids", ())]
+    spellings = {token: completions.decode([token]) for token in dict.fromkeys(special)}
+    spellings = {token: text for token, text in spellings.items() if completions.encode(text) == [token]}
+    if not spellings:
+        raise NotApplicable("no control token can be spelt")
+    for role in ("user", "tool") if parser.supports_tools else ("user",):
+        for token, spelling in spellings.items():
+            honest, forged = ([_said_by(role, text)] for text in (plain, f"{plain} {spelling} {plain}"))
+            if parser.count_control_tokens(forged) <= parser.count_control_tokens(honest):
+                raise Broken(f"{spelling} in the text of a {role} is not counted")
+            for write in (_whole, _bridge):
+                expected, found = (write(completions, [*said]) for said in (honest, forged))
+                if expected is not None and found is not None and found.count(token) != expected.count(token):
+                    raise Broken(f"{spelling} in the text of a {role} becomes the control token {token}")
+    return f"{len(spellings)} spelt by users{' and tools' if parser.supports_tools else ''}, none of them came to be"
+
+
+def _said_by(role: str, text: str) -> dict[str, Any]:
+    return {**tail(role)[0], "content": text}
+
+
+def _whole(completions: Completions, said: list[MessageLike]) -> list[int]:
+    function = {"name": "get_weather", "arguments": "{}"}
+    calls = [{"id": m["tool_call_id"], "type": "function", "function": function} for m in said if m["role"] == "tool"]
+    answer = {"role": "assistant", "content": "" if calls else "?", **({"tool_calls": calls} if calls else {})}
+    ids: list[int] = token_ids(completions.parser.render([QUESTION, answer, *said], tools=[TOOL])).tolist()
+    return ids
+
+
+def _bridge(completions: Completions, said: list[MessageLike]) -> list[int] | None:
+    prompt = completions.parser.render([QUESTION], tools=[TOOL])
+    answer = completions.written({"role": "assistant", "content": "?"})
+    if answer is None:
+        return None
+    bridged = completions.parser.bridge_to_next_turn(prompt, answer, said, tools=[TOOL])
+    if bridged is None:
+        return None
+    ids: list[int] = token_ids(bridged).tolist()
+    return ids
+
+
+def _sessions(completions: Completions, examples: int) -> str:
+    parser, rng, turns, breaks = completions.parser, completions.rng, 0, Counter[str]()
+    refusals: list[str] = []
+    for _ in range(max(1, examples // TURNS)):
+        session = parser.session(tools=[TOOL])
+        conversation: list[MessageLike] = [QUESTION]
+        before: tuple[int, ...] = ()
+        sampled: list[list[int]] = []
+        for _ in range(TURNS):
+            if rng.random() < 0.2:
+                session = copy.deepcopy(session)
+            try:
+                turn = session.next_prompt(conversation)
+            except Exception as error:  # a template may refuse what was said; none may refuse everything
+                refusals.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+                break
+            if session.next_prompt(conversation) is not turn:
+                raise Broken("the same prompt asked for twice is another turn")
+            session.discard()
+            if session.next_prompt(conversation).prompt_ids.tolist() != turn.prompt_ids.tolist():
+                raise Broken("a prompt that was given up is another one when it is asked for again")
+            if turn.break_reason is None and not starts_with(turn.prompt_ids, before):
+                raise Broken("a prompt left the token sequence without a break")
+            if turn.break_reason is not None:
+                breaks[turn.break_reason.value] += 1
+            sampled.append(completions.anything())
+            session.record(sampled[-1])
+            before = (*turn.prompt_ids.tolist(), *sampled[-1])
+            turns += 1
+            calls = session.answer.get("tool_calls") or ()
+            conversation = [*conversation, session.answer, *tail(", ".join(["tool"] * len(calls)) or "user", calls)]
+        recorded = [s.token_ids[start:end].tolist() for s in session.segments for start, end in s.completion_spans]
+        if recorded != sampled:
+            raise Broken("the segments of a session do not hold what was sampled")
+        if sum(int(s.loss_mask.sum()) for s in session.segments) != sum(map(len, sampled)):
+            raise Broken("the masks of a session do not mark what was sampled")
+    if turns <= len(refusals):
+        raise Broken(f"no conversation got to its second turn: {refusals[0]}")
+    if "prefix_mismatch" in breaks:
+        raise Broken("a bridge did not begin with the tokens before it")
+    counted = ", ".join(f"{count} {reason}" for reason, count in sorted(breaks.items()))
+    return f"{turns} turns, breaks: {counted or 'none'}" + (f"; {len(refusals)} refused" if refusals else "")
+
+
+def _copies(completions: Completions, examples: int) -> str:
+    parser = completions.parser
+    ForkingPickler.dumps(parser)  # as a pool of processes sends it
+    copied = copy.deepcopy(parser)  # by the same protocol, in this process
+    for conversation in _conversations():
+        if copied.render(conversation) != parser.render(conversation):
+            raise Broken("a copy renders other tokens")
+    answer = completions.text()
+    if copied.parse_completion(answer) != parser.parse_completion(answer):
+        raise Broken("a copy reads another message")
+    return "it can be sent to another process"
+
+
+def _threads(completions: Completions, examples: int) -> str:
+    parser, conversations, sampled = completions.parser, _conversations(), completions.text()
+
+    def use(number: int) -> tuple[Any, Any, Any]:
+        conversation = conversations[number % len(conversations)]
+        prompt = parser.render(conversation)
+        bridged = parser.bridge_to_next_turn(prompt, sampled, tail("user"))
+        return prompt, parser.parse_completion(sampled, prompt_ids=prompt), bridged
+
+    alone = [use(number) for number in range(len(conversations))]
+    with ThreadPoolExecutor(THREADS) as pool:
+        for number, together in enumerate(pool.map(use, range(max(examples, len(conversations))))):
+            if not all(map(_same, together, alone[number % len(alone)])):
+                raise Broken("what several threads get at once differs from what one gets alone")
+    return f"{THREADS} at once"
+
+
+def _same(left: Any, right: Any) -> bool:
+    return bool(np.array_equal(left, right)) if isinstance(left, np.ndarray) else bool(left == right)
+
+
+Check = Callable[[Completions, int], str]
+
+CHECKS: dict[str, Check] = {
+    "stop tokens": _stop_tokens,
+    "rendering": _rendering,
+    "reading completions": _reading,
+    "bridging": _bridging,
+    "control tokens": _control_tokens,
+    "sessions": _sessions,
+    "copies": _copies,
+    "threads": _threads,
+}
+"""By name; each gets completions and how many of them to look at, and tells what it saw."""
