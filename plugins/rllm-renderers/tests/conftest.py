@@ -123,6 +123,11 @@ FAMILIES = tomllib.loads((Path(__file__).parent / "templates" / "families.toml")
 
 
 @pytest.fixture(scope="session")
+def families() -> dict[str, Any]:
+    return FAMILIES
+
+
+@pytest.fixture(scope="session")
 def make_family_parser(byte_tokenizer_json: str) -> MakeParser:
     """``make_family_parser(name, **section)``: with one of the templates in ``templates``."""
 

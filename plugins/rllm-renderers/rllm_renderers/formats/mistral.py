@@ -14,7 +14,7 @@ OPEN = "[TOOL_CALLS]"
 _ARRAY = re.compile(r"\s*\[(?=\s*[\]{])")
 _BETWEEN = re.compile(r"\s*+,\s*+(?=\{)")
 _END_OF_ARRAY = re.compile(r"\s*\]")
-_NAMED = re.compile(r"\s*+([^\s\[\]{}\"]*+)(?:\[CALL_ID\]([^\[\]{]*+))?(?:\[ARGS\])?(?=\s*\{)")
+_NAMED = re.compile(r"\s*+([^\s\[\]{}\"]*+)(?:\[CALL_ID\]([^\[\]{]*+))?(?:\[ARGS\])?(?=\s*(?:\{|\Z))")
 _ID_CHARACTERS = 9  # what the family's templates insist on
 
 
