@@ -97,6 +97,10 @@ class TrainingConfig(Section):
     stall_timeout_seconds: Annotated[
         Seconds, Field(description="End the run with StallError when nothing happened for this long.")
     ] = 1800.0
+    backend_timeout_seconds: Annotated[
+        Seconds, Field(description="Deadline of every call of the backend: allocation, a pass, a step, a checkpoint.")
+    ] = 3600.0
+    sync_timeout_seconds: Annotated[Seconds, Field(description="Deadline of a weight synchronisation.")] = 600.0
     trackers: Annotated[tuple[str, ...], Field(description="Metric trackers to feed, by name.")] = ()
 
     @property

@@ -62,7 +62,10 @@ def train(
         _print_dry_run(assembly, to_toml(config.to_tables()), as_json)
         return
     path = run_dir if run_dir is not None else _new_run_dir(config.workflow)
-    summary = asyncio.run(launch.train(assembly, path, resume=resume, progress=for_terminal()))
+    try:
+        summary = asyncio.run(launch.train(assembly, path, resume=resume, progress=for_terminal()))
+    finally:
+        context.obj.has_hung_threads = assembly.is_hung
     if as_json:
         click.echo(json.dumps({**summary, "run": str(path)}))
         return

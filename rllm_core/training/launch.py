@@ -18,23 +18,32 @@ from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
-from rllm_core.errors import ConfigError
+from rllm_core.errors import ConfigError, StallError
 from rllm_core.observers import Observers
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.requirements import pip_install, unmet
 from rllm_core.training import report
 from rllm_core.training.books import Books
+from rllm_core.training.deadlines import within
 from rllm_core.training.metrics import Trackers
 from rllm_core.training.progress import Progress
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.trainer import Interrupted, Trainer, passes
 from rllm_core.workflow import Workflow
 
+SHUTDOWN_TIMEOUT_SECONDS = 60.0
+
 
 @dataclass
 class Assembly:
-    """The parts of a run, selected and checked; nothing is allocated yet."""
+    """The parts of a run, selected and checked; nothing is allocated yet.
+
+    Attributes:
+        not_checked: What the backend could not check, for ``--dry-run``.
+        notes: Settings that mean something else here than they say.
+        is_hung: Whether the backend did not shut down in time; its threads may keep the process from ending.
+    """
 
     config: RunConfig
     plugins: PluginManager
@@ -43,6 +52,7 @@ class Assembly:
     estimator: AdvantageEstimator
     not_checked: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_hung: bool = False
 
     def derived(self) -> dict[str, int]:
         """Numbers that follow from the run file and what its backend can do."""
@@ -58,7 +68,9 @@ class Assembly:
 
     async def engine(self) -> RolloutEngine:
         """Allocate everything."""
-        return await self.backend.init_rollout_engine(self.parser())
+        seconds = self.config.training.backend_timeout_seconds
+        what = f"init_rollout_engine of backend {self.config.backend!r}"
+        return await within(seconds, what, self.backend.init_rollout_engine(self.parser()))
 
 
 def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
@@ -206,7 +218,11 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
         gc.unfreeze()
         gc.set_threshold(*collection_thresholds)
         try:
-            await assembly.backend.shutdown()
+            what = f"shutdown of backend {config.backend!r}"
+            await within(SHUTDOWN_TIMEOUT_SECONDS, what, assembly.backend.shutdown())
+        except StallError as stuck:
+            assembly.is_hung = True
+            progress.note(f"{stuck}; it is left behind")
         finally:
             if trainer is not None:
                 summary |= {

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Awaitable, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ from rllm_core.training import checkpoint
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
+from rllm_core.training.deadlines import within
 from rllm_core.training.generation import Generation
 from rllm_core.training.metrics import Trackers
 from rllm_core.training.progress import Progress
@@ -47,6 +48,7 @@ from rllm_core.training.validation import ValidationResult, play_all, summarise
 from rllm_core.types import TrainingSample
 from rllm_core.workflow import Workflow
 
+ResultT = TypeVar("ResultT")
 Credits = list[list[npt.NDArray[np.float64]]]
 
 
@@ -188,6 +190,12 @@ class Trainer:
             epoch=max(self.generation.epoch, 0),
         )
 
+    async def _backend(self, method: str, call: Awaitable[ResultT]) -> ResultT:
+        return await within(self.config.training.backend_timeout_seconds, self._call(method), call)
+
+    def _call(self, method: str) -> str:
+        return f"{method} of backend {self.config.backend!r}"
+
     async def _run_halves(self) -> None:
         """Generation and training side by side, watched; the failure of any is the failure of the run."""
         training = asyncio.create_task(self._train(), name="training")
@@ -247,7 +255,7 @@ class Trainer:
         await self.observers.notify("on_batch_start", state=self.state(), step=step)
         if self.colocated:
             await self.coordinator.drained()
-            await self.backend.enter_training()
+            await self._backend("enter_training", self.backend.enter_training())
         training_began = time.monotonic()
         samples: list[TrainingSample] = []
         while True:
@@ -257,15 +265,14 @@ class Trainer:
             before = time.monotonic()
             taken = await self._take()
             waited += time.monotonic() - before
-        result = await self.backend.update_policy(
-            OptimizerStep(
-                step=step,
-                total_steps=training.steps,
-                samples=len(samples),
-                sampled_tokens=sum(sample.sampled_tokens for sample in samples),
-                trajectories=sum(len(group.trajectories) for item in consumed for group in item.groups),
-            )
+        planned = OptimizerStep(
+            step=step,
+            total_steps=training.steps,
+            samples=len(samples),
+            sampled_tokens=sum(sample.sampled_tokens for sample in samples),
+            trajectories=sum(len(group.trajectories) for item in consumed for group in item.groups),
         )
+        result = await self._backend("update_policy", self.backend.update_policy(planned))
         self.step, self._consumed = step, []
         self.generation.groups_since_step = 0
         self.books.book("trained", "trained", sum(len(item.episodes) for item in consumed))
@@ -275,7 +282,7 @@ class Trainer:
         if step % training.trigger_parameter_sync_step == 0 or step == training.steps:
             await self._synchronise()
         elif self.colocated:
-            await self.backend.enter_generation()
+            await self._backend("enter_generation", self.backend.enter_generation())
         self._check_books()
         ended = time.monotonic()
         seconds = {
@@ -304,7 +311,8 @@ class Trainer:
             for group, credit in zip(item.groups, credits, strict=True):
                 chunks[-1] += training_samples(group, credit)
         for chunk in chunks:
-            await self.backend.process_backend_batch(self.backend.transform_to_backend_batch(chunk))
+            batch = self.backend.transform_to_backend_batch(chunk)
+            await self._backend("process_backend_batch", self.backend.process_backend_batch(batch))
             self.coordinator.touch()
         return [sample for chunk in chunks for sample in chunk]
 
@@ -338,7 +346,8 @@ class Trainer:
         coordinator = self.coordinator
         is_new = reason == "step" or self._synced_step != self.step
         update = PolicyUpdate(coordinator.weight_version + is_new, self.step, reason)
-        await self.backend.on_policy_updated(update)
+        limit = self.config.training.sync_timeout_seconds
+        await within(limit, self._call("on_policy_updated"), self.backend.on_policy_updated(update))
         if self.engine.weight_version != update.version:
             raise RunError(
                 f"backend {self.backend.name!r} left its engine at weight version {self.engine.weight_version}, "
@@ -347,7 +356,7 @@ class Trainer:
         self._synced_step = self.step
         coordinator.on_synced(update.version)
         if self.colocated:
-            await self.backend.enter_generation()
+            await self._backend("enter_generation", self.backend.enter_generation())
         self.reporter.event("sync", version=update.version, step=self.step, reason=reason)
         await self.observers.notify("on_policy_updated", update=update, state=self.state())
 
@@ -378,7 +387,7 @@ class Trainer:
         folder = checkpoint.begin(self.run_dir.checkpoints, self.step)
         backend_folder = folder / "backend"
         backend_folder.mkdir()
-        await self.backend.save_checkpoint(backend_folder)
+        await self._backend("save_checkpoint", self.backend.save_checkpoint(backend_folder))
         self.reporter.event("checkpoint", step=self.step)
         state = {
             "step": self.step,
@@ -407,7 +416,7 @@ class Trainer:
         self.books.load_state_dict(manifest["books"])
         self.validations = [ValidationResult(**validation) for validation in manifest["validations"]]
         self.backend.load_state_dict(manifest["backend"])
-        await self.backend.load_checkpoint(folder / "backend")
+        await self._backend("load_checkpoint", self.backend.load_checkpoint(folder / "backend"))
 
 
 async def _stop(*tasks: asyncio.Task[None]) -> None:

@@ -14,6 +14,7 @@ from rllm_core.errors import RunError, StallError
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.testing.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
+from rllm_core.training import launch
 from rllm_core.training.books import Books
 from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
@@ -300,6 +301,44 @@ def test_a_run_that_stands_still_ends_with_the_whereabouts_of_its_rollouts(run_s
     assert "nothing happened for 0.3 s" in str(run.error)
     assert run.summary["status"] == "failed"
     assert run.summary["books"]["dispatched"] == run.summary["books"]["cancelled"] == 16
+
+
+@pytest.mark.parametrize(
+    ("method", "limits"),
+    [
+        ("init_rollout_engine", ("training.backend_timeout_seconds=0.2",)),
+        ("process_backend_batch", ("training.backend_timeout_seconds=0.2",)),
+        ("update_policy", ("training.backend_timeout_seconds=0.2",)),
+        ("save_checkpoint", ("training.backend_timeout_seconds=0.2",)),
+        ("on_policy_updated", ("training.sync_timeout_seconds=0.2",)),
+    ],
+)
+def test_every_call_of_the_backend_has_a_deadline(run_scripted: Any, method: str, limits: tuple[str, ...]) -> None:
+    def hangs(assembly: Any) -> None:
+        async def stuck(*arguments: Any) -> None:
+            await asyncio.sleep(3600)
+
+        setattr(assembly.backend, method, stuck)
+
+    run = run_scripted(*limits, prepare=hangs, is_begun=method != "init_rollout_engine")
+    assert isinstance(run.error, StallError)
+    assert str(run.error) == f"{method} of backend 'scripted' did not end within 0.2 s"
+    assert run.summary["status"] == "failed"
+
+
+def test_a_backend_that_does_not_shut_down_is_left_behind(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "SHUTDOWN_TIMEOUT_SECONDS", 0.1)
+
+    def hangs(assembly: Any) -> None:
+        async def stuck() -> None:
+            await asyncio.sleep(3600)
+
+        assembly.backend.shutdown = stuck
+
+    run = run_scripted(prepare=hangs)
+    assert run.error is None
+    assert run.summary["status"] == "completed"
+    assert run.assembly.is_hung
 
 
 def test_a_failing_weight_sync_stops_the_run(run_scripted: Any) -> None:

@@ -38,6 +38,21 @@ main()
 """
 
 
+HUNG_THREAD = """
+import threading, time
+from rllm_core.training import launch
+
+launch.SHUTDOWN_TIMEOUT_SECONDS = 0.2
+
+async def shutdown(self):
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    await launch.asyncio.sleep(3600)
+
+scripted.ScriptedBackend.shutdown = shutdown
+main()
+"""
+
+
 SLOW_START = """
 import asyncio
 from pathlib import Path
@@ -259,6 +274,13 @@ def test_a_damaged_checkpoint_is_refused(run_scripted: Any) -> None:
     again = run_scripted(resume=True, is_sound=False)
     assert isinstance(again.error, RunError)
     assert "policy.json does not match its manifest" in str(again.error)
+
+
+def test_a_hung_thread_of_the_backend_does_not_keep_the_process(tmp_path: Path) -> None:
+    process = start(tmp_path / "run", command=COMMAND.replace("main()", HUNG_THREAD))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "shutdown of backend 'scripted_colocated' did not end within 0.2 s; it is left behind" in err
 
 
 def test_resuming_a_finished_run_does_nothing(run_scripted: Any) -> None:
