@@ -194,6 +194,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     current = Session()
     try:
         cli.main(args=None if args is None else list(args), prog_name="rllm-core", obj=current)
+    except SystemExit as leaving:  # click's own way out
+        if not current.has_hung_threads:
+            raise
+        _leave(current, leaving.code if isinstance(leaving.code, int) else 1)
     except UserError as error:
         if current.verbose:
             traceback.print_exc()
