@@ -15,8 +15,8 @@ from rllm_core.types import Messages
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 ASK = [{"role": "user", "content": "hello"}]
 USER = {"role": "user", "content": "and now?"}
-ANSWER = {"role": "tool", "tool_call_id": "call_a", "content": "3"}
-OTHER_ANSWER = {"role": "tool", "tool_call_id": "call_b", "content": "4 <b>"}
+ANSWER = {"role": "tool", "tool_call_id": "call00001", "content": "3"}
+OTHER_ANSWER = {"role": "tool", "tool_call_id": "call00002", "content": "4 <b>"}
 TAILS = [[USER], [ANSWER], [ANSWER, OTHER_ANSWER], [ANSWER, USER], [ANSWER, OTHER_ANSWER, ANSWER, USER]]
 EVERY_TAIL = {
     Tail(answers, user, tools)
@@ -197,6 +197,88 @@ def test_what_cannot_be_proven_is_not_bridged(parser):
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# Families of templates
+
+WITHOUT_LATER_USERS_AND_TOOLS = {tail for tail in EVERY_TAIL if not (tail.user and tail.tools)}
+ONE_CALL = {tail for tail in EVERY_TAIL if tail.answers < 2}
+FAMILY_TAILS = {
+    "glm": EVERY_TAIL,
+    "llama": ONE_CALL,
+    "mistral": WITHOUT_LATER_USERS_AND_TOOLS,
+    "gemma": {Tail(0, True, False)},
+    "deepseek": EVERY_TAIL,
+    "harmony": {tail for tail in ONE_CALL if tail.answers},
+    "harmony_final": {tail for tail in ONE_CALL if tail.answers},
+    "qwen_thinking": EVERY_TAIL,
+    "qwen_not_thinking": EVERY_TAIL,
+}
+
+
+@pytest.mark.parametrize("name", FAMILY_TAILS)
+def test_what_families_bridge(make_family_parser, name):
+    assert make_family_parser(name).bridged_tails == FAMILY_TAILS[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["glm", "llama", "mistral", "deepseek", "harmony", "qwen_thinking", "qwen_not_thinking"]
+)
+def test_tool_cycles_of_families_equal_rendered_ones(make_family_parser, families, name):
+    """The answer is written as the template writes it, so that nothing but the bridge can differ."""
+    parser = make_family_parser(name)
+    prompt = parser.render(ASK, tools=[TOOL])
+    completion = parser.template.encoder.encode(families[name]["answer"])
+    answer = parser.parse_completion(completion, prompt_ids=prompt, tools=[TOOL]).to_message(turn=0)
+    assert len(answer["tool_calls"]) == 1
+    whole = parser.render([*ASK, answer, ANSWER], tools=[TOOL])
+    assert bridge(parser, prompt, completion, [ANSWER], tools=[TOOL]) == whole
+
+
+def test_conversations_of_families_equal_rendered_ones(make_family_parser):
+    for name, stop in (("gemma", "<end_of_turn>"), ("llama", "<|eot_id|>"), ("mistral", "</s>")):
+        parser = make_family_parser(name)
+        whole = parser.render([*ASK, {"role": "assistant", "content": "higher"}, USER])
+        assert bridge(parser, parser.render(ASK), ids_of(parser, f"higher{stop}"), [USER]) == whole
+
+
+def test_a_tool_named_in_its_answer_is_the_one_that_was_called(make_family_parser):
+    parser = make_family_parser("harmony")
+    prompt = parser.render(ASK)
+
+    def called(*names):
+        calls = [f" to=functions.{name}<|channel|>commentary json<|message|>{{}}" for name in names]
+        return ids_of(parser, "<|end|><|start|>assistant".join(calls) + "<|call|>")
+
+    for name in ("add", "subtract"):
+        bridged = parser.template.encoder.decode(bridge(parser, prompt, called(name), [ANSWER]))
+        assert bridged.endswith(
+            f'functions.{name} to=assistant<|channel|>commentary<|message|>"3"<|end|><|start|>assistant'
+        )
+    assert bridge(parser, prompt, called("add", "subtract"), [ANSWER]) is None
+    assert bridge(parser, prompt, ids_of(parser, "<|channel|>final<|message|>no call<|call|>"), [ANSWER]) is None
+
+
+def test_what_the_history_of_a_family_writes_otherwise_is_not_bridged(make_family_parser):
+    harmony = make_family_parser("harmony")
+    final = ids_of(harmony, "<|channel|>final<|message|>higher<|return|>")
+    assert bridge(harmony, harmony.render(ASK), final, [USER]) is None
+    llama = make_family_parser("llama")
+    call = '<|python_tag|>{"name": "add", "parameters": {}}'
+    assert bridge(llama, llama.render(ASK), ids_of(llama, call + "<|eot_id|>"), [ANSWER]) is not None
+    assert bridge(llama, llama.render(ASK), ids_of(llama, call + "<|eom_id|>"), [ANSWER]) is None
+    thinking = make_family_parser("qwen_thinking")
+    assert bridge(thinking, thinking.render(ASK), ids_of(thinking, "hm</think>so<|im_end|>"), [USER]) is not None
+    assert bridge(thinking, thinking.render(ASK), ids_of(thinking, "hm<|im_end|>"), [USER]) is None
+
+
+def test_an_empty_block_of_reasoning_in_the_prompt_opens_none(make_family_parser):
+    parser = make_family_parser("qwen_not_thinking")
+    prompt, completion = parser.render(ASK), ids_of(parser, "so<|im_end|>")
+    parsed = parser.parse_completion(completion, prompt_ids=prompt)
+    assert (parsed.content, parsed.reasoning) == ("so", None)
+    assert bridge(parser, prompt, completion, [USER])[: len(prompt) + len(completion)] == [*prompt, *completion]
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # Whatever is sampled, a session neither loses nor alters it
 
 contents = st.text(max_size=20).filter(lambda text: text.isascii() or text.encode(errors="ignore").decode() == text)
@@ -236,9 +318,29 @@ def play(parser, turns, tools):
 @settings(deadline=None, max_examples=300)
 @given(conversations(), st.booleans(), st.booleans())
 def test_a_session_never_loses_or_alters_a_token(parser, rendering_parser, turns, with_tools, bridging):
-    used = parser if bridging else rendering_parser
-    session, played = play(used, turns, [TOOL] if with_tools else None)
-    stops = set(used.get_stop_token_ids())
+    check_session(parser if bridging else rendering_parser, turns, [TOOL] if with_tools else None)
+
+
+@pytest.mark.parametrize("name", FAMILY_TAILS)
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), with_tools=st.booleans())
+def test_no_family_loses_or_alters_a_token(family_parsers, families, name, data, with_tools):
+    parser, family = family_parsers[name], families[name]
+    special = [parser.tokenizer.convert_tokens_to_ids(token) for token in family["tokens"] + family["stops"]]
+    answer = ids_of(parser, family["answer"])
+    cut = st.integers(1, len(answer)).map(lambda length: answer[:length])
+    noise = st.lists(st.integers(0, len(parser.tokenizer)) | st.sampled_from(special), min_size=1, max_size=12)
+    taken = [tail for tail in TAILS if name != "gemma" or tail == [USER]]
+    if name in ("llama", "harmony", "harmony_final"):
+        taken = taken[:2]
+    completions = cut | noise | st.builds(lambda body, stop: [*body, stop], cut | noise, st.sampled_from(special))
+    turns = data.draw(st.lists(st.tuples(completions, st.sampled_from(taken)), min_size=1, max_size=4))
+    check_session(parser, turns, [TOOL] if with_tools else None)
+
+
+def check_session(parser, turns, tools):
+    session, played = play(parser, turns, tools)
+    stops = set(parser.get_stop_token_ids())
     for (turn, ids, parsed), (following, _, _) in pairwise(played):
         so_far = [*turn.prompt_ids.tolist(), *ids]
         if following.segment == turn.segment:
@@ -251,6 +353,9 @@ def test_a_session_never_loses_or_alters_a_token(parser, rendering_parser, turns
     assert session.stats.breaks.total() == played[-1][0].segment
     assert session.stats.bridged + session.stats.rendered == len(played)
     assert session.stats.breaks[BreakReason.PREFIX_MISMATCH] == 0
+    sampled = [token for _, ids, _ in played for token in ids]
+    kept = [segment.token_ids[segment.loss_mask].tolist() for segment in session.segments]
+    assert [token for tokens in kept for token in tokens] == sampled
 
 
 @settings(deadline=None)
@@ -262,6 +367,11 @@ def test_ordinary_tokens_never_break_a_segment(parser, draws, tail, stopped):
     session, _ = play(parser, [(completion, tail)] * 3, [TOOL])
     assert not session.stats.breaks
     assert session.stats.bridged == 3
+
+
+@pytest.fixture(scope="session")
+def family_parsers(make_family_parser):
+    return {name: make_family_parser(name) for name in FAMILY_TAILS}
 
 
 @pytest.fixture(scope="session")
