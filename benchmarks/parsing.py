@@ -1,0 +1,292 @@
+"""What a turn of a long conversation costs with a session, and how many turns re-rendering would lose.
+
+    python -m benchmarks.parsing
+
+Figures: ``turn100_over_turn5``, ``rerender_over_bridge_20_turns``, ``identity_lost_share`` and
+``identity_lost_share_rerendered``. Trains its tokenizer on this repository's text first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments import SETTINGS
+from benchmarks.imports import alternating
+from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
+
+TURNS = 100
+EARLY, LATE = range(3, 8), range(96, 101)
+SHORT_TURNS = 20
+COMPLETION_TOKENS, RESULT_TOKENS = 250, 350
+NGRAM_TOKENS = (64, 256)
+PARTS = ("time", "identity")
+BACK_OFF = 0.05
+
+
+class Script:
+    """Growing tool conversations over the repository's text; equal seeds make equal ones.
+
+    Args:
+        tokenizer: The tokenizer of the parsers.
+        corpus_ids: ``(tokens,)`` the text.
+        seed: Where in the text they begin.
+    """
+
+    def __init__(self, tokenizer: Any, corpus_ids: Sequence[int], seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._ids = corpus_ids
+        self._rng = random.Random(seed)
+
+    def excerpt(self, tokens: int) -> list[int]:
+        """Some text, in its own tokens."""
+        start = self._rng.randrange(len(self._ids) - tokens)
+        return list(self._ids[start : start + tokens])
+
+    def completion(self) -> list[int]:
+        """What the model says: some text and a tool call."""
+        arguments = {"city": "Zürich", "days": self._rng.randint(1, 9), "hourly": True}
+        call = {"name": "get_weather", "arguments": arguments}
+        text = f"\n<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call><|im_end|>"
+        end = self._tokenizer.encode(text, add_special_tokens=False)
+        return [*self.excerpt(COMPLETION_TOKENS - len(end)), *end]
+
+    def result(self) -> str:
+        """What the tool answers."""
+        text: str = self._tokenizer.decode(self.excerpt(RESULT_TOKENS))
+        return text
+
+
+def measure(options: argparse.Namespace, trials: RawTrials) -> None:
+    """Time both sides in turn, then count what each loses."""
+    os.environ.update(SETTINGS)
+    from benchmarks.parsing_model import corpus, make_parsers
+
+    texts = corpus()
+    with tempfile.TemporaryDirectory() as folder:
+        parsers = make_parsers(Path(folder), texts, options.vocabulary)
+    tokenizer = parsers["chat_template"].tokenizer
+    encoded = tokenizer.encode("\n".join(texts), add_special_tokens=False)
+    chat_tokens = frozenset(tokenizer.get_added_vocab().values())  # the sources spell them; here they are no text
+    ids = [token for token in encoded if token not in chat_tokens]
+    trials.add(
+        {
+            "kind": "tokenizer",
+            "vocabulary": len(tokenizer),
+            "corpus_tokens": len(ids),
+            "corpus_characters_per_token": round(sum(map(len, texts)) / len(ids), 2),
+        }
+    )
+    if "time" in options.parts:
+        for trial in range(options.trials):
+            for name, parser in alternating(parsers, trial):
+                for turn, seconds in enumerate(session_seconds(parser, Script(tokenizer, ids, trial), TURNS), start=1):
+                    trials.add({"kind": "turn", "parser": name, "trial": trial, "turn": turn, **seconds})
+        sides = {**dict.fromkeys(parsers, session_seconds), "rerender": rerender_seconds}
+        for trial in range(options.trials):
+            for side, seconds_of in alternating(sides, trial):
+                # A seed that was not used before: nothing may come from a cache.
+                script = Script(tokenizer, ids, TURNS + trial)
+                turns = seconds_of(parsers.get(side, parsers["chat_template"]), script, SHORT_TURNS)
+                sums = {key: sum(turn[key] for turn in turns) for key in turns[0]}
+                trials.add({"kind": "conversation", "side": side, "trial": trial, **sums})
+    if "identity" in options.parts:
+        identity(parsers, ids, options, trials)
+
+
+def _timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, dict[str, float]]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    value = work(*args, **kwargs)
+    return value, {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+
+
+def session_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
+    """Seconds of every turn with a session: its prompt, and reading its completion."""
+    from rllm_core.testing.completions import QUESTION, TOOL
+    from rllm_core.types import Messages
+
+    session, conversation, rows = parser.session(tools=[TOOL], on_break="raise"), Messages([QUESTION]), []
+    for _ in range(turns):
+        completion, result = script.completion(), script.result()
+        turn, prompt_seconds = _timed(session.next_prompt, conversation)
+        _, reading = _timed(session.record, completion)
+        reading_seconds = {f"reading_{key}": seconds for key, seconds in reading.items()}
+        rows.append({"prompt_tokens": len(turn.prompt_ids), **prompt_seconds, **reading_seconds})
+        conversation.append(session.answer)
+        conversation.append(_result_message(session.answer, result))
+    return rows
+
+
+def rerender_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
+    """Seconds of every turn of the same conversation when transformers renders it again."""
+    from rllm_core.testing.completions import QUESTION, TOOL
+
+    conversation, rows = [QUESTION], []
+    for number in range(turns):
+        completion, result = script.completion(), script.result()
+        answer = dict(parser.parse_completion(completion, tools=[TOOL]).to_message(turn=number))
+        render = parser.tokenizer.apply_chat_template
+        ids, seconds = _timed(render, conversation, tools=[TOOL], add_generation_prompt=True, return_dict=False)
+        rows.append({"prompt_tokens": len(ids), **seconds})
+        conversation += [_with_data(answer), _result_message(answer, result)]
+    return rows
+
+
+def _result_message(answer: Mapping[str, Any], result: str) -> dict[str, Any]:
+    [call] = answer["tool_calls"]
+    return {"role": "tool", "tool_call_id": call["id"], "name": "get_weather", "content": result}
+
+
+def _with_data(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer as templates take it."""
+    [call] = answer["tool_calls"]
+    function = {**call["function"], "arguments": json.loads(call["function"]["arguments"])}
+    return {**answer, "tool_calls": [{**call, "function": function}]}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Identity
+
+
+class Ngrams:
+    """Token sequences like the repository's, drawn token by token from what follows the last two; as a model samples.
+
+    Args:
+        corpus_ids: ``(tokens,)`` the text.
+    """
+
+    def __init__(self, corpus_ids: Sequence[int]) -> None:
+        self._ids = corpus_ids
+        self._after_one: dict[int, list[int]] = defaultdict(list)
+        self._after_two: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for first, second, third in zip(corpus_ids, corpus_ids[1:], corpus_ids[2:], strict=False):
+            self._after_one[second].append(third)
+            self._after_two[first, second].append(third)
+
+    def draw(self, rng: random.Random, tokens: int) -> list[int]:
+        """A sequence; at times only the last token counts for the next one."""
+        start = rng.randrange(len(self._ids) - 2)
+        drawn = list(self._ids[start : start + 2])
+        while len(drawn) < tokens:
+            following = self._after_two[drawn[-2], drawn[-1]]
+            drawn.append(rng.choice(following if rng.random() >= BACK_OFF else self._after_one[drawn[-1]]))
+        return drawn
+
+
+def identity(parsers: Mapping[str, Any], ids: Sequence[int], options: argparse.Namespace, trials: RawTrials) -> None:
+    """Count the turns whose tokens the next prompt does not begin with, per kind of completion."""
+    from rllm_core.testing.drift import KINDS, probe_drift
+
+    ngrams = Ngrams(ids)
+    kinds = {**KINDS, **{f"n-grams, {tokens} tokens": partial(_sampled, ngrams, tokens) for tokens in NGRAM_TOKENS}}
+    for name, parser in parsers.items():
+        for drift in probe_drift(parser, kinds=kinds, conversations=options.conversations, turns=options.turns):
+            trials.add(
+                {
+                    "kind": "drift",
+                    "parser": name,
+                    "completions": drift.completions,
+                    "turns": drift.turns,
+                    "completion_tokens": drift.completion_tokens,
+                    "lost": drift.lost,
+                    "lost_rerendered": drift.lost_rerendered,
+                    "reasons": dict(drift.reasons),
+                }
+            )
+
+
+def _sampled(ngrams: Ngrams, tokens: int, completions: Any) -> list[int]:
+    return [*ngrams.draw(completions.rng, tokens), completions.text()[-1]]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Figures
+
+
+def figures(rows: Sequence[Row]) -> Figures:
+    """The figures of what was measured; a part that was left out has none."""
+    found: Figures = {}
+    for row in of_kind(rows, "tokenizer"):
+        found["vocabulary"] = row["vocabulary"]
+    if turns := of_kind(rows, "turn"):
+        ratios = {parser: late_over_early(turns, parser, "wall_seconds") for parser in _values(turns, "parser")}
+        found["turn100_over_turn5"] = max(ratios.values())
+        found["turn100_over_turn5_cpu"] = max(late_over_early(turns, parser, "cpu_seconds") for parser in ratios)
+        found["turn100_over_turn5_by_parser"] = ratios
+        late = {parser: _window(turns, parser, LATE, "wall_seconds").values() for parser in ratios}
+        found["turn100_ms"] = {parser: round(1e3 * statistics.median(late[parser]), 2) for parser in ratios}
+    if conversations := of_kind(rows, "conversation"):
+        sides = [side for side in _values(conversations, "side") if side != "rerender"]
+        ratios = {side: over_bridge(conversations, side, ["wall_seconds"]) for side in sides}
+        with_reading = [over_bridge(conversations, side, ["wall_seconds", "reading_wall_seconds"]) for side in sides]
+        found["rerender_over_bridge_20_turns"] = min(ratios.values())
+        found["rerender_over_bridge_20_turns_cpu"] = min(
+            over_bridge(conversations, side, ["cpu_seconds"]) for side in sides
+        )
+        found["rerender_over_bridge_20_turns_by_parser"] = ratios
+        found["rerender_over_bridge_and_reading_20_turns"] = min(with_reading)
+    if drifts := of_kind(rows, "drift"):
+        for key, what in (("identity_lost_share", "lost"), ("identity_lost_share_rerendered", "lost_rerendered")):
+            found[key] = share(drifts, what)
+            found[f"{key}_by_completions"] = {
+                completions: share(of_kind(drifts, "drift", completions=completions), what)
+                for completions in _values(drifts, "completions")
+            }
+        found["identity_turns"] = sum(row["turns"] for row in drifts)
+    return found
+
+
+def _values(rows: Sequence[Row], key: str) -> list[Any]:
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _window(rows: Sequence[Row], parser: str, turns: range, clock: str) -> dict[int, float]:
+    """By trial, the median seconds of the turns in a window: prompt and reading together."""
+    seconds: dict[int, list[float]] = defaultdict(list)
+    for row in of_kind(rows, "turn", parser=parser):
+        if row["turn"] in turns:
+            seconds[row["trial"]].append(row[clock] + row[f"reading_{clock}"])
+    return {trial: statistics.median(several) for trial, several in seconds.items()}
+
+
+def late_over_early(rows: Sequence[Row], parser: str, clock: str) -> float:
+    """What the turns about the 100th cost over those about the 5th of the same conversation."""
+    early, late = (_window(rows, parser, turns, clock) for turns in (EARLY, LATE))
+    return round(paired_ratio((early[trial], late[trial]) for trial in early), 2)
+
+
+def over_bridge(rows: Sequence[Row], side: str, clocks: Sequence[str]) -> float:
+    """What rendering a conversation again costs at every turn, over what a session costs, counting ``clocks``."""
+    ours = {row["trial"]: sum(row[clock] for clock in clocks) for row in of_kind(rows, "conversation", side=side)}
+    theirs = {row["trial"]: row[clocks[0]] for row in of_kind(rows, "conversation", side="rerender")}
+    return round(paired_ratio((ours[trial], theirs[trial]) for trial in ours.keys() & theirs.keys()), 1)
+
+
+def share(rows: Sequence[Row], what: str) -> float:
+    """Turns that were lost, of all."""
+    return round(sum(row[what] for row in rows) / sum(row["turns"] for row in rows), 4)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parsing", description=__doc__)
+    parser.add_argument("--vocabulary", type=int, default=8192, help="entries of the trained vocabulary (default 8192)")
+    parser.add_argument("--trials", type=int, default=9, help="conversations per side that are timed (default 9)")
+    parser.add_argument("--conversations", type=int, default=25, help="conversations per kind and parser (default 25)")
+    parser.add_argument("--turns", type=int, default=8, help="turns of each (default 8)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="leave parts out")
+    run("parsing", parser, measure, figures, arguments)
+
+
+if __name__ == "__main__":
+    main()
