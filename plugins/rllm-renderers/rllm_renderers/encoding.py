@@ -151,10 +151,10 @@ class Encoder:
     def _marked(self, value: Any) -> Any:
         marked = _map_text(value, self._marked_text)
         if isinstance(value, list | tuple):
-            pieces = [piece.strip() for piece in _pieces(value)]
+            pieces = list(_pieces(value))
             # Templates write the parts of a message one after the other, so parts can spell a token together.
             if self._spellings("".join(pieces)) > sum(map(self._spellings, pieces)):
-                marked = [_map_text(part, lambda text: text + _BREAK) for part in marked]
+                marked = [_with_break(part) for part in marked]
         return marked
 
     def _marked_text(self, text: str) -> str:
@@ -228,15 +228,26 @@ def _texts(value: Any) -> Iterable[str]:
     elif isinstance(value, list | tuple):
         yield "".join(_pieces(value))
     elif isinstance(value, Mapping):
-        for item in value.values():
+        for key, item in value.items():
+            yield key
             yield from _texts(item)
 
 
 def _pieces(parts: Iterable[Any]) -> Iterable[str]:
+    """The texts of content in parts, without the white space that templates may take away."""
     for part in parts:
         text = part.get("text") if isinstance(part, Mapping) else part
         if isinstance(text, str):
-            yield text
+            yield text.strip()
+
+
+def _with_break(part: Any) -> Any:
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return {**part, "text": _with_break(part["text"])}
+    if not isinstance(part, str):
+        return part
+    end = len(part.rstrip())  # in front of white space, so that templates can still take it away
+    return part[:end] + _BREAK + part[end:]
 
 
 def _one_of(words: Iterable[str]) -> str:
