@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from rllm_core import providers
 from rllm_core.algorithms.torch_losses import PolicyLoss
@@ -64,7 +64,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         self.step = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="rllm-local")
         self._settings_before: TorchSettings | None = None
-        self._tokenizer: PreTrainedTokenizerBase | None = None  # goes into checkpoints, so that they can be loaded
+        # What goes into checkpoints beside the weights, so that they can be loaded.
+        self._tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None
         self._engine: LocalEngine | None = None
         self._images: ImageSource | None = None
         self._trainer: Trainer | None = None
@@ -116,12 +117,13 @@ class LocalBackend(BackendProtocol[LocalBatch]):
     def _allocate(self, parser: BaseParser) -> LocalEngine:
         self._settings_before = TorchSettings.current()
         path = self.model_path()
-        self._tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=self.local.trust_remote_code)
         model = load_model(path, self.local)
         settings = settings_for(model, self.local)
         settings.apply()
         use_matching_attention(model, settings.matmul_precision)
         self._images = image_source(model, parser)
+        auto_class: Any = AutoTokenizer if self._images is None else AutoProcessor
+        self._tokenizer = auto_class.from_pretrained(path, trust_remote_code=self.local.trust_remote_code)
         self._trainer = self._trainer_for(model)
         text_config: Any = model.config.get_text_config()
         shares_weights = self.config.training.trigger_parameter_sync_step == 1

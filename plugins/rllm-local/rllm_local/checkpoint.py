@@ -12,7 +12,7 @@ from rllm_core.errors import RunError
 from rllm_local.model import no_progress_bars
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 
@@ -22,9 +22,9 @@ def save(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     parameters: dict[str, torch.nn.Parameter],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin,
 ) -> None:
-    """Write weights (or adapters) and tokenizer, loadable by transformers, and the optimizer's moments by name."""
+    """Write weights (or adapters) and tokenizer or processor, loadable by transformers, and the optimizer's moments."""
     with no_progress_bars():
         model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

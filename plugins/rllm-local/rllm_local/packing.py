@@ -24,7 +24,7 @@ from rllm_core.types import PlacedMedia, TokenIds, TrainingSample
 from rllm_local.vision import Placement
 
 QUADRATIC_FROM_TOKENS = 1024
-PlanarPositions = Callable[[TrainingSample], "npt.NDArray[np.int64] | None"]
+PlanarPositions = Callable[[TrainingSample], npt.NDArray[np.int64]]
 """From a sample to its positions, ``(3, tokens)``."""
 
 
@@ -144,7 +144,7 @@ def micro_batches(
         rows: Where they go.
         max_tokens: See above.
         device: Where the tensors go.
-        planar_positions: The positions of a sample with images, for models that place these in a plane.
+        planar_positions: The positions of a sample, for models that place images in a plane.
     """
     start = 0
     while start < len(rows):
@@ -168,8 +168,8 @@ def _lay_out(
     is_tree, width = rows[0].is_tree, max(row.tokens for row in rows)
     ids = np.zeros((len(rows), width), np.int64)
     has_media = any(samples[index].media for row in rows for index in row.samples)
-    planes = 3 if has_media and planar_positions is not None else 1
-    positions = np.zeros((planes, len(rows), width), np.int64)
+    planes = planar_positions if has_media else None
+    positions = np.zeros((1 if planes is None else 3, len(rows), width), np.int64)
     media: list[Placement] = []
     visible = np.zeros((len(rows), width, width) if is_tree else (0, 0, 0), np.bool_)
     past = np.tri(width, dtype=np.bool_)
@@ -182,10 +182,8 @@ def _lay_out(
             new = len(sample.token_ids) - 1 - shared
             end = column + new
             ids[number, column:end] = sample.token_ids[shared:-1]
-            planar = None if planar_positions is None or not sample.media else planar_positions(sample)
-            positions[:, number, column:end] = (
-                np.arange(shared, shared + new) if planar is None else planar[:, shared : shared + new]
-            )
+            plane = np.arange(len(sample.token_ids))[None] if planes is None else planes(sample)
+            positions[:, number, column:end] = plane[:, shared : shared + new]
             start = number * width + column - shared
             media.extend((start + piece.start, piece) for piece in sample.media if piece.start >= shared)
             if is_tree and new:
@@ -206,7 +204,7 @@ def _lay_out(
 
     return MicroBatch(
         token_ids=tensor(ids),
-        positions=tensor(positions if planes > 1 else positions[0]) if is_tree or planes > 1 else None,
+        positions=tensor(positions) if planes is not None else tensor(positions[0]) if is_tree else None,
         visible=tensor(visible).unsqueeze(1) if is_tree else None,
         nodes=tensor(nodes),
         node_of_token=tensor(node_of_token),

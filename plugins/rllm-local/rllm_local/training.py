@@ -177,7 +177,7 @@ class Trainer:
         most = self.max_batch_tokens
         if self.device.type == "cpu":
             most = min(most, CPU_BATCH_TOKENS)
-        planar = None if self.vision is None else self.vision.sample_positions
+        planar = self.vision.sample_positions if self.vision is not None and self.vision.is_planar else None
         return micro_batches(batch.samples, batch.rows, max_tokens=most, device=self.device, planar_positions=planar)
 
     def _logits(self, micro: MicroBatch) -> torch.Tensor:

@@ -54,14 +54,19 @@ class Vision:
     Args:
         model: A vision-language model.
         source: Whose images it reads.
+
+    Attributes:
+        is_planar: Whether positions within an image have three coordinates (M-RoPE), instead of being counted.
     """
 
     def __init__(self, model: PreTrainedModel, source: ImageSource) -> None:
         self.model: Any = model
         self.source = source
-        self._embed = model.get_input_embeddings()
+        self._embed: Any = model.get_input_embeddings()
         # The model's own method knows where in the plane each position of an image is (M-RoPE).
-        self._rope_index = next((m.get_rope_index for m in model.modules() if hasattr(m, "get_rope_index")), None)
+        planar: Any = next((module for module in model.modules() if hasattr(module, "get_rope_index")), None)
+        self._rope_index = None if planar is None else planar.get_rope_index
+        self.is_planar = planar is not None
         if self._rope_index is not None:
             self._rope_arguments = inspect.signature(self._rope_index).parameters.keys()
             if "mm_token_type_ids" not in self._rope_arguments:
@@ -113,12 +118,13 @@ class Vision:
         return features
 
     def _tensor(self, arrays: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
-        return torch.tensor(np.concatenate(arrays), device=self._embed.weight.device)
+        return torch.tensor(np.concatenate(arrays), device=self.model.device)
 
-    def positions(self, token_ids: npt.NDArray[Any], media: Sequence[Placement]) -> npt.NDArray[np.int64] | None:
-        """``(3, tokens)`` of one sequence; None where positions are just counted."""
-        if self._rope_index is None or not media:
-            return None
+    def positions(self, token_ids: npt.NDArray[Any], media: Sequence[Placement]) -> npt.NDArray[np.int64]:
+        """``(3, tokens)`` of one sequence, where images lie in a plane."""
+        assert self._rope_index is not None
+        if not media:
+            return np.broadcast_to(np.arange(len(token_ids)), (3, len(token_ids)))
         media = sorted(media, key=_start)
         kinds = torch.zeros(1, len(token_ids), dtype=torch.long)
         for start, chunk in media:
@@ -134,23 +140,22 @@ class Vision:
         result: npt.NDArray[np.int64] = positions[:, 0].numpy()
         return result
 
-    def sample_positions(self, sample: TrainingSample) -> npt.NDArray[np.int64] | None:
-        """``(3, tokens)`` of a training sample; None where positions are just counted."""
+    def sample_positions(self, sample: TrainingSample) -> npt.NDArray[np.int64]:
+        """``(3, tokens)`` of a training sample, where images lie in a plane."""
         return self.positions(sample.token_ids, [(piece.start, piece) for piece in sample.media])
 
     def row_positions(
         self, token_ids: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement]
     ) -> torch.Tensor | None:
         """``(3, rows, tokens)`` of a batch padded on the left; None where positions are just counted."""
-        if self._rope_index is None or not media:
+        if not self.is_planar:
             return None
         rows, tokens = token_ids.shape
         positions = np.zeros((3, rows, tokens), np.int64)
         for row, (ids, first) in enumerate(zip(token_ids.cpu().numpy(), padding.tolist(), strict=True)):
             begin = row * tokens
             own = [(start - begin - first, chunk) for start, chunk in media if begin <= start < begin + tokens]
-            planar = self.positions(ids[first:], own)
-            positions[:, row, first:] = np.arange(tokens - first) if planar is None else planar
+            positions[:, row, first:] = self.positions(ids[first:], own)
         return torch.from_numpy(positions).to(token_ids.device)
 
     @torch.no_grad()
@@ -163,17 +168,18 @@ class Vision:
         ids, placed = self.source.media_probe()
         media = [(piece.start, piece) for piece in placed]
         token_ids = torch.tensor(ids, dtype=torch.long, device=self.model.device)[None]
-        inputs: dict[str, Any] = {
-            name: self._tensor([array]) for name, array in self.source.media_inputs(placed[0]).items()
-        }
-        if self._rope_index is not None:
-            inputs["mm_token_type_ids"] = torch.zeros_like(token_ids)
-            inputs["mm_token_type_ids"][0, placed[0].start : placed[0].stop] = 1
+        inputs = {name: self._tensor([array]) for name, array in self.source.media_inputs(placed[0]).items()}
+        kinds = torch.zeros_like(token_ids)
+        kinds[0, placed[0].start : placed[0].stop] = 1
+        known = set(inspect.signature(self.model.forward).parameters)
+        if self.is_planar:
+            known.add("mm_token_type_ids")
+        inputs |= {name: kinds for name in ("token_type_ids", "mm_token_type_ids") if name in known}
         theirs = self.model(input_ids=token_ids, **inputs, use_cache=False).logits
-        positions = self.positions(ids, media)
+        padding = torch.zeros(1, dtype=torch.long)
         hidden = self.model.get_decoder()(
             **self.embedded(token_ids, media),
-            position_ids=None if positions is None else torch.from_numpy(positions)[:, None].to(self.model.device),
+            position_ids=self.row_positions(token_ids, padding, media),
             use_cache=False,
         ).last_hidden_state
         mine = self.model.get_output_embeddings()(hidden)
@@ -205,4 +211,4 @@ def _start(placement: Placement) -> int:
 def _split(features: Any, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
     """Features of several images, which models return in one tensor or one per image, as one per image."""
     parts = [part.reshape(-1, part.shape[-1]) for part in features]
-    return torch.cat(parts).split(list(lengths))
+    return torch.split(torch.cat(parts), list(lengths))

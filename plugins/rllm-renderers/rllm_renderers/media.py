@@ -204,8 +204,9 @@ def load_media(path: str, *, trust_remote_code: bool) -> MediaProcessor | str:
         return "images need pillow: pip install 'rllm-renderers[vision]'"
     from transformers import AutoProcessor
 
+    auto_processor: Any = AutoProcessor
     try:
-        processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+        processor = auto_processor.from_pretrained(path, trust_remote_code=trust_remote_code)
         return MediaProcessor(processor)
     except (OSError, ValueError, ImportError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
