@@ -104,8 +104,10 @@ class ChatTemplateParser(BaseParser):
 
     A completion that was cut off gets the stop token it lacks *as prompt*: the contract binds the bridge to
     ``prompt + completion`` and leaves what follows to it, and a token nobody sampled must not be trained on. There is
-    no bridge after unfinished reasoning, nor where another stop token was sampled than the one the template writes:
-    the template has no form for such a conversation, so nothing can be proven about it.
+    no bridge after unfinished reasoning, nor where another stop token was sampled than the one the template writes, nor
+    where anything follows the stop token: the template has no form for such a conversation, so nothing can be proven
+    about it. Some templates repeat the name of the called tool in front of its answer; after calls of several tools at
+    once there is no bridge with these.
 
     Args:
         tokenizer: A tokenizer with a chat template, which from now on is the parser's alone.
@@ -242,8 +244,11 @@ class ChatTemplateParser(BaseParser):
         stop = _first(sampled, self.template.stop_token_ids)
         if stop is not None and sampled[stop] != suffix.stop_id:
             return None
+        if stop is not None and not set(sampled[stop:]).issubset(self.template.stop_token_ids):
+            return None
         closing = [suffix.stop_id] if stop is None else []
-        bridged = np.concatenate((token_ids(prompt_ids), completion, token_ids([*closing, *suffix.token_ids])))
+        following = np.array([*closing, *suffix.token_ids], np.int32)
+        bridged = np.concatenate((np.asarray(prompt_ids, np.int32), completion, following))
         bridged.setflags(write=False)  # handed on without a copy
         return bridged
 

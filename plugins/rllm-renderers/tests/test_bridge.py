@@ -189,6 +189,8 @@ def test_what_cannot_be_proven_is_not_bridged(parser):
     assert bridge(prompt, good, [{"content": "no role"}]) is None
     assert bridge(prompt, good, [ANSWER | {"content": 3}]) is None
     assert bridge(prompt, ids_of(parser, "higher<|endoftext|>"), [USER]) is None
+    assert bridge(prompt, ids_of(parser, "higher<|im_end|>more"), [USER]) is None
+    assert bridge(prompt, ids_of(parser, "higher<|im_end|><|im_end|>"), [USER]) is not None
     assert bridge(prompt, ids_of(parser, "<think>why<|im_end|>"), [USER]) is None
     assert bridge(prompt, ids_of(parser, "<think>why"), [USER]) is None
     opened = [*prompt, *ids_of(parser, "<think>\n")]

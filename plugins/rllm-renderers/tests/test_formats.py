@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rllm_renderers.chat_template import ChatTemplateConfig
 from rllm_renderers.formats import FORMATS, NoCalls, schemas_of
 
 from rllm_core.parser import Termination
@@ -339,6 +341,10 @@ def test_the_format_stands_in_the_text_of_a_template_that_takes_no_calls(make_pa
     explained = "{% if tools %}{{ tools | tojson }} Write <tool_call><function=name>{% endif %}{% endfor %}"
     assert make_parser(template + explained).tool_format.name == "qwen_xml"
     assert make_parser(template + "{% endfor %}").tool_format.name == "none"
+
+
+def test_every_format_can_be_chosen():
+    assert set(get_args(ChatTemplateConfig.model_fields["tool_format"].annotation)) == {"auto", *FORMATS}
 
 
 def test_the_format_can_be_set(make_parser):
