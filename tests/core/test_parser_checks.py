@@ -221,8 +221,8 @@ class HoldsALock(ByteParser):
 class CopiesForget(ByteParser):
     """Comes out of a copy with another start token."""
 
-    def __setstate__(self, state: Any) -> None:
-        self.START = 250
+    def __getstate__(self) -> dict[str, int]:
+        return {"START": 250}
 
 
 class SharesABuffer(ByteParser):
