@@ -73,7 +73,7 @@ class ChatTemplateConfig(Section):
     ] = "neutralise"
 
     tool_format: Annotated[
-        Literal["auto", "qwen_xml", "hermes", "deepseek", "mistral", "harmony", "llama"],
+        Literal["auto", "qwen_xml", "glm", "hermes", "deepseek", "mistral", "harmony", "llama"],
         Field(
             description='How the model writes tool calls; "auto" reads it off what the template writes, and where that '
             "tells nothing, calls are not read."

@@ -68,9 +68,10 @@ def shows_tools(template: ChatTemplate) -> bool:
 def tool_format(template: ChatTemplate) -> ToolFormat:
     """The format of tool calls that the template writes.
 
-    Found by rendering a made-up call and reading it back; where the template takes none, by the marks that stand in its
-    text. `NoCalls` if neither tells.
+    Found by rendering a made-up call and reading it back; where the template writes none, by the marks that stand in
+    its text. `NoCalls` if neither tells, or if calls are written in a way that is not known here.
     """
+    writes_calls = False
     for answer, prompt_end in _made_up_answers(template):
         for known in FORMATS.values():
             parsed = known.read(
@@ -78,6 +79,9 @@ def tool_format(template: ChatTemplate) -> ToolFormat:
             )
             if [(call.name, call.arguments) for call in parsed.ok_tool_calls] == [(_NAME, _ARGUMENTS)]:
                 return known
+        writes_calls = writes_calls or _NAME in answer
+    if writes_calls:
+        return NoCalls()
     source = str(template.tokenizer.chat_template)
     return next((known for known in FORMATS.values() if any(map(source.__contains__, known.signs))), NoCalls())
 
@@ -140,12 +144,14 @@ def _is_exact(template: ChatTemplate, tail: Sequence[MessageLike], tools: Sequen
     calls = [made_up_call(m["tool_call_id"], _NAME, {"key": _ANSWER}) for m in tail if m["role"] == "tool"]
     if calls:
         answer["tool_calls"] = calls
-    asked = template.rendered_or_none([question], tools, add_generation_prompt=False)
     whole = template.rendered_or_none([question, answer, *tail], tools)
+    # With a prompt for an answer, and without one: some templates close a conversation that asks for none.
+    asked = [template.rendered_or_none([question], tools, add_generation_prompt=prompt) for prompt in (True, False)]
     # Where later messages change what stands before the answer, a suffix could not know it.
-    if asked is None or whole is None or not whole.startswith(asked):
+    before = next((text for text in asked if text is not None and whole is not None and whole.startswith(text)), None)
+    if whole is None or before is None:
         return False
-    at = whole.find(_ANSWER, len(asked))
+    at = whole.find(_ANSWER, len(before))
     stop = template.first_stop(whole, at + len(_ANSWER)) if at >= 0 else None
     if stop is None:
         return False

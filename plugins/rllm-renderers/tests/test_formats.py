@@ -148,6 +148,36 @@ def test_attempts_at_xml(text, status, content):
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# GLM
+
+
+def glm(*arguments, name="f"):
+    inside = "".join(f"\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>" for key, value in arguments)
+    return f"<tool_call>{name}{inside}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "content"),
+    [
+        (f"so {glm()}", [("f", {}, "ok")], "so"),
+        (glm(("text", "true"), ("on", "false")), [("f", {"text": "true", "on": False}, "ok")], ""),
+        (glm(("text", "<arg_key> </arg_value>x")), [("f", {"text": "<arg_key> </arg_value>x"}, "ok")], ""),
+        (glm(("text", " two \n")), [("f", {"text": " two \n"}, "ok")], ""),
+        (glm(("count", "three")), [("f", None, "invalid_json")], ""),
+        (glm(name="g"), [("g", {}, "unknown_tool")], ""),
+        (glm(name=""), [(None, None, "missing_name")], ""),
+        ("<tool_call>f<arg_key>a</tool_call>", [(None, None, "malformed_structure")], ""),
+        ('<tool_call>f <b> {"a": 1}</tool_call>', [(None, None, "malformed_structure")], ""),
+        ("<tool_call>f", [(None, None, "unclosed_block")], ""),
+        (f"<tool_call>f<arg_key>{glm()}", [(None, None, "unclosed_block"), ("f", {}, "ok")], ""),
+    ],
+)
+def test_glm(text, expected, content):
+    parsed = read("glm", text)
+    assert (found(parsed), parsed.content) == (expected, content)
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # Llama
 
 LLAMA = '{"name": "f", "parameters": {"text": "}"}}'
@@ -347,6 +377,17 @@ def test_every_format_can_be_chosen():
     assert set(get_args(ChatTemplateConfig.model_fields["tool_format"].annotation)) == {"auto", *FORMATS}
 
 
+def test_calls_that_are_written_in_no_known_way(make_parser):
+    template = (
+        "{{ tools }} Write <tool_call>{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls %}<tool_call>{{ c.function.name }}({{ c.function.arguments }}){% endfor %}"
+        "<|im_end|>{% endfor %}"
+    )
+    parser = make_parser(template)
+    assert parser.tool_format.name == "none"
+    assert not parser.supports_tools
+
+
 def test_the_format_can_be_set(make_parser):
     parser = make_parser("{{ tools }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", tool_format="llama")
     assert parser.supports_tools
@@ -356,6 +397,7 @@ def test_the_format_can_be_set(make_parser):
 
 PIECES = [
     *("<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "<function=f>", "</function>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *("<parameter=text>", "</parameter>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[", "]", ";", ","),
     *(f"<{BAR}tool▁{part}{BAR}>" for part in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")),
     *("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "assistant", "analysis", "commentary", " to=functions.f"),
@@ -365,6 +407,7 @@ PIECES = [
 FORMAT_TEXT = {
     "qwen_xml": ["<think>", "</think>"],
     "hermes": ["<think>", "</think>"],
+    "glm": ["<think>", "</think>"],
     "deepseek": ["<think>", "</think>"],
     "mistral": ["[THINK]", "[/THINK]"],
     "llama": ["<think>", "</think>"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rllm_renderers.formats.deepseek import DeepSeek
+from rllm_renderers.formats.glm import Glm
 from rllm_renderers.formats.harmony import Harmony
 from rllm_renderers.formats.hermes import Hermes
 from rllm_renderers.formats.llama import Llama
@@ -14,5 +15,5 @@ __all__ = ["FORMATS", "NoCalls", "Schemas", "ToolFormat", "schemas_of"]
 
 # Those with unmistakable marks first.
 FORMATS: dict[str, ToolFormat] = {
-    known.name: known for known in (QwenXml(), Hermes(), DeepSeek(), Mistral(), Harmony(), Llama())
+    known.name: known for known in (QwenXml(), Glm(), Hermes(), DeepSeek(), Mistral(), Harmony(), Llama())
 }

@@ -6,13 +6,11 @@ Values are bare text, so their types come from the tool's schema.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
 
 from rllm_core.parser import ParsedToolCall
 from rllm_renderers.formats.hermes import CLOSE, OPEN
-from rllm_renderers.formats.json_text import read_json
 from rllm_renderers.formats.tool_format import Schemas, ToolFormat, checked_call
+from rllm_renderers.formats.typed_text import typed
 
 _OPENING = re.compile(rf"{OPEN}|<function=")
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
@@ -21,9 +19,6 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
 _END_OF_VALUE = re.compile(r"</parameter>(?=\s*(?:<parameter=[^>\n]*>|</function>))")
 _END_OF_FUNCTION = re.compile(r"\s*</function>")
 _END_OF_CALL = re.compile(rf"\s*{CLOSE}")
-
-# As templates print them from data, in Python's spelling.
-_CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 class QwenXml(ToolFormat):
@@ -71,7 +66,7 @@ def _call_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tupl
     name, raw = function[1].strip(), text[start:position]
     types = (schemas or {}).get(name, {})
     try:
-        arguments = {key: _typed(value, types.get(key)) for key, value in values.items()}
+        arguments = {key: typed(value, types.get(key)) for key, value in values.items()}
     except ValueError:
         return position, ParsedToolCall(name or None, None, raw, "invalid_json")
     return position, checked_call(name, arguments, raw, schemas)
@@ -90,37 +85,3 @@ def _unreadable(text: str, opening: re.Match[str], status: str) -> tuple[int, Pa
 
 def _without_line_breaks(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
-
-
-def _typed(text: str, schema: Any) -> Any:
-    """A value from its text.
-
-    Raises:
-        ValueError: If it is not what the schema asks for.
-    """
-    types = frozenset(_types(schema))
-    if "string" in types:
-        return None if "null" in types and text in ("null", "None") else text
-    if types & {"boolean", "null"} and text.strip() in _CONSTANTS:
-        return _CONSTANTS[text.strip()]
-    try:
-        value = read_json(text)
-    except ValueError:
-        if not types:
-            return text
-        raise
-    return text if not types and isinstance(value, str) else value
-
-
-def _types(schema: Any) -> Iterable[str]:
-    """The JSON types a schema allows; none where it does not say."""
-    if not isinstance(schema, Mapping):
-        return
-    declared = schema.get("type")
-    yield from (item for item in (declared if isinstance(declared, list | tuple) else [declared]) if item is not None)
-    for value in [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else [])]:
-        if declared is None:
-            yield "string" if isinstance(value, str) else "null" if value is None else "boolean"
-    for alternatives in ("anyOf", "oneOf"):
-        for alternative in schema.get(alternatives) or ():
-            yield from _types(alternative)

@@ -1,0 +1,45 @@
+"""Arguments that a format writes as bare text: their types come from the tool's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rllm_renderers.formats.json_text import read_json
+
+# As templates print them from data, in Python's spelling.
+_CONSTANTS = {"True": True, "False": False, "None": None}
+
+
+def typed(text: str, schema: Any) -> Any:
+    """A value from its text; without a schema, JSON is read as such, and everything else is a string.
+
+    Raises:
+        ValueError: If it is not what the schema asks for.
+    """
+    types = frozenset(_types(schema))
+    if "string" in types:
+        return None if "null" in types and text in ("null", "None") else text
+    if types & {"boolean", "null"} and text.strip() in _CONSTANTS:
+        return _CONSTANTS[text.strip()]
+    try:
+        value = read_json(text)
+    except ValueError:
+        if not types:
+            return text
+        raise
+    return text if not types and isinstance(value, str) else value
+
+
+def _types(schema: Any) -> Iterable[str]:
+    """The JSON types a schema allows; none where it does not say."""
+    if not isinstance(schema, Mapping):
+        return
+    declared = schema.get("type")
+    yield from (item for item in (declared if isinstance(declared, list | tuple) else [declared]) if item is not None)
+    for value in [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else [])]:
+        if declared is None:
+            yield "string" if isinstance(value, str) else "null" if value is None else "boolean"
+    for alternatives in ("anyOf", "oneOf"):
+        for alternative in schema.get(alternatives) or ():
+            yield from _types(alternative)
