@@ -94,6 +94,12 @@ class TrainingConfig(Section):
     trajectories_per_step: Annotated[
         int, Field(ge=0, description="Episodes per step (and per validation) kept in trajectories.jsonl.")
     ] = 8
+    buffer_max_bytes: Annotated[
+        int, Field(ge=1, description="Memory for complete groups that wait to be trained; more holds generation up.")
+    ] = 8 * 2**30
+    buffer_spill: Annotated[
+        bool, Field(description="Write complete groups beyond that to the run folder instead of holding generation up.")
+    ] = False
     stall_timeout_seconds: Annotated[
         Seconds, Field(description="End the run with StallError when nothing happened for this long.")
     ] = 1800.0

@@ -67,6 +67,13 @@ class Workflow(ABC):
             The episode, its trajectories rewarded. The core fills in the rollout's identity.
         """
 
+    def group_of(self, episode: Episode, trajectory: Trajectory) -> str:
+        """The group a trajectory is compared in, among those of one task: by default its role.
+
+        The advantage of a trajectory is relative to the other trajectories of its group, in every mode of training.
+        """
+        return trajectory.role
+
     @staticmethod
     def episode(
         task: Task,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import numpy as np
 
-from rllm_core.types import Episode, TrajectoryGroup
+from rllm_core.types import Episode, Trajectory, TrajectoryGroup
 
 
 class FilterReason(StrEnum):
@@ -19,19 +19,36 @@ class FilterReason(StrEnum):
     NOTHING_SAMPLED = "nothing_sampled"
 
 
-def group_by_role(group_id: int, task_id: str, episodes: Sequence[Episode]) -> list[TrajectoryGroup]:
-    """One group per trainable role, roles in the order in which they first appear.
+GroupOf = Callable[[Episode, Trajectory], str]
+
+
+def by_role(episode: Episode, trajectory: Trajectory) -> str:
+    """Trajectories of one role are compared with each other."""
+    return trajectory.role
+
+
+def group_trajectories(
+    group_id: int, task_id: str, episodes: Sequence[Episode], group_of: GroupOf = by_role
+) -> list[TrajectoryGroup]:
+    """The trainable trajectories of one task, in groups in the order in which they first appear.
 
     Args:
         group_id: Position of the task in the run's task stream.
         task_id: The task all episodes are of.
         episodes: Finished rollouts, in the order of their ``rollout_index``.
+        group_of: Which group a trajectory belongs to.
+
+    Raises:
+        TypeError: If that is not text.
     """
     members: dict[str, list[tuple[int, int]]] = {}
     for position, episode in enumerate(episodes):
         for index, trajectory in enumerate(episode.trajectories):
             if trajectory.trainable and trajectory.steps:
-                members.setdefault(trajectory.role, []).append((position, index))
+                name = group_of(episode, trajectory)
+                if not isinstance(name, str) or not name:
+                    raise TypeError(f"group_of() returned {name!r} for task {task_id!r}; it must name a group")
+                members.setdefault(name, []).append((position, index))
     groups = []
     for role, positions in members.items():
         trajectories = [episodes[position].trajectories[index] for position, index in positions]

@@ -59,12 +59,16 @@ class Books:
         """Rollouts per account and reason."""
         return {account: dict(sorted(self._ended[account].items())) for account in ACCOUNTS if self._ended[account]}
 
-    def state_after_restart(self) -> dict[str, Any]:
-        """For the manifest: the books as a restart finds them, with what is open now lost with this process."""
+    def state_after_restart(self, kept: int = 0) -> dict[str, Any]:
+        """For the manifest: the books as a restart finds them.
+
+        Args:
+            kept: Open rollouts that the checkpoint holds; the other open ones are lost with this process.
+        """
         ended = {account: dict(reasons) for account, reasons in self.by_reason().items()}
-        if self.open:
+        if self.open > kept:
             cancelled = ended.setdefault("cancelled", {})
-            cancelled["restart"] = cancelled.get("restart", 0) + self.open
+            cancelled["restart"] = cancelled.get("restart", 0) + self.open - kept
         return {"dispatched": self.dispatched, "retries": self.retries, "ended": ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.advantages import AdvantageEstimator
-from rllm_core.algorithms.grouping import FilterReason, filter_reason, group_by_role
-from rllm_core.types import Episode, TrajectoryGroup
+from rllm_core.algorithms.grouping import FilterReason, GroupOf, by_role, filter_reason, group_trajectories
+from rllm_core.types import Episode, Trajectory, TrajectoryGroup
+
+OBJECT_BYTES = 500
 
 
 @dataclass
@@ -38,6 +43,55 @@ class CompleteGroup:
     def weight_version(self) -> int:
         """The oldest version that sampled any of its tokens."""
         return min(group.weight_version for group in self.groups)
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """About how much memory it takes: arrays once, text, and a flat rate per step and message."""
+        return sum(_size_bytes(trajectory) for episode in self.episodes for trajectory in episode.trajectories)
+
+    def to_json(self) -> str:
+        """One line from which `TrajectoryGroupBuffer.restore` builds it again."""
+        episodes = ",".join(episode.to_json() for episode in self.episodes)
+        head = json.dumps({"ordinal": self.ordinal, "task_id": self.task_id, "epoch": self.epoch})
+        return f'{head[:-1]},"episodes":[{episodes}]}}'
+
+    @property
+    def has_media(self) -> bool:
+        """Whether any prompt holds images or the like, whose content no file of ours holds."""
+        return any(step.prompt_media for e in self.episodes for t in e.trajectories for step in t.steps)
+
+
+def _size_bytes(trajectory: Trajectory) -> int:
+    total, before = 0, None
+    for step in trajectory.steps:
+        sampled = len(step.completion_ids)
+        # A prompt that continues the step before shares its storage.
+        shared = before is not None and step.segment == before.segment
+        total += 4 * (sampled if shared else len(step.prompt_ids) + sampled) + 4 * sampled
+        new = step.messages[len(before.messages) :] if before is not None else step.messages[:]
+        total += OBJECT_BYTES + sum(OBJECT_BYTES + len(str(m.get("content") or "")) for m in (*new, step.response))
+        before = step
+    return total
+
+
+@dataclass(frozen=True)
+class SpilledGroup:
+    """A complete group that waits on the disk."""
+
+    ordinal: int
+    path: Path
+
+    @classmethod
+    def write(cls, folder: Path, group: CompleteGroup) -> SpilledGroup:
+        """Put ``group`` into a file of ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"group-{group.ordinal}.jsonl"
+        path.write_text(group.to_json() + "\n", encoding="utf-8")
+        return cls(group.ordinal, path)
+
+    def read(self) -> bytes:
+        """Its one line."""
+        return self.path.read_bytes()
 
 
 @dataclass
@@ -68,16 +122,32 @@ class TrajectoryGroupBuffer:
     Args:
         estimator: Runs here, per group, if its scope is ``group``.
         drop_uniform: Filter groups whose rewards are all equal.
+        group_of: Which group a trajectory is compared in.
+        max_bytes: Complete groups beyond this hold generation up (`is_full`), or go to ``spill``.
+        spill: Folder for complete groups that are not kept in memory; None keeps all there.
         in_order: Hand a group out only when every group dispatched before it has been handed out or dropped. Together
             with the coordinator's window this bounds the age of every single group.
     """
 
-    def __init__(self, estimator: AdvantageEstimator, *, drop_uniform: bool, in_order: bool = False) -> None:
+    def __init__(
+        self,
+        estimator: AdvantageEstimator,
+        *,
+        drop_uniform: bool,
+        in_order: bool = False,
+        group_of: GroupOf = by_role,
+        max_bytes: int = sys.maxsize,
+        spill: Path | None = None,
+    ) -> None:
         self.estimator = estimator
+        self.group_of = group_of
+        self.max_bytes = max_bytes
+        self.size_bytes = 0
         self.drop_uniform = drop_uniform
         self.in_order = in_order
         self._running: set[int] = set()
-        self._complete: list[CompleteGroup] = []
+        self._complete: list[CompleteGroup | SpilledGroup] = []
+        self._spill = spill
         self._waiting: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
 
@@ -91,7 +161,7 @@ class TrajectoryGroupBuffer:
         if len(finished) < assembly.expected:
             return FilterReason.INCOMPLETE_GROUP
         kept, reason = [], FilterReason.NOTHING_SAMPLED
-        for group in group_by_role(assembly.ordinal, assembly.task_id, finished):
+        for group in group_trajectories(assembly.ordinal, assembly.task_id, finished, self.group_of):
             why = filter_reason(group, min_group_size=self.estimator.min_group_size, drop_uniform=self.drop_uniform)
             if why is None:
                 kept.append(group)
@@ -110,7 +180,25 @@ class TrajectoryGroupBuffer:
         """Add a complete group; order of arrival does not matter."""
         self._running.discard(group.ordinal)
         bisect.insort(self._complete, group, key=lambda item: item.ordinal)
+        self.size_bytes += group.size_bytes
+        if self._spill is not None and self.size_bytes > self.max_bytes:
+            self._move_newest_to(self._spill)
         self._wake()
+
+    def _move_newest_to(self, folder: Path) -> None:
+        """Write the groups that are due last to the disk until the others fit; one always stays."""
+        for position in range(len(self._complete) - 1, 0, -1):
+            group = self._complete[position]
+            if isinstance(group, CompleteGroup) and not group.has_media:
+                self._complete[position] = SpilledGroup.write(folder, group)
+                self.size_bytes -= group.size_bytes
+                if self.size_bytes <= self.max_bytes:
+                    return
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what is complete takes more memory than allowed."""
+        return self.size_bytes > self.max_bytes
 
     def drop(self, ordinal: int) -> None:
         """A dispatched group will not come."""
@@ -128,8 +216,30 @@ class TrajectoryGroupBuffer:
             await self._waiting
         if self._failure is not None:
             raise self._failure
-        taken, self._complete = self._complete[:groups], self._complete[groups:]
+        waiting, self._complete = self._complete[:groups], self._complete[groups:]
+        taken = [self._in_memory(group) for group in waiting]
+        self.size_bytes -= sum(group.size_bytes for group in waiting if isinstance(group, CompleteGroup))
         return taken
+
+    def _in_memory(self, group: CompleteGroup | SpilledGroup) -> CompleteGroup:
+        if not isinstance(group, SpilledGroup):
+            return group
+        whole = self.restore(group.read())
+        group.path.unlink()
+        return whole
+
+    def restore(self, line: str | bytes) -> CompleteGroup:
+        """A complete group from what `CompleteGroup.to_json` wrote; grouping, filter and estimator run again.
+
+        Raises:
+            ValueError: If it is not such a group, or would not be one now.
+        """
+        written = json.loads(line)
+        episodes = {e.rollout_index: e for e in map(Episode.model_validate, written.pop("episodes"))}
+        outcome = self.close_group(Assembly(**written, expected=len(episodes), episodes=episodes))
+        if not isinstance(outcome, CompleteGroup):
+            raise ValueError(f"group {written['ordinal']} is not complete any more: {outcome.value}")
+        return outcome
 
     def _holds(self, groups: int) -> bool:
         if len(self._complete) < groups:
@@ -140,10 +250,25 @@ class TrajectoryGroupBuffer:
         """Ordinals of the groups waiting here."""
         return [group.ordinal for group in self._complete]
 
-    def discard(self) -> Sequence[CompleteGroup]:
+    def discard(self) -> Sequence[CompleteGroup | SpilledGroup]:
         """Empty the buffer and return what was in it."""
         discarded, self._complete = self._complete, []
+        self.size_bytes = 0
         return discarded
+
+    def write(self, path: Path) -> list[int]:
+        """Write the complete groups to a file of JSON lines, for a checkpoint.
+
+        Returns:
+            Their ordinals; groups with media are left out.
+        """
+        ordinals = []
+        with path.open("wb") as file:
+            for group in list(self._complete):  # others may be put in while this is written in a thread
+                if isinstance(group, SpilledGroup) or not group.has_media:
+                    file.write(group.read() if isinstance(group, SpilledGroup) else group.to_json().encode() + b"\n")
+                    ordinals.append(group.ordinal)
+        return ordinals
 
     def fail(self, error: BaseException) -> None:
         """Let every waiting and later `take` raise ``error``."""

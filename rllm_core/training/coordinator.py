@@ -34,6 +34,7 @@ class SyncCoordinator:
         self.consumed = 0
         self.consumed_in_window = 0
         self.paused = False
+        self.throttled = False
         self.progress = 0
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -46,6 +47,7 @@ class SyncCoordinator:
         """Whether one more group is admitted now."""
         return (
             not self.paused
+            and not self.throttled
             and self.outstanding + self.consumed_in_window < self.window_quota
             and self.outstanding + self.consumed < self.groups_needed
         )
@@ -94,10 +96,22 @@ class SyncCoordinator:
         self._changed()
 
     def on_returned(self, groups: int) -> None:
-        """Groups that training had taken will not be trained by this start of the run."""
+        """Groups that training had taken wait to be trained again: their optimizer step was not finished."""
+        self.buffered += groups
         self.consumed -= groups
         self.consumed_in_window -= groups
         self._changed()
+
+    def on_restored(self, groups: int) -> None:
+        """Complete groups of a checkpoint wait to be trained."""
+        self.buffered += groups
+        self._changed()
+
+    def throttle(self, throttled: bool) -> None:
+        """Admit nothing while ``throttled``, for lack of memory; a synchronisation's pause is another matter."""
+        if throttled != self.throttled:
+            self.throttled = throttled
+            self._changed()
 
     def on_synced(self, version: int) -> None:
         """New weights are live; a new window begins with what is outstanding."""
@@ -145,7 +159,7 @@ class SyncCoordinator:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the manifest; nothing is outstanding after a restart."""
+        """From the manifest; nothing is in flight after a restart."""
         self.weight_version = state["weight_version"]
         self.consumed = state["consumed"]
         self.consumed_in_window = state["consumed_in_window"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rllm_core.algorithms.grouping import FilterReason
@@ -28,6 +29,7 @@ class Generation:
     Args:
         state: Snapshot for hooks.
         incarnation: Start of the run, part of rollout ids.
+        groups_per_take: Complete groups that training waits for; a full buffer may always grow up to these.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Generation:
         observers: Observers,
         state: Callable[[], TrainerState],
         incarnation: int,
+        groups_per_take: int,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -58,8 +61,9 @@ class Generation:
         self._breaker = CircuitBreaker(config.rollout)
         self._state = state
         self._incarnation = incarnation
+        self._groups_per_take = groups_per_take
         self._next_ordinal = 0
-        self._again: list[int] = []  # outstanding at the checkpoint this start resumed from
+        self._again: list[int] = []  # given up before, or in flight at the checkpoint this start resumed from
         self._groups: dict[int, asyncio.Task[None]] = {}
         self._assemblies: dict[int, Assembly] = {}
 
@@ -85,30 +89,55 @@ class Generation:
             if self.stream.position(ordinal) == len(self.stream.tasks) - 1:
                 await self.observers.notify("on_epoch_end", state=self._state(), epoch=epoch)
 
-    async def cancel(self, reason: str, taken: Sequence[CompleteGroup] = ()) -> None:
-        """Stop everything in flight, empty the buffer, and book both as cancelled; they stay outstanding.
-
-        Args:
-            reason: For the books.
-            taken: Groups of an optimizer step that was begun and not finished; they are treated alike.
-        """
-        self.coordinator.on_returned(len(taken))
-        ordinals = sorted({*self.outstanding_ordinals(), *(item.ordinal for item in taken)})
-        running = list(self._groups.values())
+    async def stop(self, reason: str) -> None:
+        """Stop everything in flight and book it as cancelled; it stays due."""
+        running, ordinals = list(self._groups.values()), sorted(self._assemblies)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        for _ in range(self.coordinator.in_flight):
+        for ordinal in ordinals:
+            self.buffer.drop(ordinal)
             self.coordinator.on_dropped()
-        self.coordinator.on_discarded(len(self.buffer.discard()))
-        self.books.book("cancelled", reason, self.books.open)
-        self._groups, self._assemblies, self._again = {}, {}, ordinals
-        if ordinals:
-            self.reporter.event("cancel", groups=ordinals, reason=reason)
+        self._give_up(ordinals, reason)
+        self._groups, self._assemblies = {}, {}
 
-    def outstanding_ordinals(self) -> list[int]:
-        """Groups of the stream that were dispatched, or are due again, and have not been consumed."""
-        return sorted({*self._assemblies, *self.buffer.ordinals(), *self._again})
+    def give_back(self, taken: Sequence[CompleteGroup]) -> None:
+        """Groups of an optimizer step that was begun and not finished are complete groups again."""
+        if not taken:
+            return
+        for group in taken:
+            self.buffer.put(group)
+        self.coordinator.on_returned(len(taken))
+        self.reporter.event("return", groups=[group.ordinal for group in taken])
+
+    def discard(self, reason: str) -> None:
+        """Empty the buffer and book what was in it as cancelled; it stays due."""
+        discarded = [group.ordinal for group in self.buffer.discard()]
+        self.coordinator.on_discarded(len(discarded))
+        self._give_up(discarded, reason)
+
+    def _give_up(self, ordinals: list[int], reason: str) -> None:
+        if ordinals:
+            self.books.book("cancelled", reason, len(ordinals) * self.config.training.rollouts_per_group)
+            self.reporter.event("cancel", groups=ordinals, reason=reason)
+        self._again = sorted({*self._again, *ordinals})
+
+    def save_buffer(self, path: Path) -> list[int]:
+        """Write the complete groups to a file of a checkpoint and return their ordinals."""
+        return self.buffer.write(path)
+
+    def restore_buffer(self, path: Path, state: dict[str, Any]) -> None:
+        """Read what `save_buffer` wrote: these groups need not be generated again.
+
+        Raises:
+            ValueError: If they are not those of ``state``, the manifest's.
+        """
+        restored = [self.buffer.restore(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        if [group.ordinal for group in restored] != state["buffered_ordinals"]:
+            raise ValueError(f"{path} does not hold the groups {state['buffered_ordinals']}")
+        for group in restored:
+            self.buffer.put(group)
+        self.coordinator.on_restored(len(restored))
 
     def whereabouts(self) -> str:
         """Where every rollout is, for a person whose run stands still."""
@@ -123,19 +152,22 @@ class Generation:
             "consumed; " + ("; ".join(missing) or "no rollout is running")
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """For the manifest."""
+    def state_dict(self, buffered_ordinals: list[int]) -> dict[str, Any]:
+        """For the manifest; ``buffered_ordinals`` are the groups that `save_buffer` wrote."""
         return {
             "next_ordinal": self._next_ordinal,
-            "outstanding_ordinals": self.outstanding_ordinals(),
+            "due_ordinals": sorted({*self._assemblies, *self._again, *self.buffer.ordinals()} - set(buffered_ordinals)),
+            "buffered_ordinals": buffered_ordinals,
             "epoch": self.epoch,
             "quarantine": self.quarantine.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the manifest: what was outstanding is dispatched again, first."""
+        """From the manifest: what was due is dispatched first."""
         self._next_ordinal = state["next_ordinal"]
-        self._again = list(state["outstanding_ordinals"])
+        self._again = list(state["due_ordinals"])
+        for ordinal in self._again:  # nothing younger may be trained before these where order matters
+            self.buffer.expect(ordinal)
         self.epoch = state["epoch"]
         self.quarantine.load_state_dict(state["quarantine"])
 
@@ -147,6 +179,7 @@ class Generation:
                 f"{self.quarantine.tasks[task_id]}"
             )
         self.reporter.event("skip", group=ordinal, task=task_id)
+        self.buffer.drop(ordinal)
 
     def _check_attempts(self) -> None:
         self.groups_since_step += 1
@@ -186,6 +219,7 @@ class Generation:
             self.reporter.event("enqueue", group=assembly.ordinal, weight_version=outcome.weight_version)
             self.buffer.put(outcome)
             self.coordinator.on_completed()
+            self.coordinator.throttle(self.buffer.is_full and len(self.buffer) >= self._groups_per_take)
             return
         failed = Counter(e.termination_reason.value for e in assembly.episodes.values() if not e.trajectories)
         for reason, count in failed.items():

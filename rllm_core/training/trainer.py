@@ -125,6 +125,9 @@ class Trainer:
             estimator,
             drop_uniform=config.algorithm.filter_uniform_groups,
             in_order=training.staleness == "strict",
+            group_of=workflow.group_of,
+            max_bytes=training.buffer_max_bytes,
+            spill=run_dir.path / "spill" if training.buffer_spill else None,
         )
         self.generation = Generation(
             config=config,
@@ -137,6 +140,7 @@ class Trainer:
             observers=observers,
             state=self.state,
             incarnation=run_dir.incarnation,
+            groups_per_take=self.groups_per_take,
         )
         self._interrupt: Interrupted | None = None
         self._checkpointed_step: int | None = None
@@ -156,7 +160,8 @@ class Trainer:
         status = "failed"
         try:
             await self._resume()
-            self.reporter.event("begin", incarnation=self.run_dir.incarnation, step=self.step)
+            restored = self.buffer.ordinals()
+            self.reporter.event("begin", incarnation=self.run_dir.incarnation, step=self.step, restored=restored)
             await self.observers.notify("on_train_start", state=self.state())
             await self._publish("resume" if self.run_dir.resumed else "start")
             if self.step == 0 and not self.validations:
@@ -211,10 +216,13 @@ class Trainer:
             interrupted = isinstance(error, Interrupted)
             # Nothing may be dispatched any more when what is outstanding is booked: the places it frees are free.
             await _stop(training, generation, watchdog)
-            await self.generation.cancel("interrupted" if interrupted else "run_failed", self._consumed)
+            reason = "interrupted" if interrupted else "run_failed"
+            await self.generation.stop(reason)
+            self.generation.give_back(self._consumed)
             if interrupted:
                 self._check_books()
                 await self._save_checkpoint()
+            self.generation.discard(reason)
             raise
         finally:
             await _stop(training, generation, watchdog)
@@ -297,6 +305,7 @@ class Trainer:
     async def _take(self) -> list[CompleteGroup]:
         taken = await self.buffer.take(self.groups_per_take)
         self.coordinator.on_consumed(len(taken))
+        self.coordinator.throttle(self.buffer.is_full and len(self.buffer) >= self.groups_per_take)
         self._consumed += taken
         groups, version = [item.ordinal for item in taken], self.coordinator.weight_version
         self.reporter.event("consume", groups=groups, weight_version=version)
@@ -388,14 +397,15 @@ class Trainer:
         backend_folder = folder / "backend"
         backend_folder.mkdir()
         await self._backend("save_checkpoint", self.backend.save_checkpoint(backend_folder))
+        buffered = await asyncio.to_thread(self.generation.save_buffer, folder / "buffer.jsonl")
         self.reporter.event("checkpoint", step=self.step)
         state = {
             "step": self.step,
             "incarnation": self.run_dir.incarnation,
             "synced_step": self._synced_step,
-            "generation": self.generation.state_dict(),
+            "generation": self.generation.state_dict(buffered),
             "coordinator": self.coordinator.state_dict(),
-            "books": self.books.state_after_restart(),
+            "books": self.books.state_after_restart(len(buffered) * self.config.training.rollouts_per_group),
             "validations": [validation.to_dict() for validation in self.validations],
             "backend": self.backend.state_dict(),
             "offsets": self.run_dir.sync(),
@@ -414,6 +424,10 @@ class Trainer:
         self.generation.load_state_dict(manifest["generation"])
         self.coordinator.load_state_dict(manifest["coordinator"])
         self.books.load_state_dict(manifest["books"])
+        self.generation.restore_buffer(folder / "buffer.jsonl", manifest["generation"])
+        if self.config.training.staleness == "strict" and self._synced_step != self.step:
+            # The weights go live before their turn, which makes what was sampled before older than it may become.
+            self.generation.discard("restart")
         self.validations = [ValidationResult(**validation) for validation in manifest["validations"]]
         self.backend.load_state_dict(manifest["backend"])
         await self._backend("load_checkpoint", self.backend.load_checkpoint(folder / "backend"))

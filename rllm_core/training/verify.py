@@ -121,6 +121,7 @@ class _Replay:
             "consume": self._consume,
             "step": self._step,
             "sync": self._sync,
+            "return": self._return,
             "cancel": self._cancel,
         }
 
@@ -153,7 +154,12 @@ class _Replay:
         self._require(event["incarnation"] >= self.found.incarnations, "incarnations do not grow")
         self._require(event["step"] == self.found.steps, f"a start goes on from step {event['step']}")
         self.found.incarnations = event["incarnation"] + 1
-        self._give_up(list(self.groups), "restart")
+        kept = set(event["restored"])
+        self._require(kept <= self.groups.keys(), f"groups {sorted(kept - self.groups.keys())} come from nowhere")
+        self._give_up([ordinal for ordinal in self.groups if ordinal not in kept], "restart")
+        for ordinal in kept & self.groups.keys():
+            state = self.groups[ordinal].state
+            self._require(state == "enqueued", f"group {ordinal} is restored as complete, and was {state}")
         self._running.clear()
 
     def _skip(self, event: dict[str, Any]) -> None:
@@ -237,18 +243,22 @@ class _Replay:
         self.found.weight_version = version
         self._consumed_in_window = 0
 
+    def _return(self, event: dict[str, Any]) -> None:
+        for ordinal in event["groups"]:
+            if self._expect(ordinal, "consumed", "enqueued") is not None:
+                self._consumed_in_window -= 1
+
     def _cancel(self, event: dict[str, Any]) -> None:
-        self._give_up([ordinal for ordinal in event["groups"] if ordinal in self.groups], event["reason"])
-        self._again.update(event["groups"])
-        self._running.clear()
+        known = [ordinal for ordinal in event["groups"] if ordinal in self.groups]
+        self._require(known == event["groups"], "groups are cancelled that are not outstanding")
+        self._give_up(known, event["reason"])
+        self._running = {rollout: place for rollout, place in self._running.items() if place[0] in self.groups}
 
     def _give_up(self, ordinals: list[int], reason: str) -> None:
         for ordinal in ordinals:
             group = self.groups.pop(ordinal)
             self._books["cancelled"][reason] += group.rollouts
             self._again.add(ordinal)
-            if group.state == "consumed":
-                self._consumed_in_window -= 1
 
     def _expect(self, ordinal: int, state: str, becomes: str) -> _Group | None:
         group = self.groups.get(ordinal)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm_core.algorithms.grouping import FilterReason, filter_reason, group_by_role
+from rllm_core.algorithms.grouping import FilterReason, filter_reason, group_trajectories
 from rllm_core.algorithms.samples import segments, training_samples
 from rllm_core.types import Episode, Step, Trajectory, TrajectoryGroup
 
@@ -99,7 +99,7 @@ def test_groups_are_by_role_and_only_of_what_is_trained() -> None:
         )
         for index in range(2)
     ]
-    groups = group_by_role(5, "t", episodes)
+    groups = group_trajectories(5, "t", episodes)
     assert [(group.role, len(group.trajectories), group.rollout_ids) for group in groups] == [
         ("solver", 4, ["r0", "r0", "r1", "r1"]),
         ("judge", 2, ["r0", "r1"]),

@@ -16,6 +16,7 @@ import pytest
 from pages import ROOT, Page
 
 import rllm_core.testing.plugin
+from rllm_core.backend import OptimizerStep
 from rllm_core.cli import CORE_COMMANDS, Session, cli
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineError
@@ -54,14 +55,6 @@ def test_a_description_can_come_from_the_docstring() -> None:
 # run-folder.md
 
 
-class Crash(Progress):
-    """Ends the run after a step, as a bug would."""
-
-    def step(self, metrics: Any, timings: Any) -> None:
-        if metrics["step"] == 3:
-            raise RunError("made to fail")
-
-
 @pytest.fixture(scope="module")
 def failed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run whose rollouts sometimes fail, that fails itself and is resumed; and the summary of its first start."""
@@ -74,17 +67,22 @@ def failed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
                  "rollout.quarantine_after_groups=1", "say_yes.tasks=14"]  # fmt: skip
     config = load_run_config("say_yes", plugins, overrides=overrides, backend="scripted")
 
-    def start(progress: Progress, *, resume: bool) -> dict[str, Any]:
+    async def breaks(step: OptimizerStep) -> None:
+        raise RunError("made to fail")
+
+    def start(*, fails_at_step: int | None, resume: bool) -> dict[str, Any]:
         assembly = launch.assemble(config, plugins)
+        original = assembly.backend.update_policy
+        assembly.backend.update_policy = lambda s: breaks(s) if s.step == fails_at_step else original(s)  # type: ignore[method-assign]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(assembly.backend).script, "failure", lambda n: EngineError("no") if n % 9 == 0 else None)
-            asyncio.run(launch.train(assembly, folder, resume=resume, progress=progress))
+            asyncio.run(launch.train(assembly, folder, resume=resume, progress=Progress()))
         return json.loads((folder / "summary.json").read_text())
 
     with pytest.raises(RunError, match="made to fail"):
-        start(Crash(), resume=False)
+        start(fails_at_step=4, resume=False)
     before = json.loads((folder / "summary.json").read_text())
-    start(Progress(), resume=True)
+    start(fails_at_step=None, resume=True)
     return folder, before
 
 
