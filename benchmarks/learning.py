@@ -5,7 +5,9 @@
 
 Per seed a starter model is made from scratch and trained by ``rllm-core train`` in a process of its own, with the
 settings the workflow comes with. Figures: ``solved_before_max``, ``solved_after_min``, ``cpu_seconds_max``, and the
-same for the workflow ``guess`` under ``guess_...``.
+same for the workflow ``guess`` under ``guess_...`` and for ``calculator`` with each parser under
+``calculator_PARSER_...``, where also the share of final trajectories with an executed tool call and the segment breaks
+of the whole run are counted.
 """
 
 from __future__ import annotations
@@ -24,9 +26,19 @@ from typing import Any
 
 from benchmarks.environments import ROOT, SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
+from rllm_core.types import Episode
 
-SEEDS = {"sort": range(1000, 1010), "guess": range(1000, 1005)}
-PREFIXES = {"sort": "", "guess": "guess_"}
+SEEDS = {"sort": range(1000, 1010), "guess": range(1000, 1005), "calculator": range(1000, 1003)}
+PARSERS = {"sort": ("chat_template",), "guess": ("chat_template",), "calculator": ("chat_template", "renderer")}
+PREFIXES = {
+    ("sort", "chat_template"): "",
+    ("guess", "chat_template"): "guess_",
+    ("calculator", "chat_template"): "calculator_chat_template_",
+    ("calculator", "renderer"): "calculator_renderer_",
+}
+TRAJECTORIES_PER_STEP = 16
+FINAL_SHARE = 0.1
+"""The final trajectories: those kept of the last validation and of this share of the training steps."""
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
@@ -47,14 +59,45 @@ def train_seed(seed: int, workflows: Sequence[str], folder: Path) -> list[Row]:
     python = sys.executable
     made = measured([python, "-m", "rllm_local.starter", "--seed", str(seed)], environment)
     rows = [{"kind": "starter", "seed": seed, **made}]
-    for workflow in workflows:
-        run_dir = folder / f"{workflow}-{seed}"
+    for workflow, parser in [(name, parser) for name in workflows for parser in PARSERS[name]]:
+        run_dir = folder / f"{workflow}-{parser}-{seed}"
         command = [str(Path(python).with_name("rllm-core")), "train", workflow, "--backend", "local"]
-        command += ["--run-dir", str(run_dir), "-o", f"training.seed={seed}", "-o", f"local.starter_seed={seed}"]
+        command += ["--parser", parser, "--run-dir", str(run_dir)]
+        command += ["-o", f"training.seed={seed}", "-o", f"local.starter_seed={seed}"]
+        if workflow == "calculator":
+            command += ["-o", f"training.trajectories_per_step={TRAJECTORIES_PER_STEP}"]
         seconds = measured(command, environment)
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-        rows.append({"kind": "training", "workflow": workflow, "seed": seed, **seconds, **outcome(summary)})
+        row = {"kind": "training", "workflow": workflow, "parser": parser, "seed": seed, **seconds, **outcome(summary)}
+        metrics = read_lines(run_dir / "metrics.jsonl")
+        row["segment_breaks"] = sum(step["segment_breaks"] for step in metrics)
+        if workflow == "calculator":
+            row["tool_call_share"] = tool_call_share(read_lines(run_dir / "trajectories.jsonl"))
+        rows.append(row)
     return rows
+
+
+def read_lines(path: Path) -> list[Row]:
+    """The objects of a ``.jsonl`` file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def tool_call_share(kept: Sequence[Row]) -> float:
+    """Share of the final trajectories in which a tool answered a call that the parser had found.
+
+    Args:
+        kept: The lines of ``trajectories.jsonl``.
+    """
+    final_steps_begin = (1 - FINAL_SHARE) * max(line["step"] for line in kept)
+    episodes = [Episode.model_validate(line["episode"]) for line in kept if line["step"] > final_steps_begin]
+    return sum(executes_a_call(episode) for episode in episodes) / len(episodes)
+
+
+def executes_a_call(episode: Episode) -> bool:
+    """Whether a number from a tool, and not its complaint, answers a call in what the model saw last."""
+    messages = episode.trajectories[0].steps[-1].messages
+    called = {call["id"] for message in messages for call in message.get("tool_calls", ())}
+    return any(m["role"] == "tool" and m["tool_call_id"] in called and m["content"].isdigit() for m in messages)
 
 
 def outcome(summary: dict[str, Any]) -> Row:
@@ -91,13 +134,16 @@ def measured(command: Sequence[str], environment: dict[str, str]) -> dict[str, f
 def figures(rows: Sequence[Row]) -> Figures:
     """The worst seed of each kind."""
     found: Figures = {}
-    for workflow, prefix in PREFIXES.items():
-        runs = of_kind(rows, "training", workflow=workflow)
+    for (workflow, parser), prefix in PREFIXES.items():
+        runs = of_kind(rows, "training", workflow=workflow, parser=parser)
         if runs:
             found[f"{prefix}solved_before_max"] = round(max(row["solved_before"] for row in runs), 4)
             found[f"{prefix}solved_after_min"] = round(min(row["solved_after"] for row in runs), 4)
             found[f"{prefix}cpu_seconds_max"] = max(row["cpu_seconds"] for row in runs)
             found[f"{prefix}seeds"] = len(runs)
+            if workflow == "calculator":
+                found[f"{prefix}tool_call_share_min"] = round(min(row["tool_call_share"] for row in runs), 4)
+                found[f"{prefix}segment_breaks"] = sum(row["segment_breaks"] for row in runs)
     starters = of_kind(rows, "starter")
     if starters:
         found["starter_cpu_seconds_max"] = max(row["cpu_seconds"] for row in starters)
@@ -108,7 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("--workflows", nargs="+", choices=list(SEEDS), default=list(SEEDS))
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="instead of ten for sort, five for guess")
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        metavar="SEED",
+        help="instead of ten for sort, five for guess, three for calculator",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="seeds at a time (default 2; 1 gives lower CPU seconds)")
     run("learning", parser, measure, figures, arguments)
 

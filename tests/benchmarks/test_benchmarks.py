@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import imports, learning, local, trials
+from rllm_core.types import Episode, Step, Trajectory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,15 +119,21 @@ def test_learning_figures_are_those_of_the_worst_seed() -> None:
         {
             "kind": "training",
             "workflow": workflow,
+            "parser": parser,
             "seed": seed,
             "solved_before": before,
             "solved_after": after,
             "cpu_seconds": cpu,
+            "segment_breaks": breaks,
+            "tool_call_share": share,
         }
-        for workflow, seed, before, after, cpu in (
-            ("sort", 0, 0.01, 0.99, 30.0),
-            ("sort", 1, 0.04, 0.96, 40.0),
-            ("guess", 0, 0.30, 0.95, 20.0),
+        for workflow, parser, seed, before, after, cpu, breaks, share in (
+            ("sort", "chat_template", 0, 0.01, 0.99, 30.0, 0, None),
+            ("sort", "chat_template", 1, 0.04, 0.96, 40.0, 0, None),
+            ("guess", "chat_template", 0, 0.30, 0.95, 20.0, 0, None),
+            ("calculator", "chat_template", 0, 0.01, 0.97, 30.0, 0, 0.99),
+            ("calculator", "renderer", 0, 0.02, 0.99, 30.0, 0, 1.0),
+            ("calculator", "renderer", 1, 0.01, 0.98, 31.0, 2, 0.98),
         )
     ]
     assert learning.figures(rows) == {
@@ -138,7 +145,45 @@ def test_learning_figures_are_those_of_the_worst_seed() -> None:
         "guess_solved_after_min": 0.95,
         "guess_cpu_seconds_max": 20.0,
         "guess_seeds": 1,
+        "calculator_chat_template_solved_before_max": 0.01,
+        "calculator_chat_template_solved_after_min": 0.97,
+        "calculator_chat_template_cpu_seconds_max": 30.0,
+        "calculator_chat_template_seeds": 1,
+        "calculator_chat_template_tool_call_share_min": 0.99,
+        "calculator_chat_template_segment_breaks": 0,
+        "calculator_renderer_solved_before_max": 0.02,
+        "calculator_renderer_solved_after_min": 0.98,
+        "calculator_renderer_cpu_seconds_max": 31.0,
+        "calculator_renderer_seeds": 2,
+        "calculator_renderer_tool_call_share_min": 0.98,
+        "calculator_renderer_segment_breaks": 2,
     }
+
+
+def conversation(*messages: dict[str, Any], answer: str, step: int) -> dict[str, Any]:
+    """A line of ``trajectories.jsonl``: what the model saw last, and what it said."""
+    last = Step(
+        messages=messages, response={"role": "assistant", "content": answer}, prompt_ids=[1], completion_ids=[2]
+    )
+    episode = Episode(task_id="t", trajectories=[Trajectory(steps=[last], reward=1.0)])
+    return {"step": step, "episode": json.loads(episode.to_json())}
+
+
+def test_tool_calls_count_where_a_tool_answered_with_a_number_near_the_end() -> None:
+    asked = {"role": "user", "content": "3 plus 4"}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": {"name": "add"}}]}
+    result, complaint = ({"role": "tool", "tool_call_id": "c", "content": text} for text in ("52", "error: no"))
+    stray = {"role": "tool", "tool_call_id": "d", "content": "52"}
+    executed = conversation(asked, called, result, answer="52", step=100)
+    kept = [
+        *(conversation(asked, answer="42", step=step) for step in (0, 50, 90)),
+        executed,
+        {**executed, "step": 95},
+        conversation(asked, called, complaint, called, result, answer="52", step=100),
+        conversation(asked, called, complaint, answer="52", step=100),
+        conversation(asked, called, stray, answer="52", step=100),
+    ]
+    assert learning.tool_call_share(kept) == 3 / 5
 
 
 def test_outcome_reads_first_and_last_validation() -> None:

@@ -21,7 +21,7 @@ from rllm_core.config import load_run_config
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 README = Page(ROOT / "README.md")
-WORKFLOWS = ("sort", "guess", "countdown")
+WORKFLOWS = ("sort", "guess", "calculator", "countdown")
 RESOLVED = ("train", "eval")
 
 

@@ -7,7 +7,9 @@ Made on demand, cached by the hash of its recipe, an ordinary Hugging Face folde
 Two things make it learn reliably under RL: weights initialised at about ``0.8 / sqrt(hidden)`` (transformers'
 default of 0.02 is far too small for 64 dimensions), and a warm start that stops when it has converged, by its loss
 and not by its steps. The warm start teaches form only: answers are random (a random permutation of the letters to
-sort, a random guess), so that it solves tasks about as often as chance does.
+sort, a random guess, a call of a random tool), so that it solves tasks about as often as chance does.
+
+The chat format is that of Qwen3, so that the renderer of that family writes the tokens that the template writes.
 """
 
 from __future__ import annotations

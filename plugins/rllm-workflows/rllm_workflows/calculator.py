@@ -19,7 +19,7 @@ HELD_OUT_ONE_IN = 5
 TOOLS = {"plus": "add", "minus": "sub", "times": "mul"}
 """The tool for each word of a question."""
 
-EXECUTED, RIGHT_PARTS = 0.1, 0.4
+EXECUTED, RIGHT_PARTS = 0.1, 0.9
 SOLVED, COPIED_WRONG_RESULT, RIGHT_DIGITS = 1.0, 0.3, 0.3
 INVALID = -1.0
 
@@ -84,7 +84,7 @@ class Calculator:
     def __init__(self, seed: int) -> None:
         self._offset = seed % DISPLAYS
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def call(self, name: str, arguments: Any) -> str:
         """Execute one call.
 
         Args:
@@ -100,7 +100,9 @@ class Calculator:
         operation = _OPERATIONS.get(name)
         if operation is None:
             raise ToolError("error: no such tool")
-        if set(arguments) != {"a", "b"} or not all(_is_operand(value) for value in arguments.values()):
+        if not isinstance(arguments, Mapping) or set(arguments) != {"a", "b"}:
+            raise ToolError("error: the arguments are a and b")
+        if not all(_is_operand(value) for value in arguments.values()):
             raise ToolError("error: a and b must be integers")
         return str(LOWEST_DISPLAY + (operation(arguments["a"], arguments["b"]) + self._offset) % DISPLAYS)
 
@@ -127,7 +129,7 @@ class CalculatorWorkflow(Workflow):
     be executed, comes back as a ``tool`` message, and the model may call again until ``max_calls`` are spent. An
     answer without any call in it ends the rollout.
 
-    Reward per turn: a call gets 0.1 if it can be executed and 0.4 times the share of tool, a and b that are right, but
+    Reward per turn: a call gets 0.1 if it can be executed and 0.9 times the share of tool, a and b that are right, but
     only for what it is better than the calls before it, or repeating a call would pay. The answer gets 1 if it is what
     the display showed last and that call was the right one, 0.3 if it is what the display showed after a wrong one,
     else 0.3 times the share of right digits: copying whatever the tool returns must not be enough. Out of format (no
@@ -227,9 +229,9 @@ def score_answer(answer: str, display: str, is_right: bool) -> float:
 
 
 def run_file() -> dict[str, Any]:
-    """A run on backend ``local`` that learns on every seed tried, in under a minute on one CPU core."""
+    """A run on backend ``local`` that learns on every seed tried, in about half a minute on one CPU core."""
     return {
-        "training": {"steps": 350, "groups_per_step": 16, "rollouts_per_group": 8},
+        "training": {"steps": 160, "groups_per_step": 16, "rollouts_per_group": 8},
         "rollout": {"max_response_tokens": 20},
         "algorithm": {
             "name": "return_to_go",
@@ -238,7 +240,7 @@ def run_file() -> dict[str, Any]:
             "entropy_coefficient_final": 0.0,
         },
         "optimizer": {
-            "learning_rate": 1e-3,
+            "learning_rate": 2e-3,
             "schedule": "linear",
             "warmup_steps": 5,
             "final_learning_rate_fraction": 0.1,

@@ -36,7 +36,7 @@ _CALCULATOR = calculator.CalculatorConfig()
 
 
 def conversations(rng: random.Random) -> Iterator[Conversation]:
-    """Endless random conversations, equally many per workflow; the assistant's messages are to be learnt.
+    """Endless random conversations of three workflows; the assistant's messages are to be learnt.
 
     Args:
         rng: Decides everything; equal states give equal conversations.
@@ -90,4 +90,4 @@ def calculator_conversation(rng: random.Random) -> Conversation:
 
 
 _KINDS = (sort_conversation, guess_conversation, calculator_conversation)
-_WEIGHTS = (2, 1, 2)
+_WEIGHTS = (2, 1, 2)  # a guess copies nothing but its echo, and is learnt long before the others

@@ -1,0 +1,54 @@
+"""Learning to call a tool, with each parser: the parser's tokens, the workflow's tools, the backend's gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.learning import tool_call_share
+from rllm_core.types import Episode
+
+pytestmark = pytest.mark.slow
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("parser", ["chat_template", "renderer"])
+def test_the_call_is_learnt_and_every_trajectory_is_one_segment(tmp_path: Path, parser: str) -> None:
+    run_dir = tmp_path / "run"
+    command = ["train", "calculator", "--parser", parser, "--run-dir", str(run_dir)]
+    done = subprocess.run(
+        [sys.executable, "-m", "rllm_core", *command, "-o", "training.trajectories_per_step=16"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    first, last = summary["validation"][0], summary["validation"][-1]
+    assert first["rollouts"] == last["rollouts"] == 512
+    assert first["solved"] <= 0.05
+    assert last["solved"] >= 0.9
+    metrics = read_lines(run_dir / "metrics.jsonl")
+    assert sum(step["segment_breaks"] for step in metrics) == 0
+    assert all(step["samples"] == step["trajectories"] for step in metrics), "a rollout is one training sample"
+    assert max(step["rollout_logprob_difference_max"] for step in metrics) < 1e-4
+
+    kept = read_lines(run_dir / "trajectories.jsonl")
+    assert tool_call_share(kept) >= 0.9
+    episodes = [Episode.model_validate(line["episode"]) for line in kept]
+    solved = [episode for episode in episodes if episode.is_correct]
+    assert all(episode.metrics["calls_executed"] >= 1 for episode in solved), "nobody knows the answer without a call"
+    shown: dict[str, set[str]] = {}
+    for episode in solved:
+        shown.setdefault(episode.task_id, set()).add(episode.trajectories[0].steps[-1].text)
+    assert max(map(len, shown.values())) > 1, "the same question has another answer in another rollout"
