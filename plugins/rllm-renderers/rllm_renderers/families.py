@@ -102,7 +102,7 @@ def read_model_config(path: str) -> dict[str, Any]:
     folder = Path(path).expanduser()
     try:
         if folder.is_dir():
-            found = folder / "config.json" if (folder / "config.json").exists() else None
+            found: str | None = str(folder / "config.json") if (folder / "config.json").exists() else None
         else:
             found = cached_file(path, "config.json", _raise_exceptions_for_missing_entries=False)
         config = json.loads(Path(found).read_text(encoding="utf-8")) if found is not None else {}
@@ -114,11 +114,11 @@ def read_model_config(path: str) -> dict[str, Any]:
     return config
 
 
-def model_type(path: str) -> str:
-    """The type of a model that takes text only, as its ``config.json`` has it; "" if there is none.
+def refuse_vision(path: str) -> None:
+    """Refuse a model that takes images, as its ``config.json`` says.
 
     Raises:
-        ConfigError: If it takes images: names the parser to use instead.
+        ConfigError: If it does; names the parser to use instead.
     """
     config = read_model_config(path)
     if found := [key for key in _VISION_KEYS if config.get(key) is not None]:
@@ -126,17 +126,14 @@ def model_type(path: str) -> str:
             f"model {path!r} takes images ({found[0]} in its config.json), which parser 'renderer' cannot carry; "
             'set parser = "chat_template"'
         )
-    return str(config.get("model_type") or "")
 
 
-def resolve_family(
-    wanted: str, path: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any], model_type: str = ""
-) -> Resolved:
+def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> Resolved:
     """The family called ``wanted``, or for ``auto`` the one that renders what the model's template renders.
 
-    Nothing is concluded from names: every family whose tokens the tokenizer has is a candidate, those that share
-    a name with ``model_type`` first, and it must render a handful of conversations token for token as the template
-    does.
+    Nothing is concluded from names, neither a folder's nor that of the model's architecture, which fine-tunes with
+    other templates share: every family whose tokens the tokenizer has is a candidate, and it must render a handful of
+    conversations token for token as the template does.
 
     Raises:
         ConfigError: If there is none, or the one that was asked for cannot be used with this model.
@@ -156,7 +153,7 @@ def resolve_family(
             f"set renderer.family to one of {', '.join(family_names())}"
         )
     rejected: list[str] = []
-    for name in sorted(family_names(), key=lambda name: not _resembles(name, model_type)):
+    for name in family_names():
         try:
             candidate = _closest(name, tokenizer, encoder, options)
         except MissingTokensError:
@@ -171,12 +168,6 @@ def resolve_family(
     raise ConfigError(
         f"the chat template of model {path!r} is of no known family; candidates: {candidates}; {_OTHERWISE}"
     )
-
-
-def _resembles(name: str, model_type: str) -> bool:
-    """Whether a model type (``qwen3_moe``) begins like a family's name (``qwen3``)."""
-    plain = [character for character in model_type.lower() if character.isalnum()]
-    return bool(plain) and "".join(plain).startswith("".join(filter(str.isalnum, name.lower())))
 
 
 def _closest(name: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> Resolved:

@@ -15,7 +15,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, ParsedCompletion, ParsedToolCall, Termination, ToolSpec
 from rllm_core.types import MessageLike, TokenIds, freeze, message, starts_with, thaw, token_ids
 from rllm_renderers.encoding import ControlTokens, Encoder
-from rllm_renderers.families import Resolved, model_type, resolve_family
+from rllm_renderers.families import refuse_vision, resolve_family
 from rllm_renderers.loading import load_tokenizer
 from rllm_renderers.package import load_package
 from rllm_renderers.renderer_check import bridged_tails, shows_tools
@@ -83,7 +83,6 @@ class RendererParser(BaseParser):
         tokenizer: A tokenizer, which from now on is the parser's alone.
         config: Its section of the run file.
         path: Model folder or hub name, for messages.
-        model_type: That of ``config.json``; families that resemble it are tried first.
 
     Attributes:
         family: The package's name of the family.
@@ -93,9 +92,7 @@ class RendererParser(BaseParser):
 
     name: ClassVar[str] = "renderer"
 
-    def __init__(
-        self, tokenizer: Any, config: RendererConfig | None = None, *, path: str = "", model_type: str = ""
-    ) -> None:
+    def __init__(self, tokenizer: Any, config: RendererConfig | None = None, *, path: str = "") -> None:
         load_package()
         self.config = config or RendererConfig()
         self.encoder = Encoder(tokenizer, self.config.control_tokens)
@@ -103,9 +100,7 @@ class RendererParser(BaseParser):
         options = dict(self.config.family_options)
         if self.config.thinking_retention != "template":
             options["thinking_retention"] = self.config.thinking_retention
-        resolved: Resolved = resolve_family(
-            self.config.family, path, tokenizer, self.encoder, options, model_type=model_type
-        )
+        resolved = resolve_family(self.config.family, path, tokenizer, self.encoder, options)
         self.family = resolved.name
         self.mismatch = resolved.mismatch
         self._renderer = resolved.family
@@ -136,15 +131,17 @@ class RendererParser(BaseParser):
         if not str(path):
             raise ConfigError("model.path is not set; the renderer parser needs a model folder or hub name")
         is_folder = Path(path).expanduser().is_dir()
-        kind = model_type(str(path)) if is_folder else ""
+        if is_folder:
+            refuse_vision(str(path))
         try:
             tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code)
         except ConfigError as error:
             if "chat_template.trust_remote_code" not in str(error):
                 raise
             raise ConfigError(str(error).replace("chat_template.trust", "renderer.trust")) from error
-        # A name of the hub is looked up after its tokenizer, whose complaints about a wrong one are better.
-        return cls(tokenizer, section, path=str(path), model_type=kind if is_folder else model_type(str(path)))
+        if not is_folder:  # the tokenizer's complaints about a wrong name are better
+            refuse_vision(str(path))
+        return cls(tokenizer, section, path=str(path))
 
     @property
     def tokenizer(self) -> Any:
