@@ -160,7 +160,8 @@ class ChatTemplate:
     def _wants_arguments_as_text(self) -> bool:
         """Whether the template joins a call's arguments to other text, instead of writing data as JSON."""
         call = made_up_call("call00001", "made_up", {"key": 1})
-        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        messages = [{"role": "user", "content": "?"}, answer]
         from_data = self.rendered_or_none(messages, add_generation_prompt=False)
         if from_data is not None and "{'key'" not in from_data:
             return False

@@ -84,6 +84,23 @@ def test_arguments_of_tool_calls_are_given_to_the_template_as_data(make_parser):
     assert parser.template.text([{"role": "assistant", "content": "", "tool_calls": [call]}]) == "42<|im_end|>"
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{% if c %}{{ '{' + c[0].function.arguments + '}' }}{% endif %}",
+        "{% if c %}{{ '{' ~ c[0].function.arguments ~ '}' }}{% endif %}",
+        "{% if c %}{{ '{' ~ (c[0].function.arguments | tojson) ~ '}' }}{% endif %}",
+    ],
+)
+@pytest.mark.parametrize("content", ["", None])
+@pytest.mark.parametrize("arguments", ['{"a": "é"}', {"a": "é"}])
+def test_calls_are_given_to_the_template_as_it_writes_them(make_parser, written, content, arguments):
+    parser = make_parser(f"{{% for m in messages %}}{{% set c = m.tool_calls %}}{written}<|im_end|>{{% endfor %}}")
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    message = {"role": "assistant", "content": content, "tool_calls": [call]}
+    assert parser.template.text([message]) == '{{"a": "é"}}<|im_end|>'
+
+
 def test_what_the_template_refuses_is_an_error(parser):
     with pytest.raises(jinja2.TemplateError, match="unknown role wizard"):
         parser.render([{"role": "wizard", "content": "hi"}])
