@@ -105,7 +105,6 @@ class RendererParser(BaseParser):
         self.mismatch = resolved.mismatch
         self._renderer = resolved.family
         self._stop_token_ids = tuple(dict.fromkeys(self._renderer.get_stop_token_ids()))
-        self._stops = np.array(self._stop_token_ids, np.int32)
         self.supports_tools = shows_tools(self._renderer)
         self.bridged_tails: frozenset[Tail] = frozenset()
         if self.config.bridge:
@@ -242,10 +241,10 @@ class RendererParser(BaseParser):
         """The end of a prompt, from its last stop token on; all of it if there is none."""
         width = _FIRST_LOOK_TOKENS
         while True:
-            window = prompt[-width:]
-            found = np.flatnonzero(np.isin(window, self._stops))
-            if len(found):
-                return window[int(found[-1]) :]
+            window = prompt[-width:].tolist()
+            back = next((n for n, token in enumerate(reversed(window), 1) if token in self._stop_token_ids), None)
+            if back is not None:
+                return prompt[-back:]
             if width >= len(prompt):
                 return prompt
             width *= 4
