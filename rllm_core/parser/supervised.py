@@ -126,11 +126,30 @@ def _completion(
             "cannot be told from the prompt's (text that begins with white space, or reasoning that is missing or in "
             "another place than the template's, can do that)"
         )
+    stop_ids = parser.get_stop_token_ids()
     added = whole[len(prompt) :]
-    stops = np.flatnonzero(np.isin(added, parser.get_stop_token_ids()))
+    stops = np.flatnonzero(np.isin(added, stop_ids))
     if not len(stops):
-        raise ConfigError(f"message {index}: its rendering has no stop token, so the model would not learn to stop")
+        opener = _opener(parser, conversation, index, whole, tools)
+        if opener not in stop_ids:
+            raise ConfigError(f"message {index}: its rendering has no stop token, so the model would not learn to stop")
+        return np.append(added, np.int32(opener))
     # Templates may write two stop tokens in a row; after other text, one was spelt by the message.
     if np.any(np.diff(stops) > 1):
         raise ConfigError(f"message {index}: its text spells a stop token, which would end it early")
     return added[: stops[0] + 1]
+
+
+def _opener(
+    parser: BaseParser, conversation: Messages, index: int, whole: TokenIds, tools: Sequence[ToolSpec] | None
+) -> int | None:
+    """The token that opens the message after an assistant's: in some families the model stops by sampling it."""
+    following = conversation[index + 1 : index + 2]
+    if not following:
+        calls = conversation[index].get("tool_calls")
+        answer = {"role": "tool", "tool_call_id": calls[0].get("id"), "content": ""} if calls else None
+        following = [freeze(answer or {"role": "user", "content": ""})]
+    longer = token_ids(
+        parser.render([*conversation[: index + 1], *following], tools=tools, add_generation_prompt=False)
+    )
+    return int(longer[len(whole)]) if starts_with(longer, whole) and len(longer) > len(whole) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -51,6 +52,7 @@ class Completions:
     Attributes:
         rng: What they are drawn with.
         stops: The parser's stop tokens.
+        tools: What is offered: nothing to parsers that cannot show it.
         tokenizer: The parser's tokenizer if it can encode and decode text, else None.
     """
 
@@ -58,6 +60,7 @@ class Completions:
         self.parser = parser
         self.rng = random.Random(seed)
         self.stops = tuple(parser.get_stop_token_ids())
+        self.tools = [TOOL] if parser.supports_tools else None
         found = parser.tokenizer
         self.tokenizer = found if hasattr(found, "encode") and hasattr(found, "decode") else None
 
@@ -79,10 +82,31 @@ class Completions:
     def text(self) -> list[int]:
         """An answer of a few sentences, in its canonical tokens."""
         sentences = self.rng.sample(SENTENCES, self.rng.randint(1, 3))
-        completion = self.written({"role": "assistant", "content": " ".join(sentences)})
-        if completion is None:
+        return self.answer(" ".join(sentences))
+
+    def answer(self, content: str) -> list[int]:
+        """An answer with this text.
+
+        Raises:
+            ConfigError: If the parser neither renders one that begins where its prompt ends, nor can encode text.
+        """
+        completion = self.written({"role": "assistant", "content": content})
+        if completion is not None:
+            return completion
+        if self.tokenizer is None:
             raise ConfigError(f"parser {self.parser.name!r} renders no answer that begins where its prompt ends")
-        return completion
+        plain = [*self.encode(content), self.stops[0]]
+        if self._parsed(plain).content:
+            return plain
+        return [*self.encode(f"{REASONING}\n</think>\n\n{content}"), self.stops[0]]
+
+    @cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """What stands before and after the text of every answer: reasoning that the prompt began, the stop token."""
+        one, other = self.answer("1 and 2"), self.answer("Yes!")
+        before = [left for left, right in _agreeing(one, other)]
+        after = [left for left, right in _agreeing(one[: len(before) - 1 : -1], other[: len(before) - 1 : -1])]
+        return before, after[::-1]
 
     def reasoning(self) -> list[int] | None:
         """An answer after some reasoning; None if the parser does not tell reasoning from text."""
@@ -95,7 +119,7 @@ class Completions:
         arguments = {**ARGUMENTS, "days": self.rng.randint(1, 9)}
         function = {"name": "get_weather", "arguments": json.dumps(arguments)}
         call = {"id": "call00001", "type": "function", "function": function}
-        completion = self.written({"role": "assistant", "content": "", "tool_calls": [call]}, [TOOL])
+        completion = self.written({"role": "assistant", "content": "", "tool_calls": [call]}, self.tools)
         return completion if completion is not None and self._parsed(completion).ok_tool_calls else None
 
     def respaced_tool_call(self, **style: Any) -> list[int] | None:
@@ -111,9 +135,8 @@ class Completions:
         return None
 
     def _parsed(self, completion: Sequence[int]) -> Any:
-        return self.parser.parse_completion(
-            completion, prompt_ids=self.parser.render([QUESTION], tools=[TOOL]), tools=[TOOL]
-        )
+        prompt = self.parser.render([QUESTION], tools=self.tools)
+        return self.parser.parse_completion(completion, prompt_ids=prompt, tools=self.tools)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Not as the tokenizer would write it
@@ -133,8 +156,18 @@ class Completions:
         """An answer that begins or ends with white space."""
         if self.tokenizer is None:
             return None
-        before, after = self.rng.choice([("\n", ""), (" ", " "), ("", "\n\n"), ("\n\n", " \n")])
-        return [*self.encode(before + self.rng.choice(SENTENCES) + after), self.text()[-1]]
+        left, right = self.rng.choice([("\n", ""), (" ", " "), ("", "\n\n"), ("\n\n", " \n")])
+        return self.enclosed(self.encode(left + self.rng.choice(SENTENCES) + right))
+
+    def enclosed(self, ids: Sequence[int]) -> list[int]:
+        """An answer whose text is ``ids``."""
+        before, after = self.around
+        return [*before, *ids, *after]
+
+    def cut_off(self) -> list[int]:
+        """An answer that ends in its text."""
+        answer, (before, after) = self.text(), self.around
+        return answer[: self.rng.randint(len(before) + 1, max(len(before) + 1, len(answer) - len(after)))]
 
     def split(self, completion: Sequence[int], pieces: int) -> list[int] | None:
         """The same text with up to ``pieces`` tokens replaced by two others; None if there is no such spelling."""
@@ -198,6 +231,10 @@ class Completions:
                 written + noise,
             ]
         )
+
+
+def _agreeing(one: Sequence[int], other: Sequence[int]) -> Iterator[tuple[int, int]]:
+    return itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
 
 
 def _objects(text: str) -> Iterator[tuple[int, int, Any]]:

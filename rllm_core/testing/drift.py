@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rllm_core.parser import BaseParser
-from rllm_core.testing.completions import QUESTION, TOOL, Completions, tail
+from rllm_core.testing.completions import QUESTION, Completions, tail
 from rllm_core.types import MessageLike, TokenIds, starts_with, token_ids
 
 Draw = Callable[[Completions], list[int] | None]
@@ -43,12 +43,7 @@ def _split(completions: Completions) -> list[int] | None:
 
 
 def _noise(completions: Completions) -> list[int] | None:
-    return [*completions.noise(completions.rng.randint(8, 40)), completions.text()[-1]]
-
-
-def _cut_off(completions: Completions) -> list[int] | None:
-    answer = completions.text()
-    return answer[: completions.rng.randint(len(answer) // 2, len(answer) - 1)]
+    return completions.enclosed(completions.noise(completions.rng.randint(8, 40)))
 
 
 KINDS: Mapping[str, Draw] = {
@@ -61,7 +56,7 @@ KINDS: Mapping[str, Draw] = {
     "tool call, compact JSON": lambda c: c.respaced_tool_call(separators=(",", ":"), ensure_ascii=False),
     "tool call, indented JSON": lambda c: c.respaced_tool_call(indent=2, ensure_ascii=False),
     "tool call, escaped JSON": lambda c: c.respaced_tool_call(),
-    "cut off": _cut_off,
+    "cut off": Completions.cut_off,
 }
 
 
@@ -101,7 +96,7 @@ class _Sampled:
 
 
 def _play(completions: Completions, draw: Draw, turns: int, drift: Drift) -> None:
-    parser, tools = completions.parser, [TOOL]
+    parser, tools = completions.parser, completions.tools
     session = parser.session(tools=tools)
     conversation: list[MessageLike] = [QUESTION]
     before: _Sampled | None = None
@@ -136,7 +131,7 @@ def _play(completions: Completions, draw: Draw, turns: int, drift: Drift) -> Non
 
 
 def _rendered(
-    parser: BaseParser, conversation: Sequence[MessageLike], tools: Sequence[Any], drift: Drift
+    parser: BaseParser, conversation: Sequence[MessageLike], tools: Sequence[Any] | None, drift: Drift
 ) -> TokenIds | None:
     try:
         return token_ids(parser.render(conversation, tools=tools))

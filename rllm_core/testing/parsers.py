@@ -17,6 +17,7 @@ from rllm_core.parser import BaseParser, Termination
 from rllm_core.testing.completions import QUESTION, SENTENCES, TAILS, TOOL, Completions, tail
 from rllm_core.types import MessageLike, Messages, starts_with, token_ids
 
+ANSWER = {"role": "assistant", "content": SENTENCES[0]}
 THREADS = 4
 TURNS = 5
 
@@ -128,21 +129,20 @@ def _reading(completions: Completions, examples: int) -> str:
 def bridged_tails(parser: BaseParser) -> list[str]:
     """The continuations (see `rllm_core.testing.completions.TAILS`) after which a finished answer is bridged."""
     completions = Completions(parser)
-    prompt, answer, call = parser.render([QUESTION], tools=[TOOL]), completions.text(), completions.tool_call()
+    tools, answer, call = completions.tools, completions.text(), completions.tool_call()
+    prompt = parser.render([QUESTION], tools=tools)
+    said = {kind: call if "tool" in kind and call else answer for kind in TAILS}
     return [
-        kind
-        for kind in TAILS
-        if parser.bridge_to_next_turn(prompt, (call if "tool" in kind and call else answer), tail(kind), tools=[TOOL])
-        is not None
+        kind for kind in TAILS if parser.bridge_to_next_turn(prompt, said[kind], tail(kind), tools=tools) is not None
     ]
 
 
 def _bridging(completions: Completions, examples: int) -> str:
     parser, rng, bridged = completions.parser, completions.rng, 0
-    prompts = [parser.render(conversation, tools=[TOOL]) for conversation in _conversations()]
+    prompts = [parser.render(conversation, tools=completions.tools) for conversation in _conversations()]
     for _ in range(examples):
         prompt, sampled, kind = rng.choice(prompts), completions.anything(), rng.choice(TAILS)
-        arguments = (list(prompt), list(sampled), tail(kind), [TOOL])
+        arguments = (list(prompt), list(sampled), tail(kind), copy.deepcopy(completions.tools))
         before = copy.deepcopy(arguments)
         ids = parser.bridge_to_next_turn(*arguments[:3], tools=arguments[3])
         if arguments != before:
@@ -153,7 +153,7 @@ def _bridging(completions: Completions, examples: int) -> str:
         if not starts_with(ids, [*prompt, *sampled]):
             raise Broken(f"after {sampled} the bridge to [{kind}] does not begin with the prompt and the completion")
     tails = bridged_tails(parser)
-    if parser.supports_bridge and not tails:
+    if parser.supports_bridge and not tails and completions.written(ANSWER) is not None:
         raise Broken("supports_bridge is true, but no finished answer is bridged")
     if bridged and not parser.supports_bridge:
         raise Broken("supports_bridge is false, but it bridges")
@@ -190,16 +190,14 @@ def _whole(completions: Completions, said: list[MessageLike]) -> list[int]:
     function = {"name": "get_weather", "arguments": "{}"}
     calls = [{"id": m["tool_call_id"], "type": "function", "function": function} for m in said if m["role"] == "tool"]
     answer = {"role": "assistant", "content": "" if calls else "?", **({"tool_calls": calls} if calls else {})}
-    ids: list[int] = token_ids(completions.parser.render([QUESTION, answer, *said], tools=[TOOL])).tolist()
+    ids: list[int] = token_ids(completions.parser.render([QUESTION, answer, *said], tools=completions.tools)).tolist()
     return ids
 
 
 def _bridge(completions: Completions, said: list[MessageLike]) -> list[int] | None:
-    prompt = completions.parser.render([QUESTION], tools=[TOOL])
-    answer = completions.written({"role": "assistant", "content": "?"})
-    if answer is None:
-        return None
-    bridged = completions.parser.bridge_to_next_turn(prompt, answer, said, tools=[TOOL])
+    prompt = completions.parser.render([QUESTION], tools=completions.tools)
+    answer = completions.answer("?")
+    bridged = completions.parser.bridge_to_next_turn(prompt, answer, said, tools=completions.tools)
     if bridged is None:
         return None
     ids: list[int] = token_ids(bridged).tolist()
@@ -210,7 +208,7 @@ def _sessions(completions: Completions, examples: int) -> str:
     parser, rng, turns, breaks = completions.parser, completions.rng, 0, Counter[str]()
     refusals: list[str] = []
     for _ in range(max(1, examples // TURNS)):
-        session = parser.session(tools=[TOOL])
+        session = parser.session(tools=completions.tools)
         conversation: list[MessageLike] = [QUESTION]
         before: tuple[int, ...] = ()
         sampled: list[list[int]] = []

@@ -203,6 +203,7 @@ class Refuses(ByteParser):
     """Takes no conversation with an answer in it."""
 
     supports_bridge = False
+    supports_tools = True
 
     def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = True) -> list[int]:
         if add_generation_prompt and len(messages) > 1 and tools:

@@ -109,6 +109,30 @@ def test_only_the_first_of_two_stop_tokens_is_learnt(toys: SimpleNamespace) -> N
     assert row.token_ids[-1] == toys.END
 
 
+def test_the_opener_of_the_next_turn_may_be_the_stop_token(toys: SimpleNamespace) -> None:
+    """In some families the model ends its turn by opening the user's or the tool's."""
+    openers = {"user": 4, "tool": 6}
+
+    class Openers(toys.BridgingParser):  # type: ignore[name-defined, misc]
+        def get_stop_token_ids(self) -> tuple[int, ...]:
+            return tuple(openers.values())
+
+        def body(self, message: Any) -> list[int]:
+            return super().body(message)[:-1]
+
+        def bridge_to_next_turn(self, prompt_ids: Any, completion_ids: Any, new_messages: Any, **_: Any) -> list[int]:
+            return [*map(int, prompt_ids), *map(int, completion_ids), *self.render(new_messages)[1:]]
+
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    conversation = [ASK, says("one"), AGAIN, says("two", tool_calls=[call]), RESULT, says("three")]
+    one, two, three = (toys.letters(text, end=False) for text in ("one", "two", "three"))
+    [row] = Openers().tokenize_and_mask(conversation)
+    assert learnt(row) == [*one, openers["user"], *two, openers["tool"], *three, openers["user"]]
+    assert row.token_ids[:-1].tolist() == Openers().render(conversation, add_generation_prompt=False)
+    [asking] = Openers().tokenize_and_mask(conversation[:4])
+    assert learnt(asking)[-1] == openers["tool"]
+
+
 def test_a_row_tells_where_its_media_stand() -> None:
     class Seeing(ByteParser):
         supports_media = True
@@ -147,13 +171,11 @@ def test_an_answer_whose_tokens_cannot_be_told_is_named(toys: SimpleNamespace, m
 
         def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = True) -> list[int]:
             ids = super().render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
-            text = messages[-1]["content"]
-            if messages[-1]["role"] == "assistant" and text == "endless":
-                return ids[:-1]
-            return [99, *ids] if text == "elsewhere" else ids
+            return [99, *ids] if messages[-1]["content"] == "elsewhere" else ids
 
         def body(self, message: Any) -> list[int]:
-            return [toys.END if token == 100 + ord("!") else token for token in super().body(message)]
+            body = [toys.END if token == 100 + ord("!") else token for token in super().body(message)]
+            return body[:-1] if message["content"] == "endless" else body
 
     for text, words in (
         ("endless", "no stop token"),
