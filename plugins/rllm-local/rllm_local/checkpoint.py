@@ -46,11 +46,7 @@ def load(
     Raises:
         RunError: If the weights are those of another model.
     """
-    weights: dict[str, torch.Tensor] = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        if file.name != OPTIMIZER_FILE:
-            weights |= load_file(file)
-    own = {name.removeprefix("base_model.model."): value for name, value in weights.items()}
+    own = _weights(directory, model, parameters)
     with torch.no_grad():
         for name, parameter in parameters.items():
             saved = own.get(name)
@@ -66,3 +62,22 @@ def load(
             saved = state.get(f"{key}.{name}")
             if saved is not None:
                 optimizer.state[parameter][key] = saved.to(parameter.device)
+
+
+def _weights(
+    directory: Path, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]
+) -> dict[str, torch.Tensor]:
+    """The weights or adapters in a folder, by the names they have in ``model``."""
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        if file.name != OPTIMIZER_FILE:
+            weights |= load_file(file)
+    own = {name.removeprefix("base_model.model."): value for name, value in weights.items()}
+    if (directory / "adapter_config.json").is_file() or own.keys() >= parameters.keys():
+        return own
+    # Folders of some models have names from before their code was reorganised, which transformers knows.
+    model_class: Any = type(model)
+    with no_progress_bars():
+        renamed, found = model_class.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    missing = found["missing_keys"]
+    return {name: value for name, value in renamed.state_dict().items() if name not in missing}

@@ -1,0 +1,279 @@
+"""A run with images through the real trainer: a tiny vision-language model learns to name what it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import PIL.Image
+import pytest
+import rllm_local
+import rllm_renderers
+import torch
+from rllm_renderers.chat_template import ChatTemplateParser
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    CLIPVisionConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from rllm_core import hookimpl
+from rllm_core.config import load_run_config
+from rllm_core.engine import Completer
+from rllm_core.plugins import PluginManager
+from rllm_core.providers import Workflow as WorkflowProvider
+from rllm_core.training import checkpoint, launch
+from rllm_core.training.progress import Progress
+from rllm_core.types import Episode, Task
+from rllm_core.workflow import Split, Workflow
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>"]
+TEMPLATE = """\
+{%- for m in messages -%}
+{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.content is string %}{{ m.content }}{% else -%}
+{%- for part in m.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor -%}
+{%- endif -%}
+{{ '<|im_end|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+class Colours(Workflow):
+    """Two images, one after the other, each to be named; the reward is the share that was."""
+
+    name: ClassVar[str] = "colours"
+
+    def tasks(self, split: Split) -> list[Task]:
+        return [Task(task_id=f"{a}-{b}", data={"shown": [a, b]}) for a in ("red", "blue") for b in ("red", "blue")]
+
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        messages: list[Any] = []
+        steps = []
+        for question, colour in zip(("what", "now"), task.data["shown"], strict=True):
+            image = {"type": "image_url", "image_url": {"url": picture(colour)}}
+            messages.append({"role": "user", "content": [image, {"type": "text", "text": question}]})
+            steps.append(await completer.complete(messages))
+            messages.append(steps[-1].response)
+        named = [step.text.strip() == colour for step, colour in zip(steps, task.data["shown"], strict=True)]
+        return self.episode(task, steps, reward=sum(named) / 2, is_correct=all(named))
+
+
+class Plugin:
+    @hookimpl
+    def workflows(self) -> list[WorkflowProvider]:
+        return [WorkflowProvider(name="colours", load="colours:Colours", summary="Name colours.")]
+
+
+def picture(colour: str) -> str:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (16, 16), colour).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def processor() -> Any:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["red blue user\n assistant\n what now"] * 4, trainer)
+    return LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}),
+        tokenizer=PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>"),
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token="<image>",
+        chat_template=TEMPLATE,
+    )
+
+
+@pytest.fixture(scope="module")
+def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LLaVA of two layers that answers every image with a colour, and knows nothing about which."""
+    folder = tmp_path_factory.mktemp("vision")
+    written = processor()
+    written.save_pretrained(folder)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model = LlavaForConditionalGeneration(
+            LlavaConfig(
+                vision_config=CLIPVisionConfig(
+                    hidden_size=32,
+                    intermediate_size=64,
+                    num_hidden_layers=2,
+                    num_attention_heads=2,
+                    image_size=16,
+                    patch_size=8,
+                ),
+                text_config=Qwen2Config(
+                    vocab_size=len(written.tokenizer),
+                    hidden_size=64,
+                    intermediate_size=128,
+                    num_hidden_layers=2,
+                    num_attention_heads=2,
+                    num_key_value_heads=1,
+                    max_position_embeddings=128,
+                ),
+                image_token_id=written.image_token_id,
+            )
+        )
+        answer_at_random(model, written)
+    model.save_pretrained(folder)
+    return folder
+
+
+def answer_at_random(model: Any, written: Any) -> None:
+    """Imitation of dialogues in which every colour is answered by any."""
+    rng = random.Random(0)
+    images = {colour: PIL.Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        texts, shown = [], []
+        for _ in range(16):
+            turns = []
+            for question in ("what", "now"):
+                turns.append({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]})
+                turns.append({"role": "assistant", "content": rng.choice(["red", "blue"])})
+                shown.append(images[rng.choice(["red", "blue"])])
+            texts.append(written.apply_chat_template(turns, tokenize=False))
+        inputs = written(text=texts, images=shown, padding=True, return_tensors="pt")
+        not_read = (inputs["input_ids"] == written.image_token_id) | (inputs["attention_mask"] == 0)
+        labels = inputs["input_ids"].masked_fill(not_read, -100)
+        loss = model(**inputs, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
+    monkeypatch.setitem(sys.modules, "colours", sys.modules[__name__])  # pytest's name for this file is no import path
+    manager = PluginManager.from_environment(no_plugins=True)
+    for name, plugin in (("local", rllm_local), ("renderers", rllm_renderers), ("colours", Plugin())):
+        manager.register(plugin, name)
+    return manager
+
+
+def train(plugins: PluginManager, folder: Path, run_dir: Path, *overrides: str, resume: bool = False) -> dict[str, Any]:
+    settings = (
+        f"model.path={folder}",
+        "local.device=cpu",
+        "training.groups_per_step=4",
+        "training.rollouts_per_group=8",
+        "training.validation_rollouts=32",
+        "rollout.max_response_tokens=3",
+        "optimizer.learning_rate=2e-3",
+        "optimizer.warmup_steps=5",
+    )
+    config = load_run_config("colours", plugins, overrides=(*settings, *overrides))
+    return asyncio.run(launch.train(launch.assemble(config, plugins), run_dir, resume=resume, progress=Progress()))
+
+
+def rows_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    [file] = [file for file in folder.glob("*.safetensors") if file.name != "optimizer.safetensors"]
+    return load_file(file)
+
+
+def newest_model(run_dir: Path) -> Path:
+    return checkpoint.complete(run_dir / "checkpoints")[-1] / "backend"
+
+
+def check_exactness(run_dir: Path) -> None:
+    for row in rows_of(run_dir):
+        assert row["segment_breaks"] == 0
+        assert row["samples"] == row["trajectories"], "both turns are one training sample"
+        assert row.get("rollout_logprob_difference_max", 0.0) < 1e-4
+
+
+def test_one_step_trains_every_part_of_a_vision_language_model(
+    plugins: PluginManager, vision_folder: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    summary = train(plugins, vision_folder, run_dir, "training.steps=1")
+    assert summary["books"]["trained"] == summary["books"]["dispatched"] == 32
+    check_exactness(run_dir)
+    [row] = rows_of(run_dir)
+    assert row["rollout_logprob_difference_max"] > 0, "something was compared"
+    before, after = weights_of(vision_folder), weights_of(newest_model(run_dir))
+    assert before.keys() == after.keys()
+    changed = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    for part in (
+        "multi_modal_projector.linear_1.weight",
+        "patch_embedding.weight",
+        "embed_tokens.weight",
+        "lm_head.weight",
+    ):
+        assert any(name.endswith(part) for name in changed), part
+    recorded = [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
+    assert "base64" not in json.dumps([r.get("prompt_media") for r in recorded])
+
+
+def test_a_checkpoint_is_a_vision_model_folder(plugins: PluginManager, vision_folder: Path, tmp_path: Path) -> None:
+    train(plugins, vision_folder, tmp_path / "run", "training.steps=1")
+    folder = newest_model(tmp_path / "run")
+    messages = [{"role": "user", "content": [{"type": "image", "image": picture("red")}]}]
+    prompts = [ChatTemplateParser.from_model(path).render(messages) for path in (vision_folder, folder)]
+    assert prompts[0] == prompts[1]
+    train(plugins, folder, tmp_path / "again", "training.steps=1")
+    check_exactness(tmp_path / "again")
+
+
+def test_adapters_are_trained_in_the_tower_too(plugins: PluginManager, vision_folder: Path, tmp_path: Path) -> None:
+    train(plugins, vision_folder, tmp_path / "run", "training.steps=1", "local.lora.rank=2")
+    check_exactness(tmp_path / "run")
+    adapters = load_file(newest_model(tmp_path / "run") / "adapter_model.safetensors")
+    trained = [name for name, weight in adapters.items() if "lora_B" in name and bool(weight.any())]
+    for part in ("vision_tower", "multi_modal_projector", "language_model"):
+        assert any(part in name for name in trained), part
+
+
+@pytest.mark.slow
+def test_colours_are_learnt_from_chance_to_mastery(plugins: PluginManager, vision_folder: Path, tmp_path: Path) -> None:
+    summary = train(plugins, vision_folder, tmp_path / "run", "training.steps=60", "training.validation_rollouts=64")
+    first, last = summary["validation"][0], summary["validation"][-1]
+    print(first, last)
+    assert first["solved"] <= 0.4
+    assert last["solved"] >= 0.95
+    check_exactness(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("local.lora.rank=2",)], ids=["full", "lora"])
+def test_resumed_equals_uninterrupted(
+    plugins: PluginManager, vision_folder: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    run_dir = tmp_path / "run"
+    settings = ("training.steps=4", "training.checkpoint_every_steps=2", *more)
+    train(plugins, vision_folder, run_dir, *settings)
+    rows, weights = (run_dir / "metrics.jsonl").read_bytes(), weights_of(newest_model(run_dir))
+    shutil.rmtree(checkpoint.complete(run_dir / "checkpoints")[-1])
+    assert train(plugins, vision_folder, run_dir, *settings, resume=True)["resumed_from_step"] == 2
+    assert (run_dir / "metrics.jsonl").read_bytes() == rows
+    again = weights_of(newest_model(run_dir))
+    assert all(torch.equal(weight, again[name]) for name, weight in weights.items())
