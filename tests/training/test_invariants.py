@@ -1,0 +1,255 @@
+"""Coordinator and buffer under random interleavings: nothing is lost, nothing waits that need not, bounds hold."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from rllm_core.algorithms.advantages import GRPO
+from rllm_core.config import AlgorithmConfig, TrainingConfig
+from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
+from rllm_core.training.coordinator import SyncCoordinator
+from rllm_core.types import Step, Trajectory, TrajectoryGroup
+
+ROLLOUTS = 2
+
+
+def complete_group(ordinal: int, version: int) -> CompleteGroup:
+    step = Step(prompt_ids=[1], completion_ids=[2], weight_version=version)
+    trajectories = [Trajectory(steps=[step], reward=0.0)] * ROLLOUTS
+    group = TrajectoryGroup(
+        group_id=ordinal, task_id="t", trajectories=trajectories, rollout_ids=["r"] * ROLLOUTS, weight_version=version
+    )
+    return CompleteGroup(ordinal, "t", 0, [], [group])
+
+
+async def _three_rounds() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+class Loop(RuleBasedStateMachine):
+    """Plays generation and training by hand, as the trainer does, in any order that could happen.
+
+    What the real loop guarantees by its order is guaranteed here too: a group is dispatched only if it was admitted,
+    training takes whole steps, and weights go live between two of them.
+    """
+
+    operations = 0
+
+    @initialize(
+        threshold=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]),
+        sync_step=st.integers(1, 3),
+        groups_per_step=st.integers(1, 4),
+        steps=st.integers(1, 40),
+        strict=st.booleans(),
+        partial=st.booleans(),
+    )
+    def begin(
+        self, threshold: float, sync_step: int, groups_per_step: int, steps: int, strict: bool, partial: bool
+    ) -> None:
+        self.training = TrainingConfig(
+            staleness_threshold=threshold,
+            trigger_parameter_sync_step=sync_step,
+            groups_per_step=groups_per_step,
+            steps=steps,
+            staleness="strict" if strict else "quota",
+            partial_rollout=partial,
+        )
+        self.loop = asyncio.new_event_loop()
+        self.coordinator = SyncCoordinator(
+            window_quota=self.training.window_quota, groups_needed=steps * groups_per_step
+        )
+        self.buffer = TrajectoryGroupBuffer(GRPO(AlgorithmConfig()), drop_uniform=False, in_order=strict)
+        self.in_flight: dict[int, int] = {}  # ordinal: version it was dispatched at
+        self.ordinal = self.step = self.trained = self.given_up = 0
+        self.syncing = False
+        self.admission: asyncio.Task[bool] | None = None
+        self.taking: asyncio.Task[list[CompleteGroup]] | None = None
+        self.draining: asyncio.Task[None] | None = None
+        self.validations: set[int] = set()
+
+    def tick(self) -> None:
+        """Let everybody who was woken run."""
+        type(self).operations += 1
+        self.loop.run_until_complete(_three_rounds())
+
+    @precondition(lambda self: self.admission is None)
+    @rule()
+    def ask_for_admission(self) -> None:
+        self.admission = self.loop.create_task(self.coordinator.admit())
+        self.tick()
+
+    @precondition(lambda self: self.admission is not None and self.admission.done())
+    @rule()
+    def dispatch(self) -> None:
+        assert self.admission is not None
+        admitted, self.admission = self.admission.result(), None
+        if not admitted:
+            assert self.coordinator.consumed == self.coordinator.groups_needed
+            return
+        if not self.coordinator.may_dispatch():
+            return  # weights went live, or generation was held up, since it was admitted
+        self.coordinator.on_dispatched()
+        self.buffer.expect(self.ordinal)
+        self.in_flight[self.ordinal] = self.coordinator.weight_version
+        self.ordinal += 1
+        self.tick()
+
+    @precondition(lambda self: self.in_flight)
+    @rule(which=st.integers(0, 100))
+    def finish(self, which: int) -> None:
+        ordinal = sorted(self.in_flight)[which % len(self.in_flight)]
+        self.buffer.put(complete_group(ordinal, self.in_flight.pop(ordinal)))
+        self.coordinator.on_completed()
+        self.tick()
+
+    @precondition(lambda self: self.in_flight)
+    @rule(which=st.integers(0, 100))
+    def fail_or_filter(self, which: int) -> None:
+        ordinal = sorted(self.in_flight)[which % len(self.in_flight)]
+        del self.in_flight[ordinal]
+        self.given_up += 1
+        self.buffer.drop(ordinal)
+        self.coordinator.on_dropped()
+        self.tick()
+
+    @precondition(lambda self: self.taking is None and not self.syncing and self.step < self.training.steps)
+    @rule()
+    def wait_for_groups(self) -> None:
+        self.taking = self.loop.create_task(self.buffer.take(self.training.groups_per_step))
+        self.tick()
+
+    @precondition(lambda self: self.taking is not None and self.taking.done())
+    @rule(unfinished=st.sampled_from([False, False, False, True]))
+    def train(self, unfinished: bool) -> None:
+        assert self.taking is not None
+        taken, self.taking = self.taking.result(), None
+        self.coordinator.on_consumed(len(taken))
+        if self.training.staleness == "strict":
+            for group in taken:
+                age = self.coordinator.weight_version - group.weight_version
+                assert age <= math.ceil(self.training.staleness_threshold)
+        if unfinished:
+            for group in taken:
+                self.buffer.put(group)
+            self.coordinator.on_returned(len(taken))
+        else:
+            self.trained += len(taken)
+            self.step += 1
+            due = self.step % self.training.trigger_parameter_sync_step == 0 or self.step == self.training.steps
+            if due:
+                self.begin_sync()
+        self.tick()
+
+    def begin_sync(self) -> None:
+        self.syncing = True
+        if not self.training.partial_rollout:
+            self.coordinator.pause()
+            self.draining = self.loop.create_task(self.coordinator.drained())
+
+    @precondition(lambda self: self.syncing and (self.draining is None or self.draining.done()))
+    @rule()
+    def weights_go_live(self) -> None:
+        if self.draining is not None:
+            assert not self.in_flight
+            self.draining = None
+        self.coordinator.on_synced(self.coordinator.weight_version + 1)
+        self.coordinator.resume()
+        self.syncing = False
+        self.tick()
+
+    @rule(full=st.booleans())
+    def memory(self, full: bool) -> None:
+        self.coordinator.throttle(full)
+        self.tick()
+
+    @rule()
+    def validate(self) -> None:
+        """Validation asks nobody: it neither takes a place nor waits for one."""
+        type(self).operations += 1
+        before = self.coordinator.state_dict(), self.coordinator.in_flight, self.coordinator.buffered
+        self.validations.add(self.coordinator.weight_version)
+        self.coordinator.touch()
+        assert before == (self.coordinator.state_dict(), self.coordinator.in_flight, self.coordinator.buffered)
+
+    @invariant()
+    def counters_are_what_happened(self) -> None:
+        if not hasattr(self, "coordinator"):
+            return
+        coordinator = self.coordinator
+        waiting = len(self.taking.result()) if self.taking is not None and self.taking.done() else 0
+        assert coordinator.in_flight == len(self.in_flight) >= 0
+        assert coordinator.buffered == len(self.buffer) + waiting >= 0
+        assert coordinator.consumed == self.trained >= 0
+        assert 0 <= coordinator.consumed_in_window <= coordinator.consumed
+        assert self.ordinal == self.trained + self.given_up + coordinator.outstanding, "conservation"
+
+    @invariant()
+    def the_quota_is_respected(self) -> None:
+        if hasattr(self, "coordinator"):
+            coordinator = self.coordinator
+            assert coordinator.outstanding + coordinator.consumed_in_window <= coordinator.window_quota
+            assert coordinator.outstanding + coordinator.consumed <= coordinator.groups_needed
+
+    @invariant()
+    def nobody_waits_for_what_has_happened(self) -> None:
+        if not hasattr(self, "coordinator"):
+            return
+        if self.admission is not None and self.coordinator.may_dispatch():
+            assert self.admission.done(), "a lost wake-up of generation"
+        if self.draining is not None and not self.in_flight:
+            assert self.draining.done(), "a lost wake-up of the drain"
+        if self.taking is not None and not self.taking.done():
+            complete, running = self.buffer.ordinals(), sorted(self.in_flight)
+            wanted = self.training.groups_per_step
+            enough = len(complete) >= wanted
+            if enough and self.training.staleness == "strict":
+                enough = complete[wanted - 1] < min(running, default=sys.maxsize)
+            assert not enough, "a lost wake-up of training"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        waiting: list[Any] = [task for task in (self.admission, self.taking, self.draining) if task is not None]
+        for task in waiting:
+            task.cancel()
+
+        async def settle() -> None:
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+        self.loop.run_until_complete(settle())
+        self.loop.close()
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_operations_in_any_order() -> None:
+    Loop.operations = 0
+    often = settings(
+        max_examples=1100,
+        stateful_step_count=150,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    run_state_machine_as_test(Loop, settings=often)  # type: ignore[no-untyped-call]
+    assert Loop.operations >= 100_000
+
+
+def test_some_operations_in_any_order() -> None:
+    few = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Loop, settings=few)  # type: ignore[no-untyped-call]
