@@ -110,6 +110,7 @@ PROMPTS = {
     "a call": [*ASKED, CALLED, RETURNED],
     "text and two calls": [*ASKED, {**CALLED, "content": "hm", "tool_calls": [CALL, CALL]}, RETURNED, RETURNED],
     "reasoning and a call": [*ASKED, {**CALLED, "reasoning_content": "\nhm\n"}, RETURNED],
+    "reasoning before a question": [*ASKED, {"role": "assistant", "content": "a", "reasoning_content": "hm"}, *ASKED],
     "two calls in a row, then a question": [*ASKED, CALLED, RETURNED, CALLED, RETURNED, CALLED, *ASKED],
 }
 

@@ -216,7 +216,8 @@ class CalculatorWorkflow(Workflow):
 
 def right_share(wanted: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> float:
     """How much of an executed call is right: the tool, ``a`` and ``b`` count a third each."""
-    return ((name == wanted["tool"]) + (arguments["a"] == wanted["a"]) + (arguments["b"] == wanted["b"])) / 3
+    right = [name == wanted["tool"], *(arguments[key] == wanted[key] for key in ("a", "b"))]
+    return sum(map(bool, right)) / len(right)
 
 
 def score_answer(answer: str, display: str, is_right: bool) -> float:
