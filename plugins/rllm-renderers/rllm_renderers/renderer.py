@@ -86,6 +86,7 @@ class RendererParser(BaseParser):
 
     Attributes:
         family: The package's name of the family.
+        family_options: What it was built with, beyond the package's defaults.
         mismatch: How the family differs from the model's own chat template; None if it does not.
         bridged_tails: The kinds of tail that are bridged.
     """
@@ -102,6 +103,7 @@ class RendererParser(BaseParser):
             options["thinking_retention"] = self.config.thinking_retention
         resolved = resolve_family(self.config.family, path, tokenizer, self.encoder, options)
         self.family = resolved.name
+        self.family_options = dict(resolved.options)
         self.mismatch = resolved.mismatch
         self._renderer = resolved.family
         self._stop_token_ids = tuple(dict.fromkeys(self._renderer.get_stop_token_ids()))
@@ -154,6 +156,15 @@ class RendererParser(BaseParser):
     def count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
         """See `BaseParser.count_control_tokens`."""
         return self.encoder.count(messages)
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `BaseParser.describe`: the family, and how it compares with the model's own chat template."""
+        compared = "renders the same" if self.mismatch is None else self.mismatch
+        return {
+            "family": self.family,
+            "family_options": self.family_options,
+            "chat_template": compared if self._tokenizer.chat_template else "none in the model folder",
+        }
 
     def render(
         self,

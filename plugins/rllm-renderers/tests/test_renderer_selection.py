@@ -90,6 +90,14 @@ def test_a_family_that_is_named_is_used_and_says_where_it_differs(parser, make_r
     assert named.supports_bridge
 
 
+def test_what_was_resolved_is_told(parser, make_renderer):
+    told = {"family": "qwen3", "family_options": {"thinking_retention": "all"}}
+    assert make_renderer(PLAIN_CHATML, family="auto").describe() == {**told, "chat_template": "renders the same"}
+    assert make_renderer().describe() == {**told, "chat_template": "none in the model folder"}
+    named = RendererParser(parser.tokenizer, RendererConfig(family="qwen3"))
+    assert named.describe() == {**told, "chat_template": "differs with tools, 2 messages"}
+
+
 @pytest.mark.parametrize(
     ("family", "complaint"),
     [
