@@ -13,7 +13,6 @@ letter.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -60,7 +59,9 @@ class Encoder:
 
     def _setup(self, serialised: str) -> None:
         self._serialised = serialised
-        self._tokenizer = _unlimited(serialised)
+        self._tokenizer = Tokenizer.from_str(serialised)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._known_ids = frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self._first_hole = next(token for token in itertools.count() if token not in self._known_ids)
         added_tokens = self._tokenizer.get_added_tokens_decoder()
@@ -74,21 +75,20 @@ class Encoder:
         normalised = any(added.normalized for added in control.values())
         self._normaliser = self._tokenizer.normalizer if normalised else None
         if self._neutralises:
-            self._setup_markers(serialised)
+            self._setup_markers()
 
-    def _setup_markers(self, serialised: str) -> None:
+    def _setup_markers(self) -> None:
         spellings = list(self.control_tokens)
         self._markers = {spelling: chr(_FIRST_MARKER + index) for index, spelling in enumerate(spellings)}
         reserved = [*self._markers.values(), _ESCAPE, _BREAK]
         self._reserved_pattern = re.compile(f"[{''.join(reserved)}]")
         self._protected_pattern = re.compile(f"{self._control_pattern.pattern}|{self._reserved_pattern.pattern}")
-        plain = _without_added_tokens(serialised)
+        plain = _without_added_tokens(self._tokenizer)
         forbidden = frozenset(self.control_tokens.values())
         spelt = {marker: _ordinary_ids(plain, forbidden, spelling) for spelling, marker in self._markers.items()}
         self._ids_by_reserved = {**spelt, _BREAK: []}
-        self._with_markers = _unlimited(serialised)
-        self._with_markers.add_special_tokens([AddedToken(character, normalized=False) for character in reserved])
-        self._reserved_by_id = {self._with_markers.token_to_id(character): character for character in reserved}
+        self._tokenizer.add_special_tokens([AddedToken(character, normalized=False) for character in reserved])
+        self._reserved_by_id = {self._tokenizer.token_to_id(character): character for character in reserved}
         self._plain = plain
 
     def __getstate__(self) -> tuple[str, bool]:
@@ -178,7 +178,7 @@ class Encoder:
             return ids
         result: list[int] = []
         escaped = False
-        for token in self._with_markers.encode(text, add_special_tokens=False).ids:
+        for token in self._tokenizer.encode(text, add_special_tokens=False).ids:
             character = self._reserved_by_id.get(token)
             if character is None:
                 result.append(token)
@@ -260,17 +260,13 @@ def _one_of(words: Iterable[str]) -> str:
     return f"(?:{branches})" + "?" * ends if branches else ""
 
 
-def _unlimited(serialised: str) -> Tokenizer:
-    tokenizer = Tokenizer.from_str(serialised)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _without_added_tokens(serialised: str) -> Tokenizer:
-    description = json.loads(serialised)
-    description.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
-    return Tokenizer.from_str(json.dumps(description))
+def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    plain = Tokenizer(tokenizer.model)  # shared: a large vocabulary takes seconds to build
+    if tokenizer.normalizer is not None:
+        plain.normalizer = tokenizer.normalizer
+    if tokenizer.pre_tokenizer is not None:
+        plain.pre_tokenizer = tokenizer.pre_tokenizer
+    return plain
 
 
 def _ids_in_text(plain: Tokenizer, piece: str) -> list[int]:
