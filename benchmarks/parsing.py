@@ -93,13 +93,14 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
                 for turn, seconds in enumerate(session_seconds(parser, Script(tokenizer, ids, trial), TURNS), start=1):
                     trials.add({"kind": "turn", "parser": name, "trial": trial, "turn": turn, **seconds})
         sides = {**dict.fromkeys(parsers, session_seconds), "rerender": rerender_seconds}
-        for trial in range(options.trials):
+        for trial in range(-1, options.trials):  # the first one warms up
             for side, seconds_of in alternating(sides, trial):
-                # A seed that was not used before: nothing may come from a cache.
-                script = Script(tokenizer, ids, TURNS + trial)
+                # Seeds that were not used before: what was rendered once may come from a cache.
+                script = Script(tokenizer, ids, 1000 + trial)
                 turns = seconds_of(parsers.get(side, parsers["chat_template"]), script, SHORT_TURNS)
                 sums = {key: sum(turn[key] for turn in turns) for key in turns[0]}
-                trials.add({"kind": "conversation", "side": side, "trial": trial, **sums})
+                if trial >= 0:
+                    trials.add({"kind": "conversation", "side": side, "trial": trial, **sums})
     if "identity" in options.parts:
         identity(parsers, ids, options, trials)
 
