@@ -18,7 +18,7 @@ from rllm_renderers.cache import BoundedCache
 from rllm_renderers.encoding import ControlTokens
 from rllm_renderers.formats import FORMATS, NoCalls, Schemas, schemas_of
 from rllm_renderers.loading import load_tokenizer, stop_token_ids
-from rllm_renderers.media import ImageInputs, MediaProcessor, images_of, load_media
+from rllm_renderers.media import ImageInputs, MediaProcessor, has_media, images_of, load_media
 from rllm_renderers.self_check import Tail, bridged_tails, names_calls, shows_tools, tool_format
 from rllm_renderers.supervised import masked_by_template
 from rllm_renderers.template import ChatTemplate, Suffix
@@ -288,6 +288,8 @@ class ChatTemplateParser(BaseParser):
         method: MaskMethod = "cumulative",
     ) -> list[MaskedTokens]:
         """See `BaseParser.tokenize_and_mask`; ``hf_template`` is transformers' own mask."""
+        if has_media(messages):
+            raise ConfigError("tokenize_and_mask: a conversation holds an image, but its rows are of tokens only")
         if method == "hf_template":
             return [masked_by_template(self.template, messages, tools)]
         return super().tokenize_and_mask(messages, tools=tools, method=method)

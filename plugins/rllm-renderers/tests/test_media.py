@@ -316,6 +316,12 @@ def test_what_is_no_image_is_refused(vision: ChatTemplateParser, part: dict[str,
         vision.render([user(part)])
 
 
+def test_supervised_rows_with_images_are_refused(vision: ChatTemplateParser) -> None:
+    conversation = [user(image(), text("?")), {"role": "assistant", "content": "red"}]
+    with pytest.raises(ConfigError, match="holds an image"):
+        vision.tokenize_and_mask(conversation)
+
+
 def test_other_media_are_refused_by_kind(vision: ChatTemplateParser) -> None:
     with pytest.raises(ConfigError, match="'video'"):
         vision.render([user({"type": "video", "video": "film.mp4"})])
