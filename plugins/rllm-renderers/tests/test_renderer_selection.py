@@ -90,6 +90,26 @@ def test_a_family_that_is_named_is_used_and_says_where_it_differs(parser, make_r
     assert named.supports_bridge
 
 
+@pytest.mark.parametrize(("opening", "thinking"), [("<think>\n", True), ("<think>\n\n</think>\n\n", False)])
+def test_what_the_package_reads_from_a_name_is_read_from_the_template(make_renderer, family_tokens, opening, thinking):
+    template = PLAIN_CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n" + opening)
+    parser = make_renderer(template, family="auto", tokens=family_tokens["qwen3.5"])
+    assert parser.family == "qwen3.5"
+    assert parser.family_options["enable_thinking"] is thinking
+    named = make_renderer(template, family="qwen3.6", tokens=family_tokens["qwen3.6"])
+    assert (named.family_options["enable_thinking"], named.mismatch) == (thinking, None)
+
+
+def test_a_template_without_reasoning_says_nothing_about_where_reasoning_stands(make_renderer):
+    parser = make_renderer(PLAIN_CHATML, family="prime-qwen3")
+    asked = [*ASK, {"role": "assistant", "content": "higher", "reasoning_content": "why"}, USER]
+    text = parser.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert parser.tokenizer.decode(parser.render(asked)) != text
+    assert parser.mismatch is None
+    elsewhere = PLAIN_CHATML.replace("+ m.content", "+ m.content + (m.reasoning_content or '')")
+    assert make_renderer(elsewhere, family="prime-qwen3").mismatch == "differs without tools, 3 messages"
+
+
 def test_what_was_resolved_is_told(parser, make_renderer):
     told = {"family": "qwen3", "family_options": {"thinking_retention": "all"}}
     assert make_renderer(PLAIN_CHATML, family="auto").describe() == {**told, "chat_template": "renders the same"}
