@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import sys
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -53,8 +54,8 @@ class Loop(RuleBasedStateMachine):
 
     @initialize(
         threshold=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]),
-        sync_step=st.integers(1, 3),
-        groups_per_step=st.integers(1, 4),
+        sync_step=st.integers(1, 2),
+        groups_per_step=st.integers(1, 3),
         steps=st.integers(1, 40),
         strict=st.booleans(),
         partial=st.booleans(),
@@ -82,6 +83,8 @@ class Loop(RuleBasedStateMachine):
         self.taking: asyncio.Task[list[CompleteGroup]] | None = None
         self.draining: asyncio.Task[None] | None = None
         self.validations: set[int] = set()
+        self.wait_for_groups()
+        self.tick()
 
     def tick(self) -> None:
         """Let everybody who was woken run."""
@@ -95,8 +98,13 @@ class Loop(RuleBasedStateMachine):
         self.tick()
 
     @precondition(lambda self: self.admission is not None and self.admission.done())
-    @rule()
-    def dispatch(self) -> None:
+    @rule(groups=st.integers(1, 5))
+    def dispatch(self, groups: int) -> None:
+        for _ in range(groups):
+            if self.admission is not None and self.admission.done():
+                self.dispatch_one()
+
+    def dispatch_one(self) -> None:
         assert self.admission is not None
         admitted, self.admission = self.admission.result(), None
         if not admitted:
@@ -108,15 +116,17 @@ class Loop(RuleBasedStateMachine):
         self.buffer.expect(self.ordinal)
         self.in_flight[self.ordinal] = self.coordinator.weight_version
         self.ordinal += 1
+        self.admission = self.loop.create_task(self.coordinator.admit())
         self.tick()
 
     @precondition(lambda self: self.in_flight)
-    @rule(which=st.integers(0, 100))
-    def finish(self, which: int) -> None:
-        ordinal = sorted(self.in_flight)[which % len(self.in_flight)]
-        self.buffer.put(complete_group(ordinal, self.in_flight.pop(ordinal)))
-        self.coordinator.on_completed()
-        self.tick()
+    @rule(which=st.lists(st.integers(0, 100), min_size=1, max_size=6))
+    def finish(self, which: list[int]) -> None:
+        for choice in which[: len(self.in_flight)]:
+            ordinal = sorted(self.in_flight)[choice % len(self.in_flight)]
+            self.buffer.put(complete_group(ordinal, self.in_flight.pop(ordinal)))
+            self.coordinator.on_completed()
+            self.tick()
 
     @precondition(lambda self: self.in_flight)
     @rule(which=st.integers(0, 100))
@@ -128,11 +138,9 @@ class Loop(RuleBasedStateMachine):
         self.coordinator.on_dropped()
         self.tick()
 
-    @precondition(lambda self: self.taking is None and not self.syncing and self.step < self.training.steps)
-    @rule()
     def wait_for_groups(self) -> None:
-        self.taking = self.loop.create_task(self.buffer.take(self.training.groups_per_step))
-        self.tick()
+        if self.step < self.training.steps:
+            self.taking = self.loop.create_task(self.buffer.take(self.training.groups_per_step))
 
     @precondition(lambda self: self.taking is not None and self.taking.done())
     @rule(unfinished=st.sampled_from([False, False, False, True]))
@@ -148,12 +156,15 @@ class Loop(RuleBasedStateMachine):
             for group in taken:
                 self.buffer.put(group)
             self.coordinator.on_returned(len(taken))
+            self.wait_for_groups()
         else:
             self.trained += len(taken)
             self.step += 1
             due = self.step % self.training.trigger_parameter_sync_step == 0 or self.step == self.training.steps
             if due:
                 self.begin_sync()
+            else:
+                self.wait_for_groups()
         self.tick()
 
     def begin_sync(self) -> None:
@@ -171,9 +182,10 @@ class Loop(RuleBasedStateMachine):
         self.coordinator.on_synced(self.coordinator.weight_version + 1)
         self.coordinator.resume()
         self.syncing = False
+        self.wait_for_groups()
         self.tick()
 
-    @rule(full=st.booleans())
+    @rule(full=st.sampled_from([False] * 7 + [True]))
     def memory(self, full: bool) -> None:
         self.coordinator.throttle(full)
         self.tick()
@@ -236,20 +248,62 @@ class Loop(RuleBasedStateMachine):
         self.loop.close()
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_operations_in_any_order() -> None:
-    Loop.operations = 0
-    often = settings(
-        max_examples=1100,
-        stateful_step_count=150,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        database=None,
+def play(seed: int, operations: int) -> int:
+    """A long random run of the machine, most of the time doing what moves it on; returns the steps it trained."""
+    chance = random.Random(seed)
+    machine = Loop()
+    machine.begin(
+        threshold=chance.choice([0.0, 0.5, 1.0, 2.0, 4.0]),
+        sync_step=chance.randint(1, 3),
+        groups_per_step=chance.randint(1, 4),
+        steps=chance.randint(1, 60),
+        strict=chance.random() < 0.5,
+        partial=chance.random() < 0.5,
     )
-    run_state_machine_as_test(Loop, settings=often)  # type: ignore[no-untyped-call]
+    for _ in range(operations):
+        match chance.choices(("admit", "dispatch", "finish", "fail", "train", "live", "memory"), (4, 6, 8, 1, 6, 4, 1)):
+            case ["admit"] if machine.admission is None:
+                machine.ask_for_admission()
+            case ["dispatch"] if machine.admission is not None and machine.admission.done():
+                machine.dispatch_one()
+            case ["finish"] if machine.in_flight:
+                machine.finish([chance.randrange(100)])
+            case ["fail"] if machine.in_flight:
+                machine.fail_or_filter(chance.randrange(100))
+            case ["train"] if machine.taking is not None and machine.taking.done():
+                machine.train(unfinished=chance.random() < 0.1)
+            case ["live"] if machine.syncing and (machine.draining is None or machine.draining.done()):
+                machine.weights_go_live()
+            case ["memory"]:
+                machine.memory(full=chance.random() < 0.2)
+            case _:
+                continue
+        machine.counters_are_what_happened()
+        machine.the_quota_is_respected()
+        machine.nobody_waits_for_what_has_happened()
+    machine.teardown()
+    return machine.step
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_operations_in_long_runs() -> None:
+    Loop.operations = 0
+    trained = []
+
+    @settings(max_examples=600, deadline=None, database=None, phases=[Phase.generate])
+    @given(seed=st.integers(0, 2**32))
+    def play_each(seed: int) -> None:
+        trained.append(play(seed, 800))
+
+    play_each()
     assert Loop.operations >= 100_000
+    assert sum(steps > 10 for steps in trained) > 100
 
 
-def test_some_operations_in_any_order() -> None:
-    few = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+def test_some_long_runs() -> None:
+    assert max(play(seed, 400) for seed in range(12)) > 10
+
+
+def test_operations_in_any_order() -> None:
+    few = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(Loop, settings=few)  # type: ignore[no-untyped-call]
