@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, ru
 TURNS = 100
 EARLY, LATE = range(3, 8), range(96, 101)
 SHORT_TURNS = 20
-COMPLETION_TOKENS, RESULT_TOKENS = 250, 350
+SYSTEM_TOKENS, COMPLETION_TOKENS, RESULT_TOKENS = 1000, 250, 350
 NGRAM_TOKENS = (64, 256)
 PARTS = ("time", "identity")
-BACK_OFF = 0.05
+BACK_OFF = 0.1
 
 
 class Script:
@@ -52,6 +52,13 @@ class Script:
         """Some text, in its own tokens."""
         start = self._rng.randrange(len(self._ids) - tokens)
         return list(self._ids[start : start + tokens])
+
+    def opening(self) -> list[dict[str, Any]]:
+        """What a rollout begins with; the instructions are the same in all of them."""
+        from rllm_core.testing.completions import QUESTION
+
+        instructions: str = self._tokenizer.decode(self._ids[:SYSTEM_TOKENS])
+        return [{"role": "system", "content": instructions}, QUESTION]
 
     def completion(self) -> list[int]:
         """What the model says: some text and a tool call."""
@@ -113,10 +120,10 @@ def _timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, di
 
 def session_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
     """Seconds of every turn with a session: its prompt, and reading its completion."""
-    from rllm_core.testing.completions import QUESTION, TOOL
+    from rllm_core.testing.completions import TOOL
     from rllm_core.types import Messages
 
-    session, conversation, rows = parser.session(tools=[TOOL], on_break="raise"), Messages([QUESTION]), []
+    session, conversation, rows = parser.session(tools=[TOOL], on_break="raise"), Messages(script.opening()), []
     for _ in range(turns):
         completion, result = script.completion(), script.result()
         turn, prompt_seconds = _timed(session.next_prompt, conversation)
@@ -130,9 +137,9 @@ def session_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
 
 def rerender_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
     """Seconds of every turn of the same conversation when transformers renders it again."""
-    from rllm_core.testing.completions import QUESTION, TOOL
+    from rllm_core.testing.completions import TOOL
 
-    conversation, rows = [QUESTION], []
+    conversation, rows = script.opening(), []
     for number in range(turns):
         completion, result = script.completion(), script.result()
         answer = dict(parser.parse_completion(completion, tools=[TOOL]).to_message(turn=number))
@@ -164,10 +171,12 @@ class Ngrams:
 
     Args:
         corpus_ids: ``(tokens,)`` the text.
+        openers: Tokens that an answer may begin with.
     """
 
-    def __init__(self, corpus_ids: Sequence[int]) -> None:
+    def __init__(self, corpus_ids: Sequence[int], openers: Collection[int]) -> None:
         self._ids = corpus_ids
+        self._starts = [at for at, token in enumerate(corpus_ids[:-2]) if token in openers]
         self._after_one: dict[int, list[int]] = defaultdict(list)
         self._after_two: dict[tuple[int, int], list[int]] = defaultdict(list)
         for first, second, third in zip(corpus_ids, corpus_ids[1:], corpus_ids[2:], strict=False):
@@ -176,7 +185,7 @@ class Ngrams:
 
     def draw(self, rng: random.Random, tokens: int) -> list[int]:
         """A sequence; at times only the last token counts for the next one."""
-        start = rng.randrange(len(self._ids) - 2)
+        start = rng.choice(self._starts)
         drawn = list(self._ids[start : start + 2])
         while len(drawn) < tokens:
             following = self._after_two[drawn[-2], drawn[-1]]
@@ -188,7 +197,9 @@ def identity(parsers: Mapping[str, Any], ids: Sequence[int], options: argparse.N
     """Count the turns whose tokens the next prompt does not begin with, per kind of completion."""
     from rllm_core.testing.drift import KINDS, probe_drift
 
-    ngrams = Ngrams(ids)
+    tokenizer = parsers["chat_template"].tokenizer
+    words = frozenset(token for token in set(ids) if tokenizer.decode([token])[:1].isalpha())
+    ngrams = Ngrams(ids, words)  # text that begins with white space is a kind of its own
     kinds = {**KINDS, **{f"n-grams, {tokens} tokens": partial(_sampled, ngrams, tokens) for tokens in NGRAM_TOKENS}}
     for name, parser in parsers.items():
         for drift in probe_drift(parser, kinds=kinds, conversations=options.conversations, turns=options.turns):
