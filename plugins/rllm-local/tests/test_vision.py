@@ -39,14 +39,20 @@ PLANAR = {
 }
 TOWER = {"num_heads": 2, "patch_size": 4, "temporal_patch_size": 1, "depth": 2, "initializer_range": 0.3}
 IDS = {"image_token_id": PLACEHOLDER, "video_token_id": 42, "vision_start_token_id": 43, "vision_end_token_id": 44}
+CLIP = {
+    "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "image_size": 16, "patch_size": 8, "initializer_range": 0.3, "initializer_factor": 10.0,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "llava": {
         "text_config": {"model_type": "qwen2", **TEXT},
-        "vision_config": {
-            "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "image_size": 16, "patch_size": 8, "initializer_range": 0.3,
-            "initializer_factor": 10.0,
-        },
+        "vision_config": CLIP,
+        "image_token_id": PLACEHOLDER,
+    },
+    "llava_next": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": CLIP,
+        "image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]],
         "image_token_id": PLACEHOLDER,
     },
     "qwen2_vl": {
@@ -71,7 +77,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mm_tokens_per_image": 4, "image_token_id": PLACEHOLDER, "boi_token_id": 43, "eoi_token_id": 44,
     },
 }  # fmt: skip
-READ = ["llava", "qwen2_vl", "qwen3_vl"]
+READ = ["llava", "llava_next", "qwen2_vl", "qwen3_vl"]
 
 
 def tiny_model(family: str) -> PreTrainedModel:
@@ -96,15 +102,20 @@ class Pictures:
 
     def __init__(self, family: str) -> None:
         self.is_planar = family in ("qwen2_vl", "qwen3_vl")
+        self.is_tiled = family == "llava_next"
 
     def image(self, name: str, *, wide: bool = False) -> MediaChunk:
-        length = 8 if wide and self.is_planar else 4
+        length = (24 if wide else 16) if self.is_tiled else 8 if wide and self.is_planar else 4
         content = name.encode()
         sha256 = hashlib.sha256(content).hexdigest()
         return MediaChunk(sha256=sha256, kind="image", length_tokens=length, content=content)
 
     def media_inputs(self, chunk: MediaChunk) -> dict[str, npt.NDArray[Any]]:
         rng = np.random.default_rng(int(chunk.sha256[:8], 16))
+        if self.is_tiled:
+            size = (100, 100) if chunk.length_tokens == 24 else (30, 20)
+            tiles = rng.normal(size=(1, 5, 3, 16, 16)).astype(np.float32)
+            return {"pixel_values": tiles, "image_sizes": np.array([size])}
         if not self.is_planar:
             return {"pixel_values": rng.normal(size=(1, 3, 16, 16)).astype(np.float32)}
         width = chunk.length_tokens
@@ -237,7 +248,7 @@ def test_gradients_reach_every_part_of_the_model_and_do_not_depend_on_the_layout
         "patch_embed",
         "lm_head",
         "embed_tokens",
-        *(["multi_modal_projector"] if family == "llava" else ["merger"]),
+        "merger" if family.startswith("qwen") else "multi_modal_projector",
     ):
         assert any(part in name for name in reached), part
 

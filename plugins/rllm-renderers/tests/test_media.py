@@ -21,9 +21,18 @@ from rllm_renderers.media import MediaProcessor, load_media
 from rllm_renderers.renderer import RendererParser
 from rllm_renderers.self_check import Tail
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoProcessor, Idefics3Processor, LlavaConfig, LlavaProcessor, PreTrainedTokenizerFast
+from transformers import (
+    AutoProcessor,
+    Idefics3Processor,
+    LlavaConfig,
+    LlavaNextConfig,
+    LlavaNextProcessor,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
 from rllm_core.errors import ConfigError
 from rllm_core.parser import ParserSession
@@ -86,11 +95,15 @@ def tokenizer(template: str | None) -> Any:
     return wrapped
 
 
-def save_model(folder: Path, template: str = TEMPLATE) -> Path:
-    """A LLaVA-like model folder without weights."""
-    images = CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
-    LlavaProcessor(
-        image_processor=images,
+def save_model(folder: Path, template: str = TEMPLATE, *, in_tiles: bool = False) -> Path:
+    """A folder like LLaVA's without weights, or like LLaVA-NeXT's, where larger images take more tokens."""
+    sizes: dict[str, Any] = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+    grid = [[16, 32], [32, 16], [32, 32]]
+    processor_class = LlavaNextProcessor if in_tiles else LlavaProcessor
+    processor_class(
+        image_processor=LlavaNextImageProcessorPil(**sizes, image_grid_pinpoints=grid)
+        if in_tiles
+        else CLIPImageProcessorPil(**sizes),
         tokenizer=tokenizer(template),
         patch_size=8,
         vision_feature_select_strategy="default",
@@ -98,7 +111,7 @@ def save_model(folder: Path, template: str = TEMPLATE) -> Path:
         image_token="<image>",
         chat_template=template,
     ).save_pretrained(folder)
-    LlavaConfig(image_token_id=PLACEHOLDER).save_pretrained(folder)
+    (LlavaNextConfig if in_tiles else LlavaConfig)(image_token_id=PLACEHOLDER).save_pretrained(folder)
     return folder
 
 
@@ -327,14 +340,30 @@ def test_other_media_are_refused_by_kind(vision: ChatTemplateParser) -> None:
         vision.render([user({"type": "video", "video": "film.mp4"})])
 
 
-def test_a_file_that_changed_is_another_image(vision: ChatTemplateParser, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tiled(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplateParser:
+    return ChatTemplateParser.from_model(save_model(tmp_path_factory.mktemp("tiled"), in_tiles=True))
+
+
+def test_larger_images_take_the_tokens_that_the_processor_writes(tiled: ChatTemplateParser, tmp_path: Path) -> None:
+    folder = save_model(tmp_path, in_tiles=True)
+    sizes = [(20, 30), (60, 10), (100, 100)]
+    messages = [user(*(image("red", size) for size in sizes), text("which?"))]
+    ids = tiled.render(messages)
+    assert ids == written_by_transformers(folder, messages)
+    lengths = [piece.length_tokens for piece in tiled.place_media(ids, messages)]
+    assert len(set(lengths)) == 3
+    assert sum(lengths) == ids.count(PLACEHOLDER)
+
+
+def test_a_file_that_changed_is_another_image(tiled: ChatTemplateParser, tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     messages = [user({"type": "image", "path": str(path)})]
     placed = []
-    for colour in ("red", "blue"):
-        path.write_bytes(png(colour))
-        placed += vision.place_media(vision.render(messages), messages)
-    assert [piece.content for piece in placed] == [png("red"), png("blue")]
+    for size in ((20, 30), (100, 100)):
+        path.write_bytes(png("red", size))
+        placed += tiled.place_media(tiled.render(messages), messages)
+    assert [piece.content for piece in placed] == [png("red", (20, 30)), png("red", (100, 100))]
 
 
 def test_inputs_are_those_of_the_processor_and_come_back_after_they_were_dropped(
