@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def parser() -> None:
-    """Examine parsers."""
+    """Check that conversations stay exact."""
 
 
 @parser.command()
@@ -139,7 +139,8 @@ def _verdict(checks: Sequence[CheckResult], drifts: Sequence[Drift]) -> _Verdict
 def _show(
     model: str, name: str, described: Mapping[str, Any], checks: Sequence[CheckResult], drifts: Sequence[Drift]
 ) -> None:
-    facts = {"model": model, "parser": name, **described}
+    stops = [f"{stop['id']} {stop['text'] or ''}".rstrip() for stop in described["stop_tokens"]]
+    facts = {"model": model, "parser": name, **described, "stop_tokens": stops}
     echo_table(["what", "is"], [[key.replace("_", " "), _plain(value)] for key, value in facts.items()])
     click.echo()
     echo_table(["check", "result", "seen"], [[r.name, r.outcome, r.detail] for r in checks])
@@ -160,7 +161,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return " ".join(str(part) for part in value.values() if part is not None)
+        return "; ".join(f"{key} = {_plain(part)}" for key, part in value.items()) or "none"
     if isinstance(value, list | tuple):
         return "; ".join(map(_plain, value)) or "none"
     return str(value)

@@ -38,7 +38,7 @@ class ForgetfulParser(ByteParser):
         return parser
 
     def describe(self) -> dict[str, Any]:
-        return {"family": "goldfish"}
+        return {"family": "goldfish", "options": {"bowl": "round", "alone": True}}
 
     def bridge_to_next_turn(self, prompt_ids: Any, completion_ids: Any, new_messages: Any, **more: Any) -> Any:
         ids = super().bridge_to_next_turn(prompt_ids, completion_ids, new_messages, **more)
@@ -102,6 +102,7 @@ def test_a_parser_that_breaks_its_contract_ends_with_1_and_names_what(check: Cal
     last = result.output.splitlines()[-1]
     assert last == "NOT exact: the parser breaks its contract (bridging, sessions)"
     assert "goldfish" in result.output
+    assert "bowl = round; alone = yes" in result.output
 
 
 def test_settings_of_the_parser_are_heeded(check: Callable[..., Result]) -> None:
