@@ -72,18 +72,19 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
     device = device_of(config)
     frozen = config.lora is not None
     dtype = getattr(torch, config.dtype) if frozen else torch.float32
+    kind = "causal language"
     try:
         model_config = AutoConfig.from_pretrained(str(path), trust_remote_code=config.trust_remote_code)
-        auto_class: Any = AutoModelForImageTextToText if reads_images(model_config) else AutoModelForCausalLM
+        auto_class: Any = AutoModelForCausalLM
+        if reads_images(model_config):
+            auto_class, kind = AutoModelForImageTextToText, "vision-language"
         with no_progress_bars():
             model: PreTrainedModel = auto_class.from_pretrained(
                 str(path), dtype=dtype, trust_remote_code=config.trust_remote_code
             )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"model.path = {str(path)!r} cannot be loaded as a causal language model: {reason}"
-        ) from error
+        raise ConfigError(f"model.path = {str(path)!r} cannot be loaded as a {kind} model: {reason}") from error
     model.to(device)  # type: ignore[arg-type]
     if config.lora is not None:
         _add_adapters(model, config.lora)

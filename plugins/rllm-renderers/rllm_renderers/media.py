@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import importlib.util
 import io
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from rllm_core.errors import ConfigError
 from rllm_core.types import MediaChunk, MessageLike, PlacedMedia, TokenIds
 from rllm_renderers.cache import BoundedCache
 from rllm_renderers.families import read_model_config
+
+logger = logging.getLogger(__name__)
 
 CONTENT_CACHE_BYTES = 256 * 2**20
 INPUTS_CACHE_BYTES = 256 * 2**20
@@ -193,26 +196,31 @@ class MediaProcessor:
 
 
 def load_media(path: str, *, trust_remote_code: bool) -> MediaProcessor | str:
-    """The images of the model in a folder (or of a hub name), or why it takes none.
+    """The images of the model in a folder (or of a hub name), or why there can be none.
 
-    A vision model whose images cannot be used here can still be trained with text, so this is an error only once
-    a message holds an image.
+    A vision model whose images cannot be used here can still be trained with text, so this is a warning, and an error
+    only once a message holds an image.
     """
     if read_model_config(path).get("vision_config") is None:
         return f"model {path!r} takes text only"
+    try:
+        return MediaProcessor(_load_processor(path, trust_remote_code))
+    except ConfigError as error:
+        logger.warning("images cannot be used with model %r: %s", path, error)
+        return f"they cannot be used with model {path!r}: {error}"
+
+
+def _load_processor(path: str, trust_remote_code: bool) -> Any:
     if importlib.util.find_spec("PIL") is None:
-        return "images need pillow: pip install 'rllm-renderers[vision]'"
+        raise ConfigError("images need pillow: pip install 'rllm-renderers[vision]'")
     from transformers import AutoProcessor
 
     auto_processor: Any = AutoProcessor
     try:
-        processor = auto_processor.from_pretrained(path, trust_remote_code=trust_remote_code)
-        return MediaProcessor(processor)
+        return auto_processor.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
-        return f"the processor of model {path!r} cannot be loaded: {reason}"
-    except ConfigError as error:
-        return str(error)
+        raise ConfigError(f"its processor cannot be loaded: {reason}") from error
 
 
 def has_media(messages: Sequence[MessageLike]) -> bool:

@@ -475,7 +475,7 @@ def test_without_pillow_text_works_and_images_name_what_to_install(
         parser.render([user(image())])
 
 
-def test_images_in_rows_of_tokens_are_refused(tmp_path: Path) -> None:
+def test_images_in_rows_of_tokens_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     processor = Idefics3Processor(
         image_processor=Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}),
         tokenizer=tokenizer(TEMPLATE),
@@ -487,6 +487,7 @@ def test_images_in_rows_of_tokens_are_refused(tmp_path: Path) -> None:
     processor.save_pretrained(tmp_path)
     LlavaConfig().save_pretrained(tmp_path)
     assert "one unbroken run" in str(load_media(str(tmp_path), trust_remote_code=False))
+    assert "images cannot be used with model" in caplog.text
 
 
 def test_the_placeholder_must_be_a_special_token(vision_folder: Path) -> None:
