@@ -37,6 +37,7 @@ FIRST_PARTY: dict[tuple[type[Provider], str], str] = {
     (Parser, "renderer"): "rllm-renderers",
     (Parser, "tinker"): "rllm-tinker",
     (Engine, "tinker"): "rllm-tinker",
+    (Workflow, "calculator"): "rllm-workflows",
     (Workflow, "countdown"): "rllm-workflows",
     (Workflow, "guess"): "rllm-workflows",
     (Workflow, "sort"): "rllm-workflows",

@@ -154,4 +154,8 @@ class TokenLog:
 def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenIds) -> bool:
     """Whether ``tokens`` begins with ``prefix``, token for token."""
     length = len(prefix)
-    return length <= len(tokens) and token_ids(tokens[:length]).tobytes() == token_ids(prefix).tobytes()
+    if length > len(tokens):
+        return False
+    if isinstance(tokens, np.ndarray) and isinstance(prefix, np.ndarray):
+        return bool(np.array_equal(tokens[:length], prefix))
+    return bool(np.array_equal(token_ids(tokens[:length]), token_ids(prefix)))

@@ -37,8 +37,18 @@ RESUMABLE = frozenset(
         ("training", "validate_every_steps"),
         ("training", "trajectories_per_step"),
         ("training", "trackers"),
+        ("training", "buffer_max_bytes"),
+        ("training", "buffer_spill"),
+        ("training", "stall_timeout_seconds"),
+        ("training", "backend_timeout_seconds"),
+        ("training", "sync_timeout_seconds"),
         ("rollout", "rollout_timeout_seconds"),
         ("rollout", "max_attempts"),
+        ("rollout", "request_timeout_seconds"),
+        ("rollout", "max_request_attempts"),
+        ("rollout", "max_consecutive_failures"),
+        ("rollout", "max_failure_share"),
+        ("rollout", "quarantine_after_groups"),
     }
 )
 

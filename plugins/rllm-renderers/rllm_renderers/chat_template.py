@@ -152,7 +152,7 @@ class ChatTemplateParser(BaseParser):
             ConfigError: If there is no tokenizer, no chat template in it, or no token that ends a turn.
         """
         section = ChatTemplateConfig.model_validate({} if config is None else config)
-        tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code)
+        tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code, parser=cls.name)
         media = load_media(str(path), trust_remote_code=section.trust_remote_code)
         if not tokenizer.chat_template and isinstance(media, MediaProcessor):
             tokenizer.chat_template = media.chat_template

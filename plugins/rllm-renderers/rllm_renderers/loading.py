@@ -9,14 +9,19 @@ from typing import Any
 from rllm_core.errors import ConfigError
 
 
-def load_tokenizer(path: str, *, trust_remote_code: bool) -> Any:
+def load_tokenizer(path: str, *, trust_remote_code: bool, parser: str) -> Any:
     """A tokenizer that nobody else holds.
+
+    Args:
+        path: Model folder or hub name.
+        trust_remote_code: Whether to run code that comes with it.
+        parser: For whom, so that errors name the right section of the run file.
 
     Raises:
         ConfigError: If there is none, or none that may be loaded.
     """
     if not path:
-        raise ConfigError("model.path is not set; the chat_template parser needs a model folder or hub name")
+        raise ConfigError(f"model.path is not set; the {parser} parser needs a model folder or hub name")
     folder = Path(path).expanduser()
     if not folder.is_dir() and (folder.is_absolute() or path.startswith((".", "~")) or folder.exists()):
         raise ConfigError(f"model folder {path} does not exist")
@@ -28,7 +33,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool) -> Any:
         if "trust_remote_code" in str(error):
             raise ConfigError(
                 f"the tokenizer of model {path!r} is code that comes with the model, and is not run; if you trust it, "
-                "set chat_template.trust_remote_code = true"
+                f"set {parser}.trust_remote_code = true"
             ) from error
         raise ConfigError(f"model {path!r} has no tokenizer that can be loaded: {_first_line(error)}") from error
 

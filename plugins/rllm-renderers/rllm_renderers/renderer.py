@@ -129,17 +129,10 @@ class RendererParser(BaseParser):
         """
         section = RendererConfig.model_validate({} if config is None else config)
         load_package()
-        if not str(path):
-            raise ConfigError("model.path is not set; the renderer parser needs a model folder or hub name")
-        is_folder = Path(path).expanduser().is_dir()
+        is_folder = bool(str(path)) and Path(path).expanduser().is_dir()
         if is_folder:
             refuse_vision(str(path))
-        try:
-            tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code)
-        except ConfigError as error:
-            if "chat_template.trust_remote_code" not in str(error):
-                raise
-            raise ConfigError(str(error).replace("chat_template.trust", "renderer.trust")) from error
+        tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code, parser=cls.name)
         if not is_folder:  # the tokenizer's complaints about a wrong name are better
             refuse_vision(str(path))
         return cls(tokenizer, section, path=str(path))
