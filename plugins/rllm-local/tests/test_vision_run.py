@@ -15,11 +15,13 @@ from typing import Any, ClassVar
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import numpy as np
 import PIL.Image
 import pytest
 import rllm_local
 import rllm_renderers
 import torch
+from rllm_local.backend import LocalBackend
 from rllm_renderers.chat_template import ChatTemplateParser
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -34,13 +36,14 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from rllm_core import hookimpl
+from rllm_core.backend import OptimizerStep
 from rllm_core.config import load_run_config
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import Workflow as WorkflowProvider
 from rllm_core.training import checkpoint, launch
 from rllm_core.training.progress import Progress
-from rllm_core.types import Episode, Task
+from rllm_core.types import Episode, Task, TrainingSample, token_ids
 from rllm_core.workflow import Split, Workflow
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>"]
@@ -253,6 +256,44 @@ def test_adapters_are_trained_in_the_tower_too(plugins: PluginManager, vision_fo
     trained = [name for name, weight in adapters.items() if "lora_B" in name and bool(weight.any())]
     for part in ("vision_tower", "multi_modal_projector", "language_model"):
         assert any(part in name for name in trained), part
+
+
+def test_the_reference_policy_sees_the_images_too(plugins: PluginManager, vision_folder: Path) -> None:
+    config = load_run_config(
+        "colours", plugins, overrides=(f"model.path={vision_folder}", "local.device=cpu", "algorithm.loss=reinforce")
+    )
+    backend, parser = LocalBackend(config, plugins), ChatTemplateParser.from_model(vision_folder)
+    samples = []
+    for colour, advantage in (("red", 1.0), ("blue", -1.0)):
+        messages = [{"role": "user", "content": [{"type": "image", "image": picture(colour)}]}]
+        ids = parser.render(messages)
+        samples.append(
+            TrainingSample(
+                group_id=0,
+                rollout_id=colour,
+                token_ids=token_ids([*ids, 70, 71]),
+                turn_spans=((len(ids), len(ids) + 2),),
+                logprobs=None,
+                advantages=np.full(2, advantage, np.float32),
+                weight_versions=(0,),
+                media=parser.place_media(ids, messages),
+            )
+        )
+
+    async def run() -> None:
+        await backend.init_rollout_engine(parser)
+        before = await backend.compute_logprobs(samples, "reference")
+        assert np.abs(before[0] - before[1]).max() > 1e-4, "the image makes a difference"
+        await backend.process_backend_batch(backend.transform_to_backend_batch(samples))
+        await backend.update_policy(OptimizerStep(step=1, total_steps=1, samples=2, sampled_tokens=4, trajectories=2))
+        after = await backend.compute_logprobs(samples, "reference")
+        current = await backend.compute_logprobs(samples, "current")
+        for old, reference, new in zip(before, after, current, strict=True):
+            np.testing.assert_array_equal(reference, old)
+            assert not np.array_equal(new, old)
+        await backend.shutdown()
+
+    asyncio.run(run())
 
 
 @pytest.mark.slow
