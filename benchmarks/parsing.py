@@ -84,6 +84,8 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
         parsers = make_parsers(Path(folder), texts, options.vocabulary)
     tokenizer = parsers["chat_template"].tokenizer
     encoded = tokenizer.encode("\n".join(texts), add_special_tokens=False)
+    for parser in parsers.values():  # tokenizers remember words: all of them have read the same text before
+        parser.render([{"role": "user", "content": "\n".join(texts)}])
     chat_tokens = frozenset(tokenizer.get_added_vocab().values())  # the sources spell them; here they are no text
     ids = [token for token in encoded if token not in chat_tokens]
     trials.add(

@@ -174,11 +174,11 @@ class Encoder:
     def encode(self, text: str) -> list[int]:
         """The ids of rendered text; control tokens in it are read as such, markers are not, and nothing is added."""
         if not self._neutralises or not self._reserved_pattern.search(text):
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
             return ids
         result: list[int] = []
         escaped = False
-        for token in self._tokenizer.encode(text, add_special_tokens=False).ids:
+        for token in self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids:
             character = self._reserved_by_id.get(token)
             if character is None:
                 result.append(token)
