@@ -8,7 +8,7 @@
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
 PLUGINS := rllm-local rllm-renderers rllm-workflows
-EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e plugins/rllm-renderers -e plugins/rllm-workflows
+EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" -e plugins/rllm-workflows
 TEST_LANES := test-core
 
 # The tests must not depend on the number of cores, nor on a model hub.

@@ -13,15 +13,16 @@ from rllm_core.types import (
     MessageLike,
     MessageView,
     ModelOutput,
+    PlacedMedia,
     SamplingParams,
     Step,
     TerminationReason,
+    TokenIds,
     TokenInput,
     TokenLog,
     TokenOutput,
     snapshot,
     starts_with,
-    text_only,
     token_ids,
     with_media,
 )
@@ -163,22 +164,28 @@ class RolloutEngine(ABC):
         if self.parser is None:
             raise EngineError(f"engine {self.name!r} has no parser to render messages with")
         prompt_ids = token_ids(self.parser.render(messages, tools=tools))
+        media = self.parser.place_media(prompt_ids, messages)
         output = await self.get_token_output_from_token_input(
-            prompt_ids, sampling_params=sampling_params, seed=seed, is_validation=is_validation
+            with_media(prompt_ids, media), sampling_params=sampling_params, seed=seed, is_validation=is_validation
         )
-        return self.assemble_model_output(prompt_ids, output, tools=tools)
+        return self.assemble_model_output(prompt_ids, output, tools=tools, media=media)
 
     def assemble_model_output(
-        self, token_input: TokenInput, token_output: TokenOutput, *, tools: Sequence[ToolSpec] | None = None
+        self,
+        prompt_ids: TokenIds,
+        token_output: TokenOutput,
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        media: tuple[PlacedMedia, ...] = (),
     ) -> ModelOutput:
-        """Join a prompt and what was sampled for it into one answer."""
+        """Join a prompt (placeholders where its media stand) and what was sampled for it into one answer."""
         if self.parser is None:
             raise EngineError(f"engine {self.name!r} has no parser to read completions with")
-        prompt_ids = text_only(token_input, f"engine {self.name!r}")
         parsed = self.parser.parse_completion(token_output.token_ids, prompt_ids=prompt_ids, tools=tools)
         return ModelOutput(
             message=parsed.to_message(),
             prompt_ids=prompt_ids,
+            prompt_media=media,
             completion_ids=token_output.token_ids,
             logprobs=token_output.logprobs,
             finish_reason=token_output.finish_reason,
@@ -294,6 +301,7 @@ class Completer:
             messages=view,
             response=output.message,
             prompt_ids=self._tokens.view(0, cut),
+            prompt_media=output.prompt_media,
             completion_ids=self._tokens.view(cut, len(self._tokens)),
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,

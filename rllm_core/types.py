@@ -356,6 +356,7 @@ class ModelOutput(_Sampled):
 
     message: JsonDict
     prompt_ids: TokenIdsField
+    prompt_media: tuple[PlacedMedia, ...] = ()
     completion_ids: TokenIdsField
 
     @model_validator(mode="after")

@@ -12,12 +12,14 @@ import pytest
 
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
 from rllm_core.parser import SegmentBreak
+from rllm_core.testing import ScriptedEngine
 from rllm_core.types import (
     Episode,
     FinishReason,
     MediaChunk,
     Messages,
     ModelOutput,
+    PlacedMedia,
     SamplingParams,
     Step,
     TerminationReason,
@@ -313,11 +315,12 @@ def test_one_prompt_many_seeds_keeps_their_order(engine: Any, toys: SimpleNamesp
     assert [(c.seed, c.is_validation) for c in engine.calls] == [(3, True), (1, True)]
 
 
-def test_media_is_refused_by_name(engine: Any) -> None:
+def test_media_is_refused_by_name(toys: SimpleNamespace) -> None:
     chunk = MediaChunk(sha256="0" * 64, kind="image", length_tokens=3)
-    output = TokenOutput(token_ids=[1], finish_reason=FinishReason.STOP, weight_version=0)
-    with pytest.raises(ValueError, match="engine 'list' takes text only, but the prompt holds a chunk of kind 'image'"):
-        engine.assemble_model_output([4, chunk], output)
+    with pytest.raises(ValueError, match=r"engine 'scripted' takes text only.*'image'"):
+        asyncio.run(
+            ScriptedEngine().get_token_output_from_token_input([4, chunk], sampling_params=SamplingParams(), seed=0)
+        )
 
 
 def test_an_engine_without_a_parser_says_so(toys: SimpleNamespace) -> None:
@@ -342,3 +345,23 @@ def test_a_strict_completer_does_not_go_on_in_a_new_segment(toys: SimpleNamespac
         engine.answers = [toys.letters("hi"), toys.letters("there")]
         with pytest.raises(SegmentBreak, match="bridge_none"):
             play(completer, [MORE])
+
+
+def test_a_plain_completer_carries_images_too(toys: SimpleNamespace) -> None:
+    image = PlacedMedia(sha256="0" * 64, kind="image", length_tokens=1, start=1)
+
+    class Seeing(toys.LetterParser):  # type: ignore[misc, name-defined]
+        def place_media(self, prompt_ids: Any, messages: Any, *, start: int = 0) -> tuple[PlacedMedia, ...]:
+            return (image,)
+
+    asked: list[Any] = []
+
+    class Engine(toys.ListEngine):  # type: ignore[misc, name-defined]
+        async def get_token_output_from_token_input(self, token_input: Any, **options: Any) -> TokenOutput:
+            asked.append(token_input)
+            return await super().get_token_output_from_token_input([1], **options)
+
+    [step] = play(Completer(Engine(Seeing(), [toys.letters("one")])))
+    assert step.prompt_media == (image,)
+    assert [token for token in asked[0] if isinstance(token, MediaChunk)] == [image]
+    assert len(asked[0]) == len(step.prompt_ids)
