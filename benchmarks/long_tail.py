@@ -1,0 +1,95 @@
+"""A workload with a long tail: a scripted backend that takes its time, and a workflow of one turn."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from typing import ClassVar
+
+from rllm_core import hookimpl
+from rllm_core.backend import PolicyUpdate
+from rllm_core.config import RunConfig
+from rllm_core.engine import Completer
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+from rllm_core.providers import Backend, Workflow
+from rllm_core.testing.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
+from rllm_core.types import Episode, Messages, Step, Task
+
+MEAN_ROLLOUT_SECONDS = 60.0
+LOG_STANDARD_DEVIATION = 1.0
+MAX_ROLLOUT_SECONDS = 480.0
+TRAIN_SECONDS = 120.0
+SYNC_SECONDS = 4.0
+
+
+def rollout_seconds(generator: random.Random) -> float:
+    """Log-normal, with a mean of ``MEAN_ROLLOUT_SECONDS`` before it is capped."""
+    mu = math.log(MEAN_ROLLOUT_SECONDS) - LOG_STANDARD_DEVIATION**2 / 2
+    return min(generator.lognormvariate(mu, LOG_STANDARD_DEVIATION), MAX_ROLLOUT_SECONDS)
+
+
+class SimulatedBackend(ScriptedBackend):
+    """Takes as long as the workload says, and samples while it trains."""
+
+    name: ClassVar[str] = "simulated"
+    seconds_per_step: ClassVar[float] = TRAIN_SECONDS
+
+    def __init__(self, config: RunConfig, plugins: PluginManager) -> None:
+        super().__init__(config, plugins)
+        self.rollout_seconds: list[float] = []
+
+    async def init_rollout_engine(self, parser: BaseParser) -> ScriptedEngine:
+        """See `BackendProtocol.init_rollout_engine`."""
+        self.rollout_engine = ScriptedEngine(parser, Script(latency_seconds=self._latency), skill=self.skill)
+        return self.rollout_engine
+
+    def _latency(self, generator: random.Random) -> float:
+        self.rollout_seconds.append(rollout_seconds(generator))
+        return self.rollout_seconds[-1]
+
+    async def on_policy_updated(self, update: PolicyUpdate) -> None:
+        """See `BackendProtocol.on_policy_updated`; the first weights are there already."""
+        if update.reason == "step":
+            await asyncio.sleep(SYNC_SECONDS)
+        await super().on_policy_updated(update)
+
+
+class OwnPrompts(ScriptedWorkflow):
+    """Opens with a prompt of the rollout's own: equal prompts would be one call, and end together."""
+
+    name: ClassVar[str] = "own_prompts"
+
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        """See `rllm_core.workflow.Workflow.run`."""
+        steps = await self.converse(task, completer)
+        return self.episode(task, steps, reward=sum(step.text == "yes" for step in steps) / len(steps))
+
+    async def converse(self, task: Task, completer: Completer) -> list[Step]:
+        """The steps of ``turns`` turns."""
+        messages = Messages([{"role": "user", "content": f"{task.task_id} {completer.seed}"}])
+        steps: list[Step] = []
+        while True:
+            step = await completer.complete(messages)
+            steps.append(step)
+            if len(steps) == self.config.turns:
+                return steps
+            messages += [step.response, {"role": "user", "content": "again"}]
+
+
+class SimulationPlugin:
+    """Provides both."""
+
+    @hookimpl
+    def backends(self) -> list[Backend]:
+        """See `rllm_core.hookspecs.backends`."""
+        load = f"{__name__}:SimulatedBackend"
+        return [Backend(name="simulated", load=load, summary="Simulated.", default_parser="bytes")]
+
+    @hookimpl
+    def workflows(self) -> list[Workflow]:
+        """See `rllm_core.hookspecs.workflows`."""
+        load = f"{__name__}:OwnPrompts"
+        config = "rllm_core.testing.scripted:ScriptedWorkflowConfig"
+        return [Workflow(name="own_prompts", load=load, summary="One turn each.", config=config)]
