@@ -11,6 +11,7 @@ from rllm_core.errors import RunError
 from rllm_core.types import Episode
 
 FAILURE_SHARE_WINDOW = 1000
+MAX_ERROR_CHARACTERS = 500
 
 
 class CircuitBreaker:
@@ -55,12 +56,12 @@ class CircuitBreaker:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
             return RunError(
                 f"{self._consecutive} attempts at rollouts failed in a row ({reasons}), and "
-                f"rollout.max_consecutive_failures = {self._max_consecutive}; the last one: {episode.error}"
+                f"rollout.max_consecutive_failures = {self._max_consecutive}; the last one: {_one_line(episode.error)}"
             )
         if len(self._recent) == FAILURE_SHARE_WINDOW and self._recent_failures > self._max_share * FAILURE_SHARE_WINDOW:
             return RunError(
                 f"{self._recent_failures} of the last {FAILURE_SHARE_WINDOW} attempts at rollouts failed "
-                f"(rollout.max_failure_share = {self._max_share}), the last one: {episode.error}"
+                f"(rollout.max_failure_share = {self._max_share}), the last one: {_one_line(episode.error)}"
             )
         return None
 
@@ -102,3 +103,7 @@ class Quarantine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From the manifest."""
         self.tasks, self._lost = dict(state["tasks"]), Counter(state["lost"])
+
+
+def _one_line(error: str | None) -> str:
+    return " ".join((error or "").split())[:MAX_ERROR_CHARACTERS]

@@ -174,9 +174,9 @@ class Generation:
     def _skip(self, ordinal: int) -> None:
         task_id = self.stream[ordinal].task_id
         if len(self.quarantine.tasks) == len({task.task_id for task in self.stream.tasks}):
+            error = self.quarantine.tasks[task_id].strip().rpartition("\n")[2]
             raise RunError(
-                f"every task is in quarantine, so nothing is left to train on; {task_id!r} last failed with: "
-                f"{self.quarantine.tasks[task_id]}"
+                f"every task is in quarantine, so nothing is left to train on; {task_id!r} last failed with: {error}"
             )
         self.reporter.event("skip", group=ordinal, task=task_id)
         self.buffer.drop(ordinal)

@@ -12,12 +12,13 @@ from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
 from rllm_core.observers import Observers
 from rllm_core.training.requests import RequestMerger
-from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, freeze, well_formed
+from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, Trajectory, freeze, well_formed
 from rllm_core.workflow import Workflow
 
 logger = logging.getLogger(__name__)
 
 MAX_TRACEBACK_CHARACTERS = 8000
+MAX_REWARD = 1e30  # advantages are float32, and estimators add rewards up
 
 
 @dataclass(frozen=True)
@@ -166,15 +167,19 @@ class RolloutRunner:
                 episode = self._failed(task, episode.termination_reason, "the episode has no trajectory")
             for trajectory in episode.trajectories:
                 if trajectory.trainable:
-                    _ = trajectory.total_reward  # a missing reward is an error here, not a reward of 0 later
+                    _check_rewards(trajectory)
         except Terminated as end:
             episode = self._failed(task, end.reason, str(end))
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if not deadline.expired or current is None or current.uncancel() > 0:
-                raise  # somebody else wants this task to stop
-            detail = f"the rollout took longer than {self._deadlines.seconds:g} s"
-            episode = self._failed(task, TerminationReason.TIMEOUT, detail)
+            assert current is not None
+            if current.cancelling() == 0:  # nobody wants this task to stop: something it waited for was cancelled
+                episode = self._failed(task, TerminationReason.CANCELLED, "the workflow was cancelled from within")
+            elif not deadline.expired or current.uncancel() > 0:
+                raise
+            else:
+                detail = f"the rollout took longer than {self._deadlines.seconds:g} s"
+                episode = self._failed(task, TerminationReason.TIMEOUT, detail)
         except TimeoutError as error:
             episode = self._failed(task, TerminationReason.TIMEOUT, f"TimeoutError: {error}")
         except EngineError as error:
@@ -217,3 +222,10 @@ class RolloutRunner:
     async def aclose(self) -> None:
         """Stop what is still in the engine."""
         await self.merger.aclose()
+
+
+def _check_rewards(trajectory: Trajectory) -> None:
+    """A reward that is missing, or that no advantage can be computed from, is an error here and not a number later."""
+    for reward in (trajectory.total_reward, *(step.reward or 0.0 for step in trajectory.steps)):
+        if not abs(reward) <= MAX_REWARD:  # NaN is no reward either
+            raise ValueError(f"a reward of {reward:g} cannot be trained on: its magnitude exceeds {MAX_REWARD:g}")
