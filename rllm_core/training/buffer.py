@@ -271,8 +271,8 @@ class TrajectoryGroupBuffer:
         return ordinals
 
     def fail(self, error: BaseException) -> None:
-        """Let every waiting and later `take` raise ``error``."""
-        self._failure = error
+        """Let every waiting and later `take` raise ``error``; only the first one counts, later ones follow from it."""
+        self._failure = self._failure or error
         self._wake()
 
     def _wake(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rllm_core.algorithms.grouping import FilterReason
 from rllm_core.config import RunConfig
-from rllm_core.errors import RunError
+from rllm_core.errors import RunError, UserError
 from rllm_core.observers import Observers
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
@@ -241,7 +241,11 @@ class Generation:
         for attempt in range(self.config.rollout.max_attempts):
             key = RolloutKey("train", assembly.ordinal, index, attempt, self._incarnation)
             self.reporter.rollout_started(key)
-            episode = await self.runner.run(task, key)
+            try:
+                episode = await self.runner.run(task, key)
+            except UserError as error:
+                self.buffer.fail(error)
+                raise
             self.coordinator.touch()
             self.reporter.rollout_finished(episode)
             if (outage := self._breaker.record(episode)) is not None:

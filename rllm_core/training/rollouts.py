@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
+from rllm_core.errors import UserError
 from rllm_core.observers import Observers
 from rllm_core.training.requests import RequestMerger
 from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, Trajectory, freeze, well_formed
@@ -143,7 +144,11 @@ class RolloutRunner:
         )
 
     async def run(self, task: Task, key: RolloutKey) -> Episode:
-        """Play one rollout; never raises for what the workflow or the engine does."""
+        """Play one rollout; what the workflow or the engine does wrong is a reason in its episode.
+
+        Raises:
+            UserError: If what is wrong is for the user to mend, so that trying again is no use.
+        """
         is_validation = key.purpose != "train"
         async with self._slots:
             self.merger.rollout_started()
@@ -184,6 +189,8 @@ class RolloutRunner:
             episode = self._failed(task, TerminationReason.TIMEOUT, f"TimeoutError: {error}")
         except EngineError as error:
             episode = self._failed(task, TerminationReason.ENGINE_ERROR, str(error))
+        except UserError:
+            raise  # the run file, a model or a dataset is wrong, and the next rollout would find the same
         except Exception as error:  # the workflow's own code: anything may happen there, and it is reported
             detail = f"{type(error).__name__}: {str(error)[:2000]}"
             episode = self._failed(task, TerminationReason.ERROR, detail)

@@ -10,7 +10,7 @@ import pytest
 
 from rllm_core.config import RolloutConfig, RunConfig
 from rllm_core.engine import Completer, EngineError, Terminated
-from rllm_core.errors import RunError, StallError
+from rllm_core.errors import ConfigError, RunError, StallError
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.testing.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
@@ -262,6 +262,18 @@ def test_a_run_whose_every_task_fails_says_so(run_scripted: Any, poison: Any) ->
     assert isinstance(run.error, RunError)
     assert "every task is in quarantine" in str(run.error)
     assert "poison in train-" in str(run.error)
+
+
+def test_what_the_user_must_mend_ends_the_run_at_once(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wants_images(self: Any, task: Task, completer: Completer) -> Episode:
+        raise ConfigError("this parser takes text only")
+
+    monkeypatch.setattr(ScriptedWorkflow, "run", wants_images)
+    run = run_scripted("training.validation_rollouts=0")
+    assert isinstance(run.error, ConfigError)
+    assert str(run.error) == "this parser takes text only"
+    assert run.summary["retries"] == 0
+    assert isinstance(run_scripted(resume=True).error, ConfigError)
 
 
 def test_an_outage_ends_the_run(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,8 @@ class RendererParser(BaseParser):
         """See `BaseParser.render`.
 
         Raises:
-            ValueError: If a message holds something else than text, or the family does not take the conversation.
+            ConfigError: If a message holds something else than text.
+            ValueError: If the family does not take the conversation.
         """
         return self._renderer.render_ids(
             self._plain(messages), tools=_envelopes(tools), add_generation_prompt=add_generation_prompt
@@ -223,7 +224,7 @@ class RendererParser(BaseParser):
             return None
         try:
             messages = self._plain(new_messages)
-        except ValueError:  # rendering the whole conversation says what is wrong with them
+        except (ConfigError, ValueError):  # rendering the whole conversation says what is wrong with them
             return None
         prompt, completion = token_ids(prompt_ids), token_ids(completion_ids)
         # Of the prompt, the package's bridges read only what follows the last stop token, to see whether it opened
@@ -281,7 +282,7 @@ def _text(part: Any) -> str:
     if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise ValueError(f"parser 'renderer' takes text only, but a message holds {kind!r}; set parser = \"chat_template\"")
+    raise ConfigError(f"parser 'renderer' takes text only, a message holds {kind!r}; set parser = \"chat_template\"")
 
 
 def _with_data(call: Any) -> Any:

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from rllm_core.errors import ConfigError
 from rllm_core.parser import Termination
 from rllm_core.types import Messages, freeze
 
@@ -71,7 +72,7 @@ def test_messages_may_be_written_in_any_of_the_usual_ways(renderer):
 
 def test_images_are_refused_by_name(renderer):
     picture = {"role": "user", "content": [{"type": "image", "url": "x.png"}, {"type": "text", "text": "?"}]}
-    with pytest.raises(ValueError, match=r"text only, but a message holds 'image'; set parser = \"chat_template\""):
+    with pytest.raises(ConfigError, match=r"text only, a message holds 'image'; set parser = \"chat_template\""):
         renderer.render([picture])
     assert renderer.bridge_to_next_turn(renderer.render(ASK), ids_of(renderer, "x<|im_end|>"), [picture]) is None
 
