@@ -24,7 +24,7 @@ from pathlib import Path
 
 import rllm_core.testing.plugin
 from benchmarks import virtual_clock
-from benchmarks.long_tail import TRAIN_SECONDS, SimulatedBackend, SimulationPlugin
+from benchmarks.simulated import TRAIN_SECONDS, SimulatedBackend, SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
@@ -160,12 +160,13 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 def step_seconds(row: Row) -> float:
     """Mean virtual seconds of a step once the pipeline is full."""
-    return statistics.fmean(row["step_seconds"][FILLING_STEPS:])
+    steps: list[float] = row["step_seconds"]
+    return statistics.fmean(steps[FILLING_STEPS:])
 
 
 def ideal_seconds(row: Row) -> float:
     """``max(g, t)``: the slots always busy, or the trainer always busy, whichever takes longer."""
-    generation = row["rollout_seconds_mean"] * GROUPS_PER_STEP * ROLLOUTS_PER_GROUP / SLOTS
+    generation: float = row["rollout_seconds_mean"] * GROUPS_PER_STEP * ROLLOUTS_PER_GROUP / SLOTS
     return max(generation, TRAIN_SECONDS)
 
 

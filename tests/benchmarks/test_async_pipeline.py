@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import async_pipeline, long_tail, trials, virtual_clock
+from benchmarks import async_pipeline, simulated, trials, virtual_clock
 
 
-def simulated(mode: str, step_seconds: float, ages: dict[str, int], *, first: float = 0.0) -> dict[str, Any]:
+def run_row(mode: str, step_seconds: float, ages: dict[str, int], *, first: float = 0.0) -> dict[str, Any]:
     filling = [first or step_seconds] * async_pipeline.FILLING_STEPS
     return {
         "kind": "run",
@@ -77,9 +77,9 @@ def test_the_real_clock_is_back_afterwards() -> None:
 
 def test_figures_leave_out_the_steps_that_fill_the_pipeline() -> None:
     rows = [
-        simulated("synchronous", 600.0, {"0": 4}),
-        simulated("drained_eta4", 500.0, {"4": 4}),
-        simulated("in_flight_eta4", 125.0, {"3": 3, "7": 1}, first=250.0),
+        run_row("synchronous", 600.0, {"0": 4}),
+        run_row("drained_eta4", 500.0, {"4": 4}),
+        run_row("in_flight_eta4", 125.0, {"3": 3, "7": 1}, first=250.0),
     ]
     found = async_pipeline.figures(rows)
     assert found["ideal_step_seconds"] == 120.0, "training takes longer than generating on all slots, 100 s"
@@ -112,7 +112,7 @@ def test_a_small_simulation_runs_the_trainer(tmp_path: Path, monkeypatch: pytest
     synchronous, flying, strict = rows.values()
     assert all(row["rollouts"] == row["books"]["trained"] == 20 * 16 for row in rows.values())
     assert synchronous["rollout_seconds_mean"] == pytest.approx(flying["rollout_seconds_mean"])
-    least = long_tail.TRAIN_SECONDS + long_tail.SYNC_SECONDS
+    least = simulated.TRAIN_SECONDS + simulated.SYNC_SECONDS
     for row in rows.values():
         for step, waited in zip(row["step_seconds"], row["generation_wait_seconds"], strict=True):
             assert step == pytest.approx(least + waited, abs=0.01)

@@ -1,4 +1,4 @@
-"""A workload with a long tail: a scripted backend that takes its time, and a workflow of one turn."""
+"""Scripted backends that take their time, and a workflow whose rollouts have nothing in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rllm_core import hookimpl
 from rllm_core.backend import PolicyUpdate
-from rllm_core.config import RunConfig
+from rllm_core.config import RunConfig, Section
 from rllm_core.engine import Completer
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
@@ -56,6 +56,25 @@ class SimulatedBackend(ScriptedBackend):
         await super().on_policy_updated(update)
 
 
+class PunctualConfig(Section):
+    """``[punctual]``."""
+
+    turn_seconds: float = 0.0
+
+
+class PunctualBackend(ScriptedBackend):
+    """Its engine takes equally long for every turn, and training no time at all."""
+
+    name: ClassVar[str] = "punctual"
+
+    async def init_rollout_engine(self, parser: BaseParser) -> ScriptedEngine:
+        """See `BackendProtocol.init_rollout_engine`."""
+        seconds: float = self.config.plugins["punctual"].turn_seconds
+        script = Script(latency_seconds=lambda generator: seconds) if seconds else Script()
+        self.rollout_engine = ScriptedEngine(parser, script, skill=self.skill)
+        return self.rollout_engine
+
+
 class OwnPrompts(ScriptedWorkflow):
     """Opens with a prompt of the rollout's own: equal prompts would be one call, and end together."""
 
@@ -79,13 +98,22 @@ class OwnPrompts(ScriptedWorkflow):
 
 
 class SimulationPlugin:
-    """Provides both."""
+    """Provides them."""
 
     @hookimpl
     def backends(self) -> list[Backend]:
         """See `rllm_core.hookspecs.backends`."""
         load = f"{__name__}:SimulatedBackend"
-        return [Backend(name="simulated", load=load, summary="Simulated.", default_parser="bytes")]
+        return [
+            Backend(name="simulated", load=load, summary="A long tail.", default_parser="bytes"),
+            Backend(
+                name="punctual",
+                load=f"{__name__}:PunctualBackend",
+                summary="No tail.",
+                default_parser="bytes",
+                config=f"{__name__}:PunctualConfig",
+            ),
+        ]
 
     @hookimpl
     def workflows(self) -> list[Workflow]:

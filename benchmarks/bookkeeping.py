@@ -1,0 +1,282 @@
+"""What the core's own bookkeeping costs: CPU time with an engine that answers at once, less what is not the core's.
+
+Per turn, three sides play the same rollouts of the same workflow:
+
+* ``whole``: as a run does it, with rollout runner, request merger, completer and session;
+* ``completer``: a completer that asks the engine directly, without runner and merger;
+* ``bare``: what is left without the core: the workflow's messages, the parser's tokens, the engine's answers.
+
+The cost of a turn is a slope: a long conversation less a short one. Per group, generation with coordinator, buffer,
+books and journal gets rollouts that have been played before (``whole``), beside asyncio tasks that only return them
+(``bare``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import rllm_core.testing.plugin
+from benchmarks.simulated import OwnPrompts, SimulationPlugin
+from benchmarks.trials import Figures, RawTrials, Row, of_kind
+from rllm_core.config import RunConfig, load_run_config
+from rllm_core.engine import TITOCompleter
+from rllm_core.observers import Observers
+from rllm_core.plugins import PluginManager
+from rllm_core.testing.scripted import ByteParser, ScriptedEngine, ScriptedWorkflowConfig
+from rllm_core.training import launch
+from rllm_core.training.metrics import Trackers
+from rllm_core.training.progress import Progress
+from rllm_core.training.rollouts import RolloutKey, RolloutRunner
+from rllm_core.training.run_dir import RunDir
+from rllm_core.training.tasks import TaskStream
+from rllm_core.training.trainer import Trainer
+from rllm_core.types import Episode, SamplingParams, Task
+
+SHORT_TURNS, LONG_TURNS = 2, 12
+ROLLOUTS = 200
+GROUPS = 200
+ROLLOUTS_PER_GROUP = 8
+GROUPS_PER_STEP = 50
+PARAMS = SamplingParams(stop_token_ids=(ByteParser.END,))
+Side = Callable[[], Coroutine[Any, Any, object]]
+
+
+def measure(trials: RawTrials, count: int) -> None:
+    """Alternate the sides, trial by trial; the first trial warms up."""
+    groups = Groups()
+    for trial in range(-1, count):
+        rows = [*_turn_rows(), *groups.rows()]
+        if trial >= 0:
+            for row in rows:
+                trials.add({**row, "trial": trial})
+
+
+def _plugins() -> PluginManager:
+    plugins = PluginManager.from_environment(no_plugins=True)
+    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(SimulationPlugin(), "simulation")
+    return plugins
+
+
+def _config(plugins: PluginManager) -> RunConfig:
+    settings = {
+        "training.steps": GROUPS // GROUPS_PER_STEP,
+        "training.groups_per_step": GROUPS_PER_STEP,
+        "training.rollouts_per_group": ROLLOUTS_PER_GROUP,
+        "training.staleness_threshold": GROUPS // GROUPS_PER_STEP - 1,
+        "training.partial_rollout": "true",
+        "rollout.max_concurrent_requests": ROLLOUTS,
+        "own_prompts.tasks": GROUPS,
+    }
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    return load_run_config("own_prompts", plugins, overrides=overrides, backend="punctual")
+
+
+def cpu_seconds(side: Side) -> float:
+    """CPU time of this process while ``side`` runs, collections of garbage before it left out."""
+    gc.collect()
+
+    async def timed() -> float:
+        began = time.process_time()
+        await side()
+        return time.process_time() - began
+
+    return asyncio.run(timed())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Turns
+
+
+def _turn_rows() -> list[Row]:
+    return [
+        {"kind": "turns", "side": side, "turns": turns, "rollouts": ROLLOUTS, "cpu_seconds": cpu_seconds(play(turns))}
+        for turns in (SHORT_TURNS, LONG_TURNS)
+        for side, play in (("whole", whole_rollouts), ("completer", completer_rollouts), ("bare", bare_rollouts))
+    ]
+
+
+def _workflow(turns: int) -> OwnPrompts:
+    return OwnPrompts(ScriptedWorkflowConfig(turns=turns, tasks=ROLLOUTS))
+
+
+def whole_rollouts(turns: int) -> Side:
+    """As in a run."""
+    workflow, engine, plugins = _workflow(turns), ScriptedEngine(), _plugins()
+    config, tasks = _config(plugins), workflow.tasks("train")
+
+    async def side() -> list[Episode]:
+        runner = RolloutRunner(workflow, engine, config, Observers(plugins), lockstep=False)
+        played = (runner.run(task, RolloutKey("train", ordinal, 0)) for ordinal, task in enumerate(tasks))
+        return await asyncio.gather(*played)
+
+    return side
+
+
+def completer_rollouts(turns: int) -> Side:
+    """With completers that ask the engine themselves."""
+    workflow, engine = _workflow(turns), ScriptedEngine()
+    tasks = workflow.tasks("train")
+
+    async def side() -> list[Episode]:
+        played = (
+            workflow.run(task, TITOCompleter(engine, sampling_params=PARAMS, seed=seed))
+            for seed, task in enumerate(tasks)
+        )
+        return await asyncio.gather(*played)
+
+    return side
+
+
+def bare_rollouts(turns: int) -> Side:
+    """Without the core."""
+    workflow, engine, parser = _workflow(turns), ScriptedEngine(), ByteParser()
+    tasks = workflow.tasks("train")
+
+    async def play(task: Task, seed: int) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"{task.task_id} {seed}"}]
+        prompt = parser.render(messages)
+        for turn in range(turns):
+            [output] = await engine.get_token_outputs_from_token_input(
+                prompt, sampling_params=PARAMS, seeds=[seed + turn]
+            )
+            parsed = parser.parse_completion(output.token_ids, prompt_ids=prompt)
+            new = {"role": "user", "content": "again"}
+            messages += [{"role": "assistant", "content": parsed.content}, new]
+            if turn + 1 < turns:
+                prompt = parser.bridge_to_next_turn(prompt, output.token_ids, [new]) or []
+        return messages
+
+    async def side() -> list[list[dict[str, Any]]]:
+        return await asyncio.gather(*(play(task, seed) for seed, task in enumerate(tasks)))
+
+    return side
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Groups
+
+
+class Played(RolloutRunner):
+    """Every rollout has been played before."""
+
+    episodes: dict[tuple[int, int], Episode]
+
+    async def run(self, task: Task, key: RolloutKey) -> Episode:
+        """See `RolloutRunner.run`."""
+        return self.episodes[key.ordinal, key.index]
+
+
+class Groups:
+    """Rollouts to make groups of, played once."""
+
+    def __init__(self) -> None:
+        self.plugins = _plugins()
+        self.assembly = launch.assemble(_config(self.plugins), self.plugins)
+        self.engine = ScriptedEngine()
+        self.runner = Played(
+            self.assembly.workflow, self.engine, self.assembly.config, Observers(self.plugins), lockstep=False
+        )
+        self.stream = TaskStream(self.assembly.workflow.tasks("train"), self.assembly.config.training.seed)
+        self.runner.episodes = asyncio.run(self._play())
+
+    async def _play(self) -> dict[tuple[int, int], Episode]:
+        return {
+            (ordinal, index): await RolloutRunner.run(
+                self.runner, self.stream[ordinal], RolloutKey("train", ordinal, index)
+            )
+            for ordinal in range(GROUPS)
+            for index in range(ROLLOUTS_PER_GROUP)
+        }
+
+    def rows(self) -> list[Row]:
+        """One trial of both sides."""
+        with tempfile.TemporaryDirectory() as temporary:
+            run_dir = RunDir(Path(temporary) / "run", self.assembly.config, resume=False)
+            seconds = {"whole": cpu_seconds(self.whole(run_dir)), "bare": cpu_seconds(self.bare)}
+            run_dir.close()
+        return [{"kind": "groups", "side": side, "groups": GROUPS, "cpu_seconds": cpu} for side, cpu in seconds.items()]
+
+    def whole(self, run_dir: RunDir) -> Side:
+        """As in a run, up to where training has a step's groups in its hands."""
+        trainer = Trainer(
+            config=self.assembly.config,
+            workflow=self.assembly.workflow,
+            backend=self.assembly.backend,
+            engine=self.engine,
+            estimator=self.assembly.estimator,
+            observers=Observers(self.plugins),
+            run_dir=run_dir,
+            progress=Progress(),
+            trackers=Trackers([]),
+        )
+        trainer.generation.runner = self.runner
+
+        async def side() -> None:
+            generating = asyncio.create_task(trainer.generation.run())
+            for step in range(1, GROUPS // GROUPS_PER_STEP + 1):
+                taken = await trainer.buffer.take(GROUPS_PER_STEP)
+                trainer.coordinator.on_consumed(len(taken))
+                groups, version = [item.ordinal for item in taken], trainer.coordinator.weight_version
+                trainer.reporter.event("consume", groups=groups, weight_version=version)
+                trainer.coordinator.on_synced(step)
+            await generating
+
+        return side
+
+    async def bare(self) -> None:
+        """Only the tasks."""
+
+        async def group(ordinal: int) -> None:
+            async with asyncio.TaskGroup() as rollouts:
+                for index in range(ROLLOUTS_PER_GROUP):
+                    rollouts.create_task(self.runner.run(self.stream[ordinal], RolloutKey("train", ordinal, index)))
+
+        await asyncio.gather(*(group(ordinal) for ordinal in range(GROUPS)))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Figures
+
+
+def figures(rows: Sequence[Row]) -> Figures:
+    """Medians over the trials of differences between neighbouring sides, in microseconds."""
+    turns = of_kind(rows, "turns")
+    if not turns:
+        return {}
+    cpu: dict[tuple[int, str, int], float] = {
+        (row["trial"], row["side"], row["turns"]): row["cpu_seconds"] for row in turns
+    }
+    count: list[int] = sorted({row["trial"] for row in turns})
+    played: int = turns[0]["rollouts"]
+    lengths: set[int] = {row["turns"] for row in turns}
+    short, long = min(lengths), max(lengths)
+
+    def per_turn(side: str, trial: int) -> float:
+        return 1e6 * (cpu[trial, side, long] - cpu[trial, side, short]) / (played * (long - short))
+
+    def per_rollout(side: str, trial: int) -> float:
+        return 1e6 * cpu[trial, side, short] / played - short * per_turn(side, trial)
+
+    def less(cost: Callable[[str, int], float], one: str, other: str) -> float:
+        return round(statistics.median(cost(one, trial) - cost(other, trial) for trial in count), 1)
+
+    groups = of_kind(rows, "groups")
+    seconds = {(row["trial"], row["side"]): row["cpu_seconds"] for row in groups}
+    return {
+        "us_per_turn": less(per_turn, "whole", "bare"),
+        "us_per_turn_orchestration": less(per_turn, "whole", "completer"),
+        "us_per_turn_tokens_and_records": less(per_turn, "completer", "bare"),
+        "us_per_turn_engine_and_parser": round(statistics.median(per_turn("bare", trial) for trial in count), 1),
+        "us_per_rollout": less(per_rollout, "whole", "bare"),
+        "us_per_group": round(
+            1e6 / groups[0]["groups"] * statistics.median(seconds[t, "whole"] - seconds[t, "bare"] for t in count), 1
+        ),
+    }
