@@ -10,6 +10,7 @@ import numpy as np
 
 from rllm_core.config import RolloutConfig
 from rllm_core.engine import EngineBusy, EngineError, RolloutEngine, derive_seed
+from rllm_core.training.slots import Slots
 from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 
 LOCKSTEP_GRACE_SECONDS = 0.02
@@ -39,10 +40,11 @@ class _Merged:
 class RequestMerger:
     """Sits between completers and an engine, as a `rllm_core.engine.TokenSource`.
 
-    Requests that arrive in one tick of the event loop with equal prompt, parameters and purpose are sent as one
-    call. With ``lockstep``, for engines whose numbers depend on what is in a batch, requests wait until every running
-    rollout has asked for something and the engine is idle; then the composition of a batch does not depend on
-    timing. A rollout that waits for something else (a tool, a timer) holds the others up for 20 ms at most.
+    Validation goes before training where calls have to queue. Requests that arrive in one tick of the event loop with
+    equal prompt, parameters and purpose are sent as one call. With ``lockstep``, for engines whose numbers depend on
+    what is in a batch, requests wait until every running rollout has asked for something and the engine is idle; then
+    the composition of a batch does not depend on timing. A rollout that waits for something else (a tool, a timer)
+    holds the others up for 20 ms at most.
 
     Args:
         engine: Where the calls go.
@@ -56,7 +58,7 @@ class RequestMerger:
         self.lockstep = lockstep
         self.requests = 0
         self.calls = 0
-        self._slots = asyncio.Semaphore(limits.max_concurrent_requests)
+        self._slots = Slots(limits.max_concurrent_requests)
         self._pending: dict[tuple[object, ...], _Merged] = {}
         self._pending_requests = 0
         self._running_rollouts = 0
@@ -132,7 +134,10 @@ class RequestMerger:
         """Ask the engine, again after a pause while it is busy."""
         for attempt in range(1, self._limits.max_request_attempts + 1):
             try:
-                async with self._slots, asyncio.timeout(self._limits.request_timeout_seconds) as deadline:
+                async with (
+                    self._slots.place(priority=merged.is_validation),
+                    asyncio.timeout(self._limits.request_timeout_seconds) as deadline,
+                ):
                     self.calls += 1
                     return await self.engine.get_token_outputs_from_token_input(
                         merged.token_input,

@@ -13,6 +13,7 @@ from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, 
 from rllm_core.errors import UserError
 from rllm_core.observers import Observers
 from rllm_core.training.requests import RequestMerger
+from rllm_core.training.slots import Slots
 from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, Trajectory, freeze, well_formed
 from rllm_core.workflow import Workflow
 
@@ -128,7 +129,7 @@ class RolloutRunner:
         self.config = config
         self.observers = observers
         self.merger = RequestMerger(engine, config.rollout, lockstep=lockstep)
-        self._slots = asyncio.Semaphore(config.rollout.max_concurrent_rollouts)
+        self._slots = Slots(config.rollout.max_concurrent_rollouts)
         self._deadlines = _Deadlines(config.rollout.rollout_timeout_seconds)
         self._train_params = self._params(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k)
         self._validation_params = self._params(config.rollout.validation_temperature, 1.0, 0)
@@ -150,7 +151,7 @@ class RolloutRunner:
             UserError: If what is wrong is for the user to mend, so that trying again is no use.
         """
         is_validation = key.purpose != "train"
-        async with self._slots:
+        async with self._slots.place(priority=is_validation):
             self.merger.rollout_started()
             try:
                 episode = await self._play(task, key, is_validation)
