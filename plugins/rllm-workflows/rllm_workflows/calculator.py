@@ -241,7 +241,7 @@ def run_file() -> dict[str, Any]:
             "entropy_coefficient_final": 0.0,
         },
         "optimizer": {
-            "learning_rate": 2e-3,
+            "learning_rate": 3e-3,
             "schedule": "linear",
             "warmup_steps": 5,
             "final_learning_rate_fraction": 0.1,
