@@ -68,10 +68,17 @@ def _sample(group: TrajectoryGroup, steps: Sequence[tuple[Step, float]], rollout
         token_ids=np.concatenate((last.prompt_ids, last.completion_ids)),
         turn_spans=tuple((len(s.prompt_ids), len(s.prompt_ids) + len(s.completion_ids)) for s, _ in sampled),
         logprobs=_joined(logprobs) if len(logprobs) == len(sampled) else None,
-        advantages=_joined([repeated(a, len(s.completion_ids)) for s, a in sampled]),
+        advantages=_spread([(a, len(s.completion_ids)) for s, a in sampled]),
         weight_versions=tuple(s.weight_version for s, _ in sampled if s.weight_version is not None),
         media=last.prompt_media,
     )
+
+
+def _spread(credit: list[tuple[float, int]]) -> npt.NDArray[np.float32]:
+    """Each value as often as it says; one value for all of them takes no memory, however many tokens there are."""
+    if len({advantage for advantage, _ in credit}) == 1:
+        return repeated(credit[0][0], sum(tokens for _, tokens in credit))
+    return np.concatenate([repeated(advantage, tokens) for advantage, tokens in credit])
 
 
 def _joined(arrays: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:

@@ -131,3 +131,18 @@ def test_advantages_that_make_no_sense_never_reach_a_backend(credit: list[float]
 def test_a_completion_without_a_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="there was no prompt"):
         training_samples(of(step([], [2])), [np.array([1.0])])
+
+
+def test_a_sample_of_32_thousand_tokens_takes_less_than_three_tenths_of_a_megabyte() -> None:
+    turns, tokens = 16, 2048
+    steps, prompt = [], [1]
+    for _ in range(turns):
+        steps.append(step(prompt, list(range(5, 5 + tokens - 1))))
+        prompt = [*prompt, *range(5, 5 + tokens - 1), 2]
+    [sample] = training_samples(of(*steps), [np.full(turns, 0.5)])
+    assert sample.logprobs is not None
+    assert len(sample.token_ids) > 32_000
+    assert sample.advantages.tolist() == [0.5] * sample.sampled_tokens
+    owned = sum(array.nbytes for array in (sample.token_ids, sample.logprobs)) + sample.advantages.strides[0]
+    assert owned < 300_000
+    assert sample.advantages.strides == (0,), "one number, stored once"
