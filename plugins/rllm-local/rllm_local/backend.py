@@ -52,8 +52,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 class LocalBackend(BackendProtocol[LocalBatch]):
     """Trains in this process; see `rllm_local.training` for the training path and `rllm_local.sampler` for sampling.
 
-    Everything that uses torch runs in one worker thread, so batches, passes and weight updates never overlap and the
-    event loop stays free.
+    Everything that uses torch runs in worker threads, so that the event loop stays free. With colocated generation
+    there is one, so batches, passes and weight updates never overlap. With separated generation the engine has another
+    one, and weights of its own, which it copies from the trainer's in `on_policy_updated`, when nothing changes those.
     """
 
     name: ClassVar[str] = "local"
@@ -62,7 +63,9 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         super().__init__(config, plugins)
         self.local: LocalConfig = config.plugins.get("local") or LocalConfig()
         self.step = 0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="rllm-local")
+        self._worker = self._sampling_worker = ThreadPoolExecutor(1, thread_name_prefix="rllm-local")
+        if self.local.generation == "separated":
+            self._sampling_worker = ThreadPoolExecutor(1, thread_name_prefix="rllm-local-sampling")
         self._settings_before: TorchSettings | None = None
         # What goes into checkpoints beside the weights, so that they can be loaded.
         self._tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None
@@ -74,6 +77,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
     @classmethod
     def capabilities(cls, config: RunConfig) -> Capabilities:
         """See `BackendProtocol.capabilities`."""
+        local: LocalConfig = config.plugins.get("local") or LocalConfig()
+        takes_turns = local.generation == "colocated"
         return Capabilities(
             torch_losses=True,
             aggregations=frozenset(AGGREGATIONS),
@@ -82,10 +87,10 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             lora=True,
             full=True,
             vision=True,
-            colocated=True,
+            colocated=takes_turns,
             streaming=True,
             deferred_normalisation=True,
-            deterministic=True,
+            deterministic=takes_turns,
         )
 
     def validate_config(self) -> list[str]:
@@ -126,11 +131,12 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         self._tokenizer = auto_class.from_pretrained(path, trust_remote_code=self.local.trust_remote_code)
         self._trainer = self._trainer_for(model)
         text_config: Any = model.config.get_text_config()
-        shares_weights = self.config.training.trigger_parameter_sync_step == 1
+        is_separated = self.local.generation == "separated"
+        shares_weights = not is_separated and self.config.training.trigger_parameter_sync_step == 1
         return LocalEngine(
             make_decoder(model, self.local, shares_weights=shares_weights, images=self._images),
             parser,
-            self._worker,
+            self._sampling_worker,
             device=model.device,
             vocabulary_size=vocabulary_size(model),
             max_model_tokens=text_config.max_position_embeddings,
@@ -203,7 +209,10 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         """See `BackendProtocol.on_policy_updated`."""
         trainer = self._allocated()
         assert self._engine is not None
-        await self._in_worker(self._engine.load_weights, trainer.model, update.version)
+        loop = asyncio.get_running_loop()
+        load = self._engine.load_weights
+        await loop.run_in_executor(self._sampling_worker, load, trainer.model, update.version)
+        trainer.live_version = update.version
 
     async def save_checkpoint(self, directory: Path) -> None:
         """See `BackendProtocol.save_checkpoint`; the folder can be loaded by transformers as it is."""
@@ -227,6 +236,10 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     async def shutdown(self) -> None:
         """See `BackendProtocol.shutdown`."""
+        if self._engine is not None:
+            self._engine.close()
+        if self._sampling_worker is not self._worker:
+            await asyncio.to_thread(self._sampling_worker.shutdown, wait=True, cancel_futures=True)
         if self._settings_before is not None:
             await self._in_worker(self._settings_before.apply)
         self._worker.shutdown(wait=True, cancel_futures=True)

@@ -29,8 +29,20 @@ class LocalConfig(Section):
         Literal["float32", "bfloat16"],
         Field(description="Precision of the forward passes. Trained weights are float32 either way."),
     ] = "float32"
+    generation: Annotated[
+        Literal["colocated", "separated"],
+        Field(
+            description="colocated samples and trains in turns, with the same numbers on every run. separated samples "
+            "from a copy of the weights in a thread of its own while training goes on; asynchronous training needs it."
+        ),
+    ] = "colocated"
     threads: Annotated[
-        int, Field(ge=0, description="CPU threads; 0 is one for models below 5 M parameters, else torch's choice.")
+        int,
+        Field(
+            ge=0,
+            description="CPU threads; 0 is one for models below 5 M parameters, else torch's choice, which separated "
+            "generation and training share. A number is for each of the two.",
+        ),
     ] = 0
     matmul_precision: Annotated[
         Literal["auto", "highest", "high", "medium"],

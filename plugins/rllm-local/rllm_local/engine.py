@@ -42,12 +42,13 @@ class LocalEngine(RolloutEngine):
     """Samples from a model in this process.
 
     Requests that arrive in one tick of the event loop, or while a batch runs, are sampled together in the next batch,
-    whatever their prompts and parameters are. New weights take effect between two batches.
+    whatever their prompts and parameters are. New weights take effect between two batches: one that runs is finished
+    with the weights, and stamped with the version, that it began with.
 
     Args:
         decoder: The forward pass.
         parser: Whose tokens it takes.
-        executor: Its one worker thread runs every batch.
+        executor: Its one worker thread runs every batch and `load_weights`.
         device: Where the decoder is.
         vocabulary_size: Ids must be smaller.
         max_model_tokens: Longest prompt plus completion.
@@ -79,6 +80,7 @@ class LocalEngine(RolloutEngine):
         self._takes_media = takes_media
         self._waiting: list[_Waiting] = []
         self._is_busy = False
+        self._is_closed = False
 
     @property
     def supports_token_in_token_out(self) -> bool:
@@ -108,6 +110,8 @@ class LocalEngine(RolloutEngine):
         is_validation: bool = False,
     ) -> list[TokenOutput]:
         """See `RolloutEngine`; the prompt is read once."""
+        if self._is_closed:
+            raise EngineError(f"engine {self.name!r} is shut down")
         prompt_ids, media = self._read(token_input)
         self._check(prompt_ids, sampling_params)
         loop = asyncio.get_running_loop()
@@ -185,8 +189,18 @@ class LocalEngine(RolloutEngine):
             for completions in generate(self._decoder, requests, self._device)
         ]
 
+    def close(self) -> None:
+        """Take no further requests and give up those that wait; a batch that runs is answered."""
+        self._is_closed = True
+        waiting, self._waiting = self._waiting, []
+        for item in waiting:
+            item.future.cancel()
+
     def load_weights(self, model: PreTrainedModel, version: int) -> None:
-        """Sample from the current weights of ``model`` from now on. Runs in the worker thread, between two batches."""
+        """Sample from the current weights of ``model`` from now on. Runs in the worker thread, between two batches.
+
+        Nothing may change ``model`` meanwhile.
+        """
         self._decoder.sync(model)
         self.weight_version = version
 

@@ -120,12 +120,14 @@ def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
     """Threads and matmul precision for this model.
 
     Small models run on one thread: their operations are too short to share, and a second thread that waits for a
-    busy core makes them slower. The precision ``medium`` lets oneDNN do float32 products, which is up to twice as fast
-    for large ones on some CPUs and slower for small ones of changing shape; on others it rounds to bfloat16, which the
-    probe finds out. The choice depends on the model and the CPU, never on a measured time.
+    busy core makes them slower. Workers that run at the same time share the threads. The precision ``medium`` lets
+    oneDNN do float32 products, which is up to twice as fast for large ones on some CPUs and slower for small ones of
+    changing shape; on others it rounds to bfloat16, which the probe finds out. The choice depends on the model and the
+    CPU, never on a measured time.
     """
     small = model.num_parameters() < SMALL_MODEL_PARAMETERS
-    threads = config.threads or (1 if small else torch.get_num_threads())
+    workers = 2 if config.generation == "separated" else 1
+    threads = config.threads or (1 if small else max(1, torch.get_num_threads() // workers))
     precision = config.matmul_precision
     if precision == "auto":
         exact = model.device.type == "cpu" and not small and _matmul_error("medium") < EXACT_MATMUL_ERROR
@@ -170,18 +172,17 @@ def make_decoder(
     Args:
         model: The model that is trained.
         config: The backend's section.
-        shares_weights: Whether a decoder that runs ``model`` itself may do so, because every optimizer step goes live
-            at once.
+        shares_weights: Whether a decoder that runs ``model`` itself may do so, because nothing is sampled while it is
+            trained and every optimizer step goes live at once.
         images: Whose images it reads; None for text only.
     """
-    plain = TransformersDecoder(model, shared=shares_weights, images=images)
     if FusedDecoder.supports(model):
         fused = FusedDecoder(model, getattr(torch, config.dtype))
         with torch.inference_mode():
-            if fused.agrees_with(plain, vocabulary_size(model)):
+            if fused.agrees_with(TransformersDecoder(model, shared=True), vocabulary_size(model)):
                 return fused
         logger.warning("the fused decoder disagrees with transformers for this model and is not used")
-    return plain
+    return TransformersDecoder(model, shared=shares_weights, images=images)
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:

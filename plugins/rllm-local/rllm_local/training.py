@@ -47,6 +47,8 @@ class _Sums:
     difference: float = 0.0
     max_difference: float = 0.0
     compared_tokens: int = 0
+    stale_difference: float = 0.0
+    stale_tokens: int = 0
     trained_tokens: int = 0
 
 
@@ -64,6 +66,9 @@ class Trainer:
         max_batch_tokens: Most positions per forward and backward; on the CPU, never above ``CPU_BATCH_TOKENS``.
         autocast_dtype: Precision of the forward passes; None is that of the weights.
         vision: How the model reads images; None for text only. Gradients flow through it into every trained weight.
+
+    Attributes:
+        live_version: Which version the weights are; None from an optimizer step until it goes live.
     """
 
     model: PreTrainedModel
@@ -75,6 +80,7 @@ class Trainer:
     max_batch_tokens: int
     autocast_dtype: torch.dtype | None = None
     vision: Vision | None = None
+    live_version: int | None = None
     _sums: _Sums = field(default_factory=_Sums)
 
     def __post_init__(self) -> None:
@@ -129,7 +135,7 @@ class Trainer:
                 losses = losses / counts.repeat_interleave(counts)
             total = losses.sum()
             total.backward()  # type: ignore[no-untyped-call]
-            self._observe(micro, total, logprobs)
+            self._observe(micro, total, logprobs, self._is_live(batch.samples, micro.samples))
 
     def step(self, step: OptimizerStep) -> dict[str, float]:
         """Divide by the counts, clip, and update the weights.
@@ -151,6 +157,7 @@ class Trainer:
         learning_rate = self.optimizer_config.learning_rate_at(step.step, step.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        self.live_version = None
         self.optimizer.step()
         torch._foreach_zero_(gradients)
         sums, self._sums = self._sums, _Sums()
@@ -161,6 +168,8 @@ class Trainer:
         if sums.compared_tokens:
             metrics["rollout_logprob_difference_mean"] = sums.difference / sums.compared_tokens
             metrics["rollout_logprob_difference_max"] = sums.max_difference
+        if sums.stale_tokens:
+            metrics["stale_logprob_difference_mean"] = sums.stale_difference / sums.stale_tokens
         return metrics
 
     @torch.no_grad()
@@ -212,15 +221,34 @@ class Trainer:
         logits = model(input_ids=probe, use_cache=False).logits
         return torch.equal(model.get_output_embeddings()(hidden), logits)
 
+    def _is_live(self, samples: Sequence[TrainingSample], order: Sequence[int]) -> torch.Tensor | None:
+        """``(sampled_tokens,)`` which tokens the weights as they are sampled; None if they sampled all of them."""
+        chosen = [samples[index] for index in order]
+        turns = [version == self.live_version for sample in chosen for version in sample.weight_versions]
+        if all(turns):
+            return None
+        lengths = [stop - start for sample in chosen for start, stop in sample.turn_spans]
+        return torch.from_numpy(np.repeat(turns, lengths)).to(self.device)
+
     @torch.no_grad()
-    def _observe(self, micro: MicroBatch, total: torch.Tensor, logprobs: torch.Tensor) -> None:
-        self._sums.loss += float(total.detach())
-        self._sums.trained_tokens += len(logprobs)
-        if micro.rollout_logprobs is not None:
-            difference = (logprobs - micro.rollout_logprobs).abs()
-            self._sums.difference += float(difference.sum())
-            self._sums.max_difference = max(self._sums.max_difference, float(difference.max()))
-            self._sums.compared_tokens += len(logprobs)
+    def _observe(
+        self, micro: MicroBatch, total: torch.Tensor, logprobs: torch.Tensor, is_live: torch.Tensor | None
+    ) -> None:
+        sums = self._sums
+        sums.loss += float(total.detach())
+        sums.trained_tokens += len(logprobs)
+        if micro.rollout_logprobs is None:
+            return
+        difference = (logprobs - micro.rollout_logprobs).abs()
+        if is_live is not None:
+            stale = difference[~is_live]
+            sums.stale_difference += float(stale.sum())
+            sums.stale_tokens += len(stale)
+            difference = difference[is_live]
+        if len(difference):
+            sums.difference += float(difference.sum())
+            sums.max_difference = max(sums.max_difference, float(difference.max()))
+            sums.compared_tokens += len(difference)
 
 
 def _pair_cost(model: PreTrainedModel) -> float:
