@@ -21,6 +21,9 @@ from rllm_renderers.package import load_package
 from rllm_renderers.renderer_check import bridged_tails, shows_tools
 from rllm_renderers.self_check import Tail
 
+FAMILY_KEY = "renderer_family"
+"""Key of a model's ``tokenizer_config.json`` that names its family."""
+
 _FIRST_LOOK_TOKENS = 512
 
 
@@ -30,8 +33,8 @@ class RendererConfig(Section):
     family: Annotated[
         str,
         Field(
-            description="Name of a model family in the package; auto is the one that renders what the model's own chat "
-            "template renders, and an error if there is none."
+            description="Name of a model family in the package; auto is the one that the model's tokenizer_config.json "
+            "names as renderer_family, else the one that renders what the model's own chat template renders."
         ),
     ] = "auto"
     family_options: Annotated[
@@ -101,7 +104,10 @@ class RendererParser(BaseParser):
         options = dict(self.config.family_options)
         if self.config.thinking_retention != "template":
             options["thinking_retention"] = self.config.thinking_retention
-        resolved = resolve_family(self.config.family, path, tokenizer, self.encoder, options)
+        wanted = self.config.family
+        if wanted == "auto":  # who changed the template, but not the family, can say so in tokenizer_config.json
+            wanted = str(getattr(tokenizer, "init_kwargs", {}).get(FAMILY_KEY) or wanted)
+        resolved = resolve_family(wanted, path, tokenizer, self.encoder, options)
         self.family = resolved.name
         self.family_options = dict(resolved.options)
         self.mismatch = resolved.mismatch

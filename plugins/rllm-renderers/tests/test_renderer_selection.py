@@ -48,6 +48,21 @@ def test_the_family_is_the_one_that_renders_what_the_template_renders(make_rende
     )
 
 
+def test_a_model_can_name_its_family(make_renderer, model_folder):
+    path = model_folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"renderer_family": "qwen3"}))
+    named = RendererParser.from_model(model_folder)
+    assert named.family == "qwen3"
+    assert named.mismatch is not None, "which is why it has to be named"
+    path.write_text(json.dumps(settings | {"renderer_family": "qwen33"}))
+    with pytest.raises(ConfigError, match=r"'qwen33' is unknown \(did you mean 'qwen3'"):
+        RendererParser.from_model(model_folder)
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match="is of no known family"):
+        RendererParser.from_model(model_folder)
+
+
 @pytest.mark.parametrize(
     "change",
     [
