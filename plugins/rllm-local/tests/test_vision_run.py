@@ -43,6 +43,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.providers import Workflow as WorkflowProvider
 from rllm_core.training import checkpoint, launch
 from rllm_core.training.progress import Progress
+from rllm_core.training.verify import verify
 from rllm_core.types import Episode, Task, TrainingSample, token_ids
 from rllm_core.workflow import Split, Workflow
 
@@ -294,6 +295,25 @@ def test_the_reference_policy_sees_the_images_too(plugins: PluginManager, vision
         await backend.shutdown()
 
     asyncio.run(run())
+
+
+def test_images_are_sampled_while_others_are_trained(
+    plugins: PluginManager, vision_folder: Path, tmp_path: Path
+) -> None:
+    train(
+        plugins,
+        vision_folder,
+        tmp_path / "run",
+        "local.generation=separated",
+        "training.steps=4",
+        "training.staleness_threshold=1",
+        "training.partial_rollout=true",
+    )
+    check_exactness(tmp_path / "run")
+    assert verify(tmp_path / "run").problems == []
+    rows = rows_of(tmp_path / "run")
+    assert rows[1]["staleness_max"] == 1
+    assert rows[0]["rollout_logprob_difference_max"] > 0, "something was compared"
 
 
 @pytest.mark.slow
