@@ -30,7 +30,6 @@ from rllm_core.types import Episode
 
 SEEDS = {"sort": range(1000, 1010), "guess": range(1000, 1005), "calculator": range(1000, 1003)}
 PARSERS = {"sort": ("chat_template",), "guess": ("chat_template",), "calculator": ("chat_template", "renderer")}
-PARSER_OPTIONS = {"chat_template": [], "renderer": ["-o", "renderer.family=qwen3"]}
 PREFIXES = {
     ("sort", "chat_template"): "",
     ("guess", "chat_template"): "guess_",
@@ -63,7 +62,7 @@ def train_seed(seed: int, workflows: Sequence[str], folder: Path) -> list[Row]:
     for workflow, parser in [(name, parser) for name in workflows for parser in PARSERS[name]]:
         run_dir = folder / f"{workflow}-{parser}-{seed}"
         command = [str(Path(python).with_name("rllm-core")), "train", workflow, "--backend", "local"]
-        command += ["--parser", parser, *PARSER_OPTIONS[parser], "--run-dir", str(run_dir)]
+        command += ["--parser", parser, "--run-dir", str(run_dir)]
         command += ["-o", f"training.seed={seed}", "-o", f"local.starter_seed={seed}"]
         if workflow == "calculator":
             command += ["-o", f"training.trajectories_per_step={TRAJECTORIES_PER_STEP}"]

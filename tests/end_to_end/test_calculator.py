@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.learning import PARSER_OPTIONS, tool_call_share
+from benchmarks.learning import PARSERS, tool_call_share
 from rllm_core.types import Episode
 
 pytestmark = pytest.mark.slow
@@ -21,10 +21,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("parser", PARSER_OPTIONS)
+@pytest.mark.parametrize("parser", PARSERS["calculator"])
 def test_the_call_is_learnt_and_every_trajectory_is_one_segment(tmp_path: Path, parser: str) -> None:
     run_dir = tmp_path / "run"
-    command = ["train", "calculator", "--parser", parser, *PARSER_OPTIONS[parser], "--run-dir", str(run_dir)]
+    command = ["train", "calculator", "--parser", parser, "--run-dir", str(run_dir)]
     done = subprocess.run(
         [sys.executable, "-m", "rllm_core", *command, "-o", "training.trajectories_per_step=16"],
         capture_output=True,

@@ -61,7 +61,7 @@ VOCABULARY_CONVERSATIONS = 3000
 VOCABULARY_MIN_FREQUENCY = 30
 
 RECIPE: dict[str, Any] = {
-    "format": 3,
+    "format": 4,
     "model": {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -183,6 +183,7 @@ def make_tokenizer(conversations: Conversations, seed: int) -> PreTrainedTokeniz
         additional_special_tokens=[token for token in SPECIAL_TOKENS if token.startswith("<|")],
         model_max_length=RECIPE["model"]["max_position_embeddings"],
         clean_up_tokenization_spaces=False,
+        renderer_family="qwen3",  # its listing of tools is not Qwen3's, which is how parser "renderer" would tell
     )
     fast.add_tokens([token for token in SPECIAL_TOKENS if not token.startswith("<|")])
     fast.chat_template = _template()
