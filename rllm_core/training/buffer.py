@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.grouping import FilterReason, GroupOf, by_role, filter_reason, group_trajectories
+from rllm_core.training.journal import writing
 from rllm_core.types import Episode, Trajectory, TrajectoryGroup
 
 OBJECT_BYTES = 500
@@ -84,9 +85,10 @@ class SpilledGroup:
     @classmethod
     def write(cls, folder: Path, group: CompleteGroup) -> SpilledGroup:
         """Put ``group`` into a file of ``folder``."""
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"group-{group.ordinal}.jsonl"
-        path.write_text(group.to_json() + "\n", encoding="utf-8")
+        with writing(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(group.to_json() + "\n", encoding="utf-8")
         return cls(group.ordinal, path)
 
     def read(self) -> bytes:

@@ -203,7 +203,10 @@ class Generation:
         self._groups[ordinal].add_done_callback(self._group_ended)
 
     def _group_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        while isinstance(error, BaseExceptionGroup):  # of the rollouts' task group; the others follow from the first
+            error = error.exceptions[0]
+        if error is not None:
             self.buffer.fail(error)
 
     async def _play_group(self, task: Task, assembly: Assembly) -> None:

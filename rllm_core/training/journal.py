@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from rllm_core.errors import RunError
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever the disk refuses in here is one line that names the file, or ``path`` where the system names none.
+
+    Raises:
+        RunError: Instead of an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _cannot_be_written(path, error) from error
+
+
+def _cannot_be_written(path: Path, error: OSError) -> RunError:
+    return RunError(f"{error.filename or path} cannot be written: {error.strerror or error}")
 
 
 class JsonLines:
     """One file of JSON objects, one per line, appended to.
 
-    Lines are handed to the operating system by `flush`, and are on the disk after `sync`.
+    Lines are handed to the operating system by `flush`, and are on the disk after `sync`. The first time the disk
+    refuses, that is a `RunError`, which ends the run; what is written on the way out is tried, and not told again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: BinaryIO = path.open("ab")
+        self._has_failed = False
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one object."""
@@ -24,25 +47,45 @@ class JsonLines:
 
     def write_text(self, line: str) -> None:
         """Append one object that is JSON already."""
-        self._file.write(line.encode() + b"\n")
+        try:
+            self._file.write(line.encode() + b"\n")
+        except OSError as error:
+            self._tell(error)
 
     def flush(self) -> None:
         """Hand everything to the operating system."""
-        self._file.flush()
+        self._unless_told(self._file.flush)
 
     def sync(self) -> int:
         """Put everything on the disk.
 
         Returns:
             The length of the file in bytes.
+
+        Raises:
+            RunError: Whenever the disk refuses, and after it has refused before: lines may be missing then.
         """
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._has_failed:
+            raise RunError(f"{self.path} is incomplete: the disk refused some of it")
+        self.flush()
+        with writing(self.path):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
         """Flush and close."""
-        self._file.close()
+        self._unless_told(self._file.close)
+
+    def _unless_told(self, operation: Callable[[], None]) -> None:
+        try:
+            operation()
+        except OSError as error:
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            raise _cannot_be_written(self.path, error) from error
 
 
 def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:

@@ -18,7 +18,7 @@ from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
-from rllm_core.errors import ConfigError, StallError
+from rllm_core.errors import ConfigError, RunError, StallError
 from rllm_core.observers import Observers
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
@@ -26,6 +26,7 @@ from rllm_core.requirements import pip_install, unmet
 from rllm_core.training import report
 from rllm_core.training.books import Books
 from rllm_core.training.deadlines import within
+from rllm_core.training.journal import writing
 from rllm_core.training.metrics import Trackers
 from rllm_core.training.progress import Progress
 from rllm_core.training.run_dir import RunDir
@@ -165,7 +166,6 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
         "validation": [],
         "books": Books().totals(),
     }
-    (path / "summary.json").unlink(missing_ok=True)  # an earlier start's; this one writes its own at its end
     trainer: Trainer | None = None
     collection_thresholds = gc.get_threshold()
     observers = Observers(assembly.plugins)
@@ -175,6 +175,8 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
     signals = _Signals(progress)
     try:
         with signals:
+            with writing(path / "summary.json"):
+                (path / "summary.json").unlink(missing_ok=True)  # an earlier start's; this one writes its own
             run_dir.write_json(
                 "plugins.json", [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)]
             )
@@ -223,6 +225,8 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
         except StallError as stuck:
             assembly.is_hung = True
             progress.note(f"{stuck}; it is left behind")
+        except Exception as error:  # somebody else's code; how the run went is known by now
+            progress.note(" ".join(f"{what} failed with {type(error).__name__}: {error}".split()))
         finally:
             if trainer is not None:
                 summary |= {
@@ -241,14 +245,35 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
                 "tracker_failures": trackers.failed,
             }
             trackers.finish(summary["status"])
-            run_dir.write_json("summary.json", summary)
-            run_dir.close()
-            progress.stop()
-            if summary["optimizer_steps"] and report.plot_reward(path) is None:
-                progress.note("no reward.png: pip install 'rllm-core[plots]'")
+            _write_down(summary, run_dir, progress)
+            if summary["optimizer_steps"]:
+                _draw(path, progress)
             if summary["status"] == "interrupted":
                 progress.note(f"to go on: rllm-core train --resume --run-dir {path}")
     return summary
+
+
+def _write_down(summary: dict[str, Any], run_dir: RunDir, progress: Progress) -> None:
+    """Write the summary and close the folder; a disk that refuses does not hide what ended the run before."""
+    try:
+        try:
+            run_dir.write_json("summary.json", summary)
+        finally:
+            run_dir.close()
+    except RunError as error:
+        if "error" not in summary:
+            raise
+        progress.note(str(error))
+    finally:
+        progress.stop()
+
+
+def _draw(path: Path, progress: Progress) -> None:
+    try:
+        if report.plot_reward(path) is None:
+            progress.note("no reward.png: pip install 'rllm-core[plots]'")
+    except OSError as error:
+        progress.note(f"no reward.png: {error.strerror or error}")
 
 
 class _Signals:

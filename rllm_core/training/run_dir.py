@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -26,7 +27,7 @@ from typing import IO, Any
 from rllm_core.config import RunConfig, to_toml
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.training import checkpoint
-from rllm_core.training.journal import JsonLines, cut_after
+from rllm_core.training.journal import JsonLines, cut_after, writing
 
 LINES = ("events", "metrics", "timings", "trajectories")
 # Keys that may differ between a run and its continuation, because nothing already trained depends on them.
@@ -77,10 +78,11 @@ class RunDir:
         self.resumed: Path | None = None
         self.manifest: dict[str, Any] | None = None
         self.incarnation = 0
+        self.lines: dict[str, JsonLines] = {}
         try:
             path.mkdir(parents=True, exist_ok=True)
             holds_run = (path / "run.toml").exists()
-            if any(entry.name != ".lock" for entry in path.iterdir()) and not holds_run:
+            if not holds_run and any(entry.name not in (".lock", ".run.toml.tmp") for entry in path.iterdir()):
                 raise ConfigError(f"run folder {path} is not empty and holds no run; choose another --run-dir")
             if holds_run and not resume:
                 raise ConfigError(f"run folder {path} already holds a run; add --resume or choose another --run-dir")
@@ -90,10 +92,11 @@ class RunDir:
             try:
                 if resume:
                     self._continue(config)
-                (path / "run.toml").write_text(to_toml(config.to_tables()), encoding="utf-8")
-                self.lines = {name: JsonLines(path / f"{name}.jsonl") for name in LINES}
+                self._write_whole("run.toml", to_toml(config.to_tables()))
+                for name in LINES:
+                    self.lines[name] = JsonLines(path / f"{name}.jsonl")
             except BaseException:
-                self._lock.close()
+                self.close()
                 raise
         except OSError as error:
             raise ConfigError(f"run folder {path} cannot be written: {error.strerror or error}") from error
@@ -104,11 +107,19 @@ class RunDir:
         return self.path / "checkpoints"
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write a JSON file whole or not at all."""
+        """Write a JSON file whole or not at all.
+
+        Raises:
+            RunError: If the disk refuses.
+        """
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        with writing(self.path / name):
+            self._write_whole(name, text)
+
+    def _write_whole(self, name: str, text: str) -> None:
         temporary = self.path / f".{name}.tmp"
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1, allow_nan=False)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(self.path / name)
@@ -128,10 +139,15 @@ class RunDir:
         return {name: lines.sync() for name, lines in self.lines.items()}
 
     def close(self) -> None:
-        """Close all files and give the folder back."""
-        for lines in self.lines.values():
-            lines.close()
-        self._lock.close()
+        """Close all files and give the folder back, even if the disk refuses the last lines.
+
+        Raises:
+            RunError: If it does.
+        """
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._lock.close)
+            for lines in self.lines.values():
+                closing.callback(lines.close)
 
     def _take_lock(self) -> IO[str]:
         lock = (self.path / ".lock").open("w")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -37,6 +38,7 @@ from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.deadlines import within
 from rllm_core.training.generation import Generation
+from rllm_core.training.journal import writing
 from rllm_core.training.metrics import Trackers
 from rllm_core.training.progress import Progress
 from rllm_core.training.reporting import Reporter
@@ -175,9 +177,12 @@ class Trainer:
             status = "interrupted"
             raise
         finally:
+            self.generation.discard("run_failed")  # what a checkpoint held, if the start failed before it was trained
             await self.runner.aclose()
-            self.run_dir.flush()
-            await self.observers.notify("on_train_end", state=self.state(), status=status)
+            try:
+                self.run_dir.flush()
+            finally:
+                await self.observers.notify("on_train_end", state=self.state(), status=status)
 
     def interrupt(self, error: Interrupted) -> None:
         """Stop at the next point where nothing is lost: at once while generating, after the step while training."""
@@ -219,10 +224,12 @@ class Trainer:
             reason = "interrupted" if interrupted else "run_failed"
             await self.generation.stop(reason)
             self.generation.give_back(self._consumed)
-            if interrupted:
-                self._check_books()
-                await self._save_checkpoint()
-            self.generation.discard(reason)
+            try:
+                if interrupted:
+                    self._check_books()
+                    await self._save_checkpoint()
+            finally:
+                self.generation.discard(reason)
             raise
         finally:
             await _stop(training, generation, watchdog)
@@ -393,6 +400,11 @@ class Trainer:
     async def _save_checkpoint(self) -> None:
         if self._checkpointed_step == self.step:
             return
+        with writing(checkpoint.step_folder(self.run_dir.checkpoints, self.step)):
+            folder = await self._write_checkpoint()
+        await self.observers.notify("on_checkpoint_saved", state=self.state(), step=self.step, directory=folder)
+
+    async def _write_checkpoint(self) -> Path:
         folder = checkpoint.begin(self.run_dir.checkpoints, self.step)
         backend_folder = folder / "backend"
         backend_folder.mkdir()
@@ -413,7 +425,7 @@ class Trainer:
         await asyncio.to_thread(checkpoint.commit, folder, state)
         self._checkpointed_step = self.step
         checkpoint.prune(self.run_dir.checkpoints, self.config.training.keep_checkpoints)
-        await self.observers.notify("on_checkpoint_saved", state=self.state(), step=self.step, directory=folder)
+        return folder
 
     async def _resume(self) -> None:
         manifest, folder = self.run_dir.manifest, self.run_dir.resumed
@@ -431,6 +443,8 @@ class Trainer:
         self.validations = [ValidationResult(**validation) for validation in manifest["validations"]]
         self.backend.load_state_dict(manifest["backend"])
         await self._backend("load_checkpoint", self.backend.load_checkpoint(folder / "backend"))
+        # What a kill kept the start before from removing.
+        checkpoint.prune(self.run_dir.checkpoints, self.config.training.keep_checkpoints)
 
 
 async def _stop(*tasks: asyncio.Task[None]) -> None:

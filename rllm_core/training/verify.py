@@ -273,7 +273,8 @@ class _Replay:
 def _check_metrics(run_dir: Path, result: Verification) -> None:
     path = run_dir / "metrics.jsonl"
     steps = []
-    for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else [], 1):
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # a kill may have cut off the last one
+    for number, line in enumerate(lines, 1):
         try:
             steps.append(json.loads(line)["step"])
         except (ValueError, LookupError, TypeError):

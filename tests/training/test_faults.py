@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,11 @@ import pytest
 import rllm_core.testing.plugin
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineBusy, EngineError
-from rllm_core.errors import UserError
+from rllm_core.errors import RunError, StallError, UserError
+from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.testing import faults as fault
-from rllm_core.testing.faults import Faults, at, cancels, changes, hangs, raises, returns, share, since
+from rllm_core.testing.faults import Faults, at, blocks, cancels, changes, hangs, raises, returns, share, since
 from rllm_core.training import checkpoint, launch, requests
 from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify
@@ -50,7 +53,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     monkeypatch.setattr(launch.report, "plot_reward", lambda path: path)  # takes longer than such a run
 
     def run(
-        faults: Faults, *overrides: str, resume: bool = False, backend: str = "scripted", threaded: bool = False
+        faults: Faults, *overrides: str, resume: bool = False, threaded: bool = False, path: Path = tmp_path / "run"
     ) -> Run:
         plugins = PluginManager.from_environment(no_plugins=True)
         plugins.register(rllm_core.testing.plugin, "testing")
@@ -59,9 +62,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
             f"training.steps={STEPS}", "training.groups_per_step=4", "training.rollouts_per_group=4",
             "training.validation_rollouts=6", "training.checkpoint_every_steps=2", 'training.trackers=["faults"]',
         )  # fmt: skip
-        config = load_run_config("say_yes", plugins, overrides=(*small, *overrides), backend=backend)
+        config = load_run_config("say_yes", plugins, overrides=(*small, *overrides), backend="scripted")
         assembly = launch.assemble(config, plugins)
-        path, error = tmp_path / "run", None
+        error: BaseException | None = None
         (path / "summary.json").unlink(missing_ok=True)
 
         async def train() -> None:
@@ -329,3 +332,277 @@ def test_rewards_of_steps_that_add_up_to_infinity_are_no_reward(play: Any) -> No
     run = play(faults, "say_yes.turns=2", "rollout.max_attempts=10")
     assert run.error is None
     assert run.summary["retries"] > 0
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Backend and synchronisation
+
+
+class DeviceLost(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after it was done"])
+@pytest.mark.parametrize(
+    ("method", "number", "resumes_from"),
+    [
+        ("transform_to_backend_batch", 4, 2),
+        ("process_backend_batch", 4, 2),
+        ("update_policy", 4, 2),
+        ("save_checkpoint", 2, 2),
+        ("on_policy_updated", 4, 2),
+        ("on_policy_updated", 1, None),
+        ("init_rollout_engine", 1, None),
+    ],
+)
+def test_a_backend_that_raises_ends_the_run_with_its_own_error(
+    play: Any, method: str, number: int, resumes_from: int | None, after: bool
+) -> None:
+    faults = Faults()
+    faults.inject(f"backend.{method}", raises(DeviceLost("device 3 is gone"), after=after), when=at(number))
+    run = play(faults)
+    assert isinstance(run.error, DeviceLost)
+    assert run.summary["error"] == "DeviceLost: device 3 is gone"
+    assert faults.calls["backend.shutdown"] == 1
+    if method == "update_policy":
+        assert run.summary["optimizer_steps"] == 3, "only the return of the call books the step"
+        assert run.backend.calls.names().count("update_policy") == 3 + after
+    assert_goes_on(play, resumes_from)
+
+
+@pytest.mark.parametrize("method", ["load_checkpoint", "load_state_dict"])
+def test_a_backend_that_cannot_load_leaves_the_checkpoint_as_it_was(play: Any, method: str) -> None:
+    faults = Faults()
+    faults.inject("backend.update_policy", raises(DeviceLost("gone")), when=at(4))
+    play(faults)
+    faults = Faults()
+    faults.inject(f"backend.{method}", raises(DeviceLost("gone again")))
+    run = play(faults, resume=True)
+    assert isinstance(run.error, DeviceLost)
+    assert_goes_on(play, 2)
+
+
+def test_part_of_a_step_and_then_an_error_is_no_step(play: Any) -> None:
+    """Two of four passes were done; the next start does the step anew, once."""
+    streamed = ("training.groups_per_forward_backward=1",)
+    faults = Faults()
+    faults.inject("backend.process_backend_batch", raises(DeviceLost("gone"), after=True), when=at(3 * 4 + 2))
+    run = play(faults, *streamed)
+    assert isinstance(run.error, DeviceLost)
+    assert run.summary["optimizer_steps"] == 3
+    assert_goes_on(play, 2, *streamed)
+
+
+def test_a_backend_that_fails_at_its_end_changes_nothing(play: Any) -> None:
+    faults = Faults()
+    faults.inject("backend.shutdown", raises(DeviceLost("gone")))
+    assert play(faults).error is None
+    faults = Faults()
+    faults.inject("backend.shutdown", raises(DeviceLost("gone")))
+    faults.inject("backend.init_rollout_engine", raises(ValueError("what really happened")))
+    run = play(faults, resume=True)
+    assert isinstance(run.error, ValueError)
+
+
+@pytest.mark.parametrize("ahead", [(), ("training.staleness_threshold=2", "training.partial_rollout=true")])
+@pytest.mark.parametrize("when", ["before", "midway", "never ends", "an older version"])
+def test_a_synchronisation_that_fails_lets_nothing_sample_at_an_unknown_version(
+    play: Any, when: str, ahead: tuple[str, ...]
+) -> None:
+    faults, engines = Faults(), []
+
+    def keep(engine: Any) -> Any:
+        engines.append(engine)
+        return engine
+
+    async def regresses(call: fault.Call, proceed: Any) -> None:
+        await proceed()
+        engines[0].weight_version -= 2
+
+    faults.inject("backend.init_rollout_engine", changes(keep))
+    action, error = {
+        "before": (raises(DeviceLost("no route")), DeviceLost),
+        "midway": (raises(DeviceLost("no route"), after=True), DeviceLost),
+        "never ends": (hangs(), StallError),
+        "an older version": (regresses, RunError),
+    }[when]
+    faults.inject("backend.on_policy_updated", action, when=at(4))
+    run = play(faults, "training.sync_timeout_seconds=0.2", *ahead)
+    assert isinstance(run.error, error)
+    assert "\n" not in str(run.error)
+    versions = [event["weight_version"] for event in run.lines("events") if event["event"] == "dispatch"]
+    assert max(versions) == 2, "version 3 never was live"
+    syncs = [event["version"] for event in run.lines("events") if event["event"] == "sync"]
+    assert syncs == [0, 1, 2]
+    assert_goes_on(play, 2, *ahead)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Observers and trackers
+
+HOOKS = [seam for seam in fault.SEAMS if seam.startswith("hook.")]
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["async", "threaded"])
+@pytest.mark.parametrize("what", ["raise", "exit", "return garbage"])
+def test_observers_that_misbehave_everywhere_change_nothing(play: Any, what: str, threaded: bool) -> None:
+    faults = Faults()
+    garbage: dict[str, Any] = {
+        "raise": raises(ValueError("observer is broken")),
+        "exit": raises(SystemExit(3)),
+        "return garbage": returns(object()),
+    }
+    for seam in HOOKS:
+        faults.inject(seam, garbage[what], when=since(1))
+    run = play(faults, threaded=threaded)
+    assert run.error is None
+    assert run.summary["books"]["trained"] == STEPS * 16
+    assert set(faults.calls) >= set(HOOKS), "all of them were called"
+    told = sum(faults.calls[seam] for seam in HOOKS)
+    assert run.summary["observer_failures"] == ({} if what == "return garbage" else {"faults": told})
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["async", "threaded"])
+@pytest.mark.parametrize("seam", ["hook.on_policy_updated", "hook.on_episode_finished", "hook.on_checkpoint_saved"])
+def test_an_observer_that_takes_too_long_is_not_asked_again(
+    play: Any, seam: str, threaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "Observers", lambda plugins: Observers(plugins, deadline_seconds=0.05))
+    faults = Faults()
+    faults.inject(seam, blocks(0.3) if threaded else hangs(), when=since(2))
+    run = play(faults, threaded=threaded)
+    assert run.error is None
+    assert faults.calls[seam] == 2
+    assert run.summary["observer_failures"] == {"faults": 1}
+
+
+@pytest.mark.parametrize("method", ["start", "log", "finish"])
+def test_a_tracker_that_fails_is_switched_off(play: Any, method: str) -> None:
+    faults = Faults()
+    faults.inject(f"tracker.{method}", raises(ConnectionError("no network")))
+    run = play(faults)
+    assert run.error is None
+    assert run.summary["tracker_failures"] == {"faults": "ConnectionError: no network"}
+    assert faults.calls[f"tracker.{method}"] == 1
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Disk
+
+REFUSALS = {"full": errno.ENOSPC, "broken": errno.EIO, "read-only": errno.EROFS}
+
+
+def refuses(number: int) -> fault.Action:
+    async def action(call: fault.Call, proceed: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return action
+
+
+def disk_seams(*operations: str) -> list[str]:
+    return [seam for seam in fault.SEAMS if seam.startswith("disk.") and (not operations or seam[5:] in operations)]
+
+
+def writes_to(name: str) -> Callable[[fault.Call], bool]:
+    return lambda call: name in str(call.arguments[0])
+
+
+PLACES = {
+    "run.toml": ("run.toml", None),
+    "plugins.json": ("plugins.json", None),
+    "events.jsonl": ("events.jsonl", None),
+    "metrics.jsonl": ("metrics.jsonl", None),
+    "timings.jsonl": ("timings.jsonl", None),
+    "trajectories.jsonl": ("trajectories.jsonl", None),
+    "first checkpoint": ("step-000002", None),
+    "files of the backend": ("step-000004/backend", 2),
+    "manifest": ("step-000004/manifest.json", 2),
+    "buffered groups": ("step-000004/buffer.jsonl", 2),
+    "summary.json": ("summary.json", 6),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_disk_that_refuses_one_file_ends_the_run_with_its_name(play: Any, place: str, refusal: str) -> None:
+    name, resumes_from = PLACES[place]
+    faults = Faults()
+    faults.inject("backend.update_policy", hangs(0.02), when=since(1))  # so that groups wait at a checkpoint
+    for seam in disk_seams("write", "open", "mkdir") if refusal == "read-only" else disk_seams("write"):
+        faults.inject(seam, refuses(REFUSALS[refusal]), when=once(writes_to(name)))
+    ahead = ("training.staleness_threshold=2", "training.partial_rollout=true")
+    run = play(faults, *ahead)
+    assert faults.injected
+    assert_one_line(run.error, os.strerror(REFUSALS[refusal]), str(run.path))
+    assert run.error.exit_code != 0
+    if place == "run.toml":
+        return  # there is no run yet
+    again = play(Faults(), *ahead, resume=True)
+    assert again.error is None
+    assert again.summary["resumed_from_step"] == resumes_from
+    assert again.summary["optimizer_steps"] == STEPS
+
+
+def once(when: fault.When) -> fault.When:
+    seen = []
+
+    def first(call: fault.Call) -> bool:
+        if seen or not when(call):
+            return False
+        seen.append(call)
+        return True
+
+    return first
+
+
+@pytest.mark.parametrize("operation", ["fsync", "rename"])
+@pytest.mark.parametrize("name", ["events.jsonl", "policy.json", "manifest.json", "buffer.jsonl", "step-000004"])
+def test_a_checkpoint_that_cannot_be_made_durable_is_none(play: Any, name: str, operation: str) -> None:
+    wanted = name if operation == "fsync" else "manifest.json"
+    faults = Faults()
+    in_second = lambda call: faults.calls["backend.save_checkpoint"] == 2 and wanted in str(call.arguments[0])  # noqa: E731
+    faults.inject(f"disk.{operation}", refuses(errno.EIO), when=once(in_second))
+    run = play(faults)
+    assert_one_line(run.error, os.strerror(errno.EIO), str(run.path))
+    complete = [path.name for path in checkpoint.complete(run.path / "checkpoints")]
+    assert complete[0] == "step-000002"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_disk_that_refuses_everything_from_some_moment_on(play: Any, tmp_path: Path, refusal: str) -> None:
+    """Whatever was under way: one line, nothing half-written taken for complete, and the run goes on with space."""
+    seams = disk_seams() if refusal == "read-only" else disk_seams("write")
+    number = 1
+    while True:
+        faults, path = Faults(), tmp_path / str(number)
+        for seam in seams:
+            faults.inject(seam, refuses(REFUSALS[refusal]), when=since_any(number))
+        run = play(faults, path=path)
+        if not faults.injected:
+            break
+        assert_one_line(run.error, os.strerror(REFUSALS[refusal]), str(path))
+        again = play(Faults(), path=path, resume=(path / "run.toml").exists())
+        assert again.error is None
+        assert again.summary["optimizer_steps"] == STEPS
+        number += 2 if refusal != "read-only" else 5
+    assert run.error is None
+    assert number > 20
+
+
+def since_any(number: int) -> fault.When:
+    """From this call on, counted over all seams."""
+    seen = []
+
+    def when(call: fault.Call) -> bool:
+        seen.append(call)
+        return len(seen) >= number
+
+    return when
+
+
+def test_a_full_disk_while_groups_are_spilled(play: Any) -> None:
+    faults = Faults()
+    faults.inject("disk.write", refuses(errno.ENOSPC), when=once(writes_to("spill")))
+    run = play(faults, "training.staleness_threshold=3", "training.buffer_max_bytes=1", "training.buffer_spill=true")
+    assert_one_line(run.error, "No space left on device", "spill")

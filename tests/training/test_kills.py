@@ -1,0 +1,156 @@
+"""kill -9 at any moment: a complete checkpoint is always found, and the run goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm_core.training import checkpoint
+from rllm_core.training.verify import Verification, verify
+
+pytestmark = pytest.mark.slow
+
+STEPS, GROUPS, ROLLOUTS = 12, 3, 2
+SMALL = (f"training.steps={STEPS}", f"training.groups_per_step={GROUPS}", f"training.rollouts_per_group={ROLLOUTS}",
+         "training.validation_rollouts=2", "training.checkpoint_every_steps=2", "say_yes.tasks=7")  # fmt: skip
+IN_FLIGHT = ("training.staleness_threshold=2", "training.partial_rollout=true")
+MODES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "colocated": ("scripted_colocated", ()),
+    "synchronous": ("scripted", ()),
+    "drained": ("scripted", ("training.staleness_threshold=1", "training.trigger_parameter_sync_step=2")),
+    "in flight": ("scripted", IN_FLIGHT),
+    "strict": ("scripted", (*IN_FLIGHT, 'training.staleness="strict"')),
+    "streamed": ("scripted", (*IN_FLIGHT, "training.groups_per_forward_backward=1")),
+}
+SYNCHRONOUS = ("colocated", "synchronous")
+KILLS = 36  # of each mode
+
+
+class Server:
+    """`killable`, kept warm."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("killable.py"))]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def train(self, run_dir: Path, mode: str, *more: str, **kill: float) -> int:
+        """Start or resume a run and return its exit code; ``kill`` is seconds, lines or operations."""
+        backend, overrides = MODES[mode]
+        request = {
+            "run_dir": str(run_dir), "backend": backend, "overrides": [*SMALL, *overrides, *more],
+            "resume": (run_dir / "run.toml").exists(), **kill,
+        }  # fmt: skip
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.process.communicate(timeout=60)
+    assert server.process.returncode == 0
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+
+
+def assert_sound(run_dir: Path) -> Verification | None:
+    """What must hold of what a killed process left; None if it did not get as far as a journal."""
+    for folder in checkpoint.complete(run_dir / "checkpoints"):
+        checkpoint.read(folder)
+    if not (run_dir / "events.jsonl").exists():
+        return None
+    found = verify(run_dir)
+    assert found.problems == []
+    return found
+
+
+def assert_whole(run_dir: Path, mode: str, uninterrupted: Path) -> None:
+    """What must hold of a run that was killed and resumed until its end."""
+    found = assert_sound(run_dir)
+    assert found is not None
+    assert found.steps == STEPS
+    trained = [ordinal for event in events(run_dir) if event["event"] == "step" for ordinal in event["groups"]]
+    assert sorted(trained) == list(range(STEPS * GROUPS)), "every task of the stream once"
+    versions = [event["version"] for event in events(run_dir) if event["event"] == "sync" and event["reason"] == "step"]
+    assert versions == sorted(set(versions)), "no version twice"
+    if mode in SYNCHRONOUS:
+        assert (run_dir / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
+    if mode == "strict":
+        assert found.max_staleness <= 2
+    books = json.loads((run_dir / "summary.json").read_text())["books"]
+    assert books["dispatched"] == books["trained"] + books["cancelled"]
+    assert books["trained"] == STEPS * GROUPS * ROLLOUTS
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_at_random_again_and_again(server: Server, tmp_path: Path, mode: str) -> None:
+    whole = tmp_path / "whole"
+    assert server.train(whole, mode) == 0
+    seconds = json.loads((whole / "summary.json").read_text())["seconds"]
+    lines = len(events(whole))
+    generator = random.Random(f"kills {mode}")
+    kills, runs = 0, 0
+    while kills < KILLS:
+        run_dir = tmp_path / f"run-{runs}"
+        runs += 1
+        last_step = 0
+        while True:
+            how: dict[str, float] = generator.choice(
+                [{"seconds": generator.uniform(0, seconds)}, {"lines": generator.randint(1, lines)}]
+            )
+            if kills == KILLS:
+                how = {}
+            code = server.train(run_dir, mode, **how)
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL, f"{how}: exit {code}"
+            kills += 1
+            assert_sound(run_dir)
+            complete = checkpoint.complete(run_dir / "checkpoints")
+            step = checkpoint.read(complete[-1])["step"] if complete else 0
+            assert step >= last_step, "a checkpoint was lost"
+            last_step = step
+        assert_whole(run_dir, mode, whole)
+
+
+@pytest.mark.parametrize("mode", ["colocated", "streamed"])
+def test_killed_at_every_operation_on_the_disk(server: Server, tmp_path: Path, mode: str) -> None:
+    """Each write (and half of it), fsync, rename, unlink and new folder of a run that saves and prunes at each step."""
+    more = ("training.checkpoint_every_steps=1", "training.keep_checkpoints=1", "training.steps=2",
+            "training.trajectories_per_step=0")  # fmt: skip
+    whole = tmp_path / "whole"
+    assert server.train(whole, mode, *more) == 0
+    last_step, operation = 0, 0
+    while True:
+        operation += 1
+        run_dir = tmp_path / f"run-{operation}"
+        code = server.train(run_dir, mode, *more, operations=operation)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        assert_sound(run_dir)
+        complete = [checkpoint.read(folder)["step"] for folder in checkpoint.complete(run_dir / "checkpoints")]
+        if mode in SYNCHRONOUS:  # where two runs do the same in the same order
+            assert max(complete, default=0) >= last_step, "there was a checkpoint, and an operation later there is none"
+        last_step = max(complete, default=0)
+        assert server.train(run_dir, mode, *more) == 0, f"cannot go on after operation {operation}"
+        assert_sound(run_dir)
+        if mode in SYNCHRONOUS:
+            assert (run_dir / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+        assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-000002"]
+    assert last_step == 2
+    assert operation > 60
