@@ -22,6 +22,10 @@ from rllm_core.training.state import TrainerState
 from rllm_core.training.tasks import TaskStream
 from rllm_core.types import Task
 
+# Thousands that begin in one tick would block the event loop for a second, and again when an engine answers all of them
+# together. Engines that collect the requests of a tick for a batch should find a good many.
+MAX_ROLLOUTS_PER_TICK = 256
+
 
 class Generation:
     """Dispatches the task stream, group by group, as the coordinator admits.
@@ -69,6 +73,7 @@ class Generation:
 
     async def run(self) -> None:
         """Dispatch until the run needs no more groups."""
+        rollouts_in_tick = 0
         while await self.coordinator.admit():
             ordinal = self._again[0] if self._again else self._next_ordinal
             epoch = self.stream.epoch(ordinal)
@@ -86,6 +91,10 @@ class Generation:
             else:
                 self._check_attempts()
                 self._dispatch(ordinal)
+                rollouts_in_tick += self.config.training.rollouts_per_group
+                if rollouts_in_tick >= MAX_ROLLOUTS_PER_TICK and not self.runner.merger.lockstep:
+                    rollouts_in_tick = 0
+                    await asyncio.sleep(0)
             if self.stream.position(ordinal) == len(self.stream.tasks) - 1:
                 await self.observers.notify("on_epoch_end", state=self._state(), epoch=epoch)
 
