@@ -3,8 +3,9 @@
     python -m benchmarks.orchestrator
 
 Ten thousand rollouts at a time, on the real clock, through the trainer itself with a scripted engine:
-``wall_over_ideal``, ``loop_lag_p99_ms``, ``extra_mb``. The core's own CPU time, without engine, parser and workflow:
-``us_per_turn``, ``us_per_group``.
+``wall_over_ideal``, ``loop_lag_p99_ms``, ``extra_mb``, and with ``_at_once`` the same where all of them ask in one
+moment, turn after turn. The core's own CPU time, without engine, parser and workflow: ``us_per_turn``,
+``us_per_group``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +47,9 @@ PARTS = ("concurrency", "bookkeeping")
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
     """Measure all parts; every trial of concurrency has a process of its own, whose memory nothing else has used."""
     if "concurrency" in options.parts:
-        for number in range(options.trials):
+        for number, spread in product(range(options.trials), (True, False)):
             command = [sys.executable, "-m", "benchmarks.orchestrator", "--one-trial", "--rollouts", options.rollouts]
-            command += ["--turns", options.turns, "--turn-seconds", options.turn_seconds]
+            command += ["--turns", options.turns, "--turn-seconds", options.turn_seconds, *["--spread"] * spread]
             done = subprocess.run(
                 [str(part) for part in command],
                 check=True,
@@ -66,8 +68,14 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 # One trial of concurrency
 
 
-def carry(rollouts: int, turns: int, turn_seconds: float) -> Row:
+def carry(rollouts: int, turns: int, turn_seconds: float, *, spread: bool) -> Row:
     """Train with ``rollouts`` of them at a time, each of ``turns`` turns of ``turn_seconds``.
+
+    Args:
+        rollouts: All are dispatched at the beginning.
+        turns: Of each.
+        turn_seconds: How long the engine takes, always.
+        spread: Environments take up to one turn's time to start, so that requests come evenly.
 
     Raises:
         RuntimeError: If the run's books do not balance.
@@ -75,18 +83,19 @@ def carry(rollouts: int, turns: int, turn_seconds: float) -> Row:
     with tempfile.TemporaryDirectory() as temporary:
         small = ROLLOUTS_PER_GROUP * GROUPS_PER_STEP
         asyncio.run(
-            launch.train(_assembly(small, turns, 0.0), Path(temporary) / "warm", resume=False, progress=Progress())
+            launch.train(_assembly(small, turns, 0.0, 0.0), Path(temporary) / "warm", resume=False, progress=Progress())
         )
         gc.collect()
         folder = Path(temporary) / "run"
-        row, summary = asyncio.run(_watched(_assembly(rollouts, turns, turn_seconds), folder))
+        wait_seconds = turn_seconds if spread else 0.0
+        row, summary = asyncio.run(_watched(_assembly(rollouts, turns, turn_seconds, wait_seconds), folder))
         if not verify(folder).holds or summary["books"]["trained"] != rollouts:
             raise RuntimeError(f"the books of the run do not balance: {summary['books']}")
-    ideal = turns * turn_seconds
-    return {"kind": "concurrency", "rollouts": rollouts, "turns": turns, "ideal_seconds": ideal, **row}
+    about = {"kind": "concurrency", "spread": spread, "rollouts": rollouts, "turns": turns}
+    return {**about, "ideal_seconds": turns * turn_seconds + wait_seconds, **row}
 
 
-def _assembly(rollouts: int, turns: int, turn_seconds: float) -> launch.Assembly:
+def _assembly(rollouts: int, turns: int, turn_seconds: float, wait_seconds: float) -> launch.Assembly:
     """All rollouts of the run are dispatched at once: their groups are one window."""
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_core.testing.plugin, "testing")
@@ -103,6 +112,7 @@ def _assembly(rollouts: int, turns: int, turn_seconds: float) -> launch.Assembly
         "rollout.max_concurrent_requests": rollouts,
         "own_prompts.tasks": steps * GROUPS_PER_STEP,
         "own_prompts.turns": turns,
+        "own_prompts.wait_seconds": wait_seconds,
         "punctual.turn_seconds": turn_seconds,
     }
     overrides = [f"{key}={value}" for key, value in settings.items()]
@@ -116,7 +126,7 @@ async def _watched(assembly: launch.Assembly, folder: Path) -> tuple[Row, dict[s
     summary = await launch.train(assembly, folder, resume=False, progress=Progress())
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu
     beating.cancel()
-    lags = sorted(pulse.lags_seconds)
+    lags, alone = sorted(pulse.lags_seconds), sorted(pulse.lags_alone_seconds)
     row = {
         "wall_seconds": wall,
         "cpu_seconds": cpu,
@@ -124,6 +134,7 @@ async def _watched(assembly: launch.Assembly, folder: Path) -> tuple[Row, dict[s
         "lag_p50_ms": 1e3 * percentile(lags, 0.5),
         "lag_p99_ms": 1e3 * percentile(lags, 0.99),
         "lag_max_ms": 1e3 * lags[-1],
+        "lag_p99_alone_ms": 1e3 * percentile(alone, 0.99),
         "baseline_bytes": baseline,
         "peak_bytes": pulse.peak_bytes,
     }
@@ -134,21 +145,27 @@ class Pulse:
     """A heartbeat on the event loop: how late each beat came.
 
     A beat that could not come while something blocked the loop is late, too: it counts with the time until the loop
-    was free, so that a second of blocking is a hundred late beats and not one.
+    was free, so that a second of blocking is a hundred late beats and not one. Beside the lag stands what it
+    would be on a core of its own: the lag times the share of the core that the loop's thread got since the last beat.
     """
 
     def __init__(self) -> None:
         self.lags_seconds: list[float] = []
+        self.lags_alone_seconds: list[float] = []
         self.peak_bytes = 0
 
     async def beat(self) -> None:
         """Beat until cancelled."""
-        due = time.perf_counter() + BEAT_SECONDS
+        before, cpu_before = time.perf_counter(), time.thread_time()
+        due = before + BEAT_SECONDS
         while True:
             await asyncio.sleep(max(due - time.perf_counter(), 0.0))
-            now = time.perf_counter()
+            now, cpu = time.perf_counter(), time.thread_time()
+            share = min((cpu - cpu_before) / (now - before), 1.0)
+            before, cpu_before = now, cpu
             while due <= now:
                 self.lags_seconds.append(now - due)
+                self.lags_alone_seconds.append(share * (now - due))
                 due += BEAT_SECONDS
                 if len(self.lags_seconds) % BEATS_PER_MEMORY_READING == 0:
                     self.peak_bytes = max(self.peak_bytes, resident_bytes())
@@ -172,18 +189,19 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 def figures(rows: Sequence[Row]) -> Figures:
     """The figures of what was measured: medians over the trials, and the worst of them."""
     found: Figures = {}
-    trials = of_kind(rows, "concurrency")
-    if trials:
+    for spread, ending in ((True, ""), (False, "_at_once")):
+        trials = of_kind(rows, "concurrency", spread=spread)
         for name, values in (
             ("wall_over_ideal", [row["wall_seconds"] / row["ideal_seconds"] for row in trials]),
             ("loop_lag_p99_ms", [row["lag_p99_ms"] for row in trials]),
+            ("loop_lag_p99_ms_cpu", [row["lag_p99_alone_ms"] for row in trials]),
+            ("loop_lag_max_ms", [row["lag_max_ms"] for row in trials]),
             ("extra_mb", [(row["peak_bytes"] - row["baseline_bytes"]) / 1e6 for row in trials]),
+            ("utilisation", [row["cpu_seconds"] / row["wall_seconds"] for row in trials]),
         ):
-            found[name] = round(statistics.median(values), 3)
-            found[f"{name}_worst"] = round(max(values), 3)
-        found["loop_lag_max_ms"] = round(max(row["lag_max_ms"] for row in trials), 1)
-        found["utilisation"] = round(statistics.median(row["cpu_seconds"] / row["wall_seconds"] for row in trials), 3)
-        found["rollouts"] = trials[0]["rollouts"]
+            if trials:
+                found[f"{name}{ending}"] = round(statistics.median(values), 3)
+                found[f"{name}{ending}_worst"] = round(max(values), 3)
     return found | bookkeeping.figures(rows)
 
 
@@ -192,15 +210,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.orchestrator", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default all)")
     parser.add_argument("--rollouts", type=int, default=10_000, help="at a time; a multiple of 400")
-    parser.add_argument("--turns", type=int, default=3, help="turns of each")
+    parser.add_argument("--turns", type=int, default=2, help="turns of each")
     parser.add_argument("--turn-seconds", type=float, default=10.0, help="how long the engine takes for one")
     parser.add_argument("--trials", type=int, default=3, help="of concurrency")
     parser.add_argument("--bookkeeping-trials", type=int, default=15, help="pairs")
     parser.add_argument("--one-trial", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--spread", action="store_true", help=argparse.SUPPRESS)
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "--one-trial" in given:
         options = parser.parse_args(given)
-        print(json.dumps(carry(options.rollouts, options.turns, options.turn_seconds)))
+        row = carry(options.rollouts, options.turns, options.turn_seconds, spread=options.spread)
+        print(json.dumps(row))
     else:
         run("orchestrator", parser, measure, figures, given)
 

@@ -76,7 +76,10 @@ class PunctualBackend(ScriptedBackend):
 
 
 class OwnPrompts(ScriptedWorkflow):
-    """Opens with a prompt of the rollout's own: equal prompts would be one call, and end together."""
+    """Opens with a prompt of the rollout's own: equal prompts would be one call, and end together.
+
+    Before that its environment takes up to ``wait_seconds`` to start.
+    """
 
     name: ClassVar[str] = "own_prompts"
 
@@ -87,6 +90,8 @@ class OwnPrompts(ScriptedWorkflow):
 
     async def converse(self, task: Task, completer: Completer) -> list[Step]:
         """The steps of ``turns`` turns."""
+        if self.config.wait_seconds:
+            await asyncio.sleep(random.Random(completer.seed).uniform(0.0, self.config.wait_seconds))
         messages = Messages([{"role": "user", "content": f"{task.task_id} {completer.seed}"}])
         steps: list[Step] = []
         while True:
