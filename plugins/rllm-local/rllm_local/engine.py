@@ -186,11 +186,11 @@ class LocalEngine(RolloutEngine):
         version = self.weight_version
         return [
             [_output(completion, version) for completion in completions]
-            for completions in generate(self._decoder, requests, self._device)
+            for completions in generate(self._decoder, requests, self._device, is_unwanted=lambda: self._is_closed)
         ]
 
     def close(self) -> None:
-        """Take no further requests and give up those that wait; a batch that runs is answered."""
+        """Take no further requests and give up those that wait; a batch that runs stops at its next token."""
         self._is_closed = True
         waiting, self._waiting = self._waiting, []
         for item in waiting:

@@ -10,7 +10,7 @@ rounding moves a probability across the drawn number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,14 +56,33 @@ class Completion:
     stopped: bool
 
 
+class Unwanted(Exception):
+    """Nobody waits for this batch any more."""
+
+
 @torch.inference_mode()
-def generate(decoder: Decoder, requests: Sequence[Request], device: torch.device) -> list[list[Completion]]:
+def generate(
+    decoder: Decoder,
+    requests: Sequence[Request],
+    device: torch.device,
+    *,
+    is_unwanted: Callable[[], bool] = lambda: False,
+) -> list[list[Completion]]:
     """Sample all completions of all requests in one batch.
 
     Completions of one request share a row of the batch until they differ.
 
+    Args:
+        decoder: The forward pass.
+        requests: What to sample.
+        device: Where the decoder is.
+        is_unwanted: Asked before every token whether to stop.
+
     Returns:
         Per request one completion per seed.
+
+    Raises:
+        Unwanted: If it was asked to stop.
     """
     counts = [len(request.seeds) for request in requests]
     of_request = np.repeat(np.arange(len(requests)), counts)
@@ -80,6 +99,8 @@ def generate(decoder: Decoder, requests: Sequence[Request], device: torch.device
     stopped = np.zeros(len(seeds), np.bool_)
     block = np.empty((0, 0))
     for position in range(int(limits.max())):
+        if is_unwanted():
+            raise Unwanted(f"stopped after {position} tokens")
         if position % BLOCK_POSITIONS == 0:
             block = uniforms(seeds, position, BLOCK_POSITIONS)
             if position == tokens.shape[1]:

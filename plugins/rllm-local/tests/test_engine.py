@@ -28,9 +28,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Rows per request of every batch that was sampled."""
     seen: list[list[int]] = []
 
-    def recording(decoder: Any, requests: Any, device: torch.device) -> Any:
+    def recording(decoder: Any, requests: Any, device: torch.device, **options: Any) -> Any:
         seen.append([len(request.seeds) for request in requests])
-        return generate(decoder, requests, device)
+        return generate(decoder, requests, device, **options)
 
     monkeypatch.setattr(engine_module, "generate", recording)
     return seen
@@ -126,7 +126,7 @@ async def test_media_is_refused_by_name(engine: LocalEngine) -> None:
 async def test_a_failing_batch_fails_its_requests_and_not_the_engine(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **options: Any) -> Any:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:

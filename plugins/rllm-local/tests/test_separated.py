@@ -158,10 +158,10 @@ async def test_the_difference_to_rollouts_is_that_of_the_live_version(run_config
 
 
 async def test_a_failing_batch_fails_its_requests_only(run_config: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(decoder: Any, requests: Any, device: torch.device) -> Any:
+    def broken(decoder: Any, requests: Any, device: torch.device, **options: Any) -> Any:
         if any(9 in request.prompt_ids for request in requests):
             raise RuntimeError("out of memory")
-        return generate(decoder, requests, device)
+        return generate(decoder, requests, device, **options)
 
     monkeypatch.setattr(engine_module, "generate", broken)
     async with started(run_config(SEPARATED)) as (backend, engine):
@@ -178,7 +178,7 @@ def workers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("rllm-local")]
 
 
-async def test_shutdown_ends_both_workers_and_gives_up_what_waits(run_config: Build) -> None:
+async def test_shutdown_ends_both_workers_at_the_next_token(run_config: Build) -> None:
     async with started(run_config(SEPARATED)) as (_, engine):
         assert len(workers()) == 2
         halt = Halt(engine)
@@ -188,7 +188,9 @@ async def test_shutdown_ends_both_workers_and_gives_up_what_waits(run_config: Bu
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0.05, halt.go_on.set)
     assert workers() == []
-    assert len((await running).token_ids) > 0
+    assert halt.steps == 3
+    with pytest.raises(EngineError, match="Unwanted: stopped after 3 tokens"):
+        await running
     with pytest.raises(asyncio.CancelledError):
         await waiting
     with pytest.raises(EngineError, match="is shut down"):
