@@ -61,17 +61,23 @@ MODES = (
 )
 
 
+NO_TAIL_MODES = ("synchronous", "one_step_off", "in_flight_eta1", "in_flight_eta4")
+
+
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
     """Simulate every mode; the same rollouts take the same seconds in all of them."""
-    for mode in MODES:
+    jobs = [(mode, 1.0, options.steps) for mode in MODES]
+    jobs += [(mode, 0.0, options.no_tail_steps) for mode in MODES if mode.name in NO_TAIL_MODES]
+    for mode, deviation, steps in jobs:
         with tempfile.TemporaryDirectory() as temporary:
-            row = simulate(mode, options.steps, options.seed, Path(temporary) / "run")
+            row = simulate(mode, steps, options.seed, Path(temporary) / "run", log_standard_deviation=deviation)
         trials.add(row)
         print(f"{mode.name}: {row['real_seconds']:.0f} s", file=sys.stderr, flush=True)
-    print(table(trials.rows), flush=True)
+    for deviation, title in ((1.0, "a long tail"), (0.0, "all rollouts equally long")):
+        print(f"{title}\n{table(of_kind(trials.rows, 'run', log_standard_deviation=deviation))}\n", flush=True)
 
 
-def simulate(mode: Mode, steps: int, seed: int, folder: Path) -> Row:
+def simulate(mode: Mode, steps: int, seed: int, folder: Path, *, log_standard_deviation: float = 1.0) -> Row:
     """One run.
 
     Raises:
@@ -91,6 +97,7 @@ def simulate(mode: Mode, steps: int, seed: int, folder: Path) -> Row:
         "training.validation_rollouts": 0,
         "training.trajectories_per_step": 0,
         "rollout.max_concurrent_rollouts": SLOTS,
+        "simulated.log_standard_deviation": log_standard_deviation,
         "own_prompts.tasks": GROUPS_PER_STEP * 10,
     }
     overrides = [f"{key}={value}" for key, value in settings.items()]
@@ -109,6 +116,7 @@ def simulate(mode: Mode, steps: int, seed: int, folder: Path) -> Row:
     return {
         "kind": "run",
         "mode": mode.name,
+        "log_standard_deviation": log_standard_deviation,
         "steps": steps,
         "seed": seed,
         "step_seconds": [round(row["step_seconds"], 3) for row in timings],
@@ -143,7 +151,8 @@ def ages_of_groups(journal: Path) -> Counter[int]:
 
 def figures(rows: Sequence[Row]) -> Figures:
     """The figures of what was simulated."""
-    runs = {row["mode"]: row for row in of_kind(rows, "run")}
+    runs = {row["mode"]: row for row in of_kind(rows, "run", log_standard_deviation=1.0)}
+    no_tail = {row["mode"]: row for row in of_kind(rows, "run", log_standard_deviation=0.0)}
     synchronous, eta4 = step_seconds(runs["synchronous"]), step_seconds(runs["in_flight_eta4"])
     return {
         "ideal_share_eta4": round(ideal_seconds(runs["in_flight_eta4"]) / eta4, 3),
@@ -153,6 +162,9 @@ def figures(rows: Sequence[Row]) -> Figures:
         "speedup_over_sync_eta4": round(synchronous / eta4, 2),
         "drain_speedup_over_sync": round(synchronous / step_seconds(runs["drained_eta4"]), 2),
         "speedup_over_sync": {name: round(synchronous / step_seconds(row), 2) for name, row in runs.items()},
+        "no_tail_speedup_over_sync": {
+            name: round(step_seconds(no_tail["synchronous"]) / step_seconds(row), 2) for name, row in no_tail.items()
+        },
         "ideal_step_seconds": round(ideal_seconds(runs["in_flight_eta4"]), 1),
         "steps": runs["in_flight_eta4"]["steps"],
     }
@@ -176,9 +188,8 @@ def staleness(row: Row) -> tuple[float, int, int]:
     return statistics.fmean(ages), ages[math.ceil(0.99 * len(ages)) - 1], ages[-1]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """What a person wants to see."""
-    runs = of_kind(rows, "run")
+def table(runs: Sequence[Row]) -> str:
+    """What a person wants to see; the first run is what the others are compared with."""
     synchronous = step_seconds(runs[0])
     lines = [f"{'mode':<18} {'step s':>7} {'speed-up':>9} {'% of ideal':>11} {'staleness mean/p99/max':>23}"]
     for row in runs:
@@ -195,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.async_pipeline", description=__doc__)
     parser.add_argument("--steps", type=int, default=150, help="optimizer steps per mode")
+    parser.add_argument("--no-tail-steps", type=int, default=50, help="the same where all rollouts are equally long")
     parser.add_argument("--seed", type=int, default=0, help="of tasks and rollout times")
     run("async_pipeline", parser, measure, figures, arguments)
 

@@ -18,16 +18,25 @@ from rllm_core.testing.scripted import Script, ScriptedBackend, ScriptedEngine, 
 from rllm_core.types import Episode, Messages, Step, Task
 
 MEAN_ROLLOUT_SECONDS = 60.0
-LOG_STANDARD_DEVIATION = 1.0
 MAX_ROLLOUT_SECONDS = 480.0
 TRAIN_SECONDS = 120.0
 SYNC_SECONDS = 4.0
 
 
-def rollout_seconds(generator: random.Random) -> float:
+def rollout_seconds(generator: random.Random, log_standard_deviation: float) -> float:
     """Log-normal, with a mean of ``MEAN_ROLLOUT_SECONDS`` before it is capped."""
-    mu = math.log(MEAN_ROLLOUT_SECONDS) - LOG_STANDARD_DEVIATION**2 / 2
-    return min(generator.lognormvariate(mu, LOG_STANDARD_DEVIATION), MAX_ROLLOUT_SECONDS)
+    mu = math.log(MEAN_ROLLOUT_SECONDS) - log_standard_deviation**2 / 2
+    return min(generator.lognormvariate(mu, log_standard_deviation), MAX_ROLLOUT_SECONDS)
+
+
+class SimulatedConfig(Section):
+    """``[simulated]``.
+
+    Attributes:
+        log_standard_deviation: Of the rollouts' times; 0 makes them all equally long.
+    """
+
+    log_standard_deviation: float = 1.0
 
 
 class SimulatedBackend(ScriptedBackend):
@@ -46,7 +55,8 @@ class SimulatedBackend(ScriptedBackend):
         return self.rollout_engine
 
     def _latency(self, generator: random.Random) -> float:
-        self.rollout_seconds.append(rollout_seconds(generator))
+        settings: SimulatedConfig = self.config.plugins[self.name]
+        self.rollout_seconds.append(rollout_seconds(generator, settings.log_standard_deviation))
         return self.rollout_seconds[-1]
 
     async def on_policy_updated(self, update: PolicyUpdate) -> None:
@@ -110,7 +120,13 @@ class SimulationPlugin:
         """See `rllm_core.hookspecs.backends`."""
         load = f"{__name__}:SimulatedBackend"
         return [
-            Backend(name="simulated", load=load, summary="A long tail.", default_parser="bytes"),
+            Backend(
+                name="simulated",
+                load=load,
+                summary="A long tail.",
+                default_parser="bytes",
+                config=f"{__name__}:SimulatedConfig",
+            ),
             Backend(
                 name="punctual",
                 load=f"{__name__}:PunctualBackend",

@@ -15,11 +15,14 @@ import pytest
 from benchmarks import async_pipeline, simulated, trials, virtual_clock
 
 
-def run_row(mode: str, step_seconds: float, ages: dict[str, int], *, first: float = 0.0) -> dict[str, Any]:
+def run_row(
+    mode: str, step_seconds: float, ages: dict[str, int], *, first: float = 0.0, deviation: float = 1.0
+) -> dict[str, Any]:
     filling = [first or step_seconds] * async_pipeline.FILLING_STEPS
     return {
         "kind": "run",
         "mode": mode,
+        "log_standard_deviation": deviation,
         "steps": async_pipeline.FILLING_STEPS + 2,
         "step_seconds": [*filling, step_seconds - 1, step_seconds + 1],
         "rollout_seconds_mean": 50.0,
@@ -81,7 +84,12 @@ def test_figures_leave_out_the_steps_that_fill_the_pipeline() -> None:
         run_row("drained_eta4", 500.0, {"4": 4}),
         run_row("in_flight_eta4", 125.0, {"3": 3, "7": 1}, first=250.0),
     ]
-    found = async_pipeline.figures(rows)
+    no_tail = [
+        run_row("synchronous", 240.0, {"0": 1}, deviation=0.0),
+        run_row("one_step_off", 120.0, {"1": 1}, deviation=0.0),
+    ]
+    found = async_pipeline.figures([*rows, *no_tail])
+    assert found["no_tail_speedup_over_sync"] == {"synchronous": 1.0, "one_step_off": 2.0}
     assert found["ideal_step_seconds"] == 120.0, "training takes longer than generating on all slots, 100 s"
     assert found["ideal_share_eta4"] == 0.96
     assert found["ideal_share_eta4_with_start"] < 0.6
@@ -129,7 +137,7 @@ def test_the_command_prints_table_and_figures(
     monkeypatch.setattr(trials, "ROOT", tmp_path)
     for name, value in (("GROUPS_PER_STEP", 2), ("ROLLOUTS_PER_GROUP", 2), ("SLOTS", 8), ("FILLING_STEPS", 1)):
         monkeypatch.setattr(async_pipeline, name, value)
-    async_pipeline.main(["--steps", "4"])
+    async_pipeline.main(["--steps", "4", "--no-tail-steps", "3"])
     printed = capsys.readouterr().out.splitlines()
     assert json.loads(printed[-1]) == async_pipeline.figures(trials.read_rows(trials.raw_path("async_pipeline")))
-    assert len(printed) == 2 + len(async_pipeline.MODES)
+    assert len(printed) == 1 + sum(3 + len(modes) for modes in (async_pipeline.MODES, async_pipeline.NO_TAIL_MODES))
