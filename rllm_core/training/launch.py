@@ -26,7 +26,6 @@ from rllm_core.requirements import pip_install, unmet
 from rllm_core.training import report
 from rllm_core.training.books import Books
 from rllm_core.training.deadlines import within
-from rllm_core.training.journal import writing
 from rllm_core.training.metrics import Trackers
 from rllm_core.training.progress import Progress
 from rllm_core.training.run_dir import RunDir
@@ -175,8 +174,6 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
     signals = _Signals(progress)
     try:
         with signals:
-            with writing(path / "summary.json"):
-                (path / "summary.json").unlink(missing_ok=True)  # an earlier start's; this one writes its own
             run_dir.write_json(
                 "plugins.json", [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)]
             )

@@ -174,7 +174,8 @@ class RunDir:
             self.manifest = checkpoint.read(self.resumed)
         offsets = self.manifest["offsets"] if self.manifest is not None else dict.fromkeys(LINES, 0)
         lost = self.path / "lost" / str(self.incarnation - 1)
-        for name in LINES:
+        (self.path / "summary.json").unlink(missing_ok=True)  # an earlier start's, about what is cut off now
+        for name in reversed(LINES):
             try:
                 cut_after(self.path / f"{name}.jsonl", offsets[name], lost / f"{name}.jsonl")
             except ValueError as error:

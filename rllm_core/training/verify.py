@@ -279,8 +279,11 @@ def _check_metrics(run_dir: Path, result: Verification) -> None:
             steps.append(json.loads(line)["step"])
         except (ValueError, LookupError, TypeError):
             result.problems.append(f"metrics.jsonl line {number} cannot be read")
-    # A step is in the journal before its metrics are: a run that was killed in between has one line less.
-    if steps != list(range(1, len(steps) + 1)) or len(steps) not in (result.steps, result.steps - 1):
+    # A step is in the journal before its metrics are: a run that was killed in between has one line less. A start that
+    # resumes cuts the metrics back to the checkpoint before it cuts the journal.
+    complete = checkpoint.complete(run_dir / "checkpoints")
+    resumed = int(complete[-1].name.removeprefix("step-")) if complete else 0
+    if steps != list(range(1, len(steps) + 1)) or len(steps) not in (result.steps, result.steps - 1, resumed):
         result.problems.append(
             f"metrics.jsonl has the steps {_shortened(steps)}, events.jsonl has {result.steps} steps"
         )

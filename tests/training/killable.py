@@ -1,15 +1,17 @@
 """Runs scripted trainings in forked children that are killed at a chosen moment; one JSON request per line on stdin.
 
-A process of its own, which has imported everything and started no thread, so that a run costs a fork and not a start.
+A process of its own, warm after a first run and without threads, so that a run costs a fork and not a start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -19,10 +21,12 @@ import rllm_core.testing.plugin
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.testing import scripted
-from rllm_core.testing.disk import InterceptedDisk
+from rllm_core.testing.disk import OPERATIONS
+from rllm_core.testing.faults import Action, Call, Faults, Proceed, at, returns
 from rllm_core.training import launch
 from rllm_core.training.journal import JsonLines
 from rllm_core.training.progress import Progress
+from rllm_core.training.trainer import Interrupted
 
 MAX_LATENCY_SECONDS = 0.001
 
@@ -32,6 +36,11 @@ def main() -> None:
     plugins.register(rllm_core.testing.plugin, "testing")
     launch.report.plot_reward = lambda path: path  # type: ignore[assignment]  # takes longer than such a run
     scripted.ScriptedBackend.script.latency_seconds = lambda generator: generator.uniform(0, MAX_LATENCY_SECONDS)
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_run_config("say_yes", plugins, overrides=("training.steps=1",), backend="scripted")
+        asyncio.run(launch.train(launch.assemble(config, plugins), Path(folder), resume=False, progress=Progress()))
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy the pages of everything that is imported
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
@@ -50,10 +59,12 @@ def train(request: dict[str, Any], plugins: PluginManager) -> NoReturn:
         config = load_run_config("say_yes", plugins, overrides=request["overrides"], backend=request["backend"])
         assembly = launch.assemble(config, plugins)
         run_dir = Path(request["run_dir"])
-        with InterceptedDisk(run_dir, killer(request.get("operations"))):
+        with planned(request).installed(assembly, run_dir):
             count_lines(killer(request.get("lines")))
             asyncio.run(launch.train(assembly, run_dir, resume=request["resume"], progress=Progress()))
         code = 0
+    except Interrupted as interrupted:
+        code = interrupted.exit_code
     except BaseException:
         traceback.print_exc()
     finally:
@@ -61,15 +72,38 @@ def train(request: dict[str, Any], plugins: PluginManager) -> NoReturn:
         os._exit(code)
 
 
+def planned(request: dict[str, Any]) -> Faults:
+    """A kill before an operation on the disk, or signals in the middle of a call of a seam."""
+    faults = Faults()
+    kill = killer(request.get("operations"))
+    for operation in OPERATIONS:
+        faults.inject(f"disk.{operation}", returns(None), when=kill)
+    signals = request.get("signals")
+    if signals is not None:
+        faults.inject(signals["seam"], sends(signals["names"]), when=at(signals["number"]))
+    return faults
+
+
+def sends(names: list[str]) -> Action:
+    async def action(call: Call, proceed: Proceed) -> Any:
+        for name in names:
+            os.kill(os.getpid(), signal.Signals[name])
+        await asyncio.sleep(0.05)
+        return await proceed()
+
+    return action
+
+
 def killer(after: int | None) -> Any:
     """A function whose call number ``after`` kills this process."""
     calls = 0
 
-    def called(*_: object) -> None:
+    def called(*_: object) -> bool:
         nonlocal calls
         calls += 1
         if calls == after:
             os.kill(os.getpid(), signal.SIGKILL)
+        return False
 
     return called
 

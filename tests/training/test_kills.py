@@ -41,8 +41,8 @@ class Server:
         command = [sys.executable, str(Path(__file__).with_name("killable.py"))]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def train(self, run_dir: Path, mode: str, *more: str, **kill: float) -> int:
-        """Start or resume a run and return its exit code; ``kill`` is seconds, lines or operations."""
+    def train(self, run_dir: Path, mode: str, *more: str, **kill: Any) -> int:
+        """Start or resume a run and return its exit code; ``kill`` is seconds, lines, operations or signals."""
         backend, overrides = MODES[mode]
         request = {
             "run_dir": str(run_dir), "backend": backend, "overrides": [*SMALL, *overrides, *more],
@@ -153,4 +153,40 @@ def test_killed_at_every_operation_on_the_disk(server: Server, tmp_path: Path, m
             assert (run_dir / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
         assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-000002"]
     assert last_step == 2
-    assert operation > 60
+    assert operation > 40
+
+
+PLACES = {
+    "generation": ("workflow.run", 20),
+    "a pass": ("backend.process_backend_batch", 5),
+    "the optimizer step": ("backend.update_policy", 5),
+    "the synchronisation": ("backend.on_policy_updated", 5),
+    "saving": ("backend.save_checkpoint", 2),
+    "the start": ("backend.init_rollout_engine", 1),
+}
+
+
+@pytest.mark.parametrize("mode", ["colocated", "in flight"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("place", PLACES)
+def test_one_signal_saves_and_a_second_one_ends_at_once(
+    server: Server, tmp_path: Path, place: str, name: str, mode: str
+) -> None:
+    seam, number = PLACES[place]
+    whole, code = tmp_path / "whole", 128 + signal.Signals[name]
+    assert server.train(whole, mode) == 0
+    for names in ([name], [name, name]):
+        run_dir = tmp_path / str(len(names))
+        assert server.train(run_dir, mode, signals={"seam": seam, "number": number, "names": names}) == code
+        found = assert_sound(run_dir)
+        is_saved = len(names) == 1 and place != "the start"
+        assert (run_dir / "summary.json").exists() == (len(names) == 1)
+        if is_saved:
+            [*_, newest] = checkpoint.complete(run_dir / "checkpoints")
+            assert found is not None
+            assert checkpoint.read(newest)["step"] == found.steps, "nothing that was trained is lost"
+            summary = json.loads((run_dir / "summary.json").read_text())
+            assert summary["status"] == "interrupted"
+            assert summary["books"]["dispatched"] == summary["books"]["trained"] + summary["books"]["cancelled"]
+        assert server.train(run_dir, mode) == 0
+        assert_whole(run_dir, mode, whole)
