@@ -100,7 +100,7 @@ def raises(error: BaseException, *, after: bool = False) -> Action:
     async def action(call: Call, proceed: Proceed) -> Any:
         if after:
             await proceed()
-        raise error
+        raise error.with_traceback(None)  # or it would keep the frames of every time before
 
     return action
 
@@ -233,12 +233,19 @@ class Faults:
         original = workflow.run
 
         async def run(task: Task, completer: Completer) -> Any:
-            self._wrap_completer(completer, task.task_id)
-            return await self.cross("workflow.run", lambda: original(task, completer), (task,), task_id=task.task_id)
+            wrapped: list[Completer] = []
+            self._wrap_completer(completer, task.task_id, wrapped)
+            try:
+                return await self.cross(
+                    "workflow.run", lambda: original(task, completer), (task,), task_id=task.task_id
+                )
+            finally:
+                for conversation in wrapped:  # each holds itself through its wrapper
+                    del conversation.complete, conversation.fork
 
         workflow.run = run  # type: ignore[method-assign]
 
-    def _wrap_completer(self, completer: Completer, task_id: str) -> None:
+    def _wrap_completer(self, completer: Completer, task_id: str, wrapped: list[Completer]) -> None:
         original, fork, turns = completer.complete, completer.fork, 0
 
         async def complete(*arguments: Any, **options: Any) -> Any:
@@ -249,11 +256,12 @@ class Faults:
 
         def forked() -> Completer:
             other = fork()
-            self._wrap_completer(other, task_id)
+            self._wrap_completer(other, task_id, wrapped)
             return other
 
         completer.complete = complete  # type: ignore[method-assign]
         completer.fork = forked  # type: ignore[method-assign]
+        wrapped.append(completer)
 
     async def cross(self, seam: str, proceed: Proceed, arguments: tuple[Any, ...] = (), **where: Any) -> Any:
         """Let a call through ``seam``, or let happen to it what was planned."""

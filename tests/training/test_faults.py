@@ -606,3 +606,26 @@ def test_a_full_disk_while_groups_are_spilled(play: Any) -> None:
     faults.inject("disk.write", refuses(errno.ENOSPC), when=once(writes_to("spill")))
     run = play(faults, "training.staleness_threshold=3", "training.buffer_max_bytes=1", "training.buffer_spill=true")
     assert_one_line(run.error, "No space left on device", "spill")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The edge of an epoch
+
+
+@pytest.mark.parametrize("ahead", [(), ("training.staleness_threshold=2", "training.partial_rollout=true")])
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4])
+def test_a_stop_at_the_edge_of_an_epoch_skips_nothing(play: Any, ahead: tuple[str, ...], stop_at: int) -> None:
+    """Two steps are an epoch: the checkpoint of step 2 is made exactly where one ends, that of step 4 as well."""
+    short = ("say_yes.tasks=8", "training.checkpoint_every_steps=1", *ahead)
+    faults = Faults()
+    faults.inject("backend.update_policy", raises(DeviceLost("gone")), when=at(stop_at + 1))
+    assert isinstance(play(faults, *short).error, DeviceLost)
+    run = play(Faults(), *short, resume=True)
+    assert run.error is None
+    assert run.summary["resumed_from_step"] == stop_at
+    task_of = {event["group"]: event["task"] for event in run.lines("events") if event["event"] == "dispatch"}
+    trained = [group for event in run.lines("events") if event["event"] == "step" for group in event["groups"]]
+    every_task = sorted(f"train-{number}" for number in range(8))
+    for epoch in range(STEPS * 4 // 8):
+        tasks = [task_of[group] for group in sorted(trained)[epoch * 8 : epoch * 8 + 8]]
+        assert sorted(tasks) == every_task, f"epoch {epoch} has every task once"
