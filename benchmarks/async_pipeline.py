@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.async_pipeline", description=__doc__)
     parser.add_argument("--steps", type=int, default=150, help="optimizer steps per mode")
-    parser.add_argument("--no-tail-steps", type=int, default=50, help="the same where all rollouts are equally long")
+    parser.add_argument("--no-tail-steps", type=int, default=30, help="the same where all rollouts are equally long")
     parser.add_argument("--seed", type=int, default=0, help="of tasks and rollout times")
     run("async_pipeline", parser, measure, figures, arguments)
 
