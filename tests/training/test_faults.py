@@ -232,6 +232,7 @@ ENGINE_FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("name", ENGINE_FAULTS)
 def test_an_engine_that_fails_now_and_then_costs_nothing(play: Any, name: str, mode: str) -> None:
@@ -289,9 +290,10 @@ REWARDS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "return_to_go"])
 @pytest.mark.parametrize("name", REWARDS)
-def test_a_reward_that_is_none_never_reaches_the_backend(play: Any, name: str, estimator: str) -> None:
+def test_what_is_no_reward_never_reaches_the_backend(play: Any, name: str, estimator: str) -> None:
     faults, samples = Faults(), []
 
     async def misjudged(call: fault.Call, proceed: Any) -> Any:
@@ -522,6 +524,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_disk_that_refuses_one_file_ends_the_run_with_its_name(play: Any, place: str, refusal: str) -> None:
