@@ -215,6 +215,10 @@ class MessageView(Sequence[Message]):
         """This conversation as it is now, sharing storage: later appends do not show in it."""
         return MessageView(self)
 
+    def goes_on_from(self, earlier: MessageView) -> bool:
+        """Whether this shares its storage with ``earlier`` and holds all of it, which takes no comparison to see."""
+        return self._log is earlier._log and self._length >= earlier._length
+
     def extended(self, messages: Iterable[MessageLike]) -> MessageView:
         """This conversation plus ``messages``, sharing storage where nothing else has been appended yet."""
         return (self + messages).view()

@@ -6,6 +6,7 @@ A parser never sees text between two turns of a rollout; it is asked only for th
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections import Counter
@@ -121,7 +122,9 @@ class SessionStats:
 
     def copy(self) -> SessionStats:
         """The counts as they are now."""
-        return replace(self, breaks=self.breaks.copy())
+        copied = copy.copy(self)
+        copied.breaks = self.breaks.copy() if self.breaks else Counter()
+        return copied
 
 
 @dataclass(eq=False)
@@ -307,7 +310,7 @@ class ParserSession:
             self.stats.bridged += 1
         else:
             self.stats.rendered += 1
-        self._tokens.extend(ids[len(so_far) :])
+        self._tokens.extend_checked(ids[len(so_far) :])
         prompt_ids = self._tokens.view(0, len(self._tokens))
         turn = Turn(prompt_ids, self._segment, None, media, control_tokens)
         return _Pending(turn, view, tools, self._tokens, before)
@@ -317,9 +320,10 @@ class ParserSession:
         known = len(self._consumed)
         if len(view) <= known:
             return BreakReason.SHRUNK, []
-        for position in range(known):
-            if not _same_message(view[position], self._consumed[position]):
-                return BreakReason.HISTORY_EDITED, []
+        if not view.goes_on_from(self._consumed):
+            for position in range(known):
+                if not _same_message(view[position], self._consumed[position]):
+                    return BreakReason.HISTORY_EDITED, []
         if not _same_message(view[known], self.answer):
             return BreakReason.HISTORY_EDITED, []
         tail = view[known + 1 :]
