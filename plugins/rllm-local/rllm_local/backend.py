@@ -54,7 +54,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     Everything that uses torch runs in worker threads, so that the event loop stays free. With colocated generation
     there is one, so batches, passes and weight updates never overlap. With separated generation the engine has another
-    one, and weights of its own, which it copies from the trainer's in `on_policy_updated`, when nothing changes those.
+    one, and weights of its own: copies, made in the first thread, of the trainer's.
     """
 
     name: ClassVar[str] = "local"
@@ -209,9 +209,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         """See `BackendProtocol.on_policy_updated`."""
         trainer = self._allocated()
         assert self._engine is not None
-        loop = asyncio.get_running_loop()
-        load = self._engine.load_weights
-        await loop.run_in_executor(self._sampling_worker, load, trainer.model, update.version)
+        await self._in_worker(self._engine.load_weights, trainer.model, update.version)
         trainer.live_version = update.version
 
     async def save_checkpoint(self, directory: Path) -> None:

@@ -52,8 +52,12 @@ class Decoder(Protocol):
         """Read one more token per row, ``(rows,)``, and return logits ``(rows, vocabulary)`` in float32."""
         ...
 
-    def sync(self, model: PreTrainedModel) -> None:
-        """Take over the weights of ``model``, which decoding uses from now on."""
+    def copied(self, model: PreTrainedModel) -> Any:
+        """The weights of ``model`` for `use`, which later changes of it leave alone; another thread may be decoding."""
+        ...
+
+    def use(self, weights: Any) -> None:
+        """Decode with what `copied` returned; between two batches."""
         ...
 
 
@@ -70,15 +74,23 @@ class TransformersDecoder:
     def __init__(self, model: PreTrainedModel, *, shared: bool, images: ImageSource | None = None) -> None:
         self._shared = shared
         self._model: Any = model if shared else copy.deepcopy(model).requires_grad_(False)
+        self._own = {} if shared else dict(self._model.named_parameters())
         self._vision = None if images is None else Vision(self._model, images)
         self._cache = DynamicCache(config=model.config)
         self._attention_mask = torch.empty(0)
         self._behind: torch.Tensor | None = None  # (rows, 1) how far positions lag behind the count of tokens
 
-    def sync(self, model: PreTrainedModel) -> None:
+    def copied(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+        """See `Decoder`; what is not trained never changes and is left out."""
+        if self._shared:
+            return {}
+        return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def use(self, weights: dict[str, torch.Tensor]) -> None:
         """See `Decoder`."""
-        if not self._shared:
-            self._model.load_state_dict(model.state_dict())
+        for name, weight in weights.items():
+            self._own[name].copy_(weight)
 
     def prefill(self, prompts: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement] = ()) -> torch.Tensor:
         """See `Decoder`."""
@@ -145,6 +157,14 @@ class _Layer(NamedTuple):
     down_bias: torch.Tensor | None
 
 
+class _Weights(NamedTuple):
+    """The fused weights of a model."""
+
+    embedding: torch.Tensor
+    head: torch.Tensor
+    layers: list[_Layer]
+
+
 class FusedDecoder:
     """Dense Llama, Qwen2 and Qwen3 models with few, large operations; a snapshot of their weights.
 
@@ -169,7 +189,7 @@ class FusedDecoder:
         self._length = 0
         self._padding: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
-        self.sync(model)
+        self.use(self.copied(model))
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
@@ -199,12 +219,18 @@ class FusedDecoder:
         return torch.allclose(mine, theirs, atol=tolerance, rtol=tolerance)
 
     @torch.no_grad()
-    def sync(self, model: PreTrainedModel) -> None:
+    def copied(self, model: PreTrainedModel) -> _Weights:
         """See `Decoder`."""
         decoder = _inner(model)
-        self._embedding = decoder.embed_tokens.weight.detach().to(self._dtype, copy=True)
-        self._head = self._folded(_weight(_head(model)), decoder.norm.weight)
-        self._layers = [self._fuse(layer) for layer in decoder.layers]
+        return _Weights(
+            embedding=decoder.embed_tokens.weight.detach().to(self._dtype, copy=True),
+            head=self._folded(_weight(_head(model)), decoder.norm.weight),
+            layers=[self._fuse(layer) for layer in decoder.layers],
+        )
+
+    def use(self, weights: _Weights) -> None:
+        """See `Decoder`."""
+        self._embedding, self._head, self._layers = weights
 
     def _folded(self, weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return (weight * gain).to(self._dtype)
@@ -309,13 +335,13 @@ class FusedDecoder:
         """
         room = self._length + max(16, self._length)
         shape = (2 * len(self._layers), rows, self._kv_heads, room, self._head_dim)
-        numbers, options = math.prod(shape), {"device": self._embedding.device, "dtype": self._dtype}
+        numbers, device = math.prod(shape), self._embedding.device
         if numbers * self._dtype.itemsize > KEPT_BLOCK_BYTES:
-            self._cache = torch.empty(shape, **options)
+            self._cache = torch.empty(shape, device=device, dtype=self._dtype)
         else:
             block = self._blocks.pop(0)
             if len(block) < numbers:
-                block = torch.empty(numbers * 5 // 4, **options)
+                block = torch.empty(numbers * 5 // 4, device=device, dtype=self._dtype)
             self._blocks.append(block)
             self._cache = block[:numbers].view(shape)
         self._keys, self._values = self._cache[::2].unbind(), self._cache[1::2].unbind()

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from threading import Lock
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ class LocalEngine(RolloutEngine):
     Args:
         decoder: The forward pass.
         parser: Whose tokens it takes.
-        executor: Its one worker thread runs every batch and `load_weights`.
+        executor: Its one worker thread runs every batch.
         device: Where the decoder is.
         vocabulary_size: Ids must be smaller.
         max_model_tokens: Longest prompt plus completion.
@@ -81,6 +82,9 @@ class LocalEngine(RolloutEngine):
         self._waiting: list[_Waiting] = []
         self._is_busy = False
         self._is_closed = False
+        self._version = self.weight_version  # of the weights in the decoder; that of the next batch is `weight_version`
+        self._loaded: tuple[Any, int] | None = None
+        self._lock = Lock()
 
     @property
     def supports_token_in_token_out(self) -> bool:
@@ -183,9 +187,13 @@ class LocalEngine(RolloutEngine):
         loop.call_soon(self._start_batch, loop)
 
     def _run(self, requests: list[Request]) -> list[list[TokenOutput]]:
-        version = self.weight_version
+        with self._lock:
+            loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            weights, self._version = loaded
+            self._decoder.use(weights)
         return [
-            [_output(completion, version) for completion in completions]
+            [_output(completion, self._version) for completion in completions]
             for completions in generate(self._decoder, requests, self._device, is_unwanted=lambda: self._is_closed)
         ]
 
@@ -197,12 +205,14 @@ class LocalEngine(RolloutEngine):
             item.future.cancel()
 
     def load_weights(self, model: PreTrainedModel, version: int) -> None:
-        """Sample from the current weights of ``model`` from now on. Runs in the worker thread, between two batches.
+        """Sample from the current weights of ``model`` from the next batch on.
 
-        Nothing may change ``model`` meanwhile.
+        They are copied, in the calling thread, while nothing may change ``model``; a batch that runs is not waited for.
         """
-        self._decoder.sync(model)
-        self.weight_version = version
+        weights = self._decoder.copied(model)
+        with self._lock:
+            self._loaded = weights, version
+            self.weight_version = version
 
 
 def _output(completion: Completion, version: int) -> TokenOutput:

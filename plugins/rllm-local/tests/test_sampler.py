@@ -119,7 +119,7 @@ def test_the_self_check_finds_a_wrong_weight() -> None:
     with torch.inference_mode():
         model.get_decoder().layers[1].self_attn.k_norm.weight[3] += 0.1
         assert not fused.agrees_with(plain, 97)
-        fused.sync(model)
+        fused.use(fused.copied(model))
         assert fused.agrees_with(plain, 97)
 
 
@@ -131,7 +131,7 @@ def test_a_decoder_of_its_own_keeps_the_old_weights() -> None:
         before = own.prefill(prompt, none)
         model.get_output_embeddings().weight.mul_(2.0)  # type: ignore[union-attr, operator]
         assert torch.equal(own.prefill(prompt, none), before)
-        own.sync(model)
+        own.use(own.copied(model))
         assert not torch.equal(own.prefill(prompt, none), before)
 
 
@@ -161,8 +161,11 @@ class CountingDecoder:
         self.rows.append(len(tokens))
         return self.decoder.step(tokens)
 
-    def sync(self, model: PreTrainedModel) -> None:
-        self.decoder.sync(model)
+    def copied(self, model: PreTrainedModel) -> Any:
+        return self.decoder.copied(model)
+
+    def use(self, weights: Any) -> None:
+        self.decoder.use(weights)
 
 
 @pytest.mark.parametrize("kind", ["fused", "transformers"])
