@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,3 +191,25 @@ def test_one_signal_saves_and_a_second_one_ends_at_once(
             assert summary["books"]["dispatched"] == summary["books"]["trained"] + summary["books"]["cancelled"]
         assert server.train(run_dir, mode) == 0
         assert_whole(run_dir, mode, whole)
+
+
+def test_killed_at_every_operation_of_a_resumption(server: Server, tmp_path: Path) -> None:
+    """Cutting the files back to the checkpoint is not one operation; what is half done is done by the next start."""
+    more = ("training.checkpoint_every_steps=3", "training.steps=6")
+    whole, base = tmp_path / "whole", tmp_path / "base"
+    assert server.train(whole, "colocated", *more) == 0
+    assert server.train(base, "colocated", *more, lines=int(0.95 * len(events(whole)))) == -signal.SIGKILL
+    assert len((base / "metrics.jsonl").read_text().splitlines()) > 3, "there is something to cut"
+    operation = 0
+    while True:
+        operation += 1
+        run_dir = tmp_path / str(operation)
+        shutil.copytree(base, run_dir)
+        code = server.train(run_dir, "colocated", *more, operations=operation)
+        assert_sound(run_dir)
+        if code == 0:
+            break
+        assert server.train(run_dir, "colocated", *more) == 0
+        assert_sound(run_dir)
+        assert (run_dir / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert operation > 20
