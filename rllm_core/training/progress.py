@@ -48,6 +48,7 @@ class _Told(Progress):
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
         self._steps = config.training.steps
         self._first = first_step
+        self._is_ahead = config.training.staleness_threshold > 0
         self._began: float | None = None
         self._problems = 0
         self._say(
@@ -88,7 +89,17 @@ class _Told(Progress):
         left = _clock(self._seconds_left(step, timings["step_seconds"]))
         return (
             f"step {step}/{self._steps}  reward {metrics['reward_mean']:.3f}{solved}  "
-            f"{timings['tokens_per_second']:,.0f} tokens/s  {left} left"
+            f"{timings['tokens_per_second']:,.0f} tokens/s  {self._overlap(metrics, timings)}{left} left"
+        )
+
+    def _overlap(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> str:
+        """Where generation runs ahead: how old the step's groups were, and how long training waited for them."""
+        if not self._is_ahead:
+            return ""
+        idle = timings["generation_wait_seconds"] / max(timings["step_seconds"], 1e-9)
+        return (
+            f"staleness {metrics['staleness_mean']:.1f} (at most {metrics['staleness_max']:.0f})  "
+            f"trainer idle {idle:.0%}  "
         )
 
     def _say(self, text: str) -> None:
