@@ -18,8 +18,8 @@ class InterceptedDisk:
     """While it is entered, ``before`` runs before every operation that changes something below ``root``.
 
     What ``before`` raises is what the operation raises; nothing has happened then. A write of several bytes is done in
-    two halves with an operation each, so that torn writes are met too. Files that C code opens for itself are not seen, and of
-    two disks entered at a time the outer one does not see every write.
+    two halves with an operation each, so that torn writes are met too. Files that C code opens for itself are not
+    seen, and of two disks entered at a time the outer one does not see every write.
 
     Args:
         root: The folder that is watched.
