@@ -182,6 +182,17 @@ class AlgorithmConfig(Section):
     entropy_coefficient_final: Annotated[
         float | None, Field(ge=0, description="Entropy bonus at the last step, linear between; unset is constant.")
     ] = None
+    proximal_logprobs: Annotated[
+        bool,
+        Field(
+            description="Compute the log-probabilities again with the weights before the step, for losses that limit "
+            "how far one step goes from there, whatever older weights sampled."
+        ),
+    ] = False
+    filter_termination_reasons: Annotated[
+        tuple[Literal["max_turns_exceeded", "max_prompt_tokens_exceeded", "max_response_tokens_exceeded", "done"], ...],
+        Field(description="Rollouts that ended so are not trained, nor compared with the others of their group."),
+    ] = ()
     loss_options: Annotated[dict[str, Any], Field(description="Parameters of the policy loss.")] = Field(
         default_factory=dict
     )

@@ -606,6 +606,7 @@ class TrainingSample(Record):
         turn_spans: ``(turns, 2)`` start and stop of each sampled completion in ``token_ids``.
         logprobs: ``(sampled_tokens,)`` of the rollout policy.
         advantages: ``(sampled_tokens,)``.
+        proximal_logprobs: ``(sampled_tokens,)`` of the policy before the step, where the run file asks for them.
         media: Images and the like, where ``token_ids`` holds placeholders.
         weight_versions: ``(turns,)`` the version that sampled each turn.
     """
@@ -619,6 +620,7 @@ class TrainingSample(Record):
     logprobs: LogprobsField | None
     advantages: AdvantagesField
     weight_versions: tuple[Count, ...]
+    proximal_logprobs: LogprobsField | None = None
     media: tuple[PlacedMedia, ...] = ()
 
     @model_validator(mode="after")
@@ -632,7 +634,11 @@ class TrainingSample(Record):
             raise ValueError("a sample cannot begin with a sampled token: there was no prompt")
         if len(self.weight_versions) != len(self.turn_spans):
             raise ValueError(f"{len(self.weight_versions)} weight versions for {len(self.turn_spans)} turns")
-        for what, array in (("log-probabilities", self.logprobs), ("advantages", self.advantages)):
+        for what, array in (
+            ("log-probabilities", self.logprobs),
+            ("proximal log-probabilities", self.proximal_logprobs),
+            ("advantages", self.advantages),
+        ):
             if array is not None and len(array) != self.sampled_tokens:
                 raise ValueError(f"{len(array)} {what} for {self.sampled_tokens} sampled tokens")
         return self

@@ -17,6 +17,7 @@ class FilterReason(StrEnum):
     TOO_FEW = "too_few_trajectories"
     UNIFORM_REWARD = "uniform_reward"
     NOTHING_SAMPLED = "nothing_sampled"
+    TERMINATION_REASON = "termination_reason"
 
 
 GroupOf = Callable[[Episode, Trajectory], str]

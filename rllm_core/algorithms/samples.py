@@ -41,7 +41,9 @@ def training_samples(group: TrajectoryGroup, advantages: Sequence[npt.NDArray[np
     """
     samples = []
     for trajectory, credit, rollout_id in zip(group.trajectories, advantages, group.rollout_ids, strict=True):
-        if len(credit) != len(trajectory.steps) or not np.isfinite(credit).all():
+        with np.errstate(over="ignore"):  # samples hold float32
+            finite = bool(np.isfinite(np.asarray(credit, np.float32)).all())
+        if len(credit) != len(trajectory.steps) or not finite:
             steps = len(trajectory.steps)
             raise ValueError(f"task {group.task_id!r}: the estimator returned advantages {credit!r} for {steps} steps")
         for positions in segments(trajectory.steps):

@@ -2,7 +2,7 @@
 
 A loss sees every sampled token of a micro-batch at once, in tensors of shape ``(tokens,)``, and returns what each of
 them contributes, to be *minimised*. It does no averaging: the backend aggregates with the counts of the whole
-optimizer step. ``logprobs`` carries the gradient; the other two are constants.
+optimizer step. ``logprobs`` carries the gradient; the others are constants.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 
 from rllm_core.config import Section
+from rllm_core.errors import ConfigError
 from rllm_core.run_file import validated
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class PolicyLoss(ABC):
 
     Attributes:
         needs_rollout_logprobs: Whether samples must carry the log-probabilities they were sampled with.
+        takes_proximal_logprobs: Whether it is called with ``proximal_logprobs`` where the run file asks for them.
         options_model: What ``algorithm.loss_options`` may hold; nothing unless a loss says otherwise.
         options: Those options, checked.
 
@@ -35,11 +37,14 @@ class PolicyLoss(ABC):
     """
 
     needs_rollout_logprobs: ClassVar[bool] = False
+    takes_proximal_logprobs: ClassVar[bool] = False
     options_model: ClassVar[type[Section]] = Section
 
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
         self.options: Section = validated(self.options_model, config.loss_options, "algorithm.loss_options", ())
+        if config.proximal_logprobs and not self.takes_proximal_logprobs:
+            raise ConfigError(f"algorithm.proximal_logprobs must be false: loss {config.loss!r} makes no use of them")
 
     @abstractmethod
     def __call__(
@@ -77,20 +82,28 @@ class PPOClipOptions(Section):
 class PPOClip(PolicyLoss):
     """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r`` the ratio to the policy that sampled.
 
+    With ``algorithm.proximal_logprobs`` the ratio is the one to the policy before the step, as if that had sampled.
+
     Source: PPO, arXiv 1707.06347, eq. 7; separate bounds as in DAPO, arXiv 2503.14476. The log of the ratio is
     clamped to +-20, so that a token the policy has abandoned gives a large number and not an infinite one.
     """
 
     needs_rollout_logprobs = True
+    takes_proximal_logprobs = True
     options_model = PPOClipOptions
     options: PPOClipOptions
 
     def __call__(
-        self, logprobs: torch.Tensor, rollout_logprobs: torch.Tensor | None, advantages: torch.Tensor
+        self,
+        logprobs: torch.Tensor,
+        rollout_logprobs: torch.Tensor | None,
+        advantages: torch.Tensor,
+        proximal_logprobs: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `PolicyLoss`."""
-        if rollout_logprobs is None:
+        before = rollout_logprobs if proximal_logprobs is None else proximal_logprobs
+        if before is None:
             raise ValueError("ppo_clip needs the log-probabilities of the policy that sampled")
-        ratio = torch.exp((logprobs - rollout_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        ratio = torch.exp((logprobs - before).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
         clipped = ratio.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
         return -torch.minimum(ratio * advantages, clipped * advantages)

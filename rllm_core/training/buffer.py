@@ -6,7 +6,7 @@ import asyncio
 import bisect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ class CompleteGroup:
         episodes: The rollouts that ended well, by ``rollout_index``.
         groups: The trajectory groups that survived filtering.
         advantages: Per group and trajectory ``(steps,)``, if the estimator works group by group.
+        left_out: How many of the episodes are in none of the groups, for the reason they ended with.
     """
 
     ordinal: int
@@ -39,6 +40,7 @@ class CompleteGroup:
     episodes: list[Episode]
     groups: list[TrajectoryGroup]
     advantages: list[list[npt.NDArray[np.float64]]] | None = None
+    left_out: int = 0
 
     @property
     def weight_version(self) -> int:
@@ -125,6 +127,7 @@ class TrajectoryGroupBuffer:
         estimator: Runs here, per group, if its scope is ``group``.
         drop_uniform: Filter groups whose rewards are all equal.
         group_of: Which group a trajectory is compared in.
+        leave_out: Reasons to end with that keep a rollout out of its groups.
         max_bytes: Complete groups beyond this hold generation up (`is_full`), or go to ``spill``.
         spill: Folder for complete groups that are not kept in memory; None keeps all there.
         in_order: Hand a group out only when every group dispatched before it has been handed out or dropped. Together
@@ -138,11 +141,13 @@ class TrajectoryGroupBuffer:
         drop_uniform: bool,
         in_order: bool = False,
         group_of: GroupOf = by_role,
+        leave_out: Collection[str] = (),
         max_bytes: int = sys.maxsize,
         spill: Path | None = None,
     ) -> None:
         self.estimator = estimator
         self.group_of = group_of
+        self.leave_out = frozenset(leave_out)
         self.max_bytes = max_bytes
         self.size_bytes = 0
         self.drop_uniform = drop_uniform
@@ -162,8 +167,9 @@ class TrajectoryGroupBuffer:
         finished = [episode for episode in episodes if episode.trajectories]
         if len(finished) < assembly.expected:
             return FilterReason.INCOMPLETE_GROUP
-        kept, reason = [], FilterReason.NOTHING_SAMPLED
-        for group in group_trajectories(assembly.ordinal, assembly.task_id, finished, self.group_of):
+        wanted = [episode for episode in finished if episode.termination_reason.value not in self.leave_out]
+        kept, reason = [], FilterReason.NOTHING_SAMPLED if wanted else FilterReason.TERMINATION_REASON
+        for group in group_trajectories(assembly.ordinal, assembly.task_id, wanted, self.group_of):
             why = filter_reason(group, min_group_size=self.estimator.min_group_size, drop_uniform=self.drop_uniform)
             if why is None:
                 kept.append(group)
@@ -172,7 +178,8 @@ class TrajectoryGroupBuffer:
         if not kept:
             return reason
         advantages = self.estimator(kept) if self.estimator.scope == "group" else None
-        return CompleteGroup(assembly.ordinal, assembly.task_id, assembly.epoch, finished, kept, advantages)
+        left_out = len(finished) - len(wanted)
+        return CompleteGroup(assembly.ordinal, assembly.task_id, assembly.epoch, finished, kept, advantages, left_out)
 
     def expect(self, ordinal: int) -> None:
         """A group has been dispatched."""

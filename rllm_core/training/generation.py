@@ -228,7 +228,9 @@ class Generation:
         if outcome is not FilterReason.INCOMPLETE_GROUP:
             self.quarantine.group_played(assembly.task_id)
         if isinstance(outcome, CompleteGroup):
-            self.reporter.event("enqueue", group=assembly.ordinal, weight_version=outcome.weight_version)
+            self.reporter.event(
+                "enqueue", group=assembly.ordinal, weight_version=outcome.weight_version, left_out=outcome.left_out
+            )
             self.buffer.put(outcome)
             self.coordinator.on_completed()
             self.coordinator.throttle(self.buffer.is_full and len(self.buffer) >= self._groups_per_take)

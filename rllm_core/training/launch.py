@@ -135,10 +135,13 @@ def _check_capabilities(
             )
     if algorithm.entropy_coefficient > 0 and not capabilities.entropy_bonus:
         raise ConfigError(f"algorithm.entropy_coefficient must be 0: backend {backend!r} has no entropy bonus")
+    if algorithm.proximal_logprobs and "proximal" not in capabilities.policies:
+        raise ConfigError(f"algorithm.proximal_logprobs must be false: backend {backend!r} cannot compute them")
     if capabilities.colocated and training.staleness_threshold > 0:
         raise ConfigError(
             f"training.staleness_threshold must be 0: backend {backend!r} shares its devices with its engine, so "
-            "generation and training take turns"
+            "generation and training take turns; choose a backend, or a setting of it, that separates the two "
+            "(for local, local.generation = 'separated')"
         )
     if training.rollouts_per_group < estimator.min_group_size:
         raise ConfigError(

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.advantages import AdvantageEstimator
+from rllm_core.algorithms.grouping import FilterReason
 from rllm_core.algorithms.samples import training_samples
 from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, PolicyUpdate
 from rllm_core.config import RunConfig
@@ -128,6 +129,7 @@ class Trainer:
             drop_uniform=config.algorithm.filter_uniform_groups,
             in_order=training.staleness == "strict",
             group_of=workflow.group_of,
+            leave_out=config.algorithm.filter_termination_reasons,
             max_bytes=training.buffer_max_bytes,
             spill=run_dir.path / "spill" if training.buffer_spill else None,
         )
@@ -290,7 +292,10 @@ class Trainer:
         result = await self._backend("update_policy", self.backend.update_policy(planned))
         self.step, self._consumed = step, []
         self.generation.groups_since_step = 0
-        self.books.book("trained", "trained", sum(len(item.episodes) for item in consumed))
+        left_out = sum(item.left_out for item in consumed)
+        self.books.book("trained", "trained", sum(len(item.episodes) for item in consumed) - left_out)
+        if left_out:
+            self.books.book("filtered", FilterReason.TERMINATION_REASON.value, left_out)
         self.reporter.event("step", step=step, groups=[item.ordinal for item in consumed])
         self.reporter.trained(consumed, samples, result.metrics, self.coordinator.weight_version)
         trained = time.monotonic()
@@ -326,11 +331,20 @@ class Trainer:
                 chunks.append([])
             for group, credit in zip(item.groups, credits, strict=True):
                 chunks[-1] += training_samples(group, credit)
-        for chunk in chunks:
+        for position, chunk in enumerate(chunks):
+            if self.config.algorithm.proximal_logprobs:
+                chunk = chunks[position] = await self._with_proximal_logprobs(chunk)
             batch = self.backend.transform_to_backend_batch(chunk)
             await self._backend("process_backend_batch", self.backend.process_backend_batch(batch))
             self.coordinator.touch()
         return [sample for chunk in chunks for sample in chunk]
+
+    async def _with_proximal_logprobs(self, samples: list[TrainingSample]) -> list[TrainingSample]:
+        computed = await self._backend("compute_logprobs", self.backend.compute_logprobs(samples, "proximal"))
+        return [
+            TrainingSample.model_validate({**dict(sample), "proximal_logprobs": logprobs})
+            for sample, logprobs in zip(samples, computed, strict=True)
+        ]
 
     def _advantages(self, taken: Sequence[CompleteGroup]) -> list[Credits]:
         """Per task and group: computed when the group was completed, or now if they need the whole step."""

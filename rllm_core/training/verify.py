@@ -93,6 +93,7 @@ class _Group:
     ended: set[int] = field(default_factory=set)
     state: str = "dispatched"
     weight_version: int = 0
+    left_out: int = 0
 
 
 class _Replay:
@@ -203,6 +204,7 @@ class _Replay:
             ended = len(group.ended)
             self._require(ended == group.rollouts, f"group {event['group']} is complete with {ended} ended rollouts")
             group.weight_version = event["weight_version"]
+            group.left_out = event["left_out"]
 
     def _filter(self, event: dict[str, Any]) -> None:
         group = self._expect(event["group"], "dispatched", "filtered")
@@ -233,7 +235,9 @@ class _Replay:
         for ordinal in event["groups"]:
             group = self._expect(ordinal, "consumed", "trained")
             if group is not None:
-                self._books["trained"]["trained"] += group.rollouts
+                self._books["trained"]["trained"] += group.rollouts - group.left_out
+                if group.left_out:
+                    self._books["filtered"]["termination_reason"] += group.left_out
                 del self.groups[ordinal]
 
     def _sync(self, event: dict[str, Any]) -> None:

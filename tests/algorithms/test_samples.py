@@ -122,7 +122,7 @@ def test_reasons_for_filtering() -> None:
     assert reason(of(step([1], [2], sampled=False)), drop_uniform=True) is FilterReason.TOO_FEW
 
 
-@pytest.mark.parametrize("credit", [[float("nan"), 0.0], [float("inf"), 0.0], [1.0], [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("credit", [[float("nan"), 0.0], [float("inf"), 0.0], [1e39, 0.0], [1.0], [1.0, 2.0, 3.0]])
 def test_advantages_that_make_no_sense_never_reach_a_backend(credit: list[float]) -> None:
     with pytest.raises(ValueError, match="task 't': the estimator returned advantages"):
         training_samples(of(step([1], [2]), step([1, 2, 3], [4])), [np.array(credit)])

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rllm_core.types import PlacedMedia, TokenIds, TrainingSample
+from rllm_core.types import Floats, PlacedMedia, TokenIds, TrainingSample
 from rllm_local.vision import Placement
 
 QUADRATIC_FROM_TOKENS = 1024
@@ -64,6 +64,7 @@ class MicroBatch:
         node_of_token: ``(sampled_tokens,)``.
         targets: ``(sampled_tokens,)`` the sampled tokens.
         rollout_logprobs: ``(sampled_tokens,)``, or None if a sample has none.
+        proximal_logprobs: ``(sampled_tokens,)``, or None if the run file does not ask for them.
         advantages: ``(sampled_tokens,)``.
         media: Images, by the flat positions in ``token_ids`` where they begin.
         samples: Positions in the pass of the samples, in the order of their tokens.
@@ -77,6 +78,7 @@ class MicroBatch:
     node_of_token: torch.Tensor
     targets: torch.Tensor
     rollout_logprobs: torch.Tensor | None
+    proximal_logprobs: torch.Tensor | None
     advantages: torch.Tensor
     media: list[Placement]
     samples: list[int]
@@ -197,10 +199,13 @@ def _lay_out(
     chosen = [samples[index] for index in order]
     nodes, node_of_token = np.unique(np.concatenate(sources), return_inverse=True)
     targets = np.concatenate([sample.token_ids[a:b] for sample in chosen for a, b in sample.turn_spans])
-    logprobs = [sample.logprobs for sample in chosen if sample.logprobs is not None]
 
     def tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
+
+    def joined(arrays: list[Floats | None]) -> torch.Tensor | None:
+        known = [array for array in arrays if array is not None]
+        return tensor(np.concatenate(known)) if len(known) == len(arrays) else None
 
     return MicroBatch(
         token_ids=tensor(ids),
@@ -209,7 +214,8 @@ def _lay_out(
         nodes=tensor(nodes),
         node_of_token=tensor(node_of_token),
         targets=tensor(targets.astype(np.int64)),
-        rollout_logprobs=tensor(np.concatenate(logprobs)) if len(logprobs) == len(chosen) else None,
+        rollout_logprobs=joined([sample.logprobs for sample in chosen]),
+        proximal_logprobs=joined([sample.proximal_logprobs for sample in chosen]),
         advantages=tensor(np.concatenate([sample.advantages for sample in chosen])),
         media=media,
         samples=order,

@@ -125,7 +125,8 @@ class Trainer:
         for micro in self._micro_batches(batch):
             distributions = torch.log_softmax(self._logits(micro), -1)
             logprobs = distributions[micro.node_of_token, micro.targets]
-            losses = self.loss(logprobs, micro.rollout_logprobs, micro.advantages)
+            known = {"proximal_logprobs": micro.proximal_logprobs} if self.loss.takes_proximal_logprobs else {}
+            losses = self.loss(logprobs, micro.rollout_logprobs, micro.advantages, **known)
             if entropy_coefficient > 0:
                 entropies = -(distributions.exp() * distributions).sum(-1)[micro.node_of_token]
                 losses = losses - entropy_coefficient * entropies

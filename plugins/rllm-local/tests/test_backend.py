@@ -195,6 +195,23 @@ async def test_accumulated_passes_equal_one_pass(run_config: Build, samples: lis
     assert close.float().mean() > 0.99
 
 
+async def test_stale_samples_with_proximal_logprobs_move_the_weights_as_fresh_ones_do(
+    run_config: Build, samples: list[TrainingSample]
+) -> None:
+    """Before the first update the ratio to the policy before the step is 1, whatever sampled them."""
+    moved = []
+    for algorithm in (AlgorithmConfig(), AlgorithmConfig(loss="ppo_clip", proximal_logprobs=True)):
+        async with started(run_config(algorithm=algorithm)) as (backend, _):
+            given = samples
+            if algorithm.proximal_logprobs:
+                computed = await backend.compute_logprobs(samples, "proximal")
+                given = [s.model_copy(update={"proximal_logprobs": c}) for s, c in zip(samples, computed, strict=True)]
+            await train(backend, [given], 1)
+            moved.append(weights(backend))
+    close = torch.cat([(moved[0][n] - moved[1][n]).abs().flatten() < 1e-5 for n in moved[0]])
+    assert close.float().mean() > 0.99
+
+
 async def test_the_reference_policy_stays_where_it_was(run_config: Build, samples: list[TrainingSample]) -> None:
     for lora in (None, LoRAConfig(rank=2)):
         async with started(run_config(LocalConfig(device="cpu", lora=lora))) as (backend, _):

@@ -73,3 +73,17 @@ def test_a_loss_takes_no_options_unless_it_says_so() -> None:
         Reinforce(AlgorithmConfig(loss_options={"clip_low": 0.1}))
     with pytest.raises(ConfigError, match=r"did you mean 'algorithm.loss_options.clip_high'"):
         ppo(clip_hihg=0.1)
+
+
+def test_ppo_clip_limits_the_step_from_the_policy_before_it_where_that_is_known() -> None:
+    loss = PPOClip(AlgorithmConfig(loss="ppo_clip", proximal_logprobs=True))
+    current = CURRENT.clone().requires_grad_()
+    loss(current, ROLLOUT, ONES, proximal_logprobs=CURRENT).sum().backward()
+    assert torch.equal(current.grad, -ONES), "nothing has moved yet, however old the samples are"
+    losses = loss(CURRENT, None, ONES, proximal_logprobs=ROLLOUT)
+    assert torch.equal(losses, ppo()(CURRENT, ROLLOUT, ONES))
+
+
+def test_a_loss_that_makes_no_use_of_them_refuses_proximal_logprobs() -> None:
+    with pytest.raises(ConfigError, match="loss 'reinforce' makes no use of them"):
+        Reinforce(AlgorithmConfig(proximal_logprobs=True))
