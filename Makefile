@@ -41,7 +41,7 @@ test-core: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest
 
 test-fast: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -m "not slow and not gpu"
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n auto --dist loadfile -m "not slow and not gpu"
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check

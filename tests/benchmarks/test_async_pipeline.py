@@ -108,6 +108,7 @@ def test_staleness_is_told_per_group() -> None:
     assert async_pipeline.staleness({"groups_by_staleness": ages}) == (1.15, 9, 10)
 
 
+@pytest.mark.slow
 def test_a_small_simulation_runs_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_pipeline, "GROUPS_PER_STEP", 4)
     monkeypatch.setattr(async_pipeline, "ROLLOUTS_PER_GROUP", 4)
@@ -131,6 +132,7 @@ def test_a_small_simulation_runs_the_trainer(tmp_path: Path, monkeypatch: pytest
     assert statistics.fmean(flying["step_seconds"]) < statistics.fmean(synchronous["step_seconds"])
 
 
+@pytest.mark.slow
 def test_the_command_prints_table_and_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,7 @@ def test_every_beat_that_could_not_come_is_late() -> None:
     assert max(pulse.lags_alone_seconds) < 0.1, "it slept, and used no core"
 
 
+@pytest.mark.slow
 def test_a_tiny_run_is_carried_and_its_books_balance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orchestrator, "GROUPS_PER_STEP", 2)
     row = orchestrator.carry(48, 2, 0.1, spread=True)
@@ -109,6 +110,7 @@ def test_a_tiny_run_is_carried_and_its_books_balance(monkeypatch: pytest.MonkeyP
     assert row["lag_p50_ms"] <= row["lag_p99_ms"] <= row["lag_max_ms"]
 
 
+@pytest.mark.slow
 def test_a_tiny_measurement_of_the_bookkeeping_has_every_figure(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ def refused(result: subprocess.CompletedProcess[str], *expected: str, code: int 
         assert text in lines[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -208,6 +208,7 @@ def arrays(record: Any) -> list[np.ndarray[Any, Any]]:
 # Round trips
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", records)
 @given(data=st.data())
 def test_records_survive_paper_pickle_and_copies(name: str, data: st.DataObject) -> None:
@@ -232,6 +233,7 @@ def test_records_survive_paper_pickle_and_copies(name: str, data: st.DataObject)
             assert not theirs.flags.writeable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", records)
 @given(data=st.data())
 def test_a_record_equals_only_what_says_the_same(name: str, data: st.DataObject) -> None:
@@ -509,6 +511,7 @@ def allocated(build: Callable[[], Any]) -> tuple[int, int]:
     return held, peak
 
 
+@pytest.mark.slow
 def test_a_long_episode_is_held_written_read_and_pickled_in_linear_space(toys: SimpleNamespace) -> None:
     short, long = conversation(toys, 100), conversation(toys, 400)
     forms: dict[str, Callable[[Episode, int], Any]] = {

@@ -117,6 +117,7 @@ def write_files(page: Page, folder: Path) -> list[str]:
     return [module.replace("/", ".") for module in modules]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if any(b.language == "python" for b in p.blocks)], ids=lambda page: page.name
 )

@@ -40,6 +40,7 @@ def rows(run: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
     return {f"{row['package']}/{row['name']}": row for row in json.loads(run.stdout)}
 
 
+@pytest.mark.slow
 def test_plugins_survives_everything_and_imports_nothing(rllm_core: Run) -> None:
     run = rllm_core("plugins", "--json", packages=EVERYTHING)
     assert run.returncode == 0, run.stderr
@@ -58,6 +59,7 @@ def test_plugins_survives_everything_and_imports_nothing(rllm_core: Run) -> None
     assert line.split() == ["good", "rllm-good", "1.2", "available", "rllm_good"]
 
 
+@pytest.mark.slow
 def test_load_reports_health_from_child_processes(rllm_core: Run) -> None:
     run = rllm_core("plugins", "--load", "--json", "--no-plugins=endless", packages=EVERYTHING)
     assert run.returncode == 0, run.stderr
@@ -86,6 +88,7 @@ def test_load_is_not_misled_by_files_in_the_current_folder(rllm_core: Run, tmp_p
     assert rows(run)["rllm-good/good"]["status"] == "loaded"
 
 
+@pytest.mark.slow
 def test_load_gives_up_on_an_import_that_never_ends(rllm_core: Run) -> None:
     start = time.monotonic()
     run = rllm_core(

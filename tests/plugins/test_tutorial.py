@@ -21,7 +21,7 @@ build-backend = "hatchling.build"
 def test_the_tutorial_makes_a_plugin_that_works(
     rllm_core: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    tutorial = DOCUMENTATION.read_text(encoding="utf-8").partition("## Write one")[2]
+    tutorial = DOCUMENTATION.read_text(encoding="utf-8").partition("## Write one")[2].partition("\n## ")[0]
     [table] = re.findall(r"```toml\n(.*?)```", tutorial, flags=re.DOTALL)
     [module] = re.findall(r"```python\n(.*?)```", tutorial, flags=re.DOTALL)
     project = tmp_path / "rllm-x"

@@ -100,6 +100,7 @@ def test_a_buffer_that_is_always_full_neither_stalls_nor_changes_what_is_trained
     assert not list(tight.path.glob("spill/*"))
 
 
+@pytest.mark.slow
 def test_a_full_buffer_holds_generation_up(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedBackend, "seconds_per_step", 0.05)
     more = (*AHEAD, "training.steps=16")

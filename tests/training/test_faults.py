@@ -27,6 +27,7 @@ from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify
 from rllm_core.types import Episode, FinishReason, TokenOutput, TrainingSample, Trajectory
 
+pytestmark = pytest.mark.slow  # a run per fault
 STEPS = 6
 ENDS_WITHIN_SECONDS = 60.0
 ENGINE = "engine.get_token_outputs_from_token_input"
@@ -147,6 +148,7 @@ ROLLOUT_FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROLLOUT_FAULTS)
 def test_a_rollout_that_goes_wrong_now_and_then_is_tried_again(play: Any, name: str) -> None:
     seam, action, reason = ROLLOUT_FAULTS[name]

@@ -109,6 +109,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Path, how: signal.Signals) -> None:
     run_dir = tmp_path / "run"
@@ -145,6 +146,7 @@ def assert_balanced(summary: dict[str, Any]) -> None:
     assert books["dispatched"] == sum(books[key] for key in ("trained", "filtered", "failed", "cancelled"))
 
 
+@pytest.mark.slow
 def test_interrupted_before_training_begins(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = start(run_dir, command=COMMAND.replace("main()", SLOW_START))
@@ -165,6 +167,7 @@ def test_interrupted_before_training_begins(tmp_path: Path) -> None:
     assert "holds no complete checkpoint: starting again at step 0" in err
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, uninterrupted: Path) -> None:
     again, other = start(tmp_path / "again"), start(tmp_path / "other", "-o", "training.seed=1")
     for process in (again, other):
@@ -175,6 +178,7 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, 
     assert (tmp_path / "other" / "metrics.jsonl").read_bytes() != whole
 
 
+@pytest.mark.slow
 def test_asynchronous_run_resumes_without_losing_or_repeating_a_task(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     more = ("-o", "training.staleness_threshold=2", "-o", "training.partial_rollout=true")
@@ -194,6 +198,7 @@ def test_asynchronous_run_resumes_without_losing_or_repeating_a_task(tmp_path: P
     assert summary["books"]["cancelled"] == summary["books"]["dispatched"] - STEPS * 16
 
 
+@pytest.mark.slow
 def test_interrupted_in_the_middle_of_a_streamed_step(tmp_path: Path) -> None:
     """The groups that had been through forward and backward are trained by the next start, once."""
     run_dir = tmp_path / "run"
@@ -276,6 +281,7 @@ def test_a_damaged_checkpoint_is_refused(run_scripted: Any) -> None:
     assert "policy.json does not match its manifest" in str(again.error)
 
 
+@pytest.mark.slow
 def test_a_hung_thread_of_the_backend_does_not_keep_the_process(tmp_path: Path) -> None:
     process = start(tmp_path / "run", command=COMMAND.replace("main()", HUNG_THREAD))
     _, err = process.communicate(timeout=60)

@@ -77,6 +77,7 @@ def trained_again(events: Events) -> None:
     steps[-1]["groups"][0] = steps[0]["groups"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tamper", "complaint"),
     [

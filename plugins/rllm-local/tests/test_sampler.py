@@ -168,6 +168,7 @@ class CountingDecoder:
         self.decoder.use(weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fused", "transformers"])
 def test_completions_share_rows_until_they_differ(kind: str, decoder: Decoder, model_folder: Path) -> None:
     if kind == "transformers":

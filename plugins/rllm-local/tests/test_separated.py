@@ -395,6 +395,7 @@ def test_gradients_accumulate_while_groups_arrive(
     assert [len(event["groups"]) for event in consumed] == [1] * 5 * GROUPS
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint(
     configured: Build, play: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -214,6 +214,7 @@ def test_the_warm_start_solves_no_more_than_chance(
     assert formed / total >= 0.7
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_model(
     starter_folder: tuple[Path, dict[str, float]], conversations: Conversations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +238,7 @@ def test_a_warm_start_that_does_not_converge_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_it_is_made_once_per_recipe(
     tmp_path: Path, conversations: Conversations, monkeypatch: pytest.MonkeyPatch
 ) -> None:

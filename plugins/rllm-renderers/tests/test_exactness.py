@@ -364,6 +364,7 @@ def test_a_session_can_be_pickled_between_turns(either):
     assert [s.token_ids.tolist() for s in again.segments] == [s.token_ids.tolist() for s in session.segments]
 
 
+@pytest.mark.slow
 def test_threads_that_truncate_with_the_same_tokenizer_change_nothing(make_either):
     parser = make_either()
     conversations = [[{"role": "user", "content": f"the quick brown fox {number}"}] for number in range(40)]
