@@ -131,12 +131,8 @@ class Generation:
             self.reporter.event("cancel", groups=ordinals, reason=reason)
         self._again = sorted({*self._again, *ordinals})
 
-    def save_buffer(self, path: Path) -> list[int]:
-        """Write the complete groups to a file of a checkpoint and return their ordinals."""
-        return self.buffer.write(path)
-
     def restore_buffer(self, path: Path, state: dict[str, Any]) -> None:
-        """Read what `save_buffer` wrote: these groups need not be generated again.
+        """Read what `TrajectoryGroupBuffer.write` wrote: these groups need not be generated again.
 
         Raises:
             ValueError: If they are not those of ``state``, the manifest's.
@@ -162,7 +158,7 @@ class Generation:
         )
 
     def state_dict(self, buffered_ordinals: list[int]) -> dict[str, Any]:
-        """For the manifest; ``buffered_ordinals`` are the groups that `save_buffer` wrote."""
+        """For the manifest; ``buffered_ordinals`` are the groups that the checkpoint holds whole."""
         return {
             "next_ordinal": self._next_ordinal,
             "due_ordinals": sorted({*self._assemblies, *self._again, *self.buffer.ordinals()} - set(buffered_ordinals)),

@@ -423,7 +423,7 @@ class Trainer:
         backend_folder = folder / "backend"
         backend_folder.mkdir()
         await self._backend("save_checkpoint", self.backend.save_checkpoint(backend_folder))
-        buffered = await asyncio.to_thread(self.generation.save_buffer, folder / "buffer.jsonl")
+        buffered = await asyncio.to_thread(self.buffer.write, folder / "buffer.jsonl")
         self.reporter.event("checkpoint", step=self.step)
         state = {
             "step": self.step,

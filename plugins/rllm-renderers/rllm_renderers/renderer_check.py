@@ -7,7 +7,7 @@ from typing import Any
 
 from rllm_renderers.encoding import Encoder
 from rllm_renderers.package import Family
-from rllm_renderers.self_check import Tail
+from rllm_renderers.self_check import TAILS, Tail
 
 _TOOL: dict[str, Any] = {
     "type": "function",
@@ -19,10 +19,6 @@ _TOOL: dict[str, Any] = {
 }
 _ASK = {"role": "user", "content": "What is it now?"}
 _SAYS, _SEEKS = "Let me see", "the lost key"
-_NEXT = {"role": "user", "content": "Go on, please!"}
-_FIRST = {"role": "tool", "tool_call_id": "call00001", "content": "12 of them"}
-_SECOND = {"role": "tool", "tool_call_id": "call00002", "content": "none"}
-_TAILS = ([_NEXT], [_FIRST], [_FIRST, _NEXT], [_FIRST, _SECOND], [_FIRST, _SECOND, _NEXT])
 # What families raise on conversations they do not take.
 _REFUSALS = (TypeError, ValueError, LookupError, AttributeError)
 
@@ -39,7 +35,7 @@ def bridged_tails(family: Family, encoder: Encoder, stops: Sequence[int], with_t
     """The tails after which bridging equals, token for token, rendering a whole conversation."""
     proven = set()
     for tools in [None, [_TOOL]] if with_tools else [None]:
-        for tail in _TAILS:
+        for tail in TAILS:
             kind = Tail.of(tail, tools)
             named = [{**message, "name": "look_up"} if message["role"] == "tool" else message for message in tail]
             # Without its name, a tool's answer may be refused; it must not be rendered in another way.

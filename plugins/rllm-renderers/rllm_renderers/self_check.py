@@ -56,7 +56,7 @@ _ANSWER = "Let me see"
 _NEXT = {"role": "user", "content": "Go on, please!"}
 _FIRST = {"role": "tool", "tool_call_id": "call00001", "content": "12 of them"}
 _SECOND = {"role": "tool", "tool_call_id": "call00002", "content": "none"}
-_TAILS = ([_NEXT], [_FIRST], [_FIRST, _NEXT], [_FIRST, _SECOND], [_FIRST, _SECOND, _NEXT])
+TAILS = ([_NEXT], [_FIRST], [_FIRST, _NEXT], [_FIRST, _SECOND], [_FIRST, _SECOND, _NEXT])
 
 
 def shows_tools(template: ChatTemplate) -> bool:
@@ -105,7 +105,7 @@ def names_calls(template: ChatTemplate, tails: Collection[Tail]) -> bool:
     """Whether what the template writes after a call depends on the name of what was called."""
     return any(
         template.suffix(messages, tools, _NAME) != template.suffix(messages, tools, "other")
-        for messages in _TAILS
+        for messages in TAILS
         for tools in ([], [_TOOL])
         if Tail.of(messages, tools) in tails
     )
@@ -115,7 +115,7 @@ def bridged_tails(template: ChatTemplate) -> frozenset[Tail]:
     """The tails after which appending a suffix equals, token for token, rendering a whole conversation."""
     proven = set()
     for tools in [[], [_TOOL]] if shows_tools(template) else [[]]:
-        for messages in [*_TAILS, *_tails_with_images(template)]:
+        for messages in [*TAILS, *_tails_with_images(template)]:
             tail = Tail.of(messages, tools)
             if tail is not None and _is_exact(template, messages, tools):
                 proven.add(tail)
@@ -126,7 +126,7 @@ def _tails_with_images(template: ChatTemplate) -> Iterator[Sequence[MessageLike]
     if template.media is None:
         return
     image = template.media.probe_part()
-    for tail in _TAILS:
+    for tail in TAILS:
         roles = {message["role"] for message in tail}
         for chosen in [{role} for role in sorted(roles)] + [roles] * (len(roles) > 1):
             yield [_with_image(message, image) if message["role"] in chosen else message for message in tail]

@@ -6,7 +6,7 @@ import re
 
 from rllm_core.parser import ParsedToolCall
 from rllm_renderers.formats.json_text import read_json
-from rllm_renderers.formats.tool_format import Schemas, ToolFormat, checked_call
+from rllm_renderers.formats.tool_format import Schemas, ToolFormat, checked_call, scan_calls
 
 _BAR = "\N{FULLWIDTH VERTICAL LINE}"
 _ALL, _END_OF_ALL = f"<{_BAR}tool▁calls▁begin{_BAR}>", f"<{_BAR}tool▁calls▁end{_BAR}>"
@@ -26,21 +26,16 @@ class DeepSeek(ToolFormat):
 
     def split_calls(self, text: str, schemas: Schemas | None) -> tuple[str, tuple[ParsedToolCall, ...]]:
         """See `ToolFormat.split_calls`."""
-        outside: list[str] = []
-        calls: list[ParsedToolCall] = []
-        position = 0
-        while (opening := _OPENING.search(text, position)) is not None:
-            outside.append(text[position : opening.start()])
-            closing, following = _CLOSING.search(text, opening.end()), _OPENING.search(text, opening.end())
-            if closing is None or (following is not None and following.start() < closing.start()):
-                position = following.start() if following is not None else len(text)
-                calls.append(ParsedToolCall(None, None, text[opening.start() : position], "unclosed_block"))
-            else:
-                position = closing.end()
-                raw = text[opening.start() : position]
-                calls.append(_call(text[opening.end() : closing.start()], raw, schemas))
-        outside.append(text[position:])
-        return "".join(outside), tuple(calls)
+        return scan_calls(text, _OPENING, lambda opening: _call_at(text, opening, schemas))
+
+
+def _call_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tuple[int, list[ParsedToolCall]]:
+    closing, following = _CLOSING.search(text, opening.end()), _OPENING.search(text, opening.end())
+    if closing is None or (following is not None and following.start() < closing.start()):
+        stop = following.start() if following is not None else len(text)
+        return stop, [ParsedToolCall(None, None, text[opening.start() : stop], "unclosed_block")]
+    raw = text[opening.start() : closing.end()]
+    return closing.end(), [_call(text[opening.end() : closing.start()], raw, schemas)]
 
 
 def _call(inside: str, raw: str, schemas: Schemas | None) -> ParsedToolCall:

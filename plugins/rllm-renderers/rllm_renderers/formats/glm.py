@@ -6,8 +6,8 @@ import re
 
 from rllm_core.parser import ParsedToolCall
 from rllm_renderers.formats.hermes import CLOSE, OPEN, end_of_block
-from rllm_renderers.formats.tool_format import Schemas, ToolFormat, checked_call
-from rllm_renderers.formats.typed_text import typed
+from rllm_renderers.formats.tool_format import Schemas, ToolFormat, scan_calls
+from rllm_renderers.formats.typed_text import typed_call
 
 _NAME = re.compile(rf"{OPEN}\s*([^<\n]*)")
 _KEY = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
@@ -25,20 +25,11 @@ class Glm(ToolFormat):
 
     def split_calls(self, text: str, schemas: Schemas | None) -> tuple[str, tuple[ParsedToolCall, ...]]:
         """See `ToolFormat.split_calls`."""
-        outside: list[str] = []
-        calls: list[ParsedToolCall] = []
-        position = 0
-        while (opening := _NAME.search(text, position)) is not None:
-            outside.append(text[position : opening.start()])
-            position, call = _call_at(text, opening, schemas)
-            calls.append(call)
-        outside.append(text[position:])
-        return "".join(outside), tuple(calls)
+        return scan_calls(text, _NAME, lambda opening: _call_at(text, opening, schemas))
 
 
-def _call_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tuple[int, ParsedToolCall]:
+def _call_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tuple[int, list[ParsedToolCall]]:
     start, position, name = opening.start(), opening.end(), opening[1].strip()
-    types = (schemas or {}).get(name, {})
     values: dict[str, str] = {}
     while (key := _KEY.match(text, position)) is not None:
         end_of_value = _END_OF_VALUE.search(text, key.end())
@@ -50,10 +41,6 @@ def _call_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tupl
     if end is None:
         stop, status = end_of_block(text, start + len(OPEN))
         status = status if status == "unclosed_block" else "malformed_structure"
-        return stop, ParsedToolCall(None, None, text[start:stop], status)
+        return stop, [ParsedToolCall(None, None, text[start:stop], status)]
     raw = text[start : end.end()]
-    try:
-        arguments = {key: typed(value, types.get(key)) for key, value in values.items()}
-    except ValueError:
-        return end.end(), ParsedToolCall(name or None, None, raw, "invalid_json")
-    return end.end(), checked_call(name, arguments, raw, schemas)
+    return end.end(), [typed_call(name, values, raw, schemas)]

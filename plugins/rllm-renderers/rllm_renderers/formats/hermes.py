@@ -6,9 +6,10 @@ import re
 
 from rllm_core.parser import ParsedToolCall
 from rllm_renderers.formats.json_text import json_at
-from rllm_renderers.formats.tool_format import Schemas, ToolFormat, call_of_object
+from rllm_renderers.formats.tool_format import Schemas, ToolFormat, call_of_object, scan_calls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_OPENING = re.compile(OPEN)
 _CLOSING = re.compile(r"\s*" + CLOSE)
 
 
@@ -21,25 +22,19 @@ class Hermes(ToolFormat):
 
     def split_calls(self, text: str, schemas: Schemas | None) -> tuple[str, tuple[ParsedToolCall, ...]]:
         """See `ToolFormat.split_calls`. A closing tag inside a JSON string does not close the call."""
-        outside: list[str] = []
-        calls: list[ParsedToolCall] = []
-        position = 0
-        while (start := text.find(OPEN, position)) >= 0:
-            outside.append(text[position:start])
-            inside = start + len(OPEN)
-            try:
-                value, end = json_at(text, inside)
-                closing = _CLOSING.match(text, end)
-            except ValueError:
-                closing = None
-            if closing is not None:
-                position = closing.end()
-                calls.append(call_of_object(value, text[start:position], schemas))
-            else:
-                position, status = end_of_block(text, inside)
-                calls.append(ParsedToolCall(None, None, text[start:position], status))
-        outside.append(text[position:])
-        return "".join(outside), tuple(calls)
+        return scan_calls(text, _OPENING, lambda opening: _call_at(text, opening, schemas))
+
+
+def _call_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tuple[int, list[ParsedToolCall]]:
+    try:
+        value, end = json_at(text, opening.end())
+        closing = _CLOSING.match(text, end)
+    except ValueError:
+        closing = None
+    if closing is not None:
+        return closing.end(), [call_of_object(value, text[opening.start() : closing.end()], schemas)]
+    stop, status = end_of_block(text, opening.end())
+    return stop, [ParsedToolCall(None, None, text[opening.start() : stop], status)]
 
 
 def end_of_block(text: str, inside: int) -> tuple[int, str]:

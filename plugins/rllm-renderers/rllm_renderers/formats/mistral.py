@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from rllm_core.parser import ParsedToolCall
 from rllm_renderers.formats.json_text import UnfinishedJson, json_at
-from rllm_renderers.formats.tool_format import Schemas, ToolFormat, call_of_object, checked_call
+from rllm_renderers.formats.tool_format import Schemas, ToolFormat, call_of_object, checked_call, scan_calls
 
 OPEN = "[TOOL_CALLS]"
+_OPENING = re.compile(re.escape(OPEN))
 _ARRAY = re.compile(r"\s*\[(?=\s*[\]{])")
 _BETWEEN = re.compile(r"\s*+,\s*+(?=\{)")
 _END_OF_ARRAY = re.compile(r"\s*\]")
@@ -31,19 +32,15 @@ class Mistral(ToolFormat):
 
     def split_calls(self, text: str, schemas: Schemas | None) -> tuple[str, tuple[ParsedToolCall, ...]]:
         """See `ToolFormat.split_calls`."""
-        outside: list[str] = []
-        calls: list[ParsedToolCall] = []
-        position = 0
-        while (start := text.find(OPEN, position)) >= 0:
-            outside.append(text[position:start])
-            array = _ARRAY.match(text, start + len(OPEN))
-            if array is not None:
-                position, found = _calls_in_array(text, start, array.end(), schemas)
-            else:
-                position, found = _named_call(text, start, schemas)
-            calls += found
-        outside.append(text[position:])
-        return "".join(outside), tuple(_with_id(call, number) for number, call in enumerate(calls))
+        content, calls = scan_calls(text, _OPENING, lambda opening: _calls_at(text, opening, schemas))
+        return content, tuple(_with_id(call, number) for number, call in enumerate(calls))
+
+
+def _calls_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tuple[int, list[ParsedToolCall]]:
+    array = _ARRAY.match(text, opening.end())
+    if array is not None:
+        return _calls_in_array(text, opening.start(), array.end(), schemas)
+    return _named_call(text, opening.start(), schemas)
 
 
 def _calls_in_array(text: str, start: int, position: int, schemas: Schemas | None) -> tuple[int, list[ParsedToolCall]]:

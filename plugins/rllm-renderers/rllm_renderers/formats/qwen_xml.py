@@ -9,8 +9,8 @@ import re
 
 from rllm_core.parser import ParsedToolCall
 from rllm_renderers.formats.hermes import CLOSE, OPEN
-from rllm_renderers.formats.tool_format import Schemas, ToolFormat, checked_call
-from rllm_renderers.formats.typed_text import typed
+from rllm_renderers.formats.tool_format import Schemas, ToolFormat, scan_calls
+from rllm_renderers.formats.typed_text import typed_call
 
 _OPENING = re.compile(rf"{OPEN}|<function=")
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
@@ -33,18 +33,10 @@ class QwenXml(ToolFormat):
 
     def split_calls(self, text: str, schemas: Schemas | None) -> tuple[str, tuple[ParsedToolCall, ...]]:
         """See `ToolFormat.split_calls`. Calls without ``<tool_call>`` around them, which models write too, are read."""
-        outside: list[str] = []
-        calls: list[ParsedToolCall] = []
-        position = 0
-        while (opening := _OPENING.search(text, position)) is not None:
-            outside.append(text[position : opening.start()])
-            position, call = _call_at(text, opening, schemas)
-            calls.append(call)
-        outside.append(text[position:])
-        return "".join(outside), tuple(calls)
+        return scan_calls(text, _OPENING, lambda opening: _call_at(text, opening, schemas))
 
 
-def _call_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tuple[int, ParsedToolCall]:
+def _call_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tuple[int, list[ParsedToolCall]]:
     start = opening.start()
     is_wrapped = opening[0] == OPEN
     function = _FUNCTION.match(text, opening.end() if is_wrapped else start)
@@ -64,15 +56,10 @@ def _call_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tupl
             return _unreadable(text, opening, "malformed_structure")
         position = closed.end()
     name, raw = function[1].strip(), text[start:position]
-    types = (schemas or {}).get(name, {})
-    try:
-        arguments = {key: typed(value, types.get(key)) for key, value in values.items()}
-    except ValueError:
-        return position, ParsedToolCall(name or None, None, raw, "invalid_json")
-    return position, checked_call(name, arguments, raw, schemas)
+    return position, [typed_call(name, values, raw, schemas)]
 
 
-def _unreadable(text: str, opening: re.Match[str], status: str) -> tuple[int, ParsedToolCall]:
+def _unreadable(text: str, opening: re.Match[str], status: str) -> tuple[int, list[ParsedToolCall]]:
     """The block up to where it would end, or the next one begins."""
     close = CLOSE if opening[0] == OPEN else "</function>"
     end, following = text.find(close, opening.end()), text.find(opening[0], opening.end())
@@ -80,7 +67,7 @@ def _unreadable(text: str, opening: re.Match[str], status: str) -> tuple[int, Pa
         stop, status = (following if following >= 0 else len(text)), "unclosed_block"
     else:
         stop = end + len(close)
-    return stop, ParsedToolCall(None, None, text[opening.start() : stop], status)
+    return stop, [ParsedToolCall(None, None, text[opening.start() : stop], status)]
 
 
 def _without_line_breaks(value: str) -> str:

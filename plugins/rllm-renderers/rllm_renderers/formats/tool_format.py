@@ -12,8 +12,9 @@ Every attempt at a call is reported with a status:
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from rllm_core.parser import ParsedCompletion, ParsedToolCall, Termination, ToolSpec
@@ -100,6 +101,30 @@ class ToolFormat(ABC):
         if ends_at < 0:
             return body.strip(), "", False
         return body[:ends_at].strip(), body[ends_at + len(end) :], True
+
+
+def scan_calls(
+    text: str, opening: re.Pattern[str], read: Callable[[re.Match[str]], tuple[int, Sequence[ParsedToolCall]]]
+) -> tuple[str, tuple[ParsedToolCall, ...]]:
+    """Split a text at what opens calls.
+
+    Args:
+        text: The text.
+        opening: What calls begin with.
+        read: From an opening to where its calls end, and these calls.
+
+    Returns:
+        The text outside of the calls, and the calls.
+    """
+    outside: list[str] = []
+    calls: list[ParsedToolCall] = []
+    position = 0
+    while (found := opening.search(text, position)) is not None:
+        outside.append(text[position : found.start()])
+        position, read_here = read(found)
+        calls += read_here
+    outside.append(text[position:])
+    return "".join(outside), tuple(calls)
 
 
 class NoCalls(ToolFormat):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rllm_core.parser import ParsedToolCall
 from rllm_renderers.formats.json_text import read_json
+from rllm_renderers.formats.tool_format import Schemas, checked_call
 
 # As templates print them from data, in Python's spelling.
 _CONSTANTS = {"True": True, "False": False, "None": None}
@@ -29,6 +31,16 @@ def typed(text: str, schema: Any) -> Any:
             return text
         raise
     return text if not types and isinstance(value, str) else value
+
+
+def typed_call(name: str, values: Mapping[str, str], raw: str, schemas: Schemas | None) -> ParsedToolCall:
+    """A call whose arguments are bare text, with its status."""
+    types = (schemas or {}).get(name, {})
+    try:
+        arguments = {key: typed(value, types.get(key)) for key, value in values.items()}
+    except ValueError:
+        return ParsedToolCall(name or None, None, raw, "invalid_json")
+    return checked_call(name, arguments, raw, schemas)
 
 
 def _types(schema: Any) -> Iterable[str]:
