@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -33,18 +32,17 @@ from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import RunError, StallError, UserError
 from rllm_core.observers import Observers
-from rllm_core.training import checkpoint
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.deadlines import within
 from rllm_core.training.generation import Generation
-from rllm_core.training.journal import writing
 from rllm_core.training.metrics import Trackers
 from rllm_core.training.progress import Progress
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import RolloutRunner
 from rllm_core.training.run_dir import RunDir
+from rllm_core.training.saving import Position, Saving
 from rllm_core.training.state import TrainerState
 from rllm_core.training.tasks import TaskStream, spread
 from rllm_core.training.validation import ValidationResult, play_all, summarise
@@ -112,8 +110,7 @@ class Trainer:
         self.progress = progress
         self.reporter = Reporter(config, run_dir, progress, trackers)
         self.books = Books()
-        self.step = 0
-        self.validations: list[ValidationResult] = []
+        self.position = Position()
         training, capabilities = config.training, type(backend).capabilities(config)
         self.colocated = capabilities.colocated
         self.groups_per_pass, self.groups_per_take = passes(config, capabilities, estimator)
@@ -146,10 +143,28 @@ class Trainer:
             incarnation=run_dir.incarnation,
             groups_per_take=self.groups_per_take,
         )
+        self.saving = Saving(
+            config=config,
+            run_dir=run_dir,
+            backend=backend,
+            coordinator=self.coordinator,
+            buffer=self.buffer,
+            generation=self.generation,
+            books=self.books,
+            reporter=self.reporter,
+        )
         self._interrupt: Interrupted | None = None
-        self._checkpointed_step: int | None = None
-        self._synced_step = 0
         self._consumed: list[CompleteGroup] = []  # groups of the optimizer step in progress
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.position.step
+
+    @property
+    def validations(self) -> list[ValidationResult]:
+        """Results so far."""
+        return self.position.validations
 
     # ----------------------------------------------------------------------------------------------------------------
     # Life cycle
@@ -163,7 +178,8 @@ class Trainer:
         """
         status = "failed"
         try:
-            await self._resume()
+            self.position = Position.saved_in(self.run_dir.manifest)
+            await self.saving.resume()
             restored = self.buffer.ordinals()
             self.reporter.event("begin", incarnation=self.run_dir.incarnation, step=self.step, restored=restored)
             await self.observers.notify("on_train_start", state=self.state())
@@ -290,7 +306,7 @@ class Trainer:
             trajectories=sum(len(group.trajectories) for item in consumed for group in item.groups),
         )
         result = await self._backend("update_policy", self.backend.update_policy(planned))
-        self.step, self._consumed = step, []
+        self.position.step, self._consumed = step, []
         self.generation.groups_since_step = 0
         left_out = sum(item.left_out for item in consumed)
         self.books.book("trained", "trained", sum(len(item.episodes) for item in consumed) - left_out)
@@ -374,7 +390,7 @@ class Trainer:
     async def _publish(self, reason: Literal["start", "step", "resume"]) -> None:
         """New weights to the engine, then the version to everybody."""
         coordinator = self.coordinator
-        is_new = reason == "step" or self._synced_step != self.step
+        is_new = reason == "step" or self.position.synced_step != self.step
         update = PolicyUpdate(coordinator.weight_version + is_new, self.step, reason)
         limit = self.config.training.sync_timeout_seconds
         await within(limit, self._call("on_policy_updated"), self.backend.on_policy_updated(update))
@@ -383,7 +399,7 @@ class Trainer:
                 f"backend {self.backend.name!r} left its engine at weight version {self.engine.weight_version}, "
                 f"not {update.version}, after on_policy_updated"
             )
-        self._synced_step = self.step
+        self.position.synced_step = self.step
         coordinator.on_synced(update.version)
         if self.colocated:
             await self._backend("enter_generation", self.backend.enter_generation())
@@ -412,53 +428,9 @@ class Trainer:
         self.books.check(self.coordinator.outstanding * self.config.training.rollouts_per_group)
 
     async def _save_checkpoint(self) -> None:
-        if self._checkpointed_step == self.step:
-            return
-        with writing(checkpoint.step_folder(self.run_dir.checkpoints, self.step)):
-            folder = await self._write_checkpoint()
-        await self.observers.notify("on_checkpoint_saved", state=self.state(), step=self.step, directory=folder)
-
-    async def _write_checkpoint(self) -> Path:
-        folder = checkpoint.begin(self.run_dir.checkpoints, self.step)
-        backend_folder = folder / "backend"
-        backend_folder.mkdir()
-        await self._backend("save_checkpoint", self.backend.save_checkpoint(backend_folder))
-        buffered = await asyncio.to_thread(self.buffer.write, folder / "buffer.jsonl")
-        self.reporter.event("checkpoint", step=self.step)
-        state = {
-            "step": self.step,
-            "incarnation": self.run_dir.incarnation,
-            "synced_step": self._synced_step,
-            "generation": self.generation.state_dict(buffered),
-            "coordinator": self.coordinator.state_dict(),
-            "books": self.books.state_after_restart(len(buffered) * self.config.training.rollouts_per_group),
-            "validations": [validation.to_dict() for validation in self.validations],
-            "backend": self.backend.state_dict(),
-            "offsets": self.run_dir.sync(),
-        }
-        await asyncio.to_thread(checkpoint.commit, folder, state)
-        self._checkpointed_step = self.step
-        checkpoint.prune(self.run_dir.checkpoints, self.config.training.keep_checkpoints)
-        return folder
-
-    async def _resume(self) -> None:
-        manifest, folder = self.run_dir.manifest, self.run_dir.resumed
-        if manifest is None or folder is None:
-            return
-        self.step = self._checkpointed_step = manifest["step"]
-        self._synced_step = manifest["synced_step"]
-        self.generation.load_state_dict(manifest["generation"])
-        self.coordinator.load_state_dict(manifest["coordinator"])
-        self.books.load_state_dict(manifest["books"])
-        self.generation.restore_buffer(folder / "buffer.jsonl", manifest["generation"])
-        if self.config.training.staleness == "strict" and self._synced_step != self.step:
-            # The weights go live before their turn, which makes what was sampled before older than it may become.
-            self.generation.discard("restart")
-        self.validations = [ValidationResult(**validation) for validation in manifest["validations"]]
-        self.backend.load_state_dict(manifest["backend"])
-        await self._backend("load_checkpoint", self.backend.load_checkpoint(folder / "backend"))
-        # What a kill kept the start before from removing.
-        checkpoint.prune(self.run_dir.checkpoints, self.config.training.keep_checkpoints)
+        folder = await self.saving.save(self.position)
+        if folder is not None:
+            await self.observers.notify("on_checkpoint_saved", state=self.state(), step=self.step, directory=folder)
 
 
 async def _stop(*tasks: asyncio.Task[None]) -> None:

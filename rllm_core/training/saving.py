@@ -1,0 +1,143 @@
+"""Saving a run into checkpoints, and going on from the newest: which part of the run goes where."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rllm_core.backend import BackendProtocol
+from rllm_core.config import RunConfig
+from rllm_core.training import checkpoint
+from rllm_core.training.books import Books
+from rllm_core.training.buffer import TrajectoryGroupBuffer
+from rllm_core.training.coordinator import SyncCoordinator
+from rllm_core.training.deadlines import within
+from rllm_core.training.generation import Generation
+from rllm_core.training.journal import writing
+from rllm_core.training.reporting import Reporter
+from rllm_core.training.run_dir import RunDir
+from rllm_core.training.validation import ValidationResult
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass
+class Position:
+    """How far a run has come.
+
+    Attributes:
+        step: Optimizer steps done.
+        synced_step: The step whose weights are live in the engine.
+        validations: Results so far.
+    """
+
+    step: int = 0
+    synced_step: int = 0
+    validations: list[ValidationResult] = field(default_factory=list)
+
+    @classmethod
+    def saved_in(cls, manifest: dict[str, Any] | None) -> Position:
+        """The position of a checkpoint; the beginning if there is none."""
+        if manifest is None:
+            return cls()
+        validations = [ValidationResult(**validation) for validation in manifest["validations"]]
+        return cls(manifest["step"], manifest["synced_step"], validations)
+
+
+class Saving:
+    """Writes the parts of a run into a checkpoint, and restores them from the one a start goes on from.
+
+    Args:
+        config: The resolved run file.
+        run_dir: Where checkpoints are, and which of them is resumed.
+        backend: Saves and loads its own files.
+        coordinator: Versions and the place in the window.
+        buffer: Complete groups that wait.
+        generation: Which tasks come next.
+        books: Where rollouts ended.
+        reporter: Writes the event.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        run_dir: RunDir,
+        backend: BackendProtocol[Any],
+        coordinator: SyncCoordinator,
+        buffer: TrajectoryGroupBuffer,
+        generation: Generation,
+        books: Books,
+        reporter: Reporter,
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.backend = backend
+        self.coordinator = coordinator
+        self.buffer = buffer
+        self.generation = generation
+        self.books = books
+        self.reporter = reporter
+        self._saved_step: int | None = None
+
+    async def save(self, position: Position) -> Path | None:
+        """Write a checkpoint and remove those that are not kept.
+
+        Returns:
+            Its folder; None if there is one of this step.
+
+        Raises:
+            RunError: If the disk refuses.
+        """
+        if self._saved_step == position.step:
+            return None
+        with writing(checkpoint.step_folder(self.run_dir.checkpoints, position.step)):
+            return await self._write(position)
+
+    async def _write(self, position: Position) -> Path:
+        folder = checkpoint.begin(self.run_dir.checkpoints, position.step)
+        backend_folder = folder / "backend"
+        backend_folder.mkdir()
+        await self._backend("save_checkpoint", self.backend.save_checkpoint(backend_folder))
+        buffered = await asyncio.to_thread(self.buffer.write, folder / "buffer.jsonl")
+        self.reporter.event("checkpoint", step=position.step)
+        state = {
+            "step": position.step,
+            "incarnation": self.run_dir.incarnation,
+            "synced_step": position.synced_step,
+            "generation": self.generation.state_dict(buffered),
+            "coordinator": self.coordinator.state_dict(),
+            "books": self.books.state_after_restart(len(buffered) * self.config.training.rollouts_per_group),
+            "validations": [validation.to_dict() for validation in position.validations],
+            "backend": self.backend.state_dict(),
+            "offsets": self.run_dir.sync(),
+        }
+        await asyncio.to_thread(checkpoint.commit, folder, state)
+        self._saved_step = position.step
+        checkpoint.prune(self.run_dir.checkpoints, self.config.training.keep_checkpoints)
+        return folder
+
+    async def resume(self) -> None:
+        """Restore every part from the checkpoint that this start goes on from, if there is one."""
+        manifest, folder = self.run_dir.manifest, self.run_dir.resumed
+        if manifest is None or folder is None:
+            return
+        self._saved_step = manifest["step"]
+        self.generation.load_state_dict(manifest["generation"])
+        self.coordinator.load_state_dict(manifest["coordinator"])
+        self.books.load_state_dict(manifest["books"])
+        self.generation.restore_buffer(folder / "buffer.jsonl", manifest["generation"])
+        if self.config.training.staleness == "strict" and manifest["synced_step"] != manifest["step"]:
+            # The weights go live before their turn, which makes what was sampled before older than it may become.
+            self.generation.discard("restart")
+        self.backend.load_state_dict(manifest["backend"])
+        await self._backend("load_checkpoint", self.backend.load_checkpoint(folder / "backend"))
+        # What a kill kept the start before from removing.
+        checkpoint.prune(self.run_dir.checkpoints, self.config.training.keep_checkpoints)
+
+    async def _backend(self, method: str, call: Awaitable[ResultT]) -> ResultT:
+        limit = self.config.training.backend_timeout_seconds
+        return await within(limit, f"{method} of backend {self.config.backend!r}", call)
