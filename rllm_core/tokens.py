@@ -54,7 +54,16 @@ def logprobs(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
 
 def advantages(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
     """A read-only ``float32`` array; one number for all tokens, as most estimators give, is stored once."""
-    array, lowest, highest = _finite_floats(value, what="advantages")
+    return _finite(value, "advantages")
+
+
+def token_rewards(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
+    """A read-only ``float32`` array of the rewards of single tokens."""
+    return _finite(value, "token rewards")
+
+
+def _finite(value: Sequence[float] | npt.NDArray[Any], what: str) -> Floats:
+    array, lowest, highest = _finite_floats(value, what=what)
     if lowest == highest and array.size > 1 and array.strides != (0,):
         return repeated(lowest, array.size)
     return array
@@ -105,6 +114,7 @@ _EMPTY_FLOATS.setflags(write=False)
 TokenIdsField = Annotated[TokenIds, PlainValidator(token_ids), PlainSerializer(_to_list)]
 LogprobsField = Annotated[Floats, PlainValidator(logprobs), PlainSerializer(_to_list)]
 AdvantagesField = Annotated[Floats, PlainValidator(advantages), PlainSerializer(_to_list)]
+TokenRewardsField = Annotated[Floats, PlainValidator(token_rewards), PlainSerializer(_to_list)]
 
 
 class TokenLog:

@@ -63,6 +63,7 @@ from rllm_core.tokens import (
     TokenIds,
     TokenIdsField,
     TokenLog,
+    TokenRewardsField,
     logprobs,
     starts_with,
     token_ids,
@@ -388,6 +389,8 @@ class Step(Record):
         control_tokens: How often the text that is new in its prompt spells a control token (see
             `rllm_core.parser.BaseParser.count_control_tokens`).
         reward: What the environment gave for this step; None if it gives rewards per trajectory.
+        token_rewards: ``(completion_tokens,)`` rewards of single tokens, on top of all others; None if there are none.
+        advantages: ``(completion_tokens,)`` computed outside of the estimators, for those that take them as they are.
     """
 
     step_id: Name = Field(default_factory=new_id)
@@ -403,14 +406,20 @@ class Step(Record):
     break_reason: str | None = None
     control_tokens: Count = 0
     reward: Reward | None = None
+    token_rewards: TokenRewardsField | None = None
+    advantages: AdvantagesField | None = None
     metadata: JsonDict = Field(default_factory=FrozenDict)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        if self.logprobs is not None and len(self.logprobs) != len(self.completion_ids):
-            raise ValueError(
-                f"step {self.step_id}: {len(self.logprobs)} log-probabilities for {len(self.completion_ids)} tokens"
-            )
+        tokens = len(self.completion_ids)
+        for what, array in (
+            ("log-probabilities", self.logprobs),
+            ("token rewards", self.token_rewards),
+            ("advantages", self.advantages),
+        ):
+            if array is not None and len(array) != tokens:
+                raise ValueError(f"step {self.step_id}: {len(array)} {what} for {tokens} tokens")
         return self
 
     def continues(self, before: Step) -> bool:
@@ -444,17 +453,18 @@ class Trajectory(Record):
 
     @property
     def total_reward(self) -> float:
-        """The trajectory's reward, or the sum of its steps' rewards.
+        """The trajectory's reward, or the sum of its steps' rewards; in either case, plus that of single tokens.
 
         Raises:
-            ValueError: If neither was set: a missing reward is not a reward of 0.
+            ValueError: If none was set: a missing reward is not a reward of 0.
         """
+        of_tokens = [float(step.token_rewards.sum()) for step in self.steps if step.token_rewards is not None]
         if self.reward is not None:
-            return self.reward
+            return self.reward + sum(of_tokens)
         rewards = [step.reward for step in self.steps if step.reward is not None]
-        if not rewards:
+        if not rewards and not of_tokens:
             raise ValueError(f"trajectory of role {self.role!r} has no reward, neither its own nor any step's")
-        return float(sum(rewards))
+        return float(sum(rewards) + sum(of_tokens))
 
     @field_serializer("steps")
     def _write_steps(self, steps: list[Step]) -> list[dict[str, Any]]:
@@ -607,6 +617,9 @@ class TrainingSample(Record):
         logprobs: ``(sampled_tokens,)`` of the rollout policy.
         advantages: ``(sampled_tokens,)``.
         proximal_logprobs: ``(sampled_tokens,)`` of the policy before the step, where the run file asks for them.
+        proximal_fractions: ``(turns,)`` where that policy is interpolated instead: how far it lies on the way from the
+            one that sampled the turn (0) to the one in training (1), by weight versions.
+        reference_logprobs: ``(sampled_tokens,)`` of the reference model, where the loss keeps the policy near it.
         media: Images and the like, where ``token_ids`` holds placeholders.
         weight_versions: ``(turns,)`` the version that sampled each turn.
     """
@@ -621,6 +634,8 @@ class TrainingSample(Record):
     advantages: AdvantagesField
     weight_versions: tuple[Count, ...]
     proximal_logprobs: LogprobsField | None = None
+    proximal_fractions: AdvantagesField | None = None
+    reference_logprobs: LogprobsField | None = None
     media: tuple[PlacedMedia, ...] = ()
 
     @model_validator(mode="after")
@@ -632,11 +647,13 @@ class TrainingSample(Record):
             end = stop
         if self.turn_spans and self.turn_spans[0][0] == 0:
             raise ValueError("a sample cannot begin with a sampled token: there was no prompt")
-        if len(self.weight_versions) != len(self.turn_spans):
-            raise ValueError(f"{len(self.weight_versions)} weight versions for {len(self.turn_spans)} turns")
+        for what, array in (("weight versions", self.weight_versions), ("proximal fractions", self.proximal_fractions)):
+            if array is not None and len(array) != len(self.turn_spans):
+                raise ValueError(f"{len(array)} {what} for {len(self.turn_spans)} turns")
         for what, array in (
             ("log-probabilities", self.logprobs),
             ("proximal log-probabilities", self.proximal_logprobs),
+            ("reference log-probabilities", self.reference_logprobs),
             ("advantages", self.advantages),
         ):
             if array is not None and len(array) != self.sampled_tokens:
