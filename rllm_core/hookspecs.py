@@ -1,6 +1,6 @@
 """Every hook of rllm-core. The docstring of a spec is its documentation.
 
-Two kinds:
+Three kinds:
 
 * **Provider hooks** return records (`rllm_core.providers`). All of a plugin's are asked together, at most once per
   process, when something is first listed or selected. They are plain functions. One that raises, or returns anything
@@ -10,6 +10,8 @@ Two kinds:
   implementation is awaited on the event loop, a plain one runs in a worker thread, both with a deadline. What they
   return is ignored. One that raises is reported with its name and counted; one that overruns is disabled for the rest
   of the run. Neither ever stops training.
+* **State hooks** let a plugin that observes a run go on where a checkpoint left it. They are called as event hooks are;
+  what ``save_plugin_state`` returns is kept in the manifest of the checkpoint under the name of the plugin.
 
 An implementation may leave out arguments it does not need, so specs can grow by new arguments.
 
@@ -24,7 +26,7 @@ An implementation may leave out arguments it does not need, so specs can grow by
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -204,4 +206,29 @@ def on_policy_updated(update: PolicyUpdate, state: TrainerState) -> None:
     ``update.reason`` is ``start`` for the weights a run begins with, ``resume`` for those of a checkpoint, ``step``
     after training. ``state`` is read-only. Pushing the weights is the backend's duty, not this hook's; here plugins
     learn of it.
+    """
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# State hooks
+
+
+@hookspec
+def save_plugin_state(state: TrainerState) -> dict[str, Any] | None:
+    """A checkpoint is being written: return a JSON object from which this plugin can go on, or None for nothing.
+
+    Called once per checkpoint. By then ``on_batch_end`` has been called for every step up to ``state.step`` and for
+    none after it, and ``on_episode_finished`` for every rollout that the checkpoint holds, perhaps also for some that
+    are played again after a resume because the rest of their group was not finished. What is returned must come back
+    from JSON equal: keys are strings, numbers are finite, there are no tuples. Anything else, an exception or an
+    overrun is reported, and the checkpoint is written without a state of this plugin.
+    """
+
+
+@hookspec
+def load_plugin_state(state: TrainerState, saved: dict[str, Any]) -> None:
+    """The run goes on from a checkpoint for which this plugin's ``save_plugin_state`` has returned ``saved``.
+
+    Called at most once per start of a run, before ``on_train_start``; not called if the checkpoint holds no state of
+    this plugin, which is said then. The return value is ignored.
     """

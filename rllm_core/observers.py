@@ -2,14 +2,17 @@
 
 Observers are called one after another in the order of their plugins' names. An ``async def`` one is awaited on the
 event loop; a plain one runs in a worker thread, one per plugin, so that a plugin is never called twice at a time and
-hears its events in order. Each call has a deadline.
+hears its events in order. Each call has a deadline. What a plugin needs to go on after a resume is asked for and handed
+back in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import inspect
+import json
 import logging
 import queue
 import sys
@@ -17,8 +20,8 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from rllm_core import hookspecs
 from rllm_core.loading import HookImplementation
@@ -27,6 +30,8 @@ from rllm_core.plugins import PluginManager
 logger = logging.getLogger(__name__)
 
 _Job = Callable[[], None]
+AcceptedT = TypeVar("AcceptedT")
+SAVE, LOAD = "save_plugin_state", "load_plugin_state"
 
 
 class Overran(TimeoutError):
@@ -53,7 +58,9 @@ class Observers:
         self.disabled: set[str] = set()
         self._trace = plugins.settings.trace
         self._implementations = {
-            hook: tuple(plugins.implementations(hook)) for hook in vars(hookspecs) if hook.startswith("on_")
+            hook: tuple(plugins.implementations(hook))
+            for hook in vars(hookspecs)
+            if hook.startswith("on_") or hook in (SAVE, LOAD)
         }
         names = {implementation.plugin for found in self._implementations.values() for implementation in found}
         self._turns = {name: asyncio.Lock() for name in names}
@@ -75,32 +82,86 @@ class Observers:
         if not implementations:
             return
         for implementation in implementations:
-            # A dictionary is handed out as a copy: no observer can change what the next one, or the run, sees.
-            wanted = {name: _shielded(arguments[name]) for name in implementation.arguments}
-            async with self._turns[implementation.plugin]:
-                if implementation.plugin not in self.disabled:
-                    await self._call(hook, implementation, wanted)
+            await self._call(hook, implementation, arguments, _ignored)
 
-    async def _call(self, hook: str, implementation: HookImplementation, arguments: dict[str, Any]) -> None:
-        plugin = implementation.plugin
-        start = time.monotonic()
-        try:
-            if inspect.iscoroutinefunction(implementation.function):
-                await self._await(implementation.function(**arguments), self.deadline_seconds)
-            else:
-                result = await self._run_in_worker(plugin, lambda: implementation.function(**arguments))
-                if inspect.isawaitable(result):
-                    await self._await(result, self.deadline_seconds - (time.monotonic() - start))
-            if time.monotonic() - start > self.deadline_seconds:
-                raise Overran  # it blocked the loop, where nothing could have stopped it
-        except Overran:
-            self._disable(hook, plugin)
-        except Exception as error:
-            self._report(hook, plugin, error)
-        if self._trace:
-            print(f"[plugins] {hook} -> {plugin}: {(time.monotonic() - start) * 1e3:.1f} ms", file=sys.stderr)
+    async def save_states(self, state: object) -> dict[str, dict[str, Any] | None]:
+        """Ask every plugin that has the hook ``save_plugin_state`` what it needs to go on from here.
 
-    async def _await(self, awaitable: Awaitable[Any], deadline_seconds: float) -> None:
+        Args:
+            state: Argument of the hook.
+
+        Returns:
+            What each that was asked has answered, in the order of names; None for nothing, and where it failed.
+        """
+        answers: dict[str, dict[str, Any] | None] = {}
+        implementations = self._implementations[SAVE]
+        for plugin, times in Counter(implementation.plugin for implementation in implementations).items():
+            if times > 1:
+                self._report(SAVE, plugin, TypeError(f"it has {times} of them, and a checkpoint holds one state"))
+                answers[plugin] = None
+        for implementation in implementations:
+            plugin = implementation.plugin
+            if plugin not in answers and plugin not in self.disabled:
+                answers[plugin] = await self._call(SAVE, implementation, {"state": state}, _json_object)
+        return answers
+
+    async def load_states(self, state: object, saved: Mapping[str, dict[str, Any]]) -> set[str]:
+        """Hand what `save_states` collected before back to the plugins with the hook ``load_plugin_state``.
+
+        Args:
+            state: Argument of the hook.
+            saved: State by plugin name.
+
+        Returns:
+            The plugins that took theirs.
+        """
+        taken = set()
+        for implementation in self._implementations[LOAD]:
+            plugin = implementation.plugin
+            if plugin in saved:
+                arguments = {"state": state, "saved": copy.deepcopy(saved[plugin])}
+                if await self._call(LOAD, implementation, arguments, _done):
+                    taken.add(plugin)
+        return taken
+
+    def names(self, hook: str) -> list[str]:
+        """The plugins that implement ``hook``."""
+        return sorted({implementation.plugin for implementation in self._implementations[hook]})
+
+    async def _call(
+        self,
+        hook: str,
+        implementation: HookImplementation,
+        arguments: Mapping[str, Any],
+        accept: Callable[[object], AcceptedT],
+    ) -> AcceptedT | None:
+        """What ``accept`` makes of the answer; None if the call or ``accept`` failed, or the plugin is disabled."""
+        # A dictionary is handed out as a copy: no observer can change what the next one, or the run, sees.
+        wanted = {name: _shielded(arguments[name]) for name in implementation.arguments}
+        plugin, accepted = implementation.plugin, None
+        async with self._turns[plugin]:
+            if plugin in self.disabled:
+                return None
+            start = time.monotonic()
+            try:
+                if inspect.iscoroutinefunction(implementation.function):
+                    result = await self._await(implementation.function(**wanted), self.deadline_seconds)
+                else:
+                    result = await self._run_in_worker(plugin, lambda: implementation.function(**wanted))
+                    if inspect.isawaitable(result):
+                        result = await self._await(result, self.deadline_seconds - (time.monotonic() - start))
+                if time.monotonic() - start > self.deadline_seconds:
+                    raise Overran  # it blocked the loop, where nothing could have stopped it
+                accepted = accept(result)
+            except Overran:
+                self._disable(hook, plugin)
+            except Exception as error:
+                self._report(hook, plugin, error)
+            if self._trace:
+                print(f"[plugins] {hook} -> {plugin}: {(time.monotonic() - start) * 1e3:.1f} ms", file=sys.stderr)
+        return accepted
+
+    async def _await(self, awaitable: Awaitable[Any], deadline_seconds: float) -> object:
         task = asyncio.ensure_future(_contained(awaitable))
         try:
             await asyncio.wait({task}, timeout=max(0.0, deadline_seconds))
@@ -112,9 +173,10 @@ class Observers:
                 task.add_done_callback(self._abandoned.discard)
         if not task.done():
             raise Overran
-        error = task.result()
+        result, error = task.result()
         if error is not None:
             raise error
+        return result
 
     async def _run_in_worker(self, plugin: str, call: Callable[[], object]) -> object:
         loop = asyncio.get_running_loop()
@@ -167,7 +229,7 @@ class Observers:
     def _report(self, hook: str, plugin: str, error: Exception) -> None:
         self.failures[plugin] += 1
         count = self.failures[plugin]
-        if str(count).strip("0") != "1":
+        if str(count).strip("0") != "1" and hook not in (SAVE, LOAD):
             return  # 1, 10, 100, ...: an observer that always fails must not bury the log
         message = " ".join(f"{type(error).__name__}: {error}".split())
         times = f" ({count} failures so far)" if count > 1 else ""
@@ -180,15 +242,14 @@ def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
         job()
 
 
-async def _contained(awaitable: Awaitable[Any]) -> Exception | None:
-    """Await; return what was raised. A SystemExit that left a task would take the event loop down with it."""
+async def _contained(awaitable: Awaitable[Any]) -> tuple[object, Exception | None]:
+    """What was returned, what was raised. A SystemExit that left a task would take the event loop down with it."""
     try:
-        await awaitable
+        return await awaitable, None
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return _as_exception(error)
-    return None
+        return None, _as_exception(error)
 
 
 def _as_exception(error: BaseException) -> Exception:
@@ -201,3 +262,31 @@ def _as_exception(error: BaseException) -> Exception:
 
 def _shielded(value: Any) -> Any:
     return dict(value) if type(value) is dict else value
+
+
+def _ignored(result: object) -> None:
+    pass
+
+
+def _done(result: object) -> bool:
+    return True
+
+
+def _json_object(answer: object) -> dict[str, Any] | None:
+    """A copy of a plugin's state.
+
+    Raises:
+        TypeError: If it is not a JSON object, or would not come back from JSON as it is.
+    """
+    if answer is None:
+        return None
+    allowed = "None, or a dict with string keys of strings, finite numbers, booleans, None, lists and such dicts"
+    if not isinstance(answer, dict):
+        raise TypeError(f"it returned {answer!r:.80}; allowed is {allowed}")
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(answer, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"what it returned is not JSON ({error}); allowed is {allowed}") from error
+    if copied != answer:
+        raise TypeError(f"what it returned comes back from JSON as something else; allowed is {allowed}")
+    return copied

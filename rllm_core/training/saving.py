@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rllm_core.backend import BackendProtocol
 from rllm_core.config import RunConfig
+from rllm_core.observers import LOAD, Observers
 from rllm_core.training import checkpoint
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import TrajectoryGroupBuffer
@@ -19,6 +20,7 @@ from rllm_core.training.generation import Generation
 from rllm_core.training.journal import writing
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.run_dir import RunDir
+from rllm_core.training.state import TrainerState
 from rllm_core.training.validation import ValidationResult
 
 ResultT = TypeVar("ResultT")
@@ -59,6 +61,8 @@ class Saving:
         generation: Which tasks come next.
         books: Where rollouts ended.
         reporter: Writes the event.
+        observers: Plugins whose state goes into the manifest.
+        state: Snapshot for hooks.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class Saving:
         generation: Generation,
         books: Books,
         reporter: Reporter,
+        observers: Observers,
+        state: Callable[[], TrainerState],
     ) -> None:
         self.config = config
         self.run_dir = run_dir
@@ -81,7 +87,10 @@ class Saving:
         self.generation = generation
         self.books = books
         self.reporter = reporter
+        self.observers = observers
+        self._state = state
         self._saved_step: int | None = None
+        self._carried: dict[str, dict[str, Any]] = {}  # states of plugins that nobody took when the run was resumed
 
     async def save(self, position: Position) -> Path | None:
         """Write a checkpoint and remove those that are not kept.
@@ -103,6 +112,8 @@ class Saving:
         backend_folder.mkdir()
         await self._backend("save_checkpoint", self.backend.save_checkpoint(backend_folder))
         buffered = await asyncio.to_thread(self.buffer.write, folder / "buffer.jsonl")
+        # After the buffer: then no plugin is behind what the checkpoint holds.
+        answers = {**self._carried, **await self.observers.save_states(self._state())}
         self.reporter.event("checkpoint", step=position.step)
         state = {
             "step": position.step,
@@ -113,6 +124,7 @@ class Saving:
             "books": self.books.state_after_restart(len(buffered) * self.config.training.rollouts_per_group),
             "validations": [validation.to_dict() for validation in position.validations],
             "backend": self.backend.state_dict(),
+            "plugins": {name: answer for name, answer in answers.items() if answer is not None},
             "offsets": self.run_dir.sync(),
         }
         await asyncio.to_thread(checkpoint.commit, folder, state)
@@ -135,8 +147,21 @@ class Saving:
             self.generation.discard("restart")
         self.backend.load_state_dict(manifest["backend"])
         await self._backend("load_checkpoint", self.backend.load_checkpoint(folder / "backend"))
+        await self._load_plugin_states(manifest.get("plugins", {}), folder)  # earlier versions wrote none
         # What a kill kept the start before from removing.
         checkpoint.prune(self.run_dir.checkpoints, self.config.training.keep_checkpoints)
+
+    async def _load_plugin_states(self, saved: dict[str, dict[str, Any]], folder: Path) -> None:
+        taken = await self.observers.load_states(self._state(), saved)
+        self._carried = {name: state for name, state in saved.items() if name not in taken}
+        able = self.observers.names(LOAD)
+        for name in self._carried:
+            why = "did not take it" if name in able else "is missing, disabled or has no load_plugin_state"
+            self.reporter.progress.note(
+                f"{folder.name} holds a state of plugin {name!r}, which {why}; it is kept in later checkpoints"
+            )
+        for name in sorted(set(able) - saved.keys()):
+            self.reporter.progress.note(f"{folder.name} holds no state of plugin {name!r}: it starts afresh")
 
     async def _backend(self, method: str, call: Awaitable[ResultT]) -> ResultT:
         limit = self.config.training.backend_timeout_seconds

@@ -152,6 +152,8 @@ class Trainer:
             generation=self.generation,
             books=self.books,
             reporter=self.reporter,
+            observers=observers,
+            state=self.state,
         )
         self._interrupt: Interrupted | None = None
         self._consumed: list[CompleteGroup] = []  # groups of the optimizer step in progress

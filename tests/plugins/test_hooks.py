@@ -45,7 +45,9 @@ def test_every_hook_is_named_by_a_test(name: str) -> None:
 
 
 def test_every_provider_kind_has_its_hook() -> None:
-    assert {kind.hook for kind in providers.KINDS} == {name for name in SPECS if not name.startswith("on_")}
+    assert {kind.hook for kind in providers.KINDS} == {
+        name for name in SPECS if not name.startswith("on_") and name not in ("save_plugin_state", "load_plugin_state")
+    }
 
 
 def plugin(name: str, function: Callable[..., object]) -> object:
@@ -213,3 +215,29 @@ def test_hook_on_checkpoint_saved() -> None:
 
 def test_hook_on_policy_updated() -> None:
     hears("on_policy_updated", update=object(), state=object())
+
+
+def test_hook_save_plugin_state() -> None:
+    """What plugins return is collected under their names; none is asked for more than it takes."""
+    manager = PluginManager()
+    manager.register(plugin("save_plugin_state", lambda state: {"step": state["step"]}), "all")
+    manager.register(plugin("save_plugin_state", lambda: {"level": 3}), "less")
+    manager.register(plugin("save_plugin_state", lambda: None), "nothing")
+    observers = Observers(manager)
+    answers = asyncio.run(observers.save_states({"step": 5}))
+    assert answers == {"all": {"step": 5}, "less": {"level": 3}, "nothing": None}
+    assert not observers.failures
+
+
+def test_hook_load_plugin_state() -> None:
+    """Each plugin gets its own state back, and nobody else's."""
+    got: list[object] = []
+    manager = PluginManager()
+    manager.register(plugin("load_plugin_state", lambda state, saved: got.append((state, saved))), "all")
+    manager.register(plugin("load_plugin_state", lambda saved: got.append(saved)), "less")
+    manager.register(plugin("load_plugin_state", lambda saved: got.append("not called")), "without")
+    observers = Observers(manager)
+    saved = {"all": {"step": 5}, "less": {"level": 3}, "elsewhere": {}}
+    assert asyncio.run(observers.load_states("now", saved)) == {"all", "less"}
+    assert got == [("now", {"step": 5}), {"level": 3}]
+    assert not observers.failures

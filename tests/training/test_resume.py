@@ -53,6 +53,38 @@ main()
 """
 
 
+STATEFUL = """
+from rllm_core import hookimpl
+import hashlib
+
+class Diary:
+    digest, told = "", 0
+
+    @hookimpl
+    def on_batch_end(self, metrics):
+        self.digest = hashlib.sha256(f"{self.digest} {sorted(metrics.items())}".encode()).hexdigest()
+        self.told += 1
+
+    @hookimpl
+    def save_plugin_state(self):
+        return {"digest": self.digest, "told": self.told}
+
+    @hookimpl
+    def load_plugin_state(self, saved):
+        self.digest, self.told = saved["digest"], saved["told"]
+
+with_diary = PluginManager.from_environment.__func__
+
+def with_both(cls, **options):
+    manager = with_diary(cls, **options)
+    manager.register(Diary(), "diary")
+    return manager
+
+PluginManager.from_environment = classmethod(with_both)
+main()
+"""
+
+
 SLOW_START = """
 import asyncio
 from pathlib import Path
@@ -144,6 +176,28 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Pat
 def assert_balanced(summary: dict[str, Any]) -> None:
     books = summary["books"]
     assert books["dispatched"] == sum(books[key] for key in ("trained", "filtered", "failed", "cancelled"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_state_of_a_resumed_plugin_equals_that_of_an_uninterrupted_one(tmp_path: Path, how: signal.Signals) -> None:
+    command = COMMAND.replace("main()", STATEFUL)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    process = start(whole, command=command)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    process = start(stopped, command=command)
+    wait_for_checkpoint(stopped, process, after_step=10)
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    assert steps_done(stopped) < STEPS
+    process = start(stopped, "--resume", command=command)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    states = [checkpoint.read(run / f"checkpoints/step-{STEPS:06d}")["plugins"]["diary"] for run in (whole, stopped)]
+    assert states[0] == states[1]
+    assert states[0]["told"] == STEPS
+    assert verify(stopped).problems == []
 
 
 @pytest.mark.slow

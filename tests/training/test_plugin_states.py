@@ -1,0 +1,246 @@
+"""What plugins keep in a checkpoint: a state each, which a resume hands back, and which no plugin can spoil."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rllm_core.testing.plugin
+from rllm_core import hookimpl
+from rllm_core.observers import Observers
+from rllm_core.plugins import PluginManager
+from rllm_core.training import checkpoint, launch
+from rllm_core.training.progress import Progress
+from rllm_core.training.verify import verify
+
+EVERY_TWO = "training.checkpoint_every_steps=2"
+
+
+class Diary:
+    """Keeps the steps it heard of."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.heard: list[str] = []
+
+    @hookimpl
+    def on_train_start(self) -> None:
+        self.heard.append("on_train_start")
+
+    @hookimpl
+    def on_batch_end(self, step: int) -> None:
+        self.steps.append(step)
+
+    @hookimpl
+    def save_plugin_state(self, state: Any) -> dict[str, Any] | None:
+        assert state.step == self.steps[-1], "asked after the step, and before the next one"
+        return {"steps": self.steps}
+
+    @hookimpl
+    def load_plugin_state(self, saved: dict[str, Any]) -> None:
+        self.heard.append("load_plugin_state")
+        self.steps = saved["steps"]
+
+
+class Notes(Progress):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Run:
+    """One run folder, started several times with different plugins."""
+
+    def __init__(self, plugins: PluginManager, folder: Path, run_scripted: Callable[..., Any]) -> None:
+        self.plugins, self.folder, self._run = plugins, folder, run_scripted
+
+    def start(self, observers: object | None = None, *, fails_at_step: int | None = None, resume: bool = False) -> Any:
+        # One plugin of the name at a time, as in processes of their own.
+        fresh = PluginManager.from_environment(no_plugins=True)
+        fresh.register(rllm_core.testing.plugin, "testing")
+        self.plugins.__dict__.update(fresh.__dict__)
+
+        def breaks(assembly: launch.Assembly) -> None:
+            original = assembly.backend.update_policy
+
+            async def update_policy(step: Any) -> Any:
+                if step.step == fails_at_step:
+                    raise OSError("the device is gone")
+                return await original(step)
+
+            assembly.backend.update_policy = update_policy  # type: ignore[method-assign]
+
+        said = Notes()
+        run = self._run(EVERY_TWO, "training.keep_checkpoints=9", observers=observers, prepare=breaks, resume=resume,
+                        progress=said, path=self.folder)  # fmt: skip
+        assert isinstance(run.error, OSError) if fails_at_step else run.error is None
+        assert verify(self.folder).problems == []
+        run.notes = said.notes
+        return run
+
+    def states(self) -> dict[int, Any]:
+        """The ``plugins`` of every manifest, by step."""
+        manifests = [checkpoint.read(folder) for folder in checkpoint.complete(self.folder / "checkpoints")]
+        return {manifest["step"]: manifest["plugins"] for manifest in manifests}
+
+
+@pytest.fixture
+def run(plugins: PluginManager, tmp_path: Path, run_scripted: Callable[..., Any]) -> Run:
+    return Run(plugins, tmp_path / "run", run_scripted)
+
+
+def test_a_resumed_plugin_goes_on_where_the_checkpoint_left_it(run: Run) -> None:
+    first, second = Diary(), Diary()
+    run.start(first, fails_at_step=4)
+    assert first.steps == [1, 2, 3], "one more than the checkpoint holds"
+    assert run.states() == {2: {"observer": {"steps": [1, 2]}}}
+    resumed = run.start(second, resume=True)
+    assert second.heard == ["load_plugin_state", "on_train_start"]
+    assert second.steps == [1, 2, 3, 4, 5, 6]
+    assert run.states()[6] == {"observer": {"steps": [1, 2, 3, 4, 5, 6]}}
+    assert resumed.summary["observer_failures"] == {}
+    assert resumed.notes == []
+
+
+def test_a_checkpoint_of_a_version_without_plugin_states_is_resumed(run: Run) -> None:
+    run.start(fails_at_step=4)
+    path = run.folder / "checkpoints/step-000002/manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["plugins"]
+    path.write_text(json.dumps(manifest))
+    diary = Diary()
+    resumed = run.start(diary, resume=True)
+    assert diary.heard == ["on_train_start"]
+    assert resumed.notes == ["step-000002 holds no state of plugin 'observer': it starts afresh"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([1], "TypeError: it returned [1]; allowed is None, or a dict with string keys"),
+        ({"level": float("nan")}, "what it returned is not JSON (Out of range float values"),
+        ({"level": {1, 2}}, "what it returned is not JSON (Object of type set is not JSON serializable)"),
+        ({3: "level"}, "comes back from JSON as something else"),
+        ({"levels": (1, 2)}, "comes back from JSON as something else"),
+        (RuntimeError("lost it"), "RuntimeError: lost it"),
+    ],
+)
+def test_a_state_that_cannot_be_saved_costs_its_plugin_and_nobody_else(
+    run: Run, caplog: pytest.LogCaptureFixture, answer: object, said: str
+) -> None:
+    class Broken(Diary):
+        @hookimpl
+        def save_plugin_state(self) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    with caplog.at_level(logging.WARNING):
+        broken = run.start(Broken(), fails_at_step=5)
+    assert run.states() == {2: {}, 4: {}}
+    assert broken.summary["observer_failures"] == {"observer": 2}
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2, "each lost state is said"
+    assert all(m.startswith("plugin 'observer': save_plugin_state failed: ") and said in m for m in messages)
+    resumed = run.start(Diary(), resume=True)
+    assert resumed.notes == ["step-000004 holds no state of plugin 'observer': it starts afresh"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_plugin_that_takes_too_long_to_save_is_not_asked_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    monkeypatch.setattr(launch, "Observers", lambda plugins: Observers(plugins, deadline_seconds=0.05))
+    asked = []
+
+    class Slow:
+        @hookimpl
+        def save_plugin_state(self) -> Any:
+            asked.append(1)
+            if is_async:
+                return asyncio.sleep(60)
+            time.sleep(0.5)
+            return {}
+
+    slow = run.start(Slow())
+    assert len(asked) == 1
+    assert run.states() == {2: {}, 4: {}, 6: {}}
+    assert slow.summary["observer_failures"] == {"observer": 1}
+
+
+def test_the_state_of_a_missing_plugin_is_carried_on_until_it_is_back(run: Run) -> None:
+    run.start(Diary(), fails_at_step=3)
+    without = run.start(fails_at_step=5, resume=True)
+    assert without.notes == [
+        "step-000002 holds a state of plugin 'observer', which is missing, disabled or has no load_plugin_state; it is "
+        "kept in later checkpoints"
+    ]
+    kept = {"observer": {"steps": [1, 2]}}
+    assert run.states() == {2: kept, 4: kept}
+    back = Diary()
+    run.start(back, resume=True)
+    assert back.heard == ["load_plugin_state", "on_train_start"]
+    assert run.states()[6] == {"observer": {"steps": [1, 2, 5, 6]}}
+
+
+def test_a_state_that_its_plugin_does_not_take_is_carried_on(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    class Refuses:
+        @hookimpl
+        def load_plugin_state(self, saved: dict[str, Any]) -> None:
+            saved.clear()
+            raise ValueError("not one of mine")
+
+    run.start(Diary(), fails_at_step=3)
+    with caplog.at_level(logging.WARNING):
+        resumed = run.start(Refuses(), resume=True)
+    assert "plugin 'observer': load_plugin_state failed: ValueError: not one of mine" in caplog.text
+    assert resumed.summary["observer_failures"] == {"observer": 1}
+    assert resumed.notes == [
+        "step-000002 holds a state of plugin 'observer', which did not take it; it is kept in later checkpoints"
+    ]
+    assert run.states()[6] == {"observer": {"steps": [1, 2]}}, "whatever it did to what it was given"
+
+
+def test_a_plugin_with_two_states_has_failed(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    class Twice(Diary):
+        @hookimpl(specname="save_plugin_state")
+        def another(self) -> dict[str, Any]:
+            return {"another": 1}
+
+    with caplog.at_level(logging.WARNING):
+        twice = run.start(Twice())
+    assert run.states() == {2: {}, 4: {}, 6: {}}
+    assert twice.summary["observer_failures"] == {"observer": 3}
+    assert "it has 2 of them, and a checkpoint holds one state" in caplog.text
+
+
+def test_what_a_plugin_returned_is_saved_as_it_was_then(run: Run) -> None:
+    """A plugin may return the object it works with, and works on while the checkpoint is being written."""
+    state: dict[str, Any] = {"step": 0}
+
+    class Shares:
+        @hookimpl
+        def on_batch_end(self, step: int) -> None:
+            state["step"] = step
+
+        @hookimpl
+        def save_plugin_state(self) -> dict[str, Any]:
+            return state
+
+        @hookimpl
+        def on_checkpoint_saved(self) -> None:
+            state["step"] = -1
+
+    run.start(Shares())
+    assert run.states() == {step: {"observer": {"step": step}} for step in (2, 4, 6)}
