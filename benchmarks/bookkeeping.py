@@ -211,7 +211,7 @@ class Groups:
             workflow=self.assembly.workflow,
             backend=self.assembly.backend,
             engine=self.engine,
-            estimator=self.assembly.estimator,
+            algorithm=self.assembly.algorithm,
             observers=Observers(self.plugins),
             run_dir=run_dir,
             progress=Progress(),

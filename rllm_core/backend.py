@@ -42,8 +42,9 @@ class Capabilities:
         losses: Policy losses by name (``algorithm.loss``) that are the backend's own.
         torch_losses: Whether it also runs every loss of the hook ``policy_losses``, the core's and any plugin's.
         aggregations: Loss aggregations by name (``algorithm.aggregation``).
-        corrections: Off-policy corrections by name.
         policies: Policies it can compute log-probabilities of.
+        interpolated_proximal: Whether it takes ``TrainingSample.proximal_fractions`` and applies corrections itself.
+        kl_loss: Whether it adds the divergence from ``TrainingSample.reference_logprobs`` to its loss.
         per_token_advantages: Whether advantages may differ within a turn.
         token_in_token_out: Whether its engine takes and returns token ids.
         entropy_bonus: Whether ``algorithm.entropy_coefficient`` may be positive.
@@ -59,8 +60,9 @@ class Capabilities:
     losses: frozenset[str] = frozenset()
     torch_losses: bool = False
     aggregations: frozenset[str] = frozenset({"token_mean"})
-    corrections: frozenset[str] = frozenset()
     policies: frozenset[Policy] = frozenset({"current"})
+    interpolated_proximal: bool = False
+    kl_loss: bool = False
     per_token_advantages: bool = True
     token_in_token_out: bool = True
     entropy_bonus: bool = False

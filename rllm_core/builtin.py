@@ -13,10 +13,12 @@ _LOSSES = "rllm_core.algorithms.torch_losses"
 def advantage_estimators() -> list[AdvantageEstimator]:
     """The estimators in `rllm_core.algorithms.advantages`."""
     return [
-        AdvantageEstimator(name="grpo", load=f"{_ADVANTAGES}:GRPO", summary="Group mean and standard deviation."),
-        AdvantageEstimator(name="rloo", load=f"{_ADVANTAGES}:RLOO", summary="Leave-one-out mean of the group."),
         AdvantageEstimator(
-            name="return_to_go", load=f"{_ADVANTAGES}:ReturnToGo", summary="Per-turn returns with a baseline."
+            name="grpo", load=f"{_ADVANTAGES}.outcome:GRPO", summary="Group mean and standard deviation."
+        ),
+        AdvantageEstimator(name="rloo", load=f"{_ADVANTAGES}.outcome:RLOO", summary="Leave-one-out mean of the group."),
+        AdvantageEstimator(
+            name="return_to_go", load=f"{_ADVANTAGES}.turns:ReturnToGo", summary="Per-turn returns with a baseline."
         ),
     ]
 
@@ -26,5 +28,6 @@ def policy_losses() -> list[PolicyLoss]:
     """The losses in `rllm_core.algorithms.torch_losses`, which only backends that train with torch import."""
     return [
         PolicyLoss(name="reinforce", load=f"{_LOSSES}:Reinforce", summary="The policy gradient, exact on policy."),
-        PolicyLoss(name="ppo_clip", load=f"{_LOSSES}:PPOClip", summary="Clipped ratio to the policy that sampled."),
+        PolicyLoss(name="ppo_clip", load=f"{_LOSSES}:PPOClip", summary="Clipped ratio to the policy before."),
+        PolicyLoss(name="cross_entropy", load=f"{_LOSSES}:CrossEntropy", summary="Negative log-likelihood."),
     ]

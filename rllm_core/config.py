@@ -7,7 +7,7 @@ the user's file, ``--backend``/``--parser``, ``-o section.key=value``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -158,44 +158,103 @@ class RolloutConfig(Section):
     ] = 1024
 
 
+class RoleConfig(Section):
+    """``[algorithm.roles.ROLE]``: how the trajectories of one role are credited."""
+
+    name: Annotated[str, Field(description="Advantage estimator of this role.")]
+    estimator_options: Annotated[dict[str, Any], Field(description="Parameters of that estimator.")] = Field(
+        default_factory=dict
+    )
+
+
+class KLConfig(Section):
+    """``[algorithm.kl]``: keep the policy near the reference model, the one the run begins with."""
+
+    coefficient: Annotated[float, Field(ge=0, allow_inf_nan=False, description="Its weight; 0 is none.")] = 0.0
+    estimator: Annotated[
+        Literal["k1", "k2", "k3"],
+        Field(description="With x = log of reference over policy, per token: k1 = -x, k2 = x^2/2, k3 = e^x - x - 1."),
+    ] = "k3"
+    place: Annotated[
+        Literal["loss", "reward"],
+        Field(description="Add it to the loss, or take it off the rewards of tokens before advantages."),
+    ] = "loss"
+
+
+class OverlongConfig(Section):
+    """``[algorithm.overlong]``: a penalty that grows over the last tokens of the response budget."""
+
+    penalty_tokens: Annotated[int, Field(ge=0, description="Over how many tokens it grows; 0 is no penalty.")] = 0
+    max_tokens: Annotated[
+        int | None, Field(ge=1, description="Length at which it is whole; unset is rollout.max_response_tokens.")
+    ] = None
+    penalty: Annotated[float, Field(gt=0, allow_inf_nan=False, description="The whole of it, off the reward.")] = 1.0
+
+
 class AlgorithmConfig(Section):
-    """``[algorithm]``: advantages and loss."""
+    """``[algorithm]``: advantages, corrections and loss."""
 
     name: Annotated[str, Field(description="Advantage estimator.")] = "grpo"
+    estimator_options: Annotated[dict[str, Any], Field(description="Parameters of the estimator.")] = Field(
+        default_factory=dict
+    )
+    roles: Annotated[
+        dict[str, RoleConfig], Field(description="Estimators of single roles, where they are not the one above.")
+    ] = Field(default_factory=dict)
     loss: Annotated[str, Field(description="Policy loss; the backend must be able to run it.")] = "reinforce"
-    aggregation: Annotated[str, Field(description="How token losses are averaged.")] = "token_mean"
-    discount: Annotated[float, Field(ge=0, le=1, description="Per turn, for return_to_go.")] = 1.0
-    turn_baseline: Annotated[
-        Literal["group", "state"],
-        Field(description="return_to_go: leave-one-out mean over the group's same turn, or over equal histories."),
-    ] = "group"
-    filter_uniform_groups: Annotated[
-        bool, Field(description="Drop groups whose rewards are all equal and generate others instead.")
-    ] = False
+    loss_options: Annotated[dict[str, Any], Field(description="Parameters of the policy loss.")] = Field(
+        default_factory=dict
+    )
+    aggregation: Annotated[
+        Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"],
+        Field(
+            description="How token losses become one number: the mean over all tokens of the step, or over its "
+            "sequences of each one's mean, its sum, or its sum over a constant."
+        ),
+    ] = "token_mean"
+    aggregation_norm_tokens: Annotated[
+        int | None,
+        Field(ge=1, description="The constant of sequence_mean_token_sum_norm; unset is rollout.max_response_tokens."),
+    ] = None
+    proximal_policy: Annotated[
+        Literal["rollout", "forward", "interpolated"],
+        Field(
+            description="Where the loss's ratio begins: at the policy that sampled (the ratio itself corrects for "
+            "staleness), at the weights before the step by a forward pass, or at an interpolation between the policy "
+            "that sampled and the one in training."
+        ),
+    ] = "rollout"
+    corrections: Annotated[
+        tuple[str, ...],
+        Field(description="Off-policy corrections from the policy that sampled to the proximal one, by name."),
+    ] = ()
+    correction_options: Annotated[
+        dict[str, dict[str, Any]], Field(description="Parameters of the corrections, a table for each by name.")
+    ] = Field(default_factory=dict)
+    filter_uniform_groups: Annotated[bool, Field(description="Drop groups whose rewards are all equal.")] = False
+    refill_filtered_groups: Annotated[
+        bool,
+        Field(
+            description="Generate another group for each one dropped for its rewards or its reasons to end; otherwise "
+            "the step has so many fewer."
+        ),
+    ] = True
     max_group_attempts: Annotated[
         int,
         Field(
             ge=1, description="Groups dispatched for one step before giving up, in multiples of max_groups_in_flight."
         ),
     ] = 10
-    entropy_coefficient: Annotated[float, Field(ge=0, description="Entropy bonus at the first step.")] = 0.0
-    entropy_coefficient_final: Annotated[
-        float | None, Field(ge=0, description="Entropy bonus at the last step, linear between; unset is constant.")
-    ] = None
-    proximal_logprobs: Annotated[
-        bool,
-        Field(
-            description="Compute the log-probabilities again with the weights before the step, for losses that limit "
-            "how far one step goes from there, whatever older weights sampled."
-        ),
-    ] = False
     filter_termination_reasons: Annotated[
         tuple[Literal["max_turns_exceeded", "max_prompt_tokens_exceeded", "max_response_tokens_exceeded", "done"], ...],
         Field(description="Rollouts that ended so are not trained, nor compared with the others of their group."),
     ] = ()
-    loss_options: Annotated[dict[str, Any], Field(description="Parameters of the policy loss.")] = Field(
-        default_factory=dict
-    )
+    entropy_coefficient: Annotated[float, Field(ge=0, description="Entropy bonus at the first step.")] = 0.0
+    entropy_coefficient_final: Annotated[
+        float | None, Field(ge=0, description="Entropy bonus at the last step, linear between; unset is constant.")
+    ] = None
+    kl: KLConfig = Field(default_factory=KLConfig)
+    overlong: OverlongConfig = Field(default_factory=OverlongConfig)
 
     def entropy_coefficient_at(self, step: int, total_steps: int) -> float:
         """The entropy bonus of optimizer step ``step`` (from 1): linear from the first step to the last."""
@@ -253,6 +312,12 @@ class RunConfig(Section):
             raise ValueError(
                 f"training.groups_per_forward_backward = {passes} does not divide "
                 f"training.groups_per_step = {training.groups_per_step}"
+            )
+        unused = sorted(self.algorithm.correction_options.keys() - set(self.algorithm.corrections))
+        if unused:
+            raise ValueError(
+                f"algorithm.correction_options.{unused[0]} belongs to no correction of algorithm.corrections = "
+                f"{list(self.algorithm.corrections)}"
             )
         if training.partial_rollout and training.staleness_threshold == 0:
             raise ValueError(
@@ -334,7 +399,7 @@ def load_run_config(
     preset: dict[str, Any] = {}
     if workflow.record.run_file:
         preset = plugins.load(workflow, workflow.record.run_file)()
-    resolved = merged(merged(preset, tables), given)
+    resolved = _merged_by_choice(_merged_by_choice(preset, tables), given)
 
     core = [key for key in RunConfig.model_fields if key != "plugins"]
     sections = {key: resolved.pop(key) for key in list(resolved) if key not in core}
@@ -368,6 +433,17 @@ def load_run_config(
         if key not in checked:
             checked[key] = validated(plugins.load(owner, owner.record.config), {}, toml_key(key), _core_keys())
     return config.model_copy(update={"plugins": checked})
+
+
+def _merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with what ``over`` says; parameters of an estimator or a loss go where another one is chosen."""
+    before, after = base.get("algorithm"), over.get("algorithm")
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for choice, options in (("name", "estimator_options"), ("loss", "loss_options")):
+            if choice in after and after[choice] != before.get(choice):
+                before = {key: value for key, value in before.items() if key != options}
+        base = {**base, "algorithm": before}
+    return merged(base, over)
 
 
 def _with_parser(config: RunConfig, backend: Backend) -> RunConfig:

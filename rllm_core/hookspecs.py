@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         AdvantageEstimator,
         Backend,
         Command,
+        Correction,
         Engine,
         Parser,
         PolicyLoss,
@@ -106,6 +107,15 @@ def advantage_estimators() -> Iterable[AdvantageEstimator]:
 @hookspec
 def policy_losses() -> Iterable[PolicyLoss]:
     """Policy losses this plugin provides, selected by ``algorithm.loss``; the backend must be able to run them."""
+    return ()
+
+
+@hookspec
+def corrections() -> Iterable[Correction]:
+    """Off-policy corrections this plugin provides, selected by ``algorithm.corrections``.
+
+    They are computed on numpy arrays and work on every backend that knows the proximal policy.
+    """
     return ()
 
 

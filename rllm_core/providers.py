@@ -110,10 +110,18 @@ class AdvantageEstimator(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss(Provider):
-    """A policy loss in torch; see the documentation of the backend for its signature."""
+    """A policy loss in torch (`rllm_core.algorithms.torch_losses.PolicyLoss`), for backends that run these."""
 
     kind: ClassVar[str] = "policy loss"
     hook: ClassVar[str] = "policy_losses"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction(Provider):
+    """An off-policy correction (`rllm_core.algorithms.corrections.Correction`)."""
+
+    kind: ClassVar[str] = "correction"
+    hook: ClassVar[str] = "corrections"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +148,7 @@ KINDS: tuple[type[Provider], ...] = (
     Tracker,
     AdvantageEstimator,
     PolicyLoss,
+    Correction,
     RewardFunction,
     Command,
 )

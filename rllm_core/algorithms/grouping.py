@@ -67,11 +67,13 @@ def group_trajectories(
     return groups
 
 
-def filter_reason(group: TrajectoryGroup, *, min_group_size: int, drop_uniform: bool) -> FilterReason | None:
+def filter_reason(
+    group: TrajectoryGroup, *, min_group_size: int, drop_uniform: bool, learns_written: bool = False
+) -> FilterReason | None:
     """Why ``group`` is not trained, or None if it is."""
     if len(group.trajectories) < min_group_size:
         return FilterReason.TOO_FEW
-    if not any(step.weight_version is not None for t in group.trajectories for step in t.steps):
+    if not any(learns_written or step.weight_version is not None for t in group.trajectories for step in t.steps):
         return FilterReason.NOTHING_SAMPLED
     if drop_uniform and np.ptp([t.total_reward for t in group.trajectories]) == 0:
         return FilterReason.UNIFORM_REWARD

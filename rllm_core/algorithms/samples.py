@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from rllm_core.algorithms.advantages import Credit
 from rllm_core.tokens import repeated
-from rllm_core.types import Step, TrainingSample, TrajectoryGroup, new_id
+from rllm_core.types import Floats, Step, TrainingSample, Trajectory, TrajectoryGroup, new_id
+
+
+class Segment(NamedTuple):
+    """An unbroken token sequence of a trajectory, by positions of its steps.
+
+    Attributes:
+        last: Its last step, whose prompt and completion are the whole sequence.
+        trained: Those of its steps whose completions are trained, at least one.
+    """
+
+    last: int
+    trained: list[int]
 
 
 def segments(steps: Sequence[Step]) -> list[list[int]]:
@@ -26,41 +39,84 @@ def segments(steps: Sequence[Step]) -> list[list[int]]:
     return result
 
 
-def training_samples(group: TrajectoryGroup, advantages: Sequence[npt.NDArray[np.float64]]) -> list[TrainingSample]:
+def training_samples(
+    group: TrajectoryGroup, credits: Sequence[Credit], *, learns_written: bool = False
+) -> list[TrainingSample]:
     """The samples of a group.
 
     Args:
         group: Trajectories, all of them with steps.
-        advantages: Per trajectory ``(steps,)``.
+        credits: Per trajectory ``(steps,)``, or per step ``(completion_tokens,)``.
+        learns_written: Whether tokens that nobody sampled are trained, too.
 
     Returns:
-        One sample per segment with at least one token that the policy sampled.
+        One sample per segment with at least one token that is trained.
 
     Raises:
         ValueError: If an advantage is missing, superfluous or not finite, or a completion has no prompt.
     """
     samples = []
-    for trajectory, credit, rollout_id in zip(group.trajectories, advantages, group.rollout_ids, strict=True):
-        with np.errstate(over="ignore"):  # samples hold float32
-            finite = bool(np.isfinite(np.asarray(credit, np.float32)).all())
-        if len(credit) != len(trajectory.steps) or not finite:
-            steps = len(trajectory.steps)
-            raise ValueError(f"task {group.task_id!r}: the estimator returned advantages {credit!r} for {steps} steps")
-        for positions in segments(trajectory.steps):
-            sample = _sample(group, [(trajectory.steps[p], float(credit[p])) for p in positions], rollout_id)
-            if sample is not None:
-                samples.append(sample)
+    for trajectory, credit, rollout_id in zip(group.trajectories, credits, group.rollout_ids, strict=True):
+        _check(group, trajectory, credit)
+        for segment in trained_segments(trajectory, learns_written=learns_written):
+            samples.append(_sample(group, trajectory, segment, credit, rollout_id))
     return samples
 
 
-def _sample(group: TrajectoryGroup, steps: Sequence[tuple[Step, float]], rollout_id: str) -> TrainingSample | None:
-    sampled = [(s, a) for s, a in steps if s.weight_version is not None and len(s.completion_ids)]
-    if not sampled:
-        return None
-    last = steps[-1][0]
-    if not len(sampled[0][0].prompt_ids):
+def trained_segments(trajectory: Trajectory, *, learns_written: bool = False) -> list[Segment]:
+    """The segments of a trajectory that are trained, one per sample of `training_samples`, in that order."""
+    result = []
+    for positions in segments(trajectory.steps):
+        steps = [(position, trajectory.steps[position]) for position in positions]
+        trained = [p for p, s in steps if len(s.completion_ids) and (learns_written or s.weight_version is not None)]
+        if trained:
+            result.append(Segment(positions[-1], trained))
+    return result
+
+
+def with_token_rewards(group: TrajectoryGroup, rewards: Sequence[Floats]) -> TrajectoryGroup:
+    """The group, its tokens rewarded in addition to what they are.
+
+    Args:
+        group: Trajectories.
+        rewards: Per sample of `training_samples`, ``(sampled_tokens,)``.
+    """
+    remaining = iter(rewards)
+    trajectories = []
+    for trajectory in group.trajectories:
+        steps = list(trajectory.steps)
+        for segment in trained_segments(trajectory):
+            lengths = [len(steps[position].completion_ids) for position in segment.trained]
+            parts = np.split(next(remaining), np.cumsum(lengths)[:-1])
+            for position, part in zip(segment.trained, parts, strict=True):
+                before = steps[position].token_rewards
+                steps[position] = steps[position].model_copy(
+                    update={"token_rewards": part if before is None else before + part}
+                )
+        trajectories.append(trajectory.model_copy(update={"steps": steps}))
+    return group.model_copy(update={"trajectories": trajectories})
+
+
+def _check(group: TrajectoryGroup, trajectory: Trajectory, credit: Credit) -> None:
+    steps = trajectory.steps
+    fits = len(credit) == len(steps)
+    if fits and isinstance(credit, list):
+        fits = all(len(part) == len(step.completion_ids) for part, step in zip(credit, steps, strict=True))
+    with np.errstate(over="ignore"):  # samples hold float32
+        parts = credit if isinstance(credit, list) else [credit]
+        finite = all(np.isfinite(np.asarray(part, np.float32)).all() for part in parts)
+    if not fits or not finite:
+        raise ValueError(f"task {group.task_id!r}: the estimator returned advantages {credit!r} for {len(steps)} steps")
+
+
+def _sample(
+    group: TrajectoryGroup, trajectory: Trajectory, segment: Segment, credit: Credit, rollout_id: str
+) -> TrainingSample:
+    sampled = [trajectory.steps[position] for position in segment.trained]
+    last = trajectory.steps[segment.last]
+    if not len(sampled[0].prompt_ids):
         raise ValueError(f"task {group.task_id!r}: a sample cannot begin with a sampled token: there was no prompt")
-    logprobs = [step.logprobs for step, _ in sampled if step.logprobs is not None]
+    logprobs = [step.logprobs for step in sampled if step.logprobs is not None]
     # Joined from validated steps and the advantages checked above, in lengths that follow from one another.
     return TrainingSample.model_construct(
         sample_id=new_id(),
@@ -68,20 +124,23 @@ def _sample(group: TrajectoryGroup, steps: Sequence[tuple[Step, float]], rollout
         rollout_id=rollout_id,
         role=group.role,
         token_ids=np.concatenate((last.prompt_ids, last.completion_ids)),
-        turn_spans=tuple((len(s.prompt_ids), len(s.prompt_ids) + len(s.completion_ids)) for s, _ in sampled),
+        turn_spans=tuple((len(s.prompt_ids), len(s.prompt_ids) + len(s.completion_ids)) for s in sampled),
         logprobs=_joined(logprobs) if len(logprobs) == len(sampled) else None,
-        advantages=_spread([(a, len(s.completion_ids)) for s, a in sampled]),
-        weight_versions=tuple(s.weight_version for s, _ in sampled if s.weight_version is not None),
+        advantages=_spread(credit, segment.trained, [len(step.completion_ids) for step in sampled]),
+        weight_versions=tuple(group.weight_version if s.weight_version is None else s.weight_version for s in sampled),
         media=last.prompt_media,
     )
 
 
-def _spread(credit: list[tuple[float, int]]) -> npt.NDArray[np.float32]:
-    """Each value as often as it says; one value for all of them takes no memory, however many tokens there are."""
-    if len({advantage for advantage, _ in credit}) == 1:
-        return repeated(credit[0][0], sum(tokens for _, tokens in credit))
-    return np.concatenate([repeated(advantage, tokens) for advantage, tokens in credit])
+def _spread(credit: Credit, positions: Sequence[int], lengths: Sequence[int]) -> Floats:
+    """``(sampled_tokens,)``; one value for all of them takes no memory, however many tokens there are."""
+    if isinstance(credit, list):
+        return np.concatenate([np.asarray(credit[position], np.float32) for position in positions])
+    values = [float(credit[position]) for position in positions]
+    if len(set(values)) == 1:
+        return repeated(values[0], sum(lengths))
+    return np.concatenate([repeated(value, length) for value, length in zip(values, lengths, strict=True)])
 
 
-def _joined(arrays: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+def _joined(arrays: list[Floats]) -> Floats:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -2,74 +2,88 @@
 
 A loss sees every sampled token of a micro-batch at once, in tensors of shape ``(tokens,)``, and returns what each of
 them contributes, to be *minimised*. It does no averaging: the backend aggregates with the counts of the whole
-optimizer step. ``logprobs`` carries the gradient; the others are constants.
+optimizer step (`rllm_core.algorithms.aggregation`). ``logprobs`` carries the gradient; the others are constants.
+
+``r`` is the ratio ``pi_theta / pi_old`` of a token, its log clamped to +-20, so that a token that the policy has
+abandoned gives a large number and not an infinite one; ``A`` is its advantage, a correction's weight included.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 
+from rllm_core.algorithms.corrections import MAX_LOG_RATIO
+from rllm_core.algorithms.options import Configured
 from rllm_core.config import Section
-from rllm_core.errors import ConfigError
-from rllm_core.run_file import validated
-
-if TYPE_CHECKING:
-    from rllm_core.config import AlgorithmConfig
-
-MAX_LOG_RATIO = 20.0
 
 
-class PolicyLoss(ABC):
+@dataclass(frozen=True)
+class LossInputs:
+    """The sampled tokens of some sequences, one sequence after another.
+
+    Attributes:
+        logprobs: ``(tokens,)`` of the policy that is trained, with gradient.
+        old_logprobs: ``(tokens,)`` of the policy ratios begin at (``algorithm.proximal_policy``), or None if unknown.
+        advantages: ``(tokens,)``.
+        sequence_of_token: ``(tokens,)`` int64, which sequence each token is of, from 0.
+        sequences: How many there are; each has at least one token.
+    """
+
+    logprobs: torch.Tensor
+    old_logprobs: torch.Tensor | None
+    advantages: torch.Tensor
+    sequence_of_token: torch.Tensor
+    sequences: int
+
+    def log_ratios(self) -> torch.Tensor:
+        """``(tokens,)`` ``log r``, with gradient.
+
+        Raises:
+            ValueError: If the old log-probabilities are unknown.
+        """
+        if self.old_logprobs is None:
+            raise ValueError("the log-probabilities of the policy that sampled are unknown, and the loss needs them")
+        return (self.logprobs - self.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+    def sequence_means(self, values: torch.Tensor) -> torch.Tensor:
+        """``(sequences,)`` the mean of ``values`` over the tokens of each sequence."""
+        zeros = values.new_zeros(self.sequences)
+        sums = zeros.index_add(0, self.sequence_of_token, values)
+        return sums / zeros.index_add(0, self.sequence_of_token, torch.ones_like(values))
+
+
+class PolicyLoss(Configured, ABC):
     """Per-token losses, selected by ``algorithm.loss``.
 
     Attributes:
-        needs_rollout_logprobs: Whether samples must carry the log-probabilities they were sampled with.
-        takes_proximal_logprobs: Whether it is called with ``proximal_logprobs`` where the run file asks for them.
-        options_model: What ``algorithm.loss_options`` may hold; nothing unless a loss says otherwise.
-        options: Those options, checked.
-
-    Raises:
-        ConfigError: If the options are not what the model says.
+        needs_old_logprobs: Whether samples must carry the log-probabilities of the policy before.
     """
 
-    needs_rollout_logprobs: ClassVar[bool] = False
-    takes_proximal_logprobs: ClassVar[bool] = False
-    options_model: ClassVar[type[Section]] = Section
-
-    def __init__(self, config: AlgorithmConfig) -> None:
-        self.config = config
-        self.options: Section = validated(self.options_model, config.loss_options, "algorithm.loss_options", ())
-        if config.proximal_logprobs and not self.takes_proximal_logprobs:
-            raise ConfigError(f"algorithm.proximal_logprobs must be false: loss {config.loss!r} makes no use of them")
+    needs_old_logprobs: ClassVar[bool] = False
 
     @abstractmethod
-    def __call__(
-        self, logprobs: torch.Tensor, rollout_logprobs: torch.Tensor | None, advantages: torch.Tensor
-    ) -> torch.Tensor:
-        """Losses of shape ``(tokens,)``.
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        """Losses of shape ``(tokens,)``."""
 
-        Args:
-            logprobs: ``(tokens,)`` of the policy that is trained, with gradient.
-            rollout_logprobs: ``(tokens,)`` of the policy that sampled, or None if they are unknown.
-            advantages: ``(tokens,)``.
-        """
+    def clipped(self, inputs: LossInputs) -> torch.Tensor | None:
+        """``(tokens,)`` bool: which tokens get no gradient because their ratio went too far; None if none ever do."""
+        return None
 
 
 class Reinforce(PolicyLoss):
     """``-exp(logp - stop_gradient(logp)) * A``: the policy gradient of Williams (1992), exact on policy.
 
-    Its value is ``-A``, its gradient ``-A * grad logp``. Off policy it is biased, and corrects nothing.
+    Its value is ``-A``, its gradient ``-A * grad logp``. Off policy it is biased unless a correction weighs ``A``.
     """
 
-    def __call__(
-        self, logprobs: torch.Tensor, rollout_logprobs: torch.Tensor | None, advantages: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
         """See `PolicyLoss`."""
-        return -torch.exp(logprobs - logprobs.detach()) * advantages
+        return -torch.exp(inputs.logprobs - inputs.logprobs.detach()) * inputs.advantages
 
 
 class PPOClipOptions(Section):
@@ -80,30 +94,51 @@ class PPOClipOptions(Section):
 
 
 class PPOClip(PolicyLoss):
-    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r`` the ratio to the policy that sampled.
+    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``.
 
-    With ``algorithm.proximal_logprobs`` the ratio is the one to the policy before the step, as if that had sampled.
-
-    Source: PPO, arXiv 1707.06347, eq. 7; separate bounds as in DAPO, arXiv 2503.14476. The log of the ratio is
-    clamped to +-20, so that a token the policy has abandoned gives a large number and not an infinite one.
+    Source: PPO, arXiv 1707.06347, eq. 7; separate bounds as in DAPO, arXiv 2503.14476.
     """
 
-    needs_rollout_logprobs = True
-    takes_proximal_logprobs = True
+    needs_old_logprobs = True
     options_model = PPOClipOptions
     options: PPOClipOptions
 
-    def __call__(
-        self,
-        logprobs: torch.Tensor,
-        rollout_logprobs: torch.Tensor | None,
-        advantages: torch.Tensor,
-        proximal_logprobs: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
         """See `PolicyLoss`."""
-        before = rollout_logprobs if proximal_logprobs is None else proximal_logprobs
-        if before is None:
-            raise ValueError("ppo_clip needs the log-probabilities of the policy that sampled")
-        ratio = torch.exp((logprobs - before).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        ratio = inputs.log_ratios().exp()
         clipped = ratio.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
-        return -torch.minimum(ratio * advantages, clipped * advantages)
+        return -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
+
+    def clipped(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        ratio = inputs.log_ratios().exp()
+        too_high = (ratio > 1 + self.options.clip_high) & (inputs.advantages > 0)
+        return too_high | ((ratio < 1 - self.options.clip_low) & (inputs.advantages < 0))
+
+
+class CrossEntropy(PolicyLoss):
+    """``-logp * A``: with advantages of 1, the negative log-likelihood of supervised training."""
+
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        return -inputs.logprobs * inputs.advantages
+
+
+def kl_estimate(
+    logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estimator: Literal["k1", "k2", "k3"]
+) -> torch.Tensor:
+    """``(tokens,)`` estimates of ``KL(policy || reference)`` with gradient, from tokens of the policy.
+
+    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x`` (unbiased, and as a loss its gradient is zero on
+    average), k2 ``x^2 / 2`` (as a loss, the gradient of the divergence), k3 ``e^x - x - 1`` (unbiased and never
+    negative). Source: Schulman, "Approximating KL Divergence" (2020).
+
+    Args:
+        logprobs: ``(tokens,)`` of the policy.
+        reference_logprobs: ``(tokens,)`` of the reference model.
+        estimator: ``k1``, ``k2`` or ``k3``.
+    """
+    x = (reference_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if estimator == "k1":
+        return -x
+    return x.square() / 2 if estimator == "k2" else x.exp() - x - 1

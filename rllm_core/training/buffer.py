@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from rllm_core.algorithms.advantages import AdvantageEstimator
+from rllm_core.algorithms.advantages import Credit, RoleEstimators
 from rllm_core.algorithms.grouping import FilterReason, GroupOf, by_role, filter_reason, group_trajectories
 from rllm_core.training.journal import writing
 from rllm_core.types import Episode, Trajectory, TrajectoryGroup
@@ -30,7 +27,7 @@ class CompleteGroup:
         ordinal: Position of the task in the run's task stream.
         episodes: The rollouts that ended well, by ``rollout_index``.
         groups: The trajectory groups that survived filtering.
-        advantages: Per group and trajectory ``(steps,)``, if the estimator works group by group.
+        advantages: Per group and trajectory, if they do not depend on what is known later only.
         left_out: How many of the episodes are in none of the groups, for the reason they ended with.
     """
 
@@ -39,7 +36,7 @@ class CompleteGroup:
     epoch: int
     episodes: list[Episode]
     groups: list[TrajectoryGroup]
-    advantages: list[list[npt.NDArray[np.float64]]] | None = None
+    advantages: list[list[Credit]] | None = None
     left_out: int = 0
 
     @property
@@ -124,7 +121,8 @@ class TrajectoryGroupBuffer:
     """Groups what generation finishes, filters it, computes advantages, and hands out the oldest first.
 
     Args:
-        estimator: Runs here, per group, if its scope is ``group``.
+        estimators: Say how many trajectories a group needs.
+        credits_groups: Whether they run here, per group, and not when the groups are consumed.
         drop_uniform: Filter groups whose rewards are all equal.
         group_of: Which group a trajectory is compared in.
         leave_out: Reasons to end with that keep a rollout out of its groups.
@@ -136,8 +134,9 @@ class TrajectoryGroupBuffer:
 
     def __init__(
         self,
-        estimator: AdvantageEstimator,
+        estimators: RoleEstimators,
         *,
+        credits_groups: bool,
         drop_uniform: bool,
         in_order: bool = False,
         group_of: GroupOf = by_role,
@@ -145,7 +144,8 @@ class TrajectoryGroupBuffer:
         max_bytes: int = sys.maxsize,
         spill: Path | None = None,
     ) -> None:
-        self.estimator = estimator
+        self.estimators = estimators
+        self.credits_groups = credits_groups
         self.group_of = group_of
         self.leave_out = frozenset(leave_out)
         self.max_bytes = max_bytes
@@ -170,14 +170,20 @@ class TrajectoryGroupBuffer:
         wanted = [episode for episode in finished if episode.termination_reason.value not in self.leave_out]
         kept, reason = [], FilterReason.NOTHING_SAMPLED if wanted else FilterReason.TERMINATION_REASON
         for group in group_trajectories(assembly.ordinal, assembly.task_id, wanted, self.group_of):
-            why = filter_reason(group, min_group_size=self.estimator.min_group_size, drop_uniform=self.drop_uniform)
+            estimator = self.estimators.of(group.role)
+            why = filter_reason(
+                group,
+                min_group_size=estimator.min_group_size,
+                drop_uniform=self.drop_uniform,
+                learns_written=estimator.learns_written,
+            )
             if why is None:
                 kept.append(group)
             else:
                 reason = why
         if not kept:
             return reason
-        advantages = self.estimator(kept) if self.estimator.scope == "group" else None
+        advantages = self.estimators(kept) if self.credits_groups else None
         left_out = len(finished) - len(wanted)
         return CompleteGroup(assembly.ordinal, assembly.task_id, assembly.epoch, finished, kept, advantages, left_out)
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core import providers
-from rllm_core.algorithms.advantages import AdvantageEstimator
-from rllm_core.backend import BackendProtocol, Capabilities
+from rllm_core.algorithms.selection import Algorithm
+from rllm_core.algorithms.support import check_support
+from rllm_core.backend import BackendProtocol
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, RunError, StallError
@@ -49,14 +50,14 @@ class Assembly:
     plugins: PluginManager
     workflow: Workflow
     backend: BackendProtocol[Any]
-    estimator: AdvantageEstimator
+    algorithm: Algorithm
     not_checked: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_hung: bool = False
 
     def derived(self) -> dict[str, int]:
         """Numbers that follow from the run file and what its backend can do."""
-        per_pass, _ = passes(self.config, type(self.backend).capabilities(self.config), self.estimator)
+        per_pass, _ = passes(self.config, type(self.backend).capabilities(self.config), self.algorithm)
         groups = self.config.training.groups_per_step
         return self.config.derived() | {"forward_backward_passes_per_step": groups // per_pass}
 
@@ -83,16 +84,15 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     _check_requirements(config)
     workflow = workflow_of(config, plugins)
     backend_class: type[BackendProtocol[Any]] = plugins.load(plugins.select(providers.Backend, config.backend))
-    estimator_class = plugins.load(plugins.select(providers.AdvantageEstimator, config.algorithm.name))
-    estimator: AdvantageEstimator = estimator_class(config.algorithm)
+    algorithm = Algorithm.of(config, plugins)
     capabilities = backend_class.capabilities(config)
-    _check_capabilities(config, capabilities, estimator, plugins)
+    check_support(config, capabilities, algorithm, plugins)
     if not workflow.tasks("train"):
         raise ConfigError(f"workflow {config.workflow!r} has no training tasks")
     backend = backend_class(config, plugins)
     not_checked = backend.validate_config()
     notes = []
-    per_pass, per_take = passes(config, capabilities, estimator)
+    per_pass, per_take = passes(config, capabilities, algorithm)
     if per_pass != config.groups_per_pass:
         notes.append(
             f"one forward-backward pass per step: backend {config.backend!r} cannot normalise the loss afterwards"
@@ -102,7 +102,7 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
             "engine and trainer share devices" if capabilities.colocated else "the estimator needs the whole batch"
         )
         notes.append(f"gradients are not accumulated while groups arrive: {because}")
-    return Assembly(config, plugins, workflow, backend, estimator, not_checked, notes)
+    return Assembly(config, plugins, workflow, backend, algorithm, not_checked, notes)
 
 
 def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
@@ -115,39 +115,6 @@ def _check_requirements(config: RunConfig) -> None:
     missing = unmet("the run file", config.requires)
     if missing:
         raise ConfigError(f"requires: {missing[0]}; {pip_install(*(lack.requirement for lack in missing))}")
-
-
-def _check_capabilities(
-    config: RunConfig, capabilities: Capabilities, estimator: AdvantageEstimator, plugins: PluginManager
-) -> None:
-    """Refuse what the backend cannot honour."""
-    losses = capabilities.losses
-    if capabilities.torch_losses:
-        losses |= plugins.providers(providers.PolicyLoss).keys()
-    algorithm, training, backend = config.algorithm, config.training, config.backend
-    for key, value, allowed in (
-        ("algorithm.loss", algorithm.loss, losses),
-        ("algorithm.aggregation", algorithm.aggregation, capabilities.aggregations),
-    ):
-        if value not in allowed:
-            raise ConfigError(
-                f"{key} = {value!r} is not among what backend {backend!r} can do: {', '.join(sorted(allowed))}"
-            )
-    if algorithm.entropy_coefficient > 0 and not capabilities.entropy_bonus:
-        raise ConfigError(f"algorithm.entropy_coefficient must be 0: backend {backend!r} has no entropy bonus")
-    if algorithm.proximal_logprobs and "proximal" not in capabilities.policies:
-        raise ConfigError(f"algorithm.proximal_logprobs must be false: backend {backend!r} cannot compute them")
-    if capabilities.colocated and training.staleness_threshold > 0:
-        raise ConfigError(
-            f"training.staleness_threshold must be 0: backend {backend!r} shares its devices with its engine, so "
-            "generation and training take turns; choose a backend, or a setting of it, that separates the two "
-            "(for local, local.generation = 'separated')"
-        )
-    if training.rollouts_per_group < estimator.min_group_size:
-        raise ConfigError(
-            f"training.rollouts_per_group = {training.rollouts_per_group} is too small: estimator "
-            f"{algorithm.name!r} needs at least {estimator.min_group_size}"
-        )
 
 
 async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progress) -> dict[str, Any]:
@@ -196,7 +163,7 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
                 workflow=assembly.workflow,
                 backend=assembly.backend,
                 engine=engine,
-                estimator=assembly.estimator,
+                algorithm=assembly.algorithm,
                 observers=observers,
                 run_dir=run_dir,
                 progress=progress,

@@ -21,13 +21,9 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.grouping import FilterReason
-from rllm_core.algorithms.samples import training_samples
-from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, PolicyUpdate
+from rllm_core.algorithms.selection import Algorithm
+from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import RunError, StallError, UserError
@@ -35,6 +31,7 @@ from rllm_core.observers import Observers
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
+from rllm_core.training.crediting import Crediting
 from rllm_core.training.deadlines import within
 from rllm_core.training.generation import Generation
 from rllm_core.training.metrics import Trackers
@@ -46,11 +43,10 @@ from rllm_core.training.saving import Position, Saving
 from rllm_core.training.state import TrainerState
 from rllm_core.training.tasks import TaskStream, spread
 from rllm_core.training.validation import ValidationResult, play_all, summarise
-from rllm_core.types import TrainingSample
+from rllm_core.types import Floats, TrainingSample
 from rllm_core.workflow import Workflow
 
 ResultT = TypeVar("ResultT")
-Credits = list[list[npt.NDArray[np.float64]]]
 
 
 class Interrupted(UserError):
@@ -61,7 +57,7 @@ class Interrupted(UserError):
         self.exit_code = 128 + signal_number
 
 
-def passes(config: RunConfig, capabilities: Capabilities, estimator: AdvantageEstimator) -> tuple[int, int]:
+def passes(config: RunConfig, capabilities: Capabilities, algorithm: Algorithm) -> tuple[int, int]:
     """Groups per forward-backward pass, and groups that are waited for before the first pass of a step.
 
     A backend that cannot divide by counts known only at the end gets a step in one pass. An estimator that needs the
@@ -69,7 +65,7 @@ def passes(config: RunConfig, capabilities: Capabilities, estimator: AdvantageEs
     """
     whole = config.training.groups_per_step
     per_pass = config.groups_per_pass if capabilities.deferred_normalisation else whole
-    per_take = whole if capabilities.colocated or estimator.scope == "batch" else per_pass
+    per_take = whole if capabilities.colocated or algorithm.estimators.scope == "batch" else per_pass
     return per_pass, per_take
 
 
@@ -81,7 +77,7 @@ class Trainer:
         workflow: What is played.
         backend: Who trains; `rllm_core.backend.BackendProtocol.init_rollout_engine` has been called.
         engine: What that call returned.
-        estimator: Advantages.
+        algorithm: Advantages and corrections.
         observers: Hooks.
         run_dir: Where everything is written.
         progress: Who is told how it goes.
@@ -95,7 +91,7 @@ class Trainer:
         workflow: Workflow,
         backend: BackendProtocol[Any],
         engine: RolloutEngine,
-        estimator: AdvantageEstimator,
+        algorithm: Algorithm,
         observers: Observers,
         run_dir: RunDir,
         progress: Progress,
@@ -104,7 +100,7 @@ class Trainer:
         self.config = config
         self.backend = backend
         self.engine = engine
-        self.estimator = estimator
+        self.crediting = Crediting(config, algorithm, self._compute_logprobs)
         self.observers = observers
         self.run_dir = run_dir
         self.progress = progress
@@ -113,7 +109,7 @@ class Trainer:
         self.position = Position()
         training, capabilities = config.training, type(backend).capabilities(config)
         self.colocated = capabilities.colocated
-        self.groups_per_pass, self.groups_per_take = passes(config, capabilities, estimator)
+        self.groups_per_pass, self.groups_per_take = passes(config, capabilities, algorithm)
         self.runner = RolloutRunner(
             workflow, engine, config, observers, lockstep=capabilities.colocated and capabilities.deterministic
         )
@@ -122,7 +118,8 @@ class Trainer:
             window_quota=config.window_quota, groups_needed=training.steps * training.groups_per_step
         )
         self.buffer = TrajectoryGroupBuffer(
-            estimator,
+            algorithm.estimators,
+            credits_groups=Crediting.when_completed(config, algorithm),
             drop_uniform=config.algorithm.filter_uniform_groups,
             in_order=training.staleness == "strict",
             group_of=workflow.group_of,
@@ -343,41 +340,22 @@ class Trainer:
 
     async def _process(self, taken: Sequence[CompleteGroup]) -> list[TrainingSample]:
         """Advantages and samples of what was taken, then forward and backward in passes."""
-        chunks: list[list[TrainingSample]] = []
-        for position, (item, credits) in enumerate(zip(taken, self._advantages(taken), strict=True)):
-            if position % self.groups_per_pass == 0:
-                chunks.append([])
-            for group, credit in zip(item.groups, credits, strict=True):
-                chunks[-1] += training_samples(group, credit)
-        for position, chunk in enumerate(chunks):
-            if self.config.algorithm.proximal_logprobs:
-                chunk = chunks[position] = await self._with_proximal_logprobs(chunk)
+        training, trained = self.config.training, []
+        since_sync = (self.step - self.position.synced_step) / training.trigger_parameter_sync_step
+        credited = await self.crediting.credited(taken)
+        for start in range(0, len(credited), self.groups_per_pass):
+            chunk = [sample for group in credited[start : start + self.groups_per_pass] for sample in group]
+            chunk = await self.crediting.corrected(chunk, proximal_version=self.coordinator.weight_version + since_sync)
             batch = self.backend.transform_to_backend_batch(chunk)
             await self._backend("process_backend_batch", self.backend.process_backend_batch(batch))
             self.coordinator.touch()
-        return [sample for chunk in chunks for sample in chunk]
+            trained += chunk
+        return trained
 
-    async def _with_proximal_logprobs(self, samples: list[TrainingSample]) -> list[TrainingSample]:
-        computed = await self._backend("compute_logprobs", self.backend.compute_logprobs(samples, "proximal"))
-        return [
-            TrainingSample.model_validate({**dict(sample), "proximal_logprobs": logprobs})
-            for sample, logprobs in zip(samples, computed, strict=True)
-        ]
-
-    def _advantages(self, taken: Sequence[CompleteGroup]) -> list[Credits]:
-        """Per task and group: computed when the group was completed, or now if they need the whole step."""
-        if self.estimator.scope == "group":
-            return [item.advantages or [] for item in taken]
-        by_role: dict[str, list[tuple[int, int]]] = {}
-        for position, item in enumerate(taken):
-            for index, group in enumerate(item.groups):
-                by_role.setdefault(group.role, []).append((position, index))
-        result: list[Credits] = [[[] for _ in item.groups] for item in taken]
-        for places in by_role.values():
-            credits = self.estimator([taken[position].groups[index] for position, index in places])
-            for (position, index), credit in zip(places, credits, strict=True):
-                result[position][index] = credit
-        return result
+    async def _compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy) -> list[Floats]:
+        computed = await self._backend("compute_logprobs", self.backend.compute_logprobs(samples, policy))
+        self.coordinator.touch()
+        return computed
 
     # ----------------------------------------------------------------------------------------------------------------
     # Weights

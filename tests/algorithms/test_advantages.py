@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm_core.algorithms.advantages import GRPO, RLOO, AdvantageEstimator, ReturnToGo
-from rllm_core.config import AlgorithmConfig
+from rllm_core.algorithms.advantages import AdvantageEstimator
+from rllm_core.algorithms.advantages.outcome import GRPO, RLOO
+from rllm_core.algorithms.advantages.turns import ReturnToGo
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 
@@ -46,7 +47,7 @@ def turns_group(
 
 
 def advantages(estimator: type[AdvantageEstimator], *groups: TrajectoryGroup, **config: Any) -> list[list[list[float]]]:
-    result = estimator(AlgorithmConfig(**config))(list(groups))
+    result = estimator(config)(list(groups))
     return [[array.tolist() for array in group] for group in result]
 
 
@@ -76,7 +77,7 @@ def test_equal_rewards_give_exactly_zero(reward: float, size: int) -> None:
 def test_return_to_go_by_hand() -> None:
     # two trajectories of two turns: returns with discount 0.5 are (1 + 0.5 * 2, 2) and (0 + 0.5 * 1, 1)
     pair = turns_group([[(1.0, (1,)), (2.0, (1, 7, 2))], [(0.0, (1,)), (1.0, (1, 7, 3))]], [None, None])
-    [result] = advantages(ReturnToGo, pair, name="return_to_go", discount=0.5)
+    [result] = advantages(ReturnToGo, pair, discount=0.5)
     raw = np.array([[1.5, 1.0], [-1.5, -1.0]])
     expected = raw / np.sqrt((raw**2).mean())
     assert np.allclose(result, expected)
@@ -91,7 +92,7 @@ def test_a_trajectory_reward_comes_at_its_last_turn() -> None:
 def test_state_baseline_compares_equal_histories_over_all_groups() -> None:
     first = turns_group([[(3.0, (1, 2))], [(0.0, (9, 9))]], [None, None], group_id=0)
     second = turns_group([[(1.0, (1, 2))], [(2.0, (8, 8))]], [None, None], group_id=1)
-    result = advantages(ReturnToGo, first, second, turn_baseline="state")
+    result = advantages(ReturnToGo, first, second, baseline="state")
     # (1, 2) was seen twice: 3 - 1 and 1 - 3; (9, 9) and (8, 8) once: minus the mean of all others at that turn
     raw = np.array([3 - 1, 0 - (3 + 1 + 2) / 3, 1 - 3, 2 - (3 + 0 + 1) / 3])
     expected = raw / np.sqrt((raw**2).mean())

@@ -96,6 +96,10 @@ def test_hook_policy_losses() -> None:
     provides(providers.PolicyLoss)
 
 
+def test_hook_corrections() -> None:
+    provides(providers.Correction)
+
+
 def test_hook_reward_functions() -> None:
     provides(providers.RewardFunction)
 

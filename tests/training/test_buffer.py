@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rllm_core.config import AlgorithmConfig
 from rllm_core.testing.scripted import ScriptedBackend, ScriptedWorkflow
 from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.types import Episode, PlacedMedia, Step, Trajectory
 
-from rllm_core.algorithms.advantages import GRPO  # isort: skip
+from rllm_core.algorithms.advantages import RoleEstimators  # isort: skip
+from rllm_core.algorithms.advantages.outcome import GRPO  # isort: skip
 
 AHEAD = ("training.staleness_threshold=2", "training.trigger_parameter_sync_step=2", "training.partial_rollout=true")
 
@@ -41,7 +41,7 @@ def complete(buffer: TrajectoryGroupBuffer, ordinal: int, **options: Any) -> Com
 
 
 def make(**options: Any) -> TrajectoryGroupBuffer:
-    return TrajectoryGroupBuffer(GRPO(AlgorithmConfig()), drop_uniform=False, **options)
+    return TrajectoryGroupBuffer(RoleEstimators(GRPO()), credits_groups=True, drop_uniform=False, **options)
 
 
 def test_a_written_group_is_restored_to_the_last_bit() -> None:
@@ -188,13 +188,13 @@ def test_a_workflow_decides_what_is_compared_in_both_modes(
         return f"half-{episode.rollout_index % 2}"
 
     def remember(assembly: Any) -> None:
-        original = assembly.estimator.__class__.__call__
+        original = assembly.algorithm.estimators.default.__class__.__call__
 
         def call(self: Any, groups: Any) -> Any:
             seen.update((group.role, len(group.trajectories)) for group in groups)
             return original(self, groups)
 
-        monkeypatch.setattr(assembly.estimator.__class__, "__call__", call)
+        monkeypatch.setattr(assembly.algorithm.estimators.default.__class__, "__call__", call)
 
     monkeypatch.setattr(ScriptedWorkflow, "group_of", half)
     run = run_scripted(*mode, prepare=remember)

@@ -35,7 +35,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[TrainingSample]:
 
 
 def test_a_sample_says_who_sampled_it_and_what_the_policy_before_the_step_thinks(run_scripted: Any, seen: Any) -> None:
-    run = run_scripted(*AHEAD, "algorithm.proximal_logprobs=true")
+    run = run_scripted(*AHEAD, "algorithm.proximal_policy=forward")
     assert run.error is None
     assert len(seen) == 96
     assert {float(value) for sample in seen for value in sample.proximal_logprobs} == {-1.0, -2, -3, -4, -5, -6}
@@ -51,8 +51,8 @@ def test_nobody_computes_what_nobody_asked_for(run_scripted: Any, seen: Any) -> 
 
 def test_a_backend_that_cannot_compute_them_says_so_at_start(run_scripted: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(ScriptedBackend, "capability_overrides", {"policies": frozenset()})
-    with pytest.raises(ConfigError, match=r"proximal_logprobs must be false: backend 'scripted'"):
-        run_scripted("algorithm.proximal_logprobs=true")
+    with pytest.raises(ConfigError, match=r"proximal_policy = 'forward' is not among .* can do: rollout"):
+        run_scripted("algorithm.proximal_policy=forward")
 
 
 @pytest.mark.parametrize("mode", [(), AHEAD])

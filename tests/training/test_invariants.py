@@ -20,8 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rllm_core.algorithms.advantages import GRPO
-from rllm_core.config import AlgorithmConfig, TrainingConfig
+from rllm_core.algorithms.advantages import RoleEstimators
+from rllm_core.algorithms.advantages.outcome import GRPO
+from rllm_core.config import TrainingConfig
 from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
@@ -75,7 +76,9 @@ class Loop(RuleBasedStateMachine):
         self.coordinator = SyncCoordinator(
             window_quota=self.training.window_quota, groups_needed=steps * groups_per_step
         )
-        self.buffer = TrajectoryGroupBuffer(GRPO(AlgorithmConfig()), drop_uniform=False, in_order=strict)
+        self.buffer = TrajectoryGroupBuffer(
+            RoleEstimators(GRPO()), credits_groups=True, drop_uniform=False, in_order=strict
+        )
         self.in_flight: dict[int, int] = {}  # ordinal: version it was dispatched at
         self.ordinal = self.step = self.trained = self.given_up = 0
         self.syncing = False

@@ -271,7 +271,8 @@ def test_groups_too_small_for_the_estimator_are_refused_at_once(plugins: PluginM
 
 
 def test_state_baseline_trains_groups_of_one(run_scripted: Any) -> None:
-    run = run_scripted("training.rollouts_per_group=1", "algorithm.name=return_to_go", "algorithm.turn_baseline=state")
+    by_state = ("algorithm.name=return_to_go", "algorithm.estimator_options.baseline=state")
+    run = run_scripted("training.rollouts_per_group=1", *by_state)
     assert run.error is None
     assert run.summary["books"]["trained"] == 6 * 4
 

@@ -282,7 +282,7 @@ def test_dry_run_allocates_nothing_and_prints_what_follows(plugins: PluginManage
     ("override", "message"),
     [
         ("algorithm.loss=gspo", "algorithm.loss = 'gspo' is not among what backend 'scripted' can do: reinforce"),
-        ("algorithm.aggregation=median", "algorithm.aggregation = 'median' is not among"),
+        ("algorithm.aggregation=sequence_mean_token_sum", "algorithm.aggregation = 'sequence_mean_token_sum' is not"),
         ("algorithm.name=grppo", "grpo"),
         ('requires=["rllm-verl>=9"]', "rllm-verl"),
     ],

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-from rllm_core import providers
-from rllm_core.algorithms.torch_losses import PolicyLoss
+from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
+from rllm_core.algorithms.selection import Algorithm, policy_loss
 from rllm_core.backend import (
     BackendProtocol,
     Capabilities,
@@ -41,7 +41,7 @@ from rllm_local.model import (
     vocabulary_size,
 )
 from rllm_local.starter import starter_model
-from rllm_local.training import AGGREGATIONS, LocalBatch, Trainer
+from rllm_local.training import LocalBatch, Trainer
 from rllm_local.vision import ImageSource, Vision, image_source
 
 ResultT = TypeVar("ResultT")
@@ -81,7 +81,9 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         takes_turns = local.generation == "colocated"
         return Capabilities(
             torch_losses=True,
-            aggregations=frozenset(AGGREGATIONS),
+            aggregations=AGGREGATIONS,
+            interpolated_proximal=True,
+            kl_loss=True,
             policies=frozenset({"current", "proximal", "reference"}),
             entropy_bonus=True,
             lora=True,
@@ -96,7 +98,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
     def validate_config(self) -> list[str]:
         """See `BackendProtocol.validate_config`."""
         device_of(self.local)
-        self._policy_loss()
+        policy_loss(self.config, self.plugins)
         if self.local.lora is not None and importlib.util.find_spec("peft") is None:
             raise ConfigError("[local.lora] needs peft: pip install 'rllm-local[lora]'")
         path = self.config.model.path
@@ -146,10 +148,13 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     def _trainer_for(self, model: PreTrainedModel) -> Trainer:
         half = self.local.dtype == "bfloat16"
+        kl = self.config.algorithm.kl
         return Trainer(
             model=model,
-            loss=self._policy_loss(),
-            aggregation=self.config.algorithm.aggregation,
+            loss=policy_loss(self.config, self.plugins),
+            aggregation=Aggregation.of(self.config),
+            corrections=Algorithm.of(self.config, self.plugins).corrections,
+            kl=kl if kl.coefficient > 0 and kl.place == "loss" else None,
             temperature=self.config.rollout.temperature,
             optimizer_config=self.config.optimizer,
             share_prefixes=self.local.packing == "prefix",
@@ -158,14 +163,11 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             vision=None if self._images is None else Vision(model, self._images),
         )
 
-    def _policy_loss(self) -> PolicyLoss:
-        provided = self.plugins.select(providers.PolicyLoss, self.config.algorithm.loss)
-        loss_class: type[PolicyLoss] = self.plugins.load(provided)
-        return loss_class(self.config.algorithm)
-
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> LocalBatch:
         """See `BackendProtocol.transform_to_backend_batch`."""
-        return self._allocated().batch(samples, skip_zero_advantages=self._entropy_coefficient() == 0)
+        trainer = self._allocated()
+        only_advantages = self._entropy_coefficient() == 0 and trainer.kl is None
+        return trainer.batch(samples, skip_zero_advantages=only_advantages)
 
     async def process_backend_batch(self, batch: LocalBatch) -> None:
         """See `BackendProtocol.process_backend_batch`."""

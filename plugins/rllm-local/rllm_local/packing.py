@@ -65,6 +65,8 @@ class MicroBatch:
         targets: ``(sampled_tokens,)`` the sampled tokens.
         rollout_logprobs: ``(sampled_tokens,)``, or None if a sample has none.
         proximal_logprobs: ``(sampled_tokens,)``, or None if the run file does not ask for them.
+        proximal_fractions: ``(sampled_tokens,)``, or None likewise.
+        reference_logprobs: ``(sampled_tokens,)``, or None likewise.
         advantages: ``(sampled_tokens,)``.
         media: Images, by the flat positions in ``token_ids`` where they begin.
         samples: Positions in the pass of the samples, in the order of their tokens.
@@ -79,6 +81,8 @@ class MicroBatch:
     targets: torch.Tensor
     rollout_logprobs: torch.Tensor | None
     proximal_logprobs: torch.Tensor | None
+    proximal_fractions: torch.Tensor | None
+    reference_logprobs: torch.Tensor | None
     advantages: torch.Tensor
     media: list[Placement]
     samples: list[int]
@@ -216,8 +220,17 @@ def _lay_out(
         targets=tensor(targets.astype(np.int64)),
         rollout_logprobs=joined([sample.logprobs for sample in chosen]),
         proximal_logprobs=joined([sample.proximal_logprobs for sample in chosen]),
+        proximal_fractions=joined([_per_token(sample) for sample in chosen]),
+        reference_logprobs=joined([sample.reference_logprobs for sample in chosen]),
         advantages=tensor(np.concatenate([sample.advantages for sample in chosen])),
         media=media,
         samples=order,
         sample_tokens=[sample.sampled_tokens for sample in chosen],
     )
+
+
+def _per_token(sample: TrainingSample) -> Floats | None:
+    """``(sampled_tokens,)`` the proximal fraction of each token's turn."""
+    if sample.proximal_fractions is None:
+        return None
+    return np.repeat(sample.proximal_fractions, [stop - start for start, stop in sample.turn_spans])

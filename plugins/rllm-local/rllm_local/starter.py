@@ -32,9 +32,10 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rllm_core.algorithms.torch_losses import PolicyLoss
+from rllm_core.algorithms.aggregation import Aggregation
+from rllm_core.algorithms.torch_losses import CrossEntropy
 from rllm_core.backend import OptimizerStep
-from rllm_core.config import AlgorithmConfig, OptimizerConfig
+from rllm_core.config import OptimizerConfig
 from rllm_core.errors import RunError, UserError
 from rllm_core.types import TrainingSample, token_ids
 from rllm_local.model import no_progress_bars
@@ -223,16 +224,6 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return model
 
 
-class NegativeLogLikelihood(PolicyLoss):
-    """``-logp``: supervised training, on the path that RL takes."""
-
-    def __call__(
-        self, logprobs: torch.Tensor, rollout_logprobs: torch.Tensor | None, advantages: torch.Tensor
-    ) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return -logprobs
-
-
 def warm_start(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, conversations: Iterator[Conversation]
 ) -> tuple[int, float]:
@@ -248,8 +239,8 @@ def warm_start(
     optimizer_config = OptimizerConfig(learning_rate=settings["learning_rate"], warmup_steps=settings["warmup_steps"])
     trainer = Trainer(
         model=model.train(False),
-        loss=NegativeLogLikelihood(AlgorithmConfig()),
-        aggregation="token_mean",
+        loss=CrossEntropy(),
+        aggregation=Aggregation("token_mean"),
         temperature=1.0,
         optimizer_config=optimizer_config,
         share_prefixes=True,

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rllm_core.algorithms.torch_losses import PolicyLoss
+from rllm_core.algorithms.aggregation import Aggregation
+from rllm_core.algorithms.corrections import Corrections
+from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, kl_estimate
 from rllm_core.backend import OptimizerStep
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
@@ -24,10 +26,9 @@ from rllm_local.vision import Vision
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rllm_core.config import OptimizerConfig
+    from rllm_core.config import KLConfig, OptimizerConfig
 
 CPU_BATCH_TOKENS = 4096  # larger ones leave the caches: a small model takes a tenth longer with 8192
-AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class _Sums:
 
     loss: float = 0.0
     entropy: float = 0.0
+    divergence: float = 0.0
     difference: float = 0.0
     max_difference: float = 0.0
     compared_tokens: int = 0
@@ -59,7 +61,9 @@ class Trainer:
     Args:
         model: A causal LM in evaluation mode: dropout would make the trained policy another than the sampled one.
         loss: What to minimise.
-        aggregation: One of ``AGGREGATIONS``.
+        aggregation: How token losses become one number.
+        corrections: Applied here where the proximal policy is interpolated.
+        kl: Divergence from the reference that the loss takes in; None for none.
         temperature: Logits are divided by it, as they were when sampling.
         optimizer_config: AdamW and its schedule.
         share_prefixes: Whether to encode what samples have in common once.
@@ -73,13 +77,15 @@ class Trainer:
 
     model: PreTrainedModel
     loss: PolicyLoss
-    aggregation: str
+    aggregation: Aggregation
     temperature: float
     optimizer_config: OptimizerConfig
     share_prefixes: bool
     max_batch_tokens: int
     autocast_dtype: torch.dtype | None = None
     vision: Vision | None = None
+    corrections: Corrections = field(default_factory=lambda: Corrections([]))
+    kl: KLConfig | None = None
     live_version: int | None = None
     _sums: _Sums = field(default_factory=_Sums)
 
@@ -115,7 +121,7 @@ class Trainer:
         """
         if skip_zero_advantages:
             samples = [sample for sample in samples if sample.advantages.any()]
-        if self.loss.needs_rollout_logprobs and any(sample.logprobs is None for sample in samples):
+        if self.loss.needs_old_logprobs and any(sample.logprobs is None for sample in samples):
             raise RunError("algorithm.loss needs log-probabilities, but the engine returned none for some samples")
         share = self.share_prefixes and self._full_attention
         return LocalBatch(samples, rows_of(samples, share_prefixes=share, pair_cost=self._pair_cost))
@@ -125,16 +131,18 @@ class Trainer:
         for micro in self._micro_batches(batch):
             distributions = torch.log_softmax(self._logits(micro), -1)
             logprobs = distributions[micro.node_of_token, micro.targets]
-            known = {"proximal_logprobs": micro.proximal_logprobs} if self.loss.takes_proximal_logprobs else {}
-            losses = self.loss(logprobs, micro.rollout_logprobs, micro.advantages, **known)
+            inputs = self._loss_inputs(micro, logprobs)
+            losses = self.loss(inputs)
+            if self.kl is not None and micro.reference_logprobs is not None:
+                divergence = kl_estimate(logprobs, micro.reference_logprobs, self.kl.estimator)
+                losses = losses + self.kl.coefficient * divergence
+                self._sums.divergence += float(divergence.detach().sum())
             if entropy_coefficient > 0:
                 entropies = -(distributions.exp() * distributions).sum(-1)[micro.node_of_token]
                 losses = losses - entropy_coefficient * entropies
                 self._sums.entropy += float(entropies.detach().sum())
-            if self.aggregation == "sequence_mean_token_mean":
-                counts = torch.tensor(micro.sample_tokens, device=self.device)
-                losses = losses / counts.repeat_interleave(counts)
-            total = losses.sum()
+            weights = [self.aggregation.token_weight(tokens) for tokens in micro.sample_tokens]
+            total = (losses * torch.tensor(weights, device=self.device)[inputs.sequence_of_token]).sum()
             total.backward()  # type: ignore[no-untyped-call]
             self._observe(micro, total, logprobs, self._is_live(batch.samples, micro.samples))
 
@@ -147,9 +155,9 @@ class Trainer:
         Raises:
             RunError: If the gradient is not finite; the weights are unchanged then.
         """
-        count = step.sampled_tokens if self.aggregation == "token_mean" else step.samples
+        count = self.aggregation.denominator(step)
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        torch._foreach_div_(gradients, float(max(1, count)))
+        torch._foreach_div_(gradients, float(count))
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.optimizer_config.max_grad_norm))
         if not np.isfinite(norm):
             raise RunError(
@@ -162,16 +170,31 @@ class Trainer:
         self.optimizer.step()
         torch._foreach_zero_(gradients)
         sums, self._sums = self._sums, _Sums()
-        metrics = {"loss": sums.loss / max(1, count), "grad_norm": norm, "learning_rate": learning_rate}
+        metrics = {"loss": sums.loss / count, "grad_norm": norm, "learning_rate": learning_rate}
         metrics["trained_tokens"] = float(sums.trained_tokens)
         if sums.entropy:
             metrics["entropy"] = sums.entropy / max(1, sums.trained_tokens)
+        if sums.divergence:
+            metrics["kl_reference"] = sums.divergence / max(1, sums.trained_tokens)
         if sums.compared_tokens:
             metrics["rollout_logprob_difference_mean"] = sums.difference / sums.compared_tokens
             metrics["rollout_logprob_difference_max"] = sums.max_difference
         if sums.stale_tokens:
             metrics["stale_logprob_difference_mean"] = sums.stale_difference / sums.stale_tokens
         return metrics
+
+    def _loss_inputs(self, micro: MicroBatch, logprobs: torch.Tensor) -> LossInputs:
+        counts = torch.tensor(micro.sample_tokens, device=self.device)
+        old, advantages = micro.rollout_logprobs, micro.advantages
+        if micro.proximal_logprobs is not None:
+            old = micro.proximal_logprobs
+        elif micro.proximal_fractions is not None and micro.rollout_logprobs is not None:
+            old = torch.lerp(micro.rollout_logprobs, logprobs.detach(), micro.proximal_fractions)
+            starts = np.cumsum([0, *micro.sample_tokens[:-1]])
+            weights = self.corrections.weights((old - micro.rollout_logprobs).cpu().numpy(), starts)
+            advantages = advantages * torch.from_numpy(weights).to(advantages)
+        sequences = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
+        return LossInputs(logprobs, old, advantages, sequences, len(counts))
 
     @torch.no_grad()
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[Floats]:

@@ -200,10 +200,10 @@ async def test_stale_samples_with_proximal_logprobs_move_the_weights_as_fresh_on
 ) -> None:
     """Before the first update the ratio to the policy before the step is 1, whatever sampled them."""
     moved = []
-    for algorithm in (AlgorithmConfig(), AlgorithmConfig(loss="ppo_clip", proximal_logprobs=True)):
+    for algorithm in (AlgorithmConfig(), AlgorithmConfig(loss="ppo_clip", proximal_policy="forward")):
         async with started(run_config(algorithm=algorithm)) as (backend, _):
             given = samples
-            if algorithm.proximal_logprobs:
+            if algorithm.proximal_policy == "forward":
                 computed = await backend.compute_logprobs(samples, "proximal")
                 given = [s.model_copy(update={"proximal_logprobs": c}) for s, c in zip(samples, computed, strict=True)]
             await train(backend, [given], 1)

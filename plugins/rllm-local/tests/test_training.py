@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from rllm_local.attention import BlockCausalAttention
 from rllm_local.model import use_matching_attention
 from rllm_local.packing import micro_batches, rows_of
-from rllm_local.training import AGGREGATIONS, Trainer
+from rllm_local.training import Trainer
 from transformers import AutoModelForCausalLM
 
+from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
 from rllm_core.algorithms.torch_losses import PPOClip, Reinforce
 from rllm_core.backend import OptimizerStep
-from rllm_core.config import AlgorithmConfig, OptimizerConfig
+from rllm_core.config import OptimizerConfig
 from rllm_core.errors import RunError
 from rllm_core.types import TrainingSample
 
@@ -32,8 +33,8 @@ def trainer(model_folder: Path) -> Callable[..., Trainer]:
     def build(**options: Any) -> Trainer:
         defaults: dict[str, Any] = {
             "model": AutoModelForCausalLM.from_pretrained(model_folder).eval(),
-            "loss": Reinforce(AlgorithmConfig()),
-            "aggregation": "token_mean",
+            "loss": Reinforce(),
+            "aggregation": Aggregation("token_mean"),
             "temperature": 1.0,
             "optimizer_config": OptimizerConfig(learning_rate=1e-3),
             "share_prefixes": True,
@@ -92,11 +93,11 @@ def test_micro_batches_change_nothing(
     assert_close(gradient(trainer(max_batch_tokens=max_batch_tokens), [samples]), whole)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
 def test_accumulation_over_passes_equals_one_pass(
     trainer: Callable[..., Trainer], samples: list[TrainingSample], aggregation: str
 ) -> None:
-    whole, parts = (trainer(aggregation=aggregation) for _ in range(2))
+    whole, parts = (trainer(aggregation=Aggregation(aggregation, 7)) for _ in range(2))
     assert_close(gradient(parts, [samples[:4], samples[4:9], samples[9:]]), gradient(whole, [samples]))
 
 
@@ -108,9 +109,10 @@ def test_aggregations_divide_as_they_say(trainer: Callable[..., Trainer], sample
         "token_mean": losses.sum() / 95,
         "sequence_mean_token_mean": (losses / lengths).sum() / 13,
         "sequence_mean_token_sum": losses.sum() / 13,
+        "sequence_mean_token_sum_norm": losses.sum() / 13 / 7,
     }
     for aggregation in AGGREGATIONS:
-        built = trainer(aggregation=aggregation)
+        built = trainer(aggregation=Aggregation(aggregation, 7))
         gradient(built, [samples], entropy=0.0)
         assert built.step(counts)["loss"] == pytest.approx(expected[aggregation], rel=1e-5)
 
@@ -145,7 +147,7 @@ def test_a_step_without_gradient_still_moves_the_momentum(
 
 def test_ppo_clip_with_shared_nodes(trainer: Callable[..., Trainer], samples: list[TrainingSample]) -> None:
     """Twins share a node and still have their own ratios and advantages."""
-    loss = PPOClip(AlgorithmConfig(loss="ppo_clip"))
+    loss = PPOClip()
     packed, padded = (gradient(trainer(loss=loss, share_prefixes=share), [samples]) for share in (True, False))
     assert_close(packed, padded)
 
@@ -245,7 +247,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(
 def test_a_loss_that_needs_rollout_logprobs_says_so(
     trainer: Callable[..., Trainer], samples: list[TrainingSample]
 ) -> None:
-    built = trainer(loss=PPOClip(AlgorithmConfig(loss="ppo_clip")))
+    built = trainer(loss=PPOClip())
     unknown = samples[0].model_copy(update={"logprobs": None})
     with pytest.raises(RunError, match="returned none"):
         built.batch([unknown], skip_zero_advantages=False)

@@ -236,7 +236,7 @@ def run_file() -> dict[str, Any]:
         "rollout": {"max_response_tokens": 20},
         "algorithm": {
             "name": "return_to_go",
-            "turn_baseline": "group",
+            "estimator_options": {"baseline": "group"},
             "entropy_coefficient": 0.06,
             "entropy_coefficient_final": 0.0,
         },

@@ -122,7 +122,7 @@ def run_file() -> dict[str, Any]:
         "rollout": {"max_response_tokens": 6},
         "algorithm": {
             "name": "return_to_go",
-            "turn_baseline": "state",
+            "estimator_options": {"baseline": "state"},
             "entropy_coefficient": 0.08,
             "entropy_coefficient_final": 0.0,
         },

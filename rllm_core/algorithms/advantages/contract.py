@@ -1,0 +1,110 @@
+"""What an advantage estimator is, and which one credits which role."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.algorithms.options import Configured
+from rllm_core.types import Trajectory, TrajectoryGroup
+
+Advantages = npt.NDArray[np.float64]
+Credit = Advantages | list[Advantages]
+"""What a trajectory is credited with: one number per step, ``(steps,)``, or per step ``(completion_tokens,)``."""
+
+
+class AdvantageEstimator(Configured, ABC):
+    """Computes advantages for groups of one step; selected by ``algorithm.name``.
+
+    Attributes:
+        scope: ``group`` if groups are independent of each other, ``batch`` if a group's advantages depend on the
+            other groups of the optimizer step; the latter is computed when the whole step is at hand.
+        learns_written: Whether it credits tokens that nobody sampled, as supervised training does.
+    """
+
+    scope: ClassVar[Literal["group", "batch"]] = "group"
+    learns_written: ClassVar[bool] = False
+
+    @property
+    def min_group_size(self) -> int:
+        """Groups with fewer trajectories are filtered, and a run configured for fewer is refused."""
+        return 2
+
+    @abstractmethod
+    def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        """Advantages per group and trajectory.
+
+        Args:
+            groups: One group if the scope is ``group``, those of a whole optimizer step if it is ``batch``. Rewards
+                may include rewards of single tokens (`rllm_core.types.Step.token_rewards`).
+        """
+
+
+class RoleEstimators:
+    """The estimators of a run: one for most roles, others for some.
+
+    Args:
+        default: For every role that is not named.
+        by_role: For the others.
+    """
+
+    def __init__(self, default: AdvantageEstimator, by_role: Mapping[str, AdvantageEstimator] | None = None) -> None:
+        self.default = default
+        self.by_role = dict(by_role or {})
+
+    def of(self, role: str) -> AdvantageEstimator:
+        """Who credits trajectories of ``role``."""
+        return self.by_role.get(role, self.default)
+
+    @property
+    def all(self) -> list[AdvantageEstimator]:
+        """Every estimator in use."""
+        return [self.default, *self.by_role.values()]
+
+    @property
+    def scope(self) -> Literal["group", "batch"]:
+        """``batch`` if any of them needs the whole step."""
+        return "batch" if any(estimator.scope == "batch" for estimator in self.all) else "group"
+
+    @property
+    def learns_written(self) -> bool:
+        """Whether any of them credits tokens that nobody sampled."""
+        return any(estimator.learns_written for estimator in self.all)
+
+    def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        """Advantages per group and trajectory; roles are computed apart from each other.
+
+        Raises:
+            ValueError: If an estimator does not answer for every group and trajectory.
+        """
+        places: dict[str, list[int]] = {}
+        for position, group in enumerate(groups):
+            places.setdefault(group.role, []).append(position)
+        result: list[list[Credit]] = [[] for _ in groups]
+        for role, positions in places.items():
+            estimator = self.of(role)
+            credits = estimator([groups[position] for position in positions])
+            if len(credits) != len(positions):
+                raise ValueError(f"{type(estimator).__name__} credited {len(credits)} of {len(positions)} groups")
+            for position, credit in zip(positions, credits, strict=True):
+                if len(credit) != len(groups[position].trajectories):
+                    raise ValueError(
+                        f"{type(estimator).__name__} credited {len(credit)} of {len(groups[position].trajectories)} "
+                        f"trajectories of task {groups[position].task_id!r}"
+                    )
+                result[position] = credit
+        return result
+
+
+def rewards(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
+    """``(trajectories,)`` total rewards of a group."""
+    return np.array([trajectory.total_reward for trajectory in group.trajectories], np.float64)
+
+
+def per_step(trajectory: Trajectory, value: float) -> Advantages:
+    """``(steps,)`` the same for every step."""
+    return np.full(len(trajectory.steps), value, np.float64)

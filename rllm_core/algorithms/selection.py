@@ -1,0 +1,84 @@
+"""The pieces of a run's algorithm, chosen by their names in the run file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rllm_core import providers
+from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
+from rllm_core.algorithms.corrections import Correction, Corrections
+from rllm_core.config import RunConfig
+from rllm_core.errors import ConfigError
+from rllm_core.plugins import PluginManager
+
+if TYPE_CHECKING:
+    from rllm_core.algorithms.torch_losses import PolicyLoss
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What the core computes itself: everything but the loss.
+
+    Attributes:
+        estimators: Advantages.
+        corrections: Off-policy corrections.
+    """
+
+    estimators: RoleEstimators
+    corrections: Corrections
+
+    @classmethod
+    def of(cls, config: RunConfig, plugins: PluginManager) -> Algorithm:
+        """Load and configure the pieces of a run.
+
+        Raises:
+            ConfigError: If a name is unknown, its parameters are wrong, or corrections would count a ratio twice.
+            PluginError: If the plugin of one is broken.
+        """
+        algorithm = config.algorithm
+
+        def estimator(name: str, options: dict[str, object], where: str) -> AdvantageEstimator:
+            found: type[AdvantageEstimator] = plugins.load(plugins.select(providers.AdvantageEstimator, name))
+            return found(options, where=f"{where}.estimator_options")
+
+        by_role = {
+            role: estimator(chosen.name, chosen.estimator_options, f"algorithm.roles.{role}")
+            for role, chosen in algorithm.roles.items()
+        }
+        default = estimator(algorithm.name, algorithm.estimator_options, "algorithm")
+        return cls(RoleEstimators(default, by_role), _corrections(config, plugins))
+
+
+def _corrections(config: RunConfig, plugins: PluginManager) -> Corrections:
+    algorithm = config.algorithm
+    found: list[Correction] = []
+    for name in algorithm.corrections:
+        correction_class: type[Correction] = plugins.load(plugins.select(providers.Correction, name))
+        options = algorithm.correction_options.get(name, {})
+        found.append(correction_class(options, where=f"algorithm.correction_options.{name}"))
+    if found and algorithm.proximal_policy == "rollout":
+        raise ConfigError(
+            f"algorithm.corrections = {list(algorithm.corrections)} needs algorithm.proximal_policy = 'forward' or "
+            "'interpolated': with 'rollout' the ratio of the loss is already the one to the policy that sampled, and "
+            "would be counted twice"
+        )
+    weighing = [name for name, one in zip(algorithm.corrections, found, strict=True) if not one.is_mask]
+    if len(weighing) > 1 or len(set(algorithm.corrections)) < len(found):
+        raise ConfigError(
+            f"algorithm.corrections = {list(algorithm.corrections)} counts one ratio twice: choose one of "
+            f"{', '.join(sorted(set(weighing)) or algorithm.corrections)}, beside any masks"
+        )
+    return Corrections(found)
+
+
+def policy_loss(config: RunConfig, plugins: PluginManager) -> PolicyLoss:
+    """The loss of a run, for backends that train with torch.
+
+    Raises:
+        ConfigError: If its name is unknown or its parameters are wrong.
+        PluginError: If its plugin is broken.
+    """
+    algorithm = config.algorithm
+    found: type[PolicyLoss] = plugins.load(plugins.select(providers.PolicyLoss, algorithm.loss))
+    return found(algorithm.loss_options, where="algorithm.loss_options")

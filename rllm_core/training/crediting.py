@@ -1,0 +1,120 @@
+"""From complete groups to training samples: rewards, advantages, and what off-policy tokens are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from rllm_core.algorithms.advantages import Credit
+from rllm_core.algorithms.kl import kl_estimate
+from rllm_core.algorithms.samples import training_samples, with_token_rewards
+from rllm_core.algorithms.selection import Algorithm
+from rllm_core.backend import Policy
+from rllm_core.config import RunConfig
+from rllm_core.training.buffer import CompleteGroup
+from rllm_core.types import Floats, TrainingSample, TrajectoryGroup
+
+ComputeLogprobs = Callable[[Sequence[TrainingSample], Policy], Awaitable[list[Floats]]]
+
+
+class Crediting:
+    """Makes the samples of an optimizer step.
+
+    Advantages are computed when a group is completed if nothing else is needed; with an estimator that needs the whole
+    step, or with rewards that need the trainer's log-probabilities, when it is consumed. They mean the same either way.
+
+    Args:
+        config: The run file.
+        algorithm: Estimators and corrections.
+        compute_logprobs: Asks the backend.
+    """
+
+    def __init__(self, config: RunConfig, algorithm: Algorithm, compute_logprobs: ComputeLogprobs) -> None:
+        self.config = config
+        self.algorithm = algorithm
+        self._compute_logprobs = compute_logprobs
+        kl = config.algorithm.kl
+        self._kl_in: Literal["loss", "reward"] | None = kl.place if kl.coefficient > 0 else None
+
+    @staticmethod
+    def when_completed(config: RunConfig, algorithm: Algorithm) -> bool:
+        """Whether advantages are known as soon as a group is complete."""
+        kl = config.algorithm.kl
+        return algorithm.estimators.scope == "group" and not (kl.coefficient > 0 and kl.place == "reward")
+
+    async def credited(self, taken: Sequence[CompleteGroup]) -> list[list[TrainingSample]]:
+        """Per complete group its samples, with advantages."""
+        groups = [group for item in taken for group in item.groups]
+        if self.when_completed(self.config, self.algorithm):
+            credits = [credit for item in taken for credit in item.advantages or []]
+        else:
+            rewarded = await self._less_kl(groups) if self._kl_in == "reward" else groups
+            credits = self.algorithm.estimators(rewarded)
+        remaining = iter(zip(groups, credits, strict=True))
+        return [[sample for _ in item.groups for sample in self._samples(*next(remaining))] for item in taken]
+
+    def _samples(self, group: TrajectoryGroup, credits: Sequence[Credit]) -> list[TrainingSample]:
+        written = self.algorithm.estimators.of(group.role).learns_written
+        return training_samples(group, credits, learns_written=written)
+
+    async def _less_kl(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
+        """The groups with each token's divergence from the reference taken off its reward."""
+        kl = self.config.algorithm.kl
+        samples = [training_samples(g, [np.zeros(len(t.steps)) for t in g.trajectories]) for g in groups]
+        flat = [sample for of_group in samples for sample in of_group]
+        current = await self._compute_logprobs(flat, "current")
+        reference = await self._compute_logprobs(flat, "reference")
+        penalties = iter(
+            [
+                (-kl.coefficient * kl_estimate(mine, theirs, kl.estimator)).astype(np.float32)
+                for mine, theirs in zip(current, reference, strict=True)
+            ]
+        )
+        return [
+            with_token_rewards(group, [next(penalties) for _ in of_group])
+            for group, of_group in zip(groups, samples, strict=True)
+        ]
+
+    async def corrected(self, samples: list[TrainingSample], *, proximal_version: float) -> list[TrainingSample]:
+        """The samples of one pass with what their loss needs beside advantages, corrections applied.
+
+        Args:
+            samples: As `credited` returned them.
+            proximal_version: Weight version before this optimizer step; a fraction says how far the weights have come
+                since the last synchronisation.
+        """
+        if not samples:
+            return samples
+        algorithm = self.config.algorithm
+        if algorithm.proximal_policy == "forward":
+            proximal = await self._compute_logprobs(samples, "proximal")
+            samples = [
+                self._weighted(_with(sample, proximal_logprobs=logprobs))
+                for sample, logprobs in zip(samples, proximal, strict=True)
+            ]
+        elif algorithm.proximal_policy == "interpolated":
+            step = 1 / self.config.training.trigger_parameter_sync_step
+            samples = [_with(s, proximal_fractions=_fractions(s, proximal_version, step)) for s in samples]
+        if self._kl_in == "loss":
+            reference = await self._compute_logprobs(samples, "reference")
+            samples = [_with(s, reference_logprobs=known) for s, known in zip(samples, reference, strict=True)]
+        return samples
+
+    def _weighted(self, sample: TrainingSample) -> TrainingSample:
+        if not self.algorithm.corrections or sample.logprobs is None or sample.proximal_logprobs is None:
+            return sample
+        ratios = sample.proximal_logprobs.astype(np.float64) - sample.logprobs
+        weights = self.algorithm.corrections.weights(ratios, np.zeros(1, np.int64))
+        return _with(sample, advantages=(sample.advantages * weights).astype(np.float32))
+
+
+def _with(sample: TrainingSample, **arrays: Floats) -> TrainingSample:
+    return TrainingSample.model_validate({**dict(sample), **arrays})
+
+
+def _fractions(sample: TrainingSample, proximal_version: float, step: float) -> Floats:
+    """``(turns,)`` (v_proximal - v_rollout) / (v_trained - v_rollout), as in AReaL's approximation (2505.24298)."""
+    ages = proximal_version - np.array(sample.weight_versions, np.float64)
+    return (ages / (ages + step)).astype(np.float32)
