@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.options import Configured
+from rllm_core.errors import RunError
+from rllm_core.loading import one_line
 
 MAX_LOG_RATIO = 20.0
 
@@ -62,13 +64,16 @@ class Corrections:
             starts: ``(sequences,)`` where each sequence begins.
 
         Raises:
-            ValueError: If a correction's weights are not finite, negative, or not one per token.
+            RunError: If a correction fails, or its weights are not finite, negative, or not one per token.
         """
         clamped = np.clip(np.asarray(log_ratios, np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
         product = np.ones_like(clamped)
         for correction in self.corrections:
-            weights = correction(clamped, starts)
+            try:
+                weights = np.asarray(correction(clamped, starts), np.float64)
+            except Exception as error:  # it may be anybody's
+                raise RunError(f"{correction.label} failed: {one_line(error)}") from error
             if weights.shape != clamped.shape or not np.isfinite(weights).all() or (weights < 0).any():
-                raise ValueError(f"{type(correction).__name__} must return one finite weight >= 0 per token")
+                raise RunError(f"{correction.label} must return one finite weight >= 0 per token")
             product *= weights
         return product

@@ -15,6 +15,7 @@ class Configured:
     Attributes:
         options_model: What its parameters may be; none unless a subclass says otherwise.
         options: The parameters, checked. Subclasses annotate it with their model.
+        label: What errors call it: its class, or where a run has chosen it, its kind, name and package.
 
     Args:
         options: The table of parameters.
@@ -28,3 +29,4 @@ class Configured:
 
     def __init__(self, options: Mapping[str, Any] | None = None, *, where: str = "options") -> None:
         self.options: Any = validated(self.options_model, options or {}, where, ())
+        self.label = type(self).__name__

@@ -40,7 +40,11 @@ def segments(steps: Sequence[Step]) -> list[list[int]]:
 
 
 def training_samples(
-    group: TrajectoryGroup, credits: Sequence[Credit], *, learns_written: bool = False
+    group: TrajectoryGroup,
+    credits: Sequence[Credit],
+    *,
+    learns_written: bool = False,
+    credited_by: str = "the estimator",
 ) -> list[TrainingSample]:
     """The samples of a group.
 
@@ -48,6 +52,7 @@ def training_samples(
         group: Trajectories, all of them with steps.
         credits: Per trajectory ``(steps,)``, or per step ``(completion_tokens,)``.
         learns_written: Whether tokens that nobody sampled are trained, too.
+        credited_by: Who says so, for errors.
 
     Returns:
         One sample per segment with at least one token that is trained.
@@ -57,7 +62,7 @@ def training_samples(
     """
     samples = []
     for trajectory, credit, rollout_id in zip(group.trajectories, credits, group.rollout_ids, strict=True):
-        _check(group, trajectory, credit)
+        _check(group, trajectory, credit, credited_by)
         for segment in trained_segments(trajectory, learns_written=learns_written):
             samples.append(_sample(group, trajectory, segment, credit, rollout_id))
     return samples
@@ -97,16 +102,18 @@ def with_token_rewards(group: TrajectoryGroup, rewards: Sequence[Floats]) -> Tra
     return group.model_copy(update={"trajectories": trajectories})
 
 
-def _check(group: TrajectoryGroup, trajectory: Trajectory, credit: Credit) -> None:
+def _check(group: TrajectoryGroup, trajectory: Trajectory, credit: Credit, credited_by: str) -> None:
     steps = trajectory.steps
-    fits = len(credit) == len(steps)
-    if fits and isinstance(credit, list):
-        fits = all(len(part) == len(step.completion_ids) for part, step in zip(credit, steps, strict=True))
-    with np.errstate(over="ignore"):  # samples hold float32
-        parts = credit if isinstance(credit, list) else [credit]
-        finite = all(np.isfinite(np.asarray(part, np.float32)).all() for part in parts)
-    if not fits or not finite:
-        raise ValueError(f"task {group.task_id!r}: the estimator returned advantages {credit!r} for {len(steps)} steps")
+    per_token = isinstance(credit, list)
+    parts, shapes = ([*credit], [(len(s.completion_ids),) for s in steps]) if per_token else ([credit], [(len(steps),)])
+    try:
+        with np.errstate(over="ignore"):  # samples hold float32
+            arrays = [np.asarray(part, np.float32) for part in parts]
+    except (TypeError, ValueError):  # no numbers at all
+        arrays = []
+    if [array.shape for array in arrays] != shapes or not all(np.isfinite(array).all() for array in arrays):
+        shown = " ".join(f"{credit!r:.200}".split())
+        raise ValueError(f"task {group.task_id!r}: {credited_by} returned advantages {shown} for {len(steps)} steps")
 
 
 def _sample(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
 from rllm_core.algorithms.corrections import Correction, Corrections
+from rllm_core.algorithms.options import Configured
 from rllm_core.config import RunConfig
-from rllm_core.errors import ConfigError
+from rllm_core.errors import ConfigError, PluginError, UserError
+from rllm_core.loading import one_line
 from rllm_core.plugins import PluginManager
 
 if TYPE_CHECKING:
@@ -39,8 +42,11 @@ class Algorithm:
         algorithm = config.algorithm
 
         def estimator(name: str, options: dict[str, object], where: str) -> AdvantageEstimator:
-            found: type[AdvantageEstimator] = plugins.load(plugins.select(providers.AdvantageEstimator, name))
-            return found(options, where=f"{where}.estimator_options")
+            where = f"{where}.estimator_options"
+            found: AdvantageEstimator = configured(
+                plugins, providers.AdvantageEstimator, AdvantageEstimator, name, options, where
+            )
+            return found
 
         by_role = {
             role: estimator(chosen.name, chosen.estimator_options, f"algorithm.roles.{role}")
@@ -54,9 +60,9 @@ def _corrections(config: RunConfig, plugins: PluginManager) -> Corrections:
     algorithm = config.algorithm
     found: list[Correction] = []
     for name in algorithm.corrections:
-        correction_class: type[Correction] = plugins.load(plugins.select(providers.Correction, name))
         options = algorithm.correction_options.get(name, {})
-        found.append(correction_class(options, where=f"algorithm.correction_options.{name}"))
+        where = f"algorithm.correction_options.{name}"
+        found.append(configured(plugins, providers.Correction, Correction, name, options, where))
     if found and algorithm.proximal_policy == "rollout":
         raise ConfigError(
             f"algorithm.corrections = {list(algorithm.corrections)} needs algorithm.proximal_policy = 'forward' or "
@@ -79,6 +85,48 @@ def policy_loss(config: RunConfig, plugins: PluginManager) -> PolicyLoss:
         ConfigError: If its name is unknown or its parameters are wrong.
         PluginError: If its plugin is broken.
     """
-    algorithm = config.algorithm
-    found: type[PolicyLoss] = plugins.load(plugins.select(providers.PolicyLoss, algorithm.loss))
-    return found(algorithm.loss_options, where="algorithm.loss_options")
+    from rllm_core.algorithms.torch_losses import PolicyLoss
+
+    name, options = config.algorithm.loss, config.algorithm.loss_options
+    loss: PolicyLoss = configured(plugins, providers.PolicyLoss, PolicyLoss, name, options, "algorithm.loss_options")
+    return loss
+
+
+def configured(
+    plugins: PluginManager,
+    kind: type[providers.Provider],
+    base: type[Any],
+    name: str,
+    options: Mapping[str, Any],
+    where: str,
+) -> Any:
+    """Load the piece of a kind that has a name, and give it its parameters.
+
+    Args:
+        plugins: Where it may come from.
+        kind: Record class.
+        base: What its class must be derived from.
+        name: As the run file says it.
+        options: As the run file has them.
+        where: Their place in the run file.
+
+    Raises:
+        ConfigError: If the parameters are wrong.
+        PluginError: If nobody has the name, or what has it is broken.
+    """
+    provided = plugins.select(kind, name)
+    found: Any = plugins.load(provided)
+    label = f"{kind.kind} {name!r} ({provided.plugin.label})"
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise PluginError(
+            f"{label}: {provided.record.load} is no subclass of {base.__module__}.{base.__name__}; tell its authors, "
+            "and choose another"
+        )
+    try:
+        piece: Configured = found(options, where=where)
+    except UserError:
+        raise
+    except Exception as error:  # somebody else's code
+        raise PluginError(f"{label} cannot be made: {one_line(error)}; tell its authors, and choose another") from error
+    piece.label = label
+    return piece

@@ -20,6 +20,8 @@ from pydantic import Field
 from rllm_core.algorithms.corrections import MAX_LOG_RATIO
 from rllm_core.algorithms.options import Configured
 from rllm_core.config import Section
+from rllm_core.errors import RunError
+from rllm_core.loading import one_line
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,24 @@ class PolicyLoss(Configured, ABC):
     def clipped(self, inputs: LossInputs) -> torch.Tensor | None:
         """``(tokens,)`` bool: which tokens get no gradient because their ratio went too far; None if none ever do."""
         return None
+
+
+def losses_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor:
+    """``(tokens,)`` what a loss says, checked, since a wrong shape would be broadcast without a word.
+
+    Raises:
+        RunError: If it fails, or does not say one finite loss per token though the policy is sound.
+    """
+    try:
+        losses = loss(inputs)
+    except Exception as error:  # it may be anybody's
+        raise RunError(f"{loss.label} failed: {one_line(error)}") from error
+    if not isinstance(losses, torch.Tensor) or losses.shape != inputs.logprobs.shape:
+        found = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else f"a {type(losses).__name__}"
+        raise RunError(f"{loss.label} must return one loss per token, {tuple(inputs.logprobs.shape)}, not {found}")
+    if not torch.isfinite(losses.detach()).all() and torch.isfinite(inputs.logprobs.detach()).all():
+        raise RunError(f"{loss.label} returned losses that are not finite")
+    return losses
 
 
 class Reinforce(PolicyLoss):

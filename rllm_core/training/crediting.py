@@ -56,8 +56,8 @@ class Crediting:
         return [[sample for _ in item.groups for sample in self._samples(*next(remaining))] for item in taken]
 
     def _samples(self, group: TrajectoryGroup, credits: Sequence[Credit]) -> list[TrainingSample]:
-        written = self.algorithm.estimators.of(group.role).learns_written
-        return training_samples(group, credits, learns_written=written)
+        estimator = self.algorithm.estimators.of(group.role)
+        return training_samples(group, credits, learns_written=estimator.learns_written, credited_by=estimator.label)
 
     async def _less_kl(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """The groups with each token's divergence from the reference taken off its reward."""

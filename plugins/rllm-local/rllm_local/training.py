@@ -16,7 +16,7 @@ import torch
 
 from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.corrections import Corrections
-from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, kl_estimate
+from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, kl_estimate, losses_of
 from rllm_core.backend import OptimizerStep
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
@@ -132,7 +132,7 @@ class Trainer:
             distributions = torch.log_softmax(self._logits(micro), -1)
             logprobs = distributions[micro.node_of_token, micro.targets]
             inputs = self._loss_inputs(micro, logprobs)
-            losses = self.loss(inputs)
+            losses = losses_of(self.loss, inputs)
             if self.kl is not None and micro.reference_logprobs is not None:
                 divergence = kl_estimate(logprobs, micro.reference_logprobs, self.kl.estimator)
                 losses = losses + self.kl.coefficient * divergence

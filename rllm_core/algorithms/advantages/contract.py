@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.options import Configured
+from rllm_core.errors import RunError
+from rllm_core.loading import one_line
 from rllm_core.types import Trajectory, TrajectoryGroup
 
 Advantages = npt.NDArray[np.float64]
@@ -24,10 +26,12 @@ class AdvantageEstimator(Configured, ABC):
         scope: ``group`` if groups are independent of each other, ``batch`` if a group's advantages depend on the
             other groups of the optimizer step; the latter is computed when the whole step is at hand.
         learns_written: Whether it credits tokens that nobody sampled, as supervised training does.
+        per_token: Whether advantages may differ within a turn, which not every backend can train.
     """
 
     scope: ClassVar[Literal["group", "batch"]] = "group"
     learns_written: ClassVar[bool] = False
+    per_token: ClassVar[bool] = False
 
     @property
     def min_group_size(self) -> int:
@@ -79,7 +83,7 @@ class RoleEstimators:
         """Advantages per group and trajectory; roles are computed apart from each other.
 
         Raises:
-            ValueError: If an estimator does not answer for every group and trajectory.
+            RunError: If an estimator fails, or does not answer for every group and trajectory.
         """
         places: dict[str, list[int]] = {}
         for position, group in enumerate(groups):
@@ -87,13 +91,17 @@ class RoleEstimators:
         result: list[list[Credit]] = [[] for _ in groups]
         for role, positions in places.items():
             estimator = self.of(role)
-            credits = estimator([groups[position] for position in positions])
-            if len(credits) != len(positions):
-                raise ValueError(f"{type(estimator).__name__} credited {len(credits)} of {len(positions)} groups")
-            for position, credit in zip(positions, credits, strict=True):
-                if len(credit) != len(groups[position].trajectories):
-                    raise ValueError(
-                        f"{type(estimator).__name__} credited {len(credit)} of {len(groups[position].trajectories)} "
+            try:
+                credits = estimator([groups[position] for position in positions])
+                counts = [len(credit) for credit in credits]
+            except Exception as error:  # it may be anybody's
+                raise RunError(f"{estimator.label} failed: {one_line(error)}") from error
+            if len(counts) != len(positions):
+                raise RunError(f"{estimator.label} credited {len(counts)} of {len(positions)} groups")
+            for position, credit, count in zip(positions, credits, counts, strict=True):
+                if count != len(groups[position].trajectories):
+                    raise RunError(
+                        f"{estimator.label} credited {count} of {len(groups[position].trajectories)} "
                         f"trajectories of task {groups[position].task_id!r}"
                     )
                 result[position] = credit
