@@ -110,10 +110,16 @@ class AdvantageEstimator(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss(Provider):
-    """A policy loss in torch (`rllm_core.algorithms.torch_losses.PolicyLoss`), for backends that run these."""
+    """A policy loss in torch (`rllm_core.algorithms.torch_losses.PolicyLoss`), for backends that run these.
+
+    Attributes:
+        learns_written: Whether it is a loss for tokens that nobody sampled, whose policy has no log-probabilities.
+    """
 
     kind: ClassVar[str] = "policy loss"
     hook: ClassVar[str] = "policy_losses"
+
+    learns_written: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

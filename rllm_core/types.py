@@ -452,6 +452,13 @@ class Trajectory(Record):
     metadata: JsonDict = Field(default_factory=FrozenDict)
 
     @property
+    def has_reward(self) -> bool:
+        """Whether anything was set that `total_reward` can add up."""
+        return self.reward is not None or any(
+            step.reward is not None or step.token_rewards is not None for step in self.steps
+        )
+
+    @property
     def total_reward(self) -> float:
         """The trajectory's reward, or the sum of its steps' rewards; in either case, plus that of single tokens.
 

@@ -39,10 +39,12 @@ class Workflow(ABC):
     Attributes:
         name: The name it is selected by, and the name of its section in the run file.
         config_model: Pydantic model of that section.
+        samples: False if it never asks the model: its rollouts hold what others wrote, always the same for a task.
     """
 
     name: ClassVar[str]
     config_model: ClassVar[type[WorkflowConfig]] = WorkflowConfig
+    samples: ClassVar[bool] = True
 
     def __init__(self, config: WorkflowConfig | None = None) -> None:
         self.config = config if config is not None else self.config_model()

@@ -29,7 +29,12 @@ def by_role(episode: Episode, trajectory: Trajectory) -> str:
 
 
 def group_trajectories(
-    group_id: int, task_id: str, episodes: Sequence[Episode], group_of: GroupOf = by_role
+    group_id: int,
+    task_id: str,
+    episodes: Sequence[Episode],
+    group_of: GroupOf = by_role,
+    *,
+    dispatched_version: int = 0,
 ) -> list[TrajectoryGroup]:
     """The trainable trajectories of one task, in groups in the order in which they first appear.
 
@@ -38,6 +43,7 @@ def group_trajectories(
         task_id: The task all episodes are of.
         episodes: Finished rollouts, in the order of their ``rollout_index``.
         group_of: Which group a trajectory belongs to.
+        dispatched_version: Live when they began; the version of groups that nobody sampled.
 
     Raises:
         TypeError: If that is not text.
@@ -61,7 +67,7 @@ def group_trajectories(
                 role=role,
                 trajectories=trajectories,
                 rollout_ids=[episodes[position].rollout_id for position, _ in positions],
-                weight_version=min(versions, default=0),
+                weight_version=min(versions, default=dispatched_version),
             )
         )
     return groups

@@ -29,6 +29,7 @@ class CompleteGroup:
         groups: The trajectory groups that survived filtering.
         advantages: Per group and trajectory, if they do not depend on what is known later only.
         left_out: How many of the episodes are in none of the groups, for the reason they ended with.
+        dispatched_version: The version that was live when it was dispatched.
     """
 
     ordinal: int
@@ -38,10 +39,11 @@ class CompleteGroup:
     groups: list[TrajectoryGroup]
     advantages: list[list[Credit]] | None = None
     left_out: int = 0
+    dispatched_version: int = 0
 
     @property
     def weight_version(self) -> int:
-        """The oldest version that sampled any of its tokens."""
+        """The oldest version that sampled any of its tokens; where nobody did, the one it was dispatched with."""
         return min(group.weight_version for group in self.groups)
 
     @cached_property
@@ -52,7 +54,8 @@ class CompleteGroup:
     def to_json(self) -> str:
         """One line from which `TrajectoryGroupBuffer.restore` builds it again."""
         episodes = ",".join(episode.to_json() for episode in self.episodes)
-        head = json.dumps({"ordinal": self.ordinal, "task_id": self.task_id, "epoch": self.epoch})
+        names = ("ordinal", "task_id", "epoch", "dispatched_version")
+        head = json.dumps({name: getattr(self, name) for name in names})
         return f'{head[:-1]},"episodes":[{episodes}]}}'
 
     @property
@@ -104,6 +107,7 @@ class Assembly:
     epoch: int
     expected: int
     episodes: dict[int, Episode] = field(default_factory=dict)
+    dispatched_version: int = 0
 
     def add(self, episode: Episode) -> bool:
         """Take in a finished rollout; True when it was the last.
@@ -169,7 +173,10 @@ class TrajectoryGroupBuffer:
             return FilterReason.INCOMPLETE_GROUP
         wanted = [episode for episode in finished if episode.termination_reason.value not in self.leave_out]
         kept, reason = [], FilterReason.NOTHING_SAMPLED if wanted else FilterReason.TERMINATION_REASON
-        for group in group_trajectories(assembly.ordinal, assembly.task_id, wanted, self.group_of):
+        version = assembly.dispatched_version
+        for group in group_trajectories(
+            assembly.ordinal, assembly.task_id, wanted, self.group_of, dispatched_version=version
+        ):
             estimator = self.estimators.of(group.role)
             why = filter_reason(
                 group,
@@ -185,7 +192,9 @@ class TrajectoryGroupBuffer:
             return reason
         advantages = self.estimators(kept) if self.credits_groups else None
         left_out = len(finished) - len(wanted)
-        return CompleteGroup(assembly.ordinal, assembly.task_id, assembly.epoch, finished, kept, advantages, left_out)
+        return CompleteGroup(
+            assembly.ordinal, assembly.task_id, assembly.epoch, finished, kept, advantages, left_out, version
+        )
 
     def expect(self, ordinal: int) -> None:
         """A group has been dispatched."""

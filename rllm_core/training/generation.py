@@ -202,7 +202,7 @@ class Generation:
         self.books.dispatch(size)
         version = self.coordinator.weight_version
         self.reporter.event("dispatch", group=ordinal, task=task.task_id, rollouts=size, weight_version=version)
-        assembly = Assembly(ordinal, task.task_id, self.stream.epoch(ordinal), size)
+        assembly = Assembly(ordinal, task.task_id, self.stream.epoch(ordinal), size, dispatched_version=version)
         self._assemblies[ordinal] = assembly
         self._groups[ordinal] = asyncio.create_task(self._play_group(task, assembly), name=f"group {ordinal}")
         self._groups[ordinal].add_done_callback(self._group_ended)

@@ -26,11 +26,16 @@ class AdvantageEstimator(Configured, ABC):
         scope: ``group`` if groups are independent of each other, ``batch`` if a group's advantages depend on the
             other groups of the optimizer step; the latter is computed when the whole step is at hand.
         learns_written: Whether it credits tokens that nobody sampled, as supervised training does.
+        needs_rewards: Whether trajectories without a reward are errors.
+        needs_teacher: Whether a teacher (``[teacher]``) scores sampled tokens before they are credited; steps then carry
+            its log-probabilities less those of the policy as `rllm_core.types.Step.advantages`.
         per_token: Whether advantages may differ within a turn, which not every backend can train.
     """
 
     scope: ClassVar[Literal["group", "batch"]] = "group"
     learns_written: ClassVar[bool] = False
+    needs_rewards: ClassVar[bool] = True
+    needs_teacher: ClassVar[bool] = False
     per_token: ClassVar[bool] = False
 
     @property
