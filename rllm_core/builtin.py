@@ -29,5 +29,10 @@ def policy_losses() -> list[PolicyLoss]:
     return [
         PolicyLoss(name="reinforce", load=f"{_LOSSES}:Reinforce", summary="The policy gradient, exact on policy."),
         PolicyLoss(name="ppo_clip", load=f"{_LOSSES}:PPOClip", summary="Clipped ratio to the policy before."),
+        PolicyLoss(name="dual_clip", load=f"{_LOSSES}:DualClip", summary="PPO, bounded for bad tokens as well."),
+        PolicyLoss(name="gspo", load=f"{_LOSSES}:GSPO", summary="Clipped ratio of whole sequences."),
+        PolicyLoss(name="cispo", load=f"{_LOSSES}:CISPO", summary="Clipped weight; every token keeps a gradient."),
+        PolicyLoss(name="importance_sampling", load=f"{_LOSSES}:ImportanceSampling", summary="Unclipped ratio."),
+        PolicyLoss(name="dppo_tv", load=f"{_LOSSES}:DPPOTV", summary="Ratio; masked where probabilities moved far."),
         PolicyLoss(name="cross_entropy", load=f"{_LOSSES}:CrossEntropy", summary="Negative log-likelihood."),
     ]

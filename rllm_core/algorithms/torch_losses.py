@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -48,9 +48,17 @@ class LossInputs:
         Raises:
             ValueError: If the old log-probabilities are unknown.
         """
+        return (self.logprobs - self.known_old_logprobs()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+    def known_old_logprobs(self) -> torch.Tensor:
+        """``(tokens,)`` `old_logprobs`.
+
+        Raises:
+            ValueError: If they are unknown.
+        """
         if self.old_logprobs is None:
             raise ValueError("the log-probabilities of the policy that sampled are unknown, and the loss needs them")
-        return (self.logprobs - self.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return self.old_logprobs
 
     def sequence_means(self, values: torch.Tensor) -> torch.Tensor:
         """``(sequences,)`` the mean of ``values`` over the tokens of each sequence."""
@@ -73,7 +81,10 @@ class PolicyLoss(Configured, ABC):
         """Losses of shape ``(tokens,)``."""
 
     def clipped(self, inputs: LossInputs) -> torch.Tensor | None:
-        """``(tokens,)`` bool: which tokens get no gradient because their ratio went too far; None if none ever do."""
+        """``(tokens,)`` bool: which tokens count less, or not at all, because their ratio went too far; for metrics.
+
+        None if there is no such bound.
+        """
         return None
 
 
@@ -116,7 +127,8 @@ class PPOClipOptions(Section):
 class PPOClip(PolicyLoss):
     """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``.
 
-    Source: PPO, arXiv 1707.06347, eq. 7; separate bounds as in DAPO, arXiv 2503.14476.
+    Source: PPO, arXiv 1707.06347, eq. 7; separate bounds (clip-higher) as in DAPO, arXiv 2503.14476. With
+    ``proximal_policy = "forward"`` and the correction ``importance`` it is decoupled PPO (arXiv 2110.00641).
     """
 
     needs_old_logprobs = True
@@ -125,15 +137,148 @@ class PPOClip(PolicyLoss):
 
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
         """See `PolicyLoss`."""
-        ratio = inputs.log_ratios().exp()
-        clipped = ratio.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
-        return -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
+        return -_clipped_objective(inputs.log_ratios().exp(), inputs.advantages, self.options)
+
+    def clipped(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        return _beyond_clip(inputs.log_ratios().exp(), inputs.advantages, self.options)
+
+
+class DualClipOptions(PPOClipOptions):
+    """``algorithm.loss_options`` of ``dual_clip``."""
+
+    dual_clip: float = Field(default=3.0, gt=1, description="With A < 0, ratios above it get no gradient either.")
+
+
+class DualClip(PolicyLoss):
+    """That of ``ppo_clip``, but with ``A < 0`` at most ``-dual_clip A``, so that no ratio makes it arbitrarily large.
+
+    Source: arXiv 1912.09729: with ``A < 0`` the objective is ``max(min(r A, clip(r) A), dual_clip A)``.
+    """
+
+    needs_old_logprobs = True
+    options_model = DualClipOptions
+    options: DualClipOptions
+
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        advantages = inputs.advantages
+        objective = _clipped_objective(inputs.log_ratios().exp(), advantages, self.options)
+        bounded = torch.maximum(objective, self.options.dual_clip * advantages)
+        return -torch.where(advantages < 0, bounded, objective)
 
     def clipped(self, inputs: LossInputs) -> torch.Tensor:
         """See `PolicyLoss`."""
         ratio = inputs.log_ratios().exp()
-        too_high = (ratio > 1 + self.options.clip_high) & (inputs.advantages > 0)
-        return too_high | ((ratio < 1 - self.options.clip_low) & (inputs.advantages < 0))
+        too_bad = (ratio > self.options.dual_clip) & (inputs.advantages < 0)
+        return too_bad | _beyond_clip(ratio, inputs.advantages, self.options)
+
+
+class GSPOOptions(Section):
+    """``algorithm.loss_options`` of ``gspo``."""
+
+    clip_low: float = Field(default=3e-4, ge=0, lt=1, description="Sequence ratios below 1 - clip_low: no gradient.")
+    clip_high: float = Field(default=4e-4, ge=0, description="Sequence ratios above 1 + clip_high: no gradient.")
+
+
+class GSPO(PolicyLoss):
+    """``-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)`` with the geometric mean ``s`` of a sequence's ratios.
+
+    As a token's loss, ``s`` is ``stop_gradient(s) * pi_theta / stop_gradient(pi_theta)``: where all advantages of a
+    sequence are equal, the mean over its tokens has the gradient of the sequence's loss. Aggregate with
+    ``sequence_mean_token_mean`` as the paper does. Source: arXiv 2507.18071, in its token form (GSPO-token).
+    """
+
+    needs_old_logprobs = True
+    options_model = GSPOOptions
+    options: GSPOOptions
+
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        on_policy = torch.exp(inputs.logprobs - inputs.logprobs.detach())
+        return -_clipped_objective(self._ratios(inputs) * on_policy, inputs.advantages, self.options)
+
+    def clipped(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        return _beyond_clip(self._ratios(inputs), inputs.advantages, self.options)
+
+    @staticmethod
+    def _ratios(inputs: LossInputs) -> torch.Tensor:
+        """``(tokens,)`` ``s`` of each token's sequence, a constant."""
+        return inputs.sequence_means(inputs.log_ratios().detach()).exp()[inputs.sequence_of_token]
+
+
+class CISPOOptions(Section):
+    """``algorithm.loss_options`` of ``cispo``."""
+
+    clip_low: float = Field(default=1.0, ge=0, le=1, description="Weights are at least 1 - clip_low; 1 is no bound.")
+    clip_high: float = Field(default=4.0, ge=0, description="Weights are at most 1 + clip_high.")
+
+
+class CISPO(PolicyLoss):
+    """``-stop_gradient(clip(r, 1 - clip_low, 1 + clip_high)) * A * logp``: every token keeps a gradient.
+
+    Source: MiniMax-M1, arXiv 2506.13585, without a lower bound; the cap of 5 is that of ScaleRL, arXiv 2510.13786.
+    """
+
+    needs_old_logprobs = True
+    options_model = CISPOOptions
+    options: CISPOOptions
+
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        ratio = inputs.log_ratios().detach().exp()
+        weights = ratio.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
+        return -weights * inputs.advantages * inputs.logprobs
+
+    def clipped(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        ratio = inputs.log_ratios().exp()
+        return (ratio > 1 + self.options.clip_high) | (ratio < 1 - self.options.clip_low)
+
+
+class ImportanceSampling(PolicyLoss):
+    """``-r A``: unbiased from any policy that could have sampled the token, and of unbounded variance."""
+
+    needs_old_logprobs = True
+
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        return -inputs.log_ratios().exp() * inputs.advantages
+
+
+class DPPOTVOptions(Section):
+    """``algorithm.loss_options`` of ``dppo_tv``."""
+
+    limit_low: float = Field(
+        default=0.2, ge=0, le=1, description="With A <= 0, a fall of probability by more: no loss."
+    )
+    limit_high: float = Field(
+        default=0.2, ge=0, le=1, description="With A > 0, a rise of probability by more: no loss."
+    )
+
+
+class DPPOTV(PolicyLoss):
+    """``-r A`` where the token's probability did not yet move too far in the direction of ``A``, else 0.
+
+    Too far is ``pi_theta - pi_old > limit_high`` with ``A > 0``, and ``< -limit_low`` otherwise: a bound on the total
+    variation instead of the ratio, which lets improbable tokens move. Source: arXiv 2602.04879.
+    """
+
+    needs_old_logprobs = True
+    options_model = DPPOTVOptions
+    options: DPPOTVOptions
+
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        losses = -inputs.log_ratios().exp() * inputs.advantages
+        return losses.masked_fill(self.clipped(inputs), 0.0)
+
+    def clipped(self, inputs: LossInputs) -> torch.Tensor:
+        """See `PolicyLoss`."""
+        old = inputs.known_old_logprobs()
+        moved = inputs.logprobs.detach().exp() - old.exp()
+        return torch.where(inputs.advantages > 0, moved > self.options.limit_high, moved < -self.options.limit_low)
 
 
 class CrossEntropy(PolicyLoss):
@@ -161,4 +306,26 @@ def kl_estimate(
     x = (reference_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if estimator == "k1":
         return -x
-    return x.square() / 2 if estimator == "k2" else x.exp() - x - 1
+    return x.square() / 2 if estimator == "k2" else x.expm1() - x
+
+
+class _Bounds(Protocol):
+    """How far ratios may go."""
+
+    @property
+    def clip_low(self) -> float: ...
+
+    @property
+    def clip_high(self) -> float: ...
+
+
+def _clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor, bounds: _Bounds) -> torch.Tensor:
+    """``(tokens,)`` the pessimistic one of the advantages times ratios and clipped ratios."""
+    clipped = ratio.clamp(1 - bounds.clip_low, 1 + bounds.clip_high)
+    return torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def _beyond_clip(ratio: torch.Tensor, advantages: torch.Tensor, bounds: _Bounds) -> torch.Tensor:
+    """``(tokens,)`` bool: where the clipped ratio is the pessimistic one."""
+    too_high = (ratio > 1 + bounds.clip_high) & (advantages > 0)
+    return too_high | ((ratio < 1 - bounds.clip_low) & (advantages < 0))

@@ -1,0 +1,114 @@
+"""How far the policy in training is from the one that sampled, and what losses and corrections make of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.algorithms.corrections import MAX_LOG_RATIO
+
+_SIGNS = ("negative", "positive")
+_AGES = ("age_0", "age_1", "age_2_3", "age_4_up")
+_AGE_BOUNDS = np.array([1, 2, 4])
+_CELLS = len(_SIGNS) * len(_AGES)
+
+
+class _Split:
+    """Token counts and a sum, by sign of the advantage and age, ``(signs * ages,)``."""
+
+    def __init__(self) -> None:
+        self.tokens = np.zeros(_CELLS)
+        self.sum = np.zeros(_CELLS)
+
+    def add(self, cells: npt.NDArray[np.int64], values: npt.NDArray[np.floating] | npt.NDArray[np.bool_]) -> None:
+        self.tokens += np.bincount(cells, minlength=_CELLS)
+        self.sum += np.bincount(cells, values, minlength=_CELLS)
+
+    def means(self, name: str, *, by_sign: bool) -> dict[str, float]:
+        """The mean as ``name``, and those of its parts as ``name/part`` where there is more than one age."""
+        tokens, sums = (array.reshape(len(_SIGNS), len(_AGES)) for array in (self.tokens, self.sum))
+        if not tokens.any():
+            return {}
+        result = {name: float(sums.sum() / tokens.sum())}
+        parts: list[tuple[tuple[str, ...], int]] = [(_SIGNS, 1)] if by_sign else []
+        if tokens[:, 1:].any():
+            parts.append((_AGES, 0))
+        for labels, axis in parts:
+            for label, count, total in zip(labels, tokens.sum(axis), sums.sum(axis), strict=True):
+                if count:
+                    result[f"{name}/{label}"] = float(total / count)
+        return result
+
+
+class OffPolicyDiagnostics:
+    """Adds up what is known of the tokens of an optimizer step, however they are cut into passes.
+
+    Tokens with an advantage of 0 teach nothing and are left out, as are those whose rollout log-probability is unknown.
+    Whoever computes a quantity adds it: a backend those of its forward pass and its loss, the core those of corrections
+    that it applies itself. The names of `flush` are explained in ``docs/run-folder.md``.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._log_ratio, self._masked, self._clipped = _Split(), _Split(), _Split()
+        self._signed_log_ratio = self._k3 = self._ratio = self._square = self._weight = 0.0
+
+    def add(
+        self,
+        advantages: npt.NDArray[np.floating],
+        ages: npt.NDArray[np.integer],
+        *,
+        log_ratios: npt.NDArray[np.floating] | None = None,
+        weights: npt.NDArray[np.floating] | None = None,
+        clipped: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Add some tokens.
+
+        Args:
+            advantages: ``(tokens,)``, before corrections.
+            ages: ``(tokens,)`` weight versions between sampling and training.
+            log_ratios: ``(tokens,)`` of proximal over rollout log-probabilities, NaN where the latter are unknown.
+            weights: ``(tokens,)`` of the corrections.
+            clipped: ``(tokens,)`` what `rllm_core.algorithms.torch_losses.PolicyLoss.clipped` says.
+        """
+        chosen = advantages != 0
+        if log_ratios is not None:
+            chosen &= ~np.isnan(log_ratios)
+        cells = np.searchsorted(_AGE_BOUNDS, ages, side="right") + len(_AGES) * (advantages > 0)
+        everything = bool(chosen.all())
+        if not everything:
+            cells = cells[chosen]
+        if log_ratios is not None:
+            log_ratios = log_ratios if everything else log_ratios[chosen]
+            x: npt.NDArray[np.float64] = np.clip(log_ratios.astype(np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
+            excess = np.expm1(x)
+            ratio = excess + 1
+            self._log_ratio.add(cells, np.abs(x))
+            self._signed_log_ratio += float(x.sum())
+            self._k3 += float((excess - x).sum())
+            self._ratio += float(ratio.sum())
+            self._square += float(np.square(ratio).sum())
+        if weights is not None:
+            weights = weights if everything else weights[chosen]
+            self._masked.add(cells, weights == 0)
+            self._weight += float(weights.sum(dtype=np.float64))
+        if clipped is not None:
+            self._clipped.add(cells, clipped if everything else clipped[chosen])
+
+    def flush(self) -> dict[str, float]:
+        """The metrics of everything since the last flush; those that nothing was added for are left out."""
+        metrics = self._log_ratio.means("off_policy_log_ratio", by_sign=False)
+        if metrics:
+            tokens = float(self._log_ratio.tokens.sum())
+            metrics["off_policy_k3"] = self._k3 / tokens
+            metrics["off_policy_chi_square"] = self._square / tokens - 1
+            metrics["off_policy_effective_share"] = self._ratio**2 / (tokens * self._square)
+            metrics["off_policy_perplexity_ratio"] = float(np.exp(-self._signed_log_ratio / tokens))
+        if masked := self._masked.means("masked_share", by_sign=True):
+            metrics |= masked
+            metrics["correction_weight_mean"] = self._weight / float(self._masked.tokens.sum())
+        metrics |= self._clipped.means("clipped_share", by_sign=True)
+        self._reset()
+        return metrics
