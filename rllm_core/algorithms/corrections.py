@@ -15,12 +15,18 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from rllm_core.algorithms.options import Configured
+from rllm_core.config import Section
 from rllm_core.errors import RunError
 from rllm_core.loading import one_line
 
 MAX_LOG_RATIO = 20.0
+
+Weights = npt.NDArray[np.float64]
+LogRatios = npt.NDArray[np.float64]
+Starts = npt.NDArray[np.int64]
 
 
 class Correction(Configured, ABC):
@@ -34,7 +40,7 @@ class Correction(Configured, ABC):
     is_mask: ClassVar[bool] = False
 
     @abstractmethod
-    def __call__(self, log_ratios: npt.NDArray[np.float64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
         """Weights of shape ``(tokens,)``.
 
         Args:
@@ -56,7 +62,7 @@ class Corrections:
     def __bool__(self) -> bool:
         return bool(self.corrections)
 
-    def weights(self, log_ratios: npt.NDArray[np.floating], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    def weights(self, log_ratios: npt.NDArray[np.floating], starts: Starts) -> Weights:
         """``(tokens,)`` the product of all weights; 1 without corrections.
 
         Args:
@@ -75,5 +81,176 @@ class Corrections:
                 raise RunError(f"{correction.label} failed: {one_line(error)}") from error
             if weights.shape != clamped.shape or not np.isfinite(weights).all() or (weights < 0).any():
                 raise RunError(f"{correction.label} must return one finite weight >= 0 per token")
+            if correction.is_mask and not ((weights == 0) | (weights == 1)).all():
+                raise RunError(f"{correction.label} says that it is a mask, and must return 0 or 1 per token")
             product *= weights
         return product
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Weights
+
+
+class CapOptions(Section):
+    """``algorithm.correction_options`` of ``token_tis`` and ``sequence_tis``."""
+
+    cap: float = Field(default=2.0, ge=1, description="Largest weight.")
+
+
+class TokenTIS(Correction):
+    """``min(rho, cap)`` per token: truncated importance sampling.
+
+    Source: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025).
+    """
+
+    options_model = CapOptions
+    options: CapOptions
+
+    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
+        """See `Correction`."""
+        return np.minimum(np.exp(log_ratios), self.options.cap)
+
+
+class SequenceTIS(Correction):
+    """``min(product of rho over the sequence, cap)`` for each of its tokens: what a sequence as a whole is worth.
+
+    Source: as `TokenTIS`, for sequences; unbiased below the cap, of a variance that grows with their length.
+    """
+
+    options_model = CapOptions
+    options: CapOptions
+
+    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
+        """See `Correction`."""
+        return _per_token(np.minimum(_products(log_ratios, starts), self.options.cap), log_ratios, starts)
+
+
+class IcePopOptions(Section):
+    """``algorithm.correction_options`` of ``icepop``."""
+
+    low: float = Field(default=0.5, ge=0, le=1, description="Tokens with a ratio below it are masked.")
+    high: float = Field(default=5.0, ge=1, description="Tokens with a ratio above it are masked.")
+
+
+class IcePop(Correction):
+    """``rho`` inside ``[low, high]``, else 0: masked importance sampling (MIS) of tokens.
+
+    Source: "Every Step Evolves" (Ring-1T), arXiv 2510.18855.
+    """
+
+    options_model = IcePopOptions
+    options: IcePopOptions
+
+    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
+        """See `Correction`."""
+        return _inside(np.exp(log_ratios), self.options)
+
+
+class SequenceMISOptions(Section):
+    """``algorithm.correction_options`` of ``sequence_mis``."""
+
+    low: float = Field(default=0.0, ge=0, le=1, description="Sequences whose ratio is below it are masked.")
+    high: float = Field(default=3.0, ge=1, description="Sequences whose ratio is above it are masked.")
+
+
+class SequenceMIS(Correction):
+    """The product of ``rho`` over the sequence inside ``[low, high]``, else 0 for all of its tokens.
+
+    Source: as `SequenceTIS`, masked instead of capped; the bound is that of TRL's ``sequence_mask``.
+    """
+
+    options_model = SequenceMISOptions
+    options: SequenceMISOptions
+
+    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
+        """See `Correction`."""
+        return _per_token(_inside(_products(log_ratios, starts), self.options), log_ratios, starts)
+
+
+class Importance(Correction):
+    """``rho`` per token, unbounded: with the loss ``ppo_clip``, decoupled PPO.
+
+    Source: arXiv 2110.00641; with asynchronous language models, AReaL, arXiv 2505.24298, eq. 5.
+    """
+
+    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
+        """See `Correction`."""
+        weights: Weights = np.exp(log_ratios)
+        return weights
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Masks
+
+
+class GeometricRejectionOptions(Section):
+    """``algorithm.correction_options`` of ``geometric_rejection``."""
+
+    low: float = Field(default=0.999, ge=0, le=1, description="Sequences with a smaller mean are masked.")
+    high: float = Field(default=1.001, ge=1, description="Sequences with a larger mean are masked.")
+
+
+class GeometricRejection(Correction):
+    """Keeps sequences whose geometric mean of ``rho`` is inside ``[low, high]``, whatever their length.
+
+    Source: Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch"
+    (2025); verl's ``rollout_rs = "geometric"``.
+    """
+
+    is_mask = True
+    options_model = GeometricRejectionOptions
+    options: GeometricRejectionOptions
+
+    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
+        """See `Correction`."""
+        means = np.exp(_means(log_ratios, starts))
+        kept = (means >= self.options.low) & (means <= self.options.high)
+        return _per_token(kept.astype(np.float64), log_ratios, starts)
+
+
+class K3RejectionOptions(Section):
+    """``algorithm.correction_options`` of ``k3_rejection``."""
+
+    limit: float = Field(default=0.01, gt=0, description="Sequences with a larger mean are masked.")
+
+
+class K3Rejection(Correction):
+    """Keeps sequences whose mean of ``rho - log rho - 1``, an estimate of ``KL(mu || pi_old)``, is at most ``limit``.
+
+    Ratios above and below 1 do not cancel out as they do in the geometric mean. Source: as `GeometricRejection`.
+    """
+
+    is_mask = True
+    options_model = K3RejectionOptions
+    options: K3RejectionOptions
+
+    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
+        """See `Correction`."""
+        kept = _means(np.expm1(log_ratios) - log_ratios, starts) <= self.options.limit
+        return _per_token(kept.astype(np.float64), log_ratios, starts)
+
+
+def _inside(ratios: Weights, bounds: IcePopOptions | SequenceMISOptions) -> Weights:
+    return np.where((ratios >= bounds.low) & (ratios <= bounds.high), ratios, 0.0)
+
+
+def _lengths(values: Weights, starts: Starts) -> Starts:
+    return np.diff(starts, append=len(values))
+
+
+def _products(log_ratios: LogRatios, starts: Starts) -> Weights:
+    """``(sequences,)`` of ``rho``, the logarithm clamped."""
+    sums = np.add.reduceat(log_ratios, starts)
+    products: Weights = np.exp(np.clip(sums, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return products
+
+
+def _means(values: Weights, starts: Starts) -> Weights:
+    """``(sequences,)``."""
+    means: Weights = np.add.reduceat(values, starts) / _lengths(values, starts)
+    return means
+
+
+def _per_token(values: Weights, log_ratios: LogRatios, starts: Starts) -> Weights:
+    """``(tokens,)`` from ``(sequences,)``."""
+    return np.repeat(values, _lengths(log_ratios, starts))
