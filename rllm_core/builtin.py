@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rllm_core.hookspecs import hookimpl
-from rllm_core.providers import AdvantageEstimator, PolicyLoss
+from rllm_core.providers import AdvantageEstimator, Correction, PolicyLoss
 
 _ADVANTAGES = "rllm_core.algorithms.advantages"
 _LOSSES = "rllm_core.algorithms.torch_losses"
+_CORRECTIONS = "rllm_core.algorithms.corrections"
 
 
 @hookimpl
@@ -16,9 +17,35 @@ def advantage_estimators() -> list[AdvantageEstimator]:
         AdvantageEstimator(
             name="grpo", load=f"{_ADVANTAGES}.outcome:GRPO", summary="Group mean and standard deviation."
         ),
+        AdvantageEstimator(
+            name="dr_grpo", load=f"{_ADVANTAGES}.outcome:DrGRPO", summary="Group mean, not divided by anything."
+        ),
         AdvantageEstimator(name="rloo", load=f"{_ADVANTAGES}.outcome:RLOO", summary="Leave-one-out mean of the group."),
         AdvantageEstimator(
+            name="reinforce", load=f"{_ADVANTAGES}.outcome:Reinforce", summary="The reward itself, less a constant."
+        ),
+        AdvantageEstimator(
+            name="reinforce_plus_plus",
+            load=f"{_ADVANTAGES}.batch:ReinforcePlusPlus",
+            summary="Returns per token, whitened over the step.",
+        ),
+        AdvantageEstimator(
+            name="reinforce_plus_plus_baseline",
+            load=f"{_ADVANTAGES}.batch:ReinforcePlusPlusBaseline",
+            summary="Group mean, whitened over the step.",
+        ),
+        AdvantageEstimator(
+            name="prpo",
+            load=f"{_ADVANTAGES}.batch:PRPO",
+            summary="Mean and standard deviation of the step's trajectories.",
+        ),
+        AdvantageEstimator(
             name="return_to_go", load=f"{_ADVANTAGES}.turns:ReturnToGo", summary="Per-turn returns with a baseline."
+        ),
+        AdvantageEstimator(
+            name="precomputed",
+            load=f"{_ADVANTAGES}.precomputed:Precomputed",
+            summary="What the workflow computed, per token.",
         ),
     ]
 
@@ -35,4 +62,26 @@ def policy_losses() -> list[PolicyLoss]:
         PolicyLoss(name="importance_sampling", load=f"{_LOSSES}:ImportanceSampling", summary="Unclipped ratio."),
         PolicyLoss(name="dppo_tv", load=f"{_LOSSES}:DPPOTV", summary="Ratio; masked where probabilities moved far."),
         PolicyLoss(name="cross_entropy", load=f"{_LOSSES}:CrossEntropy", summary="Negative log-likelihood."),
+    ]
+
+
+@hookimpl
+def corrections() -> list[Correction]:
+    """The corrections in `rllm_core.algorithms.corrections`."""
+    return [
+        Correction(name="token_tis", load=f"{_CORRECTIONS}:TokenTIS", summary="Token ratios, capped."),
+        Correction(name="sequence_tis", load=f"{_CORRECTIONS}:SequenceTIS", summary="Sequence ratios, capped."),
+        Correction(name="icepop", load=f"{_CORRECTIONS}:IcePop", summary="Token ratios, 0 outside bounds (MIS)."),
+        Correction(name="sequence_mis", load=f"{_CORRECTIONS}:SequenceMIS", summary="Sequence ratios, 0 outside."),
+        Correction(name="importance", load=f"{_CORRECTIONS}:Importance", summary="Token ratios as they are."),
+        Correction(
+            name="geometric_rejection",
+            load=f"{_CORRECTIONS}:GeometricRejection",
+            summary="Masks sequences by the geometric mean of their ratios.",
+        ),
+        Correction(
+            name="k3_rejection",
+            load=f"{_CORRECTIONS}:K3Rejection",
+            summary="Masks sequences by their estimated divergence.",
+        ),
     ]

@@ -1,39 +1,67 @@
-"""Estimators that credit a whole trajectory for its outcome.
+"""Estimators that credit a whole trajectory for its outcome, compared with its group.
 
-``R`` is a trajectory's total reward; ``G`` the number of trajectories in its group.
+``R`` is a trajectory's total reward; ``G`` the number of trajectories in its group. A group of equal rewards gets
+exactly 0, and so does a trajectory that is alone in its group: it is never pushed by its raw reward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Credit, per_step
 from rllm_core.algorithms.advantages.contract import rewards as rewards_of
+from rllm_core.algorithms.advantages.statistics import centred, leave_one_out
+from rllm_core.config import Section
 from rllm_core.types import TrajectoryGroup
 
 
-def _broadcast(group: TrajectoryGroup, values: npt.NDArray[np.float64]) -> list[Credit]:
-    return [per_step(trajectory, value) for trajectory, value in zip(group.trajectories, values.tolist(), strict=True)]
+class GRPOOptions(Section):
+    """``[algorithm.estimator_options]`` of ``grpo``."""
+
+    std: Literal["population", "sample"] = Field(
+        default="population", description="Standard deviation with divisor G (rLLM), or G - 1 (verl, TRL)."
+    )
+    epsilon: float = Field(default=1e-6, ge=0, description="Added to the standard deviation.")
 
 
 class GRPO(AdvantageEstimator):
-    """``(R - mean) / (std + 1e-6)`` within the group, with the population standard deviation.
+    """``(R - mean) / (std + epsilon)`` within the group.
 
-    Source: DeepSeekMath, arXiv 2402.03300, eq. 3 (outcome supervision). A group of equal rewards gets exactly 0.
+    Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2 (outcome supervision).
+    """
+
+    options_model = GRPOOptions
+    options: GRPOOptions
+
+    def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        """See `AdvantageEstimator`."""
+        return [broadcast(group, self._normalised(rewards_of(group))) for group in groups]
+
+    def _normalised(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        deviations = centred(rewards)
+        if not deviations.any():
+            return deviations
+        divisor = len(rewards) - (self.options.std == "sample")
+        std = np.sqrt(np.square(deviations).sum() / divisor)
+        normalised: npt.NDArray[np.float64] = deviations / (std + self.options.epsilon)
+        return normalised
+
+
+class DrGRPO(AdvantageEstimator):
+    """``R - mean`` within the group, not divided by anything.
+
+    Goes with ``aggregation = "sequence_mean_token_sum_norm"``, which divides by a constant and not by lengths.
+    Source: Understanding R1-Zero-Like Training, arXiv 2503.20783.
     """
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         """See `AdvantageEstimator`."""
-        result: list[list[Credit]] = []
-        for group in groups:
-            rewards = rewards_of(group)
-            centred = rewards - rewards.mean()
-            uniform = np.ptp(rewards) == 0
-            result.append(_broadcast(group, np.zeros_like(rewards) if uniform else centred / (rewards.std() + 1e-6)))
-        return result
+        return [broadcast(group, centred(rewards_of(group))) for group in groups]
 
 
 class RLOO(AdvantageEstimator):
@@ -44,8 +72,39 @@ class RLOO(AdvantageEstimator):
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         """See `AdvantageEstimator`."""
-        result: list[list[Credit]] = []
-        for group in groups:
-            rewards = rewards_of(group)
-            result.append(_broadcast(group, (rewards - rewards.mean()) * len(rewards) / (len(rewards) - 1)))
-        return result
+        return [broadcast(group, leave_one_out(rewards_of(group))) for group in groups]
+
+
+class ReinforceOptions(Section):
+    """``[algorithm.estimator_options]`` of ``reinforce``."""
+
+    baseline: float = Field(default=0.0, description="A constant, taken off every reward.")
+
+
+class Reinforce(AdvantageEstimator):
+    """``R - baseline``, the baseline a constant: nothing is compared, so a group may have one trajectory.
+
+    Source: Williams, "Simple Statistical Gradient-Following Algorithms", Machine Learning 8 (1992).
+    """
+
+    options_model = ReinforceOptions
+    options: ReinforceOptions
+
+    @property
+    def min_group_size(self) -> int:
+        """It needs no group."""
+        return 1
+
+    def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        """See `AdvantageEstimator`."""
+        return [broadcast(group, rewards_of(group) - self.options.baseline) for group in groups]
+
+
+def broadcast(group: TrajectoryGroup, values: npt.NDArray[np.float64]) -> list[Credit]:
+    """Per trajectory ``(steps,)`` of its value.
+
+    Args:
+        group: Trajectories.
+        values: ``(trajectories,)``.
+    """
+    return [per_step(trajectory, value) for trajectory, value in zip(group.trajectories, values.tolist(), strict=True)]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Advantages, Credit
+from rllm_core.algorithms.advantages.statistics import leave_one_out
 from rllm_core.config import Section
-from rllm_core.types import Trajectory, TrajectoryGroup
+from rllm_core.types import Step, Trajectory, TrajectoryGroup
+
+MIN_SCALE = 1e-8  # advantages as small as this on average are rounding
 
 
 class ReturnToGoOptions(Section):
@@ -28,10 +31,12 @@ class ReturnToGo(AdvantageEstimator):
 
     The baseline is a leave-one-out mean of ``G_t``: with ``baseline = "group"`` over the group's other
     trajectories at the same turn, with ``"state"`` over all trajectories of the batch that saw exactly the same tokens
-    before turn t (anchor states as in GiGPO, arXiv 2505.10978), and over all at that turn where nobody did. Both depend
-    only on what the model had seen, never on its action. Finally ``A / sqrt(mean(A^2))`` over all turns of the batch.
+    before turn t (anchor states as in GiGPO, arXiv 2505.10978). Where there is no other one, over all of the batch at
+    that turn; a turn that nobody else reached gets 0. All depend only on what the model had seen, never on its action.
+    Finally ``A / sqrt(mean(A^2))`` over all turns of the batch that the policy sampled.
 
-    A trajectory's own ``reward`` is given at its last turn, on top of the turns' rewards.
+    A trajectory's own ``reward`` is given at its last turn, on top of the turns' rewards; rewards of single tokens
+    count where their turn does.
     """
 
     scope: ClassVar[Literal["group", "batch"]] = "batch"
@@ -45,42 +50,27 @@ class ReturnToGo(AdvantageEstimator):
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         """See `AdvantageEstimator`."""
-        returns = [[self._returns(trajectory) for trajectory in group.trajectories] for group in groups]
-        states: dict[object, list[float]] = defaultdict(list)
-        turns: dict[int, list[float]] = defaultdict(list)
-        keys: list[list[list[object]]] = []
-        for position, group in enumerate(groups):
-            keys.append([])
-            for index, trajectory in enumerate(group.trajectories):
-                keys[-1].append([])
-                for turn, step in enumerate(trajectory.steps):
-                    by_state = self.options.baseline == "state"
-                    key = (turn, step.prompt_ids.tobytes()) if by_state else (turn, position, group.role)
-                    value = float(returns[position][index][turn])
-                    keys[-1][-1].append(key)
-                    states[key].append(value)
-                    turns[turn].append(value)
-        state_sums = {key: (sum(values), len(values)) for key, values in states.items()}
-        turn_sums = {turn: (sum(values), len(values)) for turn, values in turns.items()}
-        advantages: list[list[Advantages]] = []
-        for position, group in enumerate(groups):
-            advantages.append(
-                [
-                    np.array(
-                        [
-                            value - _leave_one_out(value, state_sums[key], turn_sums[turn])
-                            for turn, (value, key) in enumerate(
-                                zip(returns[position][index].tolist(), keys[position][index], strict=True)
-                            )
-                        ],
-                        np.float64,
-                    )
-                    for index in range(len(group.trajectories))
-                ]
-            )
-        flat = [value for group in advantages for array in group for value in array]
-        scale = float(np.sqrt(np.mean(np.square(flat)))) if flat else 0.0
-        return [[array / scale if scale > 1e-8 else np.zeros_like(array) for array in group] for group in advantages]
+        turns = [turn for position, group in enumerate(groups) for turn in self._turns(group, position)]
+        of_peers = _less_the_others(turns, lambda turn: turn.peers)
+        of_all = _less_the_others(turns, lambda turn: turn.number)
+        alone = {peers for peers, count in Counter(turn.peers for turn in turns).items() if count == 1}
+        values = np.where([turn.peers in alone for turn in turns], of_all, of_peers)
+        scale = float(np.sqrt(np.mean(np.square(values)))) if len(values) else 0.0
+        scaled = iter((values / scale if scale > MIN_SCALE else np.zeros_like(values)).tolist())
+        return [
+            [np.array([next(scaled) if _is_sampled(step) else 0.0 for step in t.steps]) for t in group.trajectories]
+            for group in groups
+        ]
+
+    def _turns(self, group: TrajectoryGroup, position: int) -> Iterator[_Turn]:
+        """The turns of a group that the policy sampled."""
+        by_state = self.options.baseline == "state"
+        for trajectory in group.trajectories:
+            returns = self._returns(trajectory).tolist()
+            for number, (step, value) in enumerate(zip(trajectory.steps, returns, strict=True)):
+                if _is_sampled(step):
+                    seen = step.prompt_ids.tobytes(), tuple(media.sha256 for media in step.prompt_media)
+                    yield _Turn(number, (number, seen if by_state else position), value)
 
     def _returns(self, trajectory: Trajectory) -> Advantages:
         rewards = np.array([step.reward or 0.0 for step in trajectory.steps], np.float64)
@@ -92,9 +82,24 @@ class ReturnToGo(AdvantageEstimator):
         return rewards
 
 
-def _leave_one_out(value: float, state: tuple[float, int], turn: tuple[float, int]) -> float:
-    """The mean of the others with this state, else of the others at this turn, else the value itself."""
-    for total, count in (state, turn):
-        if count > 1:
-            return (total - value) / (count - 1)
-    return value
+class _Turn(NamedTuple):
+    """A sampled turn: its number in the trajectory, which turns it is compared with, and its return."""
+
+    number: int
+    peers: Hashable
+    value: float
+
+
+def _is_sampled(step: Step) -> bool:
+    return step.weight_version is not None
+
+
+def _less_the_others(turns: Sequence[_Turn], key: Callable[[_Turn], Hashable]) -> Advantages:
+    """``(turns,)`` each return less the mean of the other turns with the same key; 0 where there are none."""
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, turn in enumerate(turns):
+        places[key(turn)].append(place)
+    result = np.zeros(len(turns))
+    for same in places.values():
+        result[same] = leave_one_out(np.array([turns[place].value for place in same]))
+    return result

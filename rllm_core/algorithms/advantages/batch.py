@@ -1,0 +1,143 @@
+"""Estimators that compare the trajectories of a whole optimizer step with each other, role by role.
+
+They run when the step is consumed, so they mean the same in synchronous and asynchronous training. Tokens that no
+policy sampled have no say in a mean or a variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Credit
+from rllm_core.algorithms.advantages.contract import rewards as rewards_of
+from rllm_core.algorithms.advantages.outcome import broadcast
+from rllm_core.algorithms.advantages.statistics import centred, whitened
+from rllm_core.types import Step, Trajectory, TrajectoryGroup
+
+
+class ReinforcePlusPlus(AdvantageEstimator):
+    """Returns to go per token, without discount, whitened over all sampled tokens of the step.
+
+    The return of a token is the sum of the rewards from it on: those of single tokens (with ``[algorithm.kl]
+    place = "reward"``, ``-coefficient * KL_t``), and at a trajectory's last token its reward; without one, each
+    step's reward at that step's last token. The rewards of a trajectory's tokens add up to its total reward.
+
+    Source: REINFORCE++, arXiv 2501.03262; whitening as in verl (unbiased variance, ``1e-8`` inside the
+    root). A group may have one trajectory.
+    """
+
+    scope: ClassVar[Literal["group", "batch"]] = "batch"
+    per_token: ClassVar[bool] = True
+
+    @property
+    def min_group_size(self) -> int:
+        """Its baseline is that of the whole step."""
+        return 1
+
+    def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        """See `AdvantageEstimator`."""
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        returns = [_returns_to_go(trajectory) for trajectory in trajectories]
+        tokens = [
+            _tokens(step, len(values))
+            for trajectory, of_steps in zip(trajectories, returns, strict=True)
+            for step, values in zip(trajectory.steps, of_steps, strict=True)
+        ]
+        flat = [values for of_steps in returns for values in of_steps]
+        parts = iter(_split(whitened(_joined(flat), _joined(tokens)), [len(values) for values in flat]))
+        return [[_credit(trajectory, parts) for trajectory in group.trajectories] for group in groups]
+
+
+class ReinforcePlusPlusBaseline(AdvantageEstimator):
+    """``R - mean`` within the group, whitened over all sampled tokens of the step.
+
+    Whitening takes off the mean over tokens as well, so where lengths and rewards go together a group of equal rewards
+    gets a small common advantage; where all groups of the step are uniform, everything gets exactly 0.
+
+    Source: REINFORCE++, arXiv 2501.03262, the variant with a group baseline; whitening as in verl (unbiased variance,
+    ``1e-8`` inside the root).
+    """
+
+    scope: ClassVar[Literal["group", "batch"]] = "batch"
+
+    def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        """See `AdvantageEstimator`."""
+        deviations = [centred(rewards_of(group)) for group in groups]
+        tokens = [_sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories]
+        values = _split(whitened(_joined(deviations), np.array(tokens, np.float64)), [len(d) for d in deviations])
+        return [broadcast(group, of_group) for group, of_group in zip(groups, values, strict=True)]
+
+
+class PRPO(AdvantageEstimator):
+    """``(R - mean) / (std + 1e-6)`` over all trajectories of the step, with the population standard deviation.
+
+    Population-relative policy optimization: tasks are compared with each other, so each may be played once, as when
+    they come from live use. Unlike within a group, an easy task pushes all of its trajectories.
+
+    Source: rLLM, pull request 669 and its post "continual learning".
+    """
+
+    scope: ClassVar[Literal["group", "batch"]] = "batch"
+
+    @property
+    def min_group_size(self) -> int:
+        """The other tasks are what it compares with."""
+        return 1
+
+    def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        """See `AdvantageEstimator`."""
+        deviations = centred(_joined([rewards_of(group) for group in groups]))
+        std = np.sqrt(np.square(deviations).mean()) if deviations.size else 0.0
+        values = _split(deviations / (std + 1e-6), [len(group.trajectories) for group in groups])
+        return [broadcast(group, of_group) for group, of_group in zip(groups, values, strict=True)]
+
+
+def _returns_to_go(trajectory: Trajectory) -> list[npt.NDArray[np.float64]]:
+    """Per step ``(completion_tokens,)`` or, where no token of it has a reward of its own, ``(1,)`` for all of them."""
+    after = 0.0 if trajectory.reward is None else trajectory.reward
+    returns = []
+    for step in reversed(trajectory.steps):
+        if trajectory.reward is None:
+            after += step.reward or 0.0
+        if step.token_rewards is None:
+            returns.append(np.array([after]))
+        else:
+            to_go = np.cumsum(step.token_rewards[::-1], dtype=np.float64)[::-1]
+            returns.append(after + to_go)
+            after += float(to_go[0]) if len(to_go) else 0.0
+    return returns[::-1]
+
+
+def _tokens(step: Step, values: int) -> npt.NDArray[np.float64]:
+    """``(values,)`` how many sampled tokens each return of a step stands for."""
+    if step.weight_version is None:
+        return np.zeros(values)
+    return np.array([float(len(step.completion_ids))]) if step.token_rewards is None else np.ones(values)
+
+
+def _sampled_tokens(trajectory: Trajectory) -> int:
+    return sum(len(step.completion_ids) for step in trajectory.steps if step.weight_version is not None)
+
+
+def _credit(trajectory: Trajectory, parts: Iterator[npt.NDArray[np.float64]]) -> Credit:
+    """The next parts, one per step; a number per step is enough where no token of the trajectory has a reward."""
+    of_steps = [next(parts) for _ in trajectory.steps]
+    if all(step.token_rewards is None for step in trajectory.steps):
+        return _joined(of_steps)
+    return [
+        part if step.token_rewards is not None else np.full(len(step.completion_ids), part.item())
+        for step, part in zip(trajectory.steps, of_steps, strict=True)
+    ]
+
+
+def _joined(arrays: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    return np.concatenate(arrays) if arrays else np.zeros(0)
+
+
+def _split(values: npt.NDArray[np.float64], lengths: Sequence[int]) -> list[npt.NDArray[np.float64]]:
+    """``values`` in parts of these lengths."""
+    return np.split(values, np.cumsum(lengths)[:-1]) if lengths else []

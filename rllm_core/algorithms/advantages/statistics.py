@@ -1,0 +1,51 @@
+"""Means and spreads that equal numbers cannot disturb: what should be 0 is exactly 0, however the sums round."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+# Sums of float64 differ by a few units in the last place; rewards that are meant to differ, by far more than this.
+ROUNDING = 1e-9
+WHITENING_EPSILON = 1e-8
+
+
+def is_uniform(values: npt.NDArray[np.float64]) -> bool:
+    """Whether ``(n,)`` numbers differ by no more than the rounding of their own sums."""
+    return not values.size or bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
+
+
+def centred(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """``(n,)`` numbers less their mean; exactly 0 where all are equal."""
+    if is_uniform(values):
+        return np.zeros_like(values)
+    shifted: npt.NDArray[np.float64] = values - values.min()
+    return shifted - math.fsum(shifted.tolist()) / len(shifted)
+
+
+def leave_one_out(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """``(n,)`` numbers, each less the mean of the others: ``n / (n - 1)`` times `centred`; 0 if there is one."""
+    return centred(values) * (len(values) / max(len(values) - 1, 1))
+
+
+def whitened(values: npt.NDArray[np.float64], tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """``(values - mean) / sqrt(variance + 1e-8)`` over tokens, with the unbiased variance.
+
+    Args:
+        values: ``(n,)``.
+        tokens: ``(n,)`` how many tokens each value stands for. One that stands for none has no say in mean and
+            variance.
+
+    Returns:
+        ``(n,)``; exactly 0 where all values that count are equal, or only one token does.
+    """
+    counted = values[tokens > 0]
+    total = math.fsum(tokens.tolist())
+    if total < 2 or is_uniform(counted):
+        return np.zeros_like(values)
+    shifted: npt.NDArray[np.float64] = values - counted.min()
+    deviations = shifted - math.fsum((shifted * tokens).tolist()) / total
+    variance = math.fsum((np.square(deviations) * tokens).tolist()) / (total - 1)
+    return deviations / math.sqrt(variance + WHITENING_EPSILON)
