@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
+
+Hold = Literal["pause", "memory", "window", "end"]
 
 
 class SyncCoordinator:
@@ -43,14 +45,20 @@ class SyncCoordinator:
         """Groups in flight or complete and waiting to be trained."""
         return self.in_flight + self.buffered
 
+    @property
+    def hold(self) -> Hold | None:
+        """What keeps one more group from being dispatched now: a pause, memory, the window, or the end of the run."""
+        if self.outstanding + self.consumed >= self.groups_needed:
+            return "end"
+        if self.paused:
+            return "pause"
+        if self.throttled:
+            return "memory"
+        return "window" if self.outstanding + self.consumed_in_window >= self.window_quota else None
+
     def may_dispatch(self) -> bool:
         """Whether one more group is admitted now."""
-        return (
-            not self.paused
-            and not self.throttled
-            and self.outstanding + self.consumed_in_window < self.window_quota
-            and self.outstanding + self.consumed < self.groups_needed
-        )
+        return self.hold is None
 
     async def admit(self) -> bool:
         """Wait until a group may be dispatched.

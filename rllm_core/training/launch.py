@@ -28,7 +28,7 @@ from rllm_core.training import report
 from rllm_core.training.books import Books
 from rllm_core.training.deadlines import within
 from rllm_core.training.metrics import Trackers
-from rllm_core.training.progress import Progress
+from rllm_core.training.progress import Harmless, Progress
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.trainer import Interrupted, Trainer, passes
 from rllm_core.workflow import Workflow
@@ -125,6 +125,7 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
         UserError: If the run failed in a way its message explains.
     """
     config = assembly.config
+    progress = Harmless(progress)
     run_dir = RunDir(path, config, resume=resume)
     started = time.time()
     summary: dict[str, Any] = {

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from rllm_core.config import RunConfig
+    from rllm_core.training.pace import Now
     from rllm_core.training.validation import ValidationResult
     from rllm_core.types import Episode
 
+logger = logging.getLogger(__name__)
+
 PLAIN_EVERY_SECONDS = 5.0
 SHOWN_PROBLEMS = 5
+LABEL_WIDTH = len("generation ")
+HOLDS = {"pause": "new weights", "memory": "buffer full", "window": "window full", "end": "nothing left to start"}
 
 
 class Progress:
@@ -22,6 +30,9 @@ class Progress:
 
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
         """The run begins at ``first_step`` (0 unless it is resumed)."""
+
+    def watch(self, now: Callable[[], Now]) -> None:
+        """Both halves of the loop begin; ``now`` says what is in flight whenever it is called, from any thread."""
 
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """An optimizer step is done."""
@@ -42,21 +53,80 @@ class Progress:
         """The run has ended, well or badly."""
 
 
+class Harmless(Progress):
+    """Passes everything on to a display until that fails, which is said and does not concern the run.
+
+    Args:
+        display: Who is told.
+    """
+
+    def __init__(self, display: Progress) -> None:
+        self._display: Progress | None = display
+
+    def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
+        """See `Progress`."""
+        self._tell("start", config, run_dir, first_step)
+
+    def watch(self, now: Callable[[], Now]) -> None:
+        """See `Progress`."""
+        self._tell("watch", now)
+
+    def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
+        """See `Progress`."""
+        self._tell("step", metrics, timings)
+
+    def validating(self, step: int, rollouts: int) -> None:
+        """See `Progress`."""
+        self._tell("validating", step, rollouts)
+
+    def validated(self, result: ValidationResult) -> None:
+        """See `Progress`."""
+        self._tell("validated", result)
+
+    def problem(self, episode: Episode) -> None:
+        """See `Progress`."""
+        self._tell("problem", episode)
+
+    def note(self, text: str) -> None:
+        """See `Progress`."""
+        self._tell("note", text)
+
+    def stop(self) -> None:
+        """See `Progress`."""
+        self._tell("stop")
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        if self._display is None:
+            return
+        try:
+            getattr(self._display, method)(*arguments)
+        except Exception as error:  # a terminal that is gone, or a bug of the display
+            failed, self._display = self._display, None
+            logger.warning("the progress display failed and is off: %s: %s", type(error).__name__, error)
+            if method != "stop":
+                Harmless(failed).stop()  # give the terminal back, if it is there
+
+
 class _Told(Progress):
     """What both visible forms share: the clock, and the text of each event."""
 
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
-        self._steps = config.training.steps
+        training = config.training
+        self._steps = training.steps
         self._first = first_step
-        self._is_ahead = config.training.staleness_threshold > 0
+        self._is_ahead = training.staleness_threshold > 0 or training.trigger_parameter_sync_step > 1
         self._began: float | None = None
         self._problems = 0
+        self._now: Callable[[], Now] | None = None
         self._say(
             f"training {config.workflow} on {config.backend} for {self._steps} steps of "
-            f"{config.training.groups_per_step} x {config.training.rollouts_per_group} rollouts, in {run_dir}"
+            f"{training.groups_per_step} x {training.rollouts_per_group} rollouts, in {run_dir}"
         )
         if first_step:
             self._say(f"resumed after step {first_step}")
+
+    def watch(self, now: Callable[[], Now]) -> None:
+        self._now = now
 
     def validated(self, result: ValidationResult) -> None:
         solved = "" if result.solved is None else f", solved {result.solved:.3f}"
@@ -77,30 +147,11 @@ class _Told(Progress):
     def note(self, text: str) -> None:
         self._say(text)
 
-    def _seconds_left(self, step: int, step_seconds: float) -> float:
+    def _left(self, step: int, step_seconds: float) -> str:
         """From the pace so far, which begins with the first step and not with loading and validation."""
         if self._began is None:
             self._began = time.monotonic() - step_seconds
-        return (time.monotonic() - self._began) / (step - self._first) * (self._steps - step)
-
-    def _line(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> str:
-        step = metrics["step"]
-        solved = f"  solved {metrics['solved']:.3f}" if "solved" in metrics else ""
-        left = _clock(self._seconds_left(step, timings["step_seconds"]))
-        return (
-            f"step {step}/{self._steps}  reward {metrics['reward_mean']:.3f}{solved}  "
-            f"{timings['tokens_per_second']:,.0f} tokens/s  {self._overlap(metrics, timings)}{left} left"
-        )
-
-    def _overlap(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> str:
-        """Where generation runs ahead: how old the step's groups were, and how long training waited for them."""
-        if not self._is_ahead:
-            return ""
-        idle = timings["generation_wait_seconds"] / max(timings["step_seconds"], 1e-9)
-        return (
-            f"staleness {metrics['staleness_mean']:.1f} (at most {metrics['staleness_max']:.0f})  "
-            f"trainer idle {idle:.0%}  "
-        )
+        return _clock((time.monotonic() - self._began) / (step - self._first) * (self._steps - step))
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -116,59 +167,126 @@ class PlainProgress(_Told):
 
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """See `Progress`."""
+        step, left = metrics["step"], self._left(metrics["step"], timings["step_seconds"])
         now = time.monotonic()
-        if now - self._last >= PLAIN_EVERY_SECONDS or metrics["step"] == self._steps:
+        if now - self._last >= PLAIN_EVERY_SECONDS or step == self._steps:
             self._last = now
-            self._say(self._line(metrics, timings))
+            parts = [f"step {step}/{self._steps}", f"reward {_reward(metrics, timings)}"]
+            if self._is_ahead:
+                if self._now is not None:
+                    parts.append(_in_flight(self._now()))
+                generation, training = timings["generation_idle_share"], timings["training_idle_share"]
+                parts += [f"idle: generation {generation:.0%}, training {training:.0%}", _staleness(metrics)]
+                if (speedup := _speedup(timings)) is not None:
+                    parts.append(speedup)
+            self._say("  ".join([*parts, f"{left} left"]))
 
 
 class LiveProgress(_Told):
-    """A bar with the numbers of the current step, redrawn in place."""
+    """A few lines, redrawn in place: the step, its numbers, and what happens right now.
+
+    Args:
+        console: Where to draw; standard error if not given.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console
 
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
         """See `Progress`."""
+        from rich import live
         from rich import progress as rich_progress
         from rich.console import Console
 
-        console = Console(stderr=True)
+        self._console = self._console or Console(stderr=True)
+        self._metrics: Mapping[str, Any] = {}
+        self._timings: Mapping[str, Any] = {}
+        self._validation = ""
         self._bar = rich_progress.Progress(
-            rich_progress.TextColumn("{task.description}"),
+            rich_progress.TextColumn(f"{'step':<{LABEL_WIDTH - 1}}"),
             rich_progress.BarColumn(),
             rich_progress.MofNCompleteColumn(),
-            rich_progress.TextColumn("{task.fields[numbers]}"),
-            console=console,
-            refresh_per_second=4,
+            rich_progress.TextColumn("{task.fields[left]}"),
+            console=self._console,
+            auto_refresh=False,
         )
+        self._task = self._bar.add_task("", total=config.training.steps, completed=first_step, left="")
         super().start(config, run_dir, first_step)
-        self._bar.start()
-        self._task = self._bar.add_task("step", total=self._steps, completed=first_step, numbers="")
+        self._live = live.Live(console=self._console, get_renderable=self.render, refresh_per_second=4)
+        self._live.start()
 
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """See `Progress`."""
-        numbers = self._line(metrics, timings).partition("  ")[2]
-        self._bar.update(self._task, completed=metrics["step"], numbers=numbers)
+        left = self._left(metrics["step"], timings["step_seconds"])
+        self._bar.update(self._task, completed=metrics["step"], left=f"{left} left")
+        self._metrics, self._timings = metrics, timings
 
     def validating(self, step: int, rollouts: int) -> None:
         """See `Progress`."""
-        self._bar.update(self._task, numbers=f"validating on {rollouts} rollouts")
+        self._validation = f"{rollouts} rollouts after step {step}"
 
     def validated(self, result: ValidationResult) -> None:
         """See `Progress`."""
-        self._bar.update(self._task, numbers="")
+        self._validation = ""
         super().validated(result)
 
     def stop(self) -> None:
         """See `Progress`."""
-        if hasattr(self, "_bar"):
-            self._bar.stop()
+        if hasattr(self, "_live"):
+            self._now = None  # nothing is in flight any more
+            self._live.stop()
+
+    def render(self) -> RenderableType:
+        """What is shown at this moment; called several times a second, from a thread of its own."""
+        from rich.console import Group
+        from rich.text import Text
+
+        rows = [f"{label:<{LABEL_WIDTH}}{text}" for label, text in self._rows()]
+        return Group(self._bar, *(Text(row, no_wrap=True, overflow="ellipsis") for row in rows))
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        metrics, timings, now = self._metrics, self._timings, self._now
+        if self._validation:
+            yield "validation", self._validation
+        elif metrics:
+            yield "reward", _reward(metrics, timings)
+        if now is not None:
+            moment = now()
+            idle = f", idle {timings['generation_idle_share']:.0%}" if self._is_ahead and timings else ""
+            hold = f" ({HOLDS[moment.hold]})" if self._is_ahead and moment.hold is not None else ""
+            yield "generation", f"{_in_flight(moment)}{idle}{hold}"
+        if self._is_ahead and metrics:
+            yield "training", f"idle {timings['training_idle_share']:.0%}, {_staleness(metrics)}"
+            yield "speed-up", _speedup(timings) or "is measured once generation is as far ahead as it may be"
 
     def _say(self, text: str) -> None:
-        self._bar.console.print(text, highlight=False, markup=False)
+        assert self._console is not None
+        self._console.print(text, highlight=False, markup=False)
 
 
 def for_terminal() -> Progress:
     """The live display if standard error is a terminal, plain lines otherwise."""
     return LiveProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+def _reward(metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> str:
+    solved = f"  solved {metrics['solved']:.3f}" if "solved" in metrics else ""
+    return f"{metrics['reward_mean']:.3f}{solved}  {timings['tokens_per_second']:,.0f} tokens/s"
+
+
+def _in_flight(now: Now) -> str:
+    most = max(now.rollouts, now.max_rollouts)  # a validation may run more than training is allowed to
+    return f"{now.rollouts}/{most} rollouts in {now.groups_in_flight} groups, {now.groups_waiting} queued"
+
+
+def _staleness(metrics: Mapping[str, Any]) -> str:
+    return f"staleness {metrics['staleness_mean']:.1f} (at most {metrics['staleness_max']:.0f})"
+
+
+def _speedup(timings: Mapping[str, Any]) -> str | None:
+    if timings["speedup_over_synchronous"] is None:
+        return None
+    return f"{timings['speedup_over_synchronous']:.1f} of at most {timings['speedup_bound']:.1f} times synchronous"
 
 
 def _clock(seconds: float) -> str:

@@ -94,9 +94,9 @@ class Reporter:
             record(name, value)
 
     def step(
-        self, step: int, weight_version: int, consumed: Sequence[CompleteGroup], seconds: Mapping[str, float]
+        self, step: int, weight_version: int, consumed: Sequence[CompleteGroup], pace: Mapping[str, float | None]
     ) -> dict[str, float]:
-        """Write down an optimizer step.
+        """Write down an optimizer step; ``pace`` is what `Pace.step` returned for it.
 
         Returns:
             Its metrics.
@@ -107,14 +107,14 @@ class Reporter:
             "weight_version": weight_version,
             **self.metrics.flush(),
         }
-        rate = metrics["sampled_tokens"] / max(seconds["step_seconds"], 1e-9)
-        timings = {"step": step, **seconds, "tokens_per_second": rate}
+        rate = metrics["sampled_tokens"] / max(pace["step_seconds"] or 0.0, 1e-9)
+        timings = {"step": step, **pace, "tokens_per_second": rate}
         self.run_dir.lines["metrics"].write(metrics)
         self.run_dir.lines["timings"].write(timings)
         self._keep(step, [episode for item in consumed for episode in item.episodes])
         self.run_dir.flush()
         self.progress.step(metrics, timings)
-        self.trackers.log(step, {**metrics, **timings})
+        self.trackers.log(step, {**metrics, **{name: value for name, value in timings.items() if value is not None}})
         return metrics
 
     def validated(self, result: ValidationResult, episodes: Sequence[Episode]) -> dict[str, float]:

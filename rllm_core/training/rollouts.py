@@ -134,6 +134,11 @@ class RolloutRunner:
         self._train_params = self._params(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k)
         self._validation_params = self._params(config.rollout.validation_temperature, 1.0, 0)
 
+    @property
+    def slots(self) -> Slots:
+        """The places of rollouts that run, for those who watch how many are in use."""
+        return self._slots
+
     def _params(self, temperature: float, top_p: float, top_k: int) -> SamplingParams:
         stop = self.engine.parser.get_stop_token_ids() if self.engine.parser is not None else ()
         return SamplingParams(

@@ -35,6 +35,7 @@ from rllm_core.training.crediting import Crediting
 from rllm_core.training.deadlines import within
 from rllm_core.training.generation import Generation
 from rllm_core.training.metrics import Trackers
+from rllm_core.training.pace import Pace, Spent
 from rllm_core.training.progress import Progress
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import RolloutRunner
@@ -140,6 +141,13 @@ class Trainer:
             incarnation=run_dir.incarnation,
             groups_per_take=self.groups_per_take,
         )
+        self.pace = Pace(
+            config,
+            colocated=self.colocated,
+            slots=self.runner.slots,
+            coordinator=self.coordinator,
+            buffer=self.buffer,
+        )
         self.saving = Saving(
             config=config,
             run_dir=run_dir,
@@ -225,6 +233,8 @@ class Trainer:
 
     async def _run_halves(self) -> None:
         """Generation and training side by side, watched; the failure of any is the failure of the run."""
+        self.pace.begin()
+        self.progress.watch(self.pace.now)
         training = asyncio.create_task(self._train(), name="training")
         generation = asyncio.create_task(self.generation.run(), name="generation")
         watchdog = asyncio.create_task(self._watch(), name="watchdog")
@@ -285,10 +295,11 @@ class Trainer:
         taken = await self._take()
         waited = time.monotonic() - started
         await self.observers.notify("on_batch_start", state=self.state(), step=step)
+        drained = 0.0
         if self.colocated:
-            await self.coordinator.drained()
+            drained += await self._drained()
             await self._backend("enter_training", self.backend.enter_training())
-        training_began = time.monotonic()
+        training_began, waited_before = time.monotonic(), waited
         samples: list[TrainingSample] = []
         while True:
             samples += await self._process(taken)
@@ -313,20 +324,21 @@ class Trainer:
             self.books.book("filtered", FilterReason.TERMINATION_REASON.value, left_out)
         self.reporter.event("step", step=step, groups=[item.ordinal for item in consumed])
         self.reporter.trained(consumed, samples, result.metrics, self.coordinator.weight_version)
-        trained = time.monotonic()
+        trained, drained_before = time.monotonic(), drained
         if step % training.trigger_parameter_sync_step == 0 or step == training.steps:
-            await self._synchronise()
+            drained += await self._synchronise()
         elif self.colocated:
             await self._backend("enter_generation", self.backend.enter_generation())
         self._check_books()
         ended = time.monotonic()
-        seconds = {
-            "step_seconds": ended - started,
-            "generation_wait_seconds": waited,
-            "training_seconds": trained - training_began,
-            "sync_seconds": ended - trained,
-        }
-        metrics = self.reporter.step(step, self.coordinator.weight_version, consumed, seconds)
+        spent = Spent(
+            step_seconds=ended - started,
+            generation_wait_seconds=waited,
+            training_seconds=trained - training_began - (waited - waited_before),
+            drain_seconds=drained,
+            sync_seconds=ended - trained - (drained - drained_before),
+        )
+        metrics = self.reporter.step(step, self.coordinator.weight_version, consumed, self.pace.step(spent))
         await self.observers.notify("on_batch_end", state=self.state(), step=step, metrics=metrics)
 
     async def _take(self) -> list[CompleteGroup]:
@@ -360,12 +372,20 @@ class Trainer:
     # ----------------------------------------------------------------------------------------------------------------
     # Weights
 
-    async def _synchronise(self) -> None:
+    async def _synchronise(self) -> float:
+        """Returns the seconds for which rollouts in flight were waited for."""
+        drained = 0.0
         if not self.config.training.partial_rollout:
             self.coordinator.pause()
-            await self.coordinator.drained()
+            drained = await self._drained()
         await self._publish("step")
         self.coordinator.resume()
+        return drained
+
+    async def _drained(self) -> float:
+        began = time.monotonic()
+        await self.coordinator.drained()
+        return time.monotonic() - began
 
     async def _publish(self, reason: Literal["start", "step", "resume"]) -> None:
         """New weights to the engine, then the version to everybody."""

@@ -1,22 +1,194 @@
-"""What a person sees of a run whose generation is ahead of training."""
+"""What a person sees of a run: what happens now, how old it is, who waits, and what that gains."""
 
 from __future__ import annotations
 
+import asyncio
+import io
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from rllm_core.training.progress import PlainProgress
+from rllm_core.engine import EngineError
+from rllm_core.training import launch
+from rllm_core.training.pace import Now
+from rllm_core.training.progress import LiveProgress, PlainProgress, Progress
+
+AHEAD = ("training.staleness_threshold=1", "training.partial_rollout=true")
 
 
-@pytest.mark.parametrize("threshold", [0, 2])
-def test_lines_of_an_asynchronous_run_say_how_stale_and_how_idle(
-    run_scripted: Any, capsys: pytest.CaptureFixture[str], threshold: int
+class Watched(LiveProgress):
+    """A display in a terminal of 80 columns that nobody looks at; keeps what it showed after each event."""
+
+    def __init__(self, columns: int = 80) -> None:
+        self.columns = columns
+        self.screen = io.StringIO()
+        super().__init__(Console(width=columns, file=self.screen, force_terminal=True))
+        self.seen: dict[str, list[str]] = {}
+
+    def look(self) -> list[str]:
+        file = io.StringIO()
+        Console(width=self.columns, file=file).print(self.render())
+        return [line.rstrip() for line in file.getvalue().splitlines()]
+
+    def watch(self, now: Callable[[], Now]) -> None:
+        super().watch(now)
+        self.seen["before the first step"] = self.look()
+
+    def step(self, metrics: Any, timings: Any) -> None:
+        super().step(metrics, timings)
+        self.seen[f"step {metrics['step']}"] = self.look()
+
+    def validating(self, step: int, rollouts: int) -> None:
+        super().validating(step, rollouts)
+        self.seen[f"validation {step}"] = self.look()
+
+
+@pytest.mark.parametrize("settings", [(), AHEAD])
+def test_plain_lines_of_an_asynchronous_run_say_how_stale_and_how_idle(
+    run_scripted: Any, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...]
 ) -> None:
-    run = run_scripted(f"training.staleness_threshold={threshold}", progress=PlainProgress())
+    run = run_scripted(*settings, progress=PlainProgress())
     assert run.error is None
     [last] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 6/6")]
     metrics, timings = run.lines("metrics")[-1], run.lines("timings")[-1]
-    stale = f"staleness {metrics['staleness_mean']:.1f} (at most {metrics['staleness_max']:.0f})"
-    idle = f"trainer idle {timings['generation_wait_seconds'] / timings['step_seconds']:.0%}"
-    assert (stale in last) == (idle in last) == (threshold > 0)
+    said = [
+        f"staleness {metrics['staleness_mean']:.1f} (at most {metrics['staleness_max']:.0f})",
+        f"idle: generation {timings['generation_idle_share']:.0%}, training {timings['training_idle_share']:.0%}",
+        "0/32 rollouts in 0 groups, 0 queued",
+        f"{timings['speedup_over_synchronous']:.1f} of at most {timings['speedup_bound']:.1f} times synchronous",
+    ]
+    assert [text in last for text in said] == [bool(settings)] * 4
+
+
+def test_the_live_view_of_an_asynchronous_run(run_scripted: Any) -> None:
+    progress = Watched()
+    run = run_scripted(*AHEAD, progress=progress)
+    assert run.error is None
+    assert set(progress.seen) == {
+        "before the first step",
+        "validation 0",
+        "validation 6",
+        *(f"step {n}" for n in range(1, 7)),
+    }
+    for shown in progress.seen.values():
+        assert len(shown) <= 5
+        assert all(len(line) <= 80 for line in shown)
+    assert progress.seen["before the first step"][0].endswith("0/6")
+    metrics, timings = run.lines("metrics"), run.lines("timings")
+    bar, reward, generation, training, speedup = progress.seen["step 4"]
+    assert bar.startswith("step       ━")
+    assert "4/6" in bar
+    assert bar.endswith(" left")
+    assert reward.startswith(f"reward     {metrics[3]['reward_mean']:.3f}  solved ")
+    assert f", idle {timings[3]['generation_idle_share']:.0%}" in generation
+    stale = f"staleness {metrics[3]['staleness_mean']:.1f} (at most {metrics[3]['staleness_max']:.0f})"
+    assert training == f"training   idle {timings[3]['training_idle_share']:.0%}, {stale}"
+    assert speedup.startswith("speed-up   ")
+    assert speedup.endswith(" times synchronous")
+    assert progress.seen["step 1"][-1].startswith("speed-up   is measured once")
+    assert progress.seen["validation 6"][1] == "validation 10 rollouts after step 6"
+    assert "validation after step 6: reward" in progress.screen.getvalue()
+
+
+def test_the_live_view_of_a_synchronous_run_is_short(run_scripted: Any) -> None:
+    progress = Watched()
+    assert run_scripted(progress=progress).error is None
+    assert [line.split()[0] for line in progress.seen["step 3"]] == ["step", "reward", "generation"]
+
+
+def test_what_is_in_flight_changes_while_a_step_is_trained(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, shown = Watched(), []
+
+    def watches(assembly: launch.Assembly) -> None:
+        original = assembly.backend.update_policy
+        monkeypatch.setattr(type(assembly.backend).script, "latency_seconds", lambda generator: 0.05)
+
+        async def update_policy(step: Any) -> Any:
+            while step.step == 1 and not (shown and shown[-1].endswith("4 queued (window full)")):
+                shown.append(progress.look()[1])
+                await asyncio.sleep(0.001)
+            return await original(step)
+
+        assembly.backend.update_policy = update_policy  # type: ignore[method-assign]
+
+    run = run_scripted(*AHEAD, "rollout.max_concurrent_rollouts=16", prepare=watches, progress=progress)
+    assert run.error is None
+    assert shown[0] == "generation 16/16 rollouts in 4 groups, 0 queued (window full)"
+    assert shown[-1] == "generation 0/16 rollouts in 0 groups, 4 queued (window full)"
+
+
+def test_a_resumed_run_shows_the_whole_of_it(run_scripted: Any) -> None:
+    def broken(assembly: launch.Assembly) -> None:
+        original = assembly.backend.update_policy
+
+        async def update_policy(step: Any) -> Any:
+            if step.step == 4:
+                raise OSError("the device is gone")
+            return await original(step)
+
+        assembly.backend.update_policy = update_policy  # type: ignore[method-assign]
+
+    settings = (*AHEAD, "training.checkpoint_every_steps=2")
+    assert isinstance(run_scripted(*settings, prepare=broken).error, OSError)
+    progress = Watched()
+    assert run_scripted(*settings, resume=True, progress=progress).error is None
+    assert "2/6" in progress.seen["before the first step"][0]
+    assert "3/6" in progress.seen["step 3"][0]
+    assert progress.seen["step 3"][-1].startswith("speed-up   is measured once"), "the pipeline is empty again"
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_many_rollouts_fit_into_a_narrow_terminal(run_scripted: Any, columns: int) -> None:
+    class Crowded(Watched):
+        def watch(self, now: Callable[[], Now]) -> None:
+            super().watch(lambda: Now(10_000, 10_000, 2_500, 1_000, "memory"))
+
+    progress = Crowded(columns)
+    assert run_scripted(*AHEAD, progress=progress).error is None
+    shown = progress.seen["step 5"]
+    assert len(shown) == 5
+    assert all(len(line) <= columns for line in shown)
+    assert shown[2].startswith("generation 10000/10000 rollouts")
+
+
+class Broken(Progress):
+    """Fails at one event, and remembers whether it was asked to give the terminal back."""
+
+    def __init__(self, method: str) -> None:
+        self.stopped = False
+
+        def fail(*arguments: Any) -> None:
+            raise BrokenPipeError("nobody reads")
+
+        setattr(self, method, fail)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.mark.parametrize("method", ["start", "watch", "step", "validating", "validated", "problem", "note", "stop"])
+def test_a_display_that_fails_does_not_stop_a_run(
+    run_scripted: Any, method: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tells_everything(assembly: launch.Assembly) -> None:
+        def failure(number: int) -> Exception | None:
+            return EngineError("no") if number == 20 else None
+
+        async def shutdown() -> None:
+            raise OSError("the device is gone")
+
+        monkeypatch.setattr(type(assembly.backend).script, "failure", failure)
+
+        assembly.backend.shutdown = shutdown  # type: ignore[method-assign]
+
+    display = Broken(method)
+    with caplog.at_level(logging.WARNING):
+        run = run_scripted(progress=display, prepare=tells_everything)
+    assert run.error is None
+    assert run.summary["status"] == "completed"
+    said = [record.getMessage() for record in caplog.records if "display" in record.getMessage()]
+    assert said == ["the progress display failed and is off: BrokenPipeError: nobody reads"]
+    assert display.stopped == (method != "stop")
