@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: conversations that others wrote, as rollouts of the one loop."""

@@ -1,0 +1,222 @@
+"""Data sets of conversations: JSON lines or parquet, checked row by row, read when a row is wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import abstractmethod
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from rllm_core.errors import ConfigError
+from rllm_core.types import Messages
+
+FORMATS = (".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One row.
+
+    Attributes:
+        messages: In OpenAI's shape; at least one is the assistant's.
+        tools: What the model may call, as the parser takes them.
+        weight: Of every token that is learnt from it.
+    """
+
+    messages: Messages
+    tools: tuple[Mapping[str, Any], ...] = ()
+    weight: float = 1.0
+
+    @classmethod
+    def of(cls, row: Any) -> Conversation:
+        """A row with the columns ``messages``, ``tools`` and ``weight``, the last two optional; others are ignored.
+
+        ``messages`` and ``tools`` may be JSON text, since a column of parquet has one type for all rows.
+
+        Raises:
+            ConfigError: If it is none; says what is wrong.
+        """
+        if not isinstance(row, Mapping):
+            raise ConfigError('a row must be an object {"messages": [...]}')
+        messages, tools, weight = _list(row, "messages"), _list(row, "tools"), row.get("weight")
+        if not messages:
+            raise ConfigError("it has no messages")
+        for index, message in enumerate(messages):
+            _check_message(message, f"messages[{index}]")
+        if not any(message["role"] == "assistant" for message in messages):
+            raise ConfigError("no message is of role 'assistant': nothing to learn from")
+        if not all(isinstance(tool, Mapping) for tool in tools):
+            raise ConfigError("tools must be a list of objects")
+        weight = 1.0 if weight is None else weight
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+            raise ConfigError(f"weight = {weight!r} must be a number above 0; leave out a row that is not to be learnt")
+        try:
+            kept = Messages([{key: m[key] for key in m if m[key] is not None} for m in messages])
+        except ValueError as error:
+            raise ConfigError(f"its messages cannot be used: {' '.join(str(error).split())}") from error
+        return cls(kept, tuple(tools), float(weight))
+
+
+def _list(row: Mapping[str, Any], column: str) -> list[Any]:
+    value = row.get(column)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{column} is text that is not JSON: {error}") from error
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ConfigError(f"{column} must be a list, and is {type(value).__name__}")
+    return value
+
+
+def _check_message(message: Any, where: str) -> None:
+    if not isinstance(message, Mapping):
+        raise ConfigError(f"{where} must be an object with role and content")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise ConfigError(f"{where} has no role")
+    if content is None and not message.get("tool_calls"):
+        raise ConfigError(f"{where}, of role {role!r}, has neither content nor tool_calls")
+    if content is not None and not isinstance(content, str | list):
+        raise ConfigError(f"{where}.content must be text or a list of parts, and is {type(content).__name__}")
+
+
+class Rows(Sequence[Conversation]):
+    """The rows of a file, all checked when it is opened and each read again when it is asked for.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @overload
+    def __getitem__(self, index: int) -> Conversation: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Conversation]: ...
+    def __getitem__(self, index: int | slice) -> Conversation | list[Conversation]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return self._conversation(index, self._read(index))
+
+    def _conversation(self, index: int, row: Any) -> Conversation:
+        try:
+            return Conversation.of(row)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where(index)}: {error}") from error
+
+    @abstractmethod
+    def where(self, index: int) -> str:
+        """The place of a row, for people."""
+
+    @abstractmethod
+    def number(self, index: int) -> int:
+        """The number of a row in its file, from 1."""
+
+    @abstractmethod
+    def _read(self, index: int) -> Any: ...
+
+
+class JsonLines(Rows):
+    """A row per line; of each, only its place in the file stays in memory."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._offsets, self._numbers = array("Q"), array("Q")
+        self._file = path.open("rb")
+        offset = 0
+        for number, line in enumerate(self._file, 1):
+            if line.strip():
+                self._offsets.append(offset)
+                self._numbers.append(number)
+                self._conversation(len(self._offsets) - 1, self._parsed(len(self._offsets) - 1, line))
+            offset += len(line)
+        self._ends = array("Q", [*self._offsets[1:], offset])
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def where(self, index: int) -> str:
+        """See `Rows`."""
+        return f"{self.path} line {self.number(index)}"
+
+    def number(self, index: int) -> int:
+        """See `Rows`."""
+        return self._numbers[index]
+
+    def _read(self, index: int) -> Any:
+        start = self._offsets[index]
+        # Several threads may read at a time, so the file's own position is not used.
+        return self._parsed(index, os.pread(self._file.fileno(), self._ends[index] - start, start))
+
+    def _parsed(self, index: int, line: bytes) -> Any:
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{self.where(index)} is not JSON: {error}") from error
+
+
+class Parquet(Rows):
+    """A row per row of the table, which stays in memory in Arrow's columns."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            from pyarrow import ArrowException, parquet
+        except ImportError as error:
+            raise ConfigError(f"{path} needs pyarrow: pip install 'rllm-core[parquet]'") from error
+        columns = ("messages", "tools", "weight")
+        try:
+            known = parquet.read_schema(path).names
+            self._table = parquet.read_table(path, columns=[name for name in columns if name in known])
+        except (ArrowException, OSError) as error:
+            raise ConfigError(f"{path} cannot be read as parquet: {' '.join(str(error).split())}") from error
+        for index in range(len(self)):
+            self._conversation(index, self._read(index))
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def where(self, index: int) -> str:
+        """See `Rows`."""
+        return f"{self.path} row {self.number(index)}"
+
+    def number(self, index: int) -> int:
+        """See `Rows`."""
+        return index + 1
+
+    def _read(self, index: int) -> Any:
+        [row] = self._table.slice(index, 1).to_pylist()
+        return _without_nulls(row)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Without the keys that other rows have and this one lacks, which parquet fills in."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def open_rows(path: Path) -> Rows:
+    """The rows of a file, by its name's ending.
+
+    Raises:
+        ConfigError: If it does not exist, is of no known format, or a row is wrong; names the line.
+    """
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{path} must end in {' or '.join(FORMATS)}")
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist" + (", or is not a file" if path.exists() else ""))
+    rows = JsonLines(path) if path.suffix == ".jsonl" else Parquet(path)
+    if not rows:
+        raise ConfigError(f"{path} has no rows")
+    return rows
