@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rllm_core.hookspecs import hookimpl
-from rllm_core.providers import AdvantageEstimator, Correction, PolicyLoss
+from rllm_core.providers import AdvantageEstimator, Correction, PolicyLoss, Workflow
 
 _ADVANTAGES = "rllm_core.algorithms.advantages"
 _LOSSES = "rllm_core.algorithms.torch_losses"
@@ -43,10 +43,32 @@ def advantage_estimators() -> list[AdvantageEstimator]:
             name="return_to_go", load=f"{_ADVANTAGES}.turns:ReturnToGo", summary="Per-turn returns with a baseline."
         ),
         AdvantageEstimator(
+            name="sft", load=f"{_ADVANTAGES}.imitation:SFT", summary="1 for every token that somebody wrote."
+        ),
+        AdvantageEstimator(
+            name="distill",
+            load=f"{_ADVANTAGES}.imitation:Distill",
+            summary="Log-probabilities of a teacher less those of the policy.",
+        ),
+        AdvantageEstimator(
             name="precomputed",
             load=f"{_ADVANTAGES}.precomputed:Precomputed",
             summary="What the workflow computed, per token.",
         ),
+    ]
+
+
+@hookimpl
+def workflows() -> list[Workflow]:
+    """``sft``, which learns a data set."""
+    return [
+        Workflow(
+            name="sft",
+            load="rllm_core.supervised.workflow:SFTWorkflow",
+            config="rllm_core.supervised.workflow:SFTConfig",
+            run_file="rllm_core.supervised.workflow:run_file",
+            summary="Supervised fine-tuning on a file of conversations.",
+        )
     ]
 
 
@@ -61,7 +83,12 @@ def policy_losses() -> list[PolicyLoss]:
         PolicyLoss(name="cispo", load=f"{_LOSSES}:CISPO", summary="Clipped weight; every token keeps a gradient."),
         PolicyLoss(name="importance_sampling", load=f"{_LOSSES}:ImportanceSampling", summary="Unclipped ratio."),
         PolicyLoss(name="dppo_tv", load=f"{_LOSSES}:DPPOTV", summary="Ratio; masked where probabilities moved far."),
-        PolicyLoss(name="cross_entropy", load=f"{_LOSSES}:CrossEntropy", summary="Negative log-likelihood."),
+        PolicyLoss(
+            name="cross_entropy",
+            load=f"{_LOSSES}:CrossEntropy",
+            summary="Negative log-likelihood.",
+            learns_written=True,
+        ),
     ]
 
 
