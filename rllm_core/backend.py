@@ -44,6 +44,9 @@ class Capabilities:
         aggregations: Loss aggregations by name (``algorithm.aggregation``).
         policies: Policies it can compute log-probabilities of.
         interpolated_proximal: Whether it takes ``TrainingSample.proximal_fractions`` and applies corrections itself.
+        forward_is_proximal: Whether weights change in `BackendProtocol.update_policy` only, once per step, so that the
+            forward pass of training computes the log-probabilities of the proximal policy and no pass more is needed.
+            It takes ``TrainingSample.proximal_fractions`` of 1 then.
         kl_loss: Whether it adds the divergence from ``TrainingSample.reference_logprobs`` to its loss.
         per_token_advantages: Whether advantages may differ within a turn.
         token_in_token_out: Whether its engine takes and returns token ids.
@@ -62,6 +65,7 @@ class Capabilities:
     aggregations: frozenset[str] = frozenset({"token_mean"})
     policies: frozenset[Policy] = frozenset({"current"})
     interpolated_proximal: bool = False
+    forward_is_proximal: bool = False
     kl_loss: bool = False
     per_token_advantages: bool = True
     token_in_token_out: bool = True

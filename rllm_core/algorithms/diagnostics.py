@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.corrections import MAX_LOG_RATIO
+from rllm_core.types import TrainingSample
 
 _SIGNS = ("negative", "positive")
 _AGES = ("age_0", "age_1", "age_2_3", "age_4_up")
@@ -112,3 +115,10 @@ class OffPolicyDiagnostics:
         metrics |= self._clipped.means("clipped_share", by_sign=True)
         self._reset()
         return metrics
+
+
+def token_ages(samples: Sequence[TrainingSample], weight_version: int) -> npt.NDArray[np.int64]:
+    """``(sampled_tokens,)`` of all samples: versions between what sampled each token and ``weight_version``."""
+    versions = np.array([version for sample in samples for version in sample.weight_versions], np.int64)
+    lengths = [stop - start for sample in samples for start, stop in sample.turn_spans]
+    return np.repeat(weight_version - versions, lengths)

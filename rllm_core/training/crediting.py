@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from rllm_core.algorithms.advantages import Credit
+from rllm_core.algorithms.diagnostics import OffPolicyDiagnostics, token_ages
 from rllm_core.algorithms.kl import kl_estimate
 from rllm_core.algorithms.samples import training_samples, with_token_rewards
 from rllm_core.algorithms.selection import Algorithm
@@ -29,12 +31,25 @@ class Crediting:
         config: The run file.
         algorithm: Estimators and corrections.
         compute_logprobs: Asks the backend.
+        forward_is_proximal: See `rllm_core.backend.Capabilities`.
+
+    Attributes:
+        diagnostics: Of the ratios that are known here, and the corrections that are applied here.
     """
 
-    def __init__(self, config: RunConfig, algorithm: Algorithm, compute_logprobs: ComputeLogprobs) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        compute_logprobs: ComputeLogprobs,
+        *,
+        forward_is_proximal: bool = False,
+    ) -> None:
         self.config = config
         self.algorithm = algorithm
+        self.diagnostics = OffPolicyDiagnostics()
         self._compute_logprobs = compute_logprobs
+        self._forward_is_proximal = forward_is_proximal
         kl = config.algorithm.kl
         self._kl_in: Literal["loss", "reward"] | None = kl.place if kl.coefficient > 0 else None
 
@@ -88,12 +103,12 @@ class Crediting:
         if not samples:
             return samples
         algorithm = self.config.algorithm
-        if algorithm.proximal_policy == "forward":
+        if algorithm.proximal_policy == "forward" and not self._forward_is_proximal:
             proximal = await self._compute_logprobs(samples, "proximal")
-            samples = [
-                self._weighted(_with(sample, proximal_logprobs=logprobs))
-                for sample, logprobs in zip(samples, proximal, strict=True)
-            ]
+            samples = [_with(s, proximal_logprobs=known) for s, known in zip(samples, proximal, strict=True)]
+            samples = self._weighted(samples, int(proximal_version))
+        elif algorithm.proximal_policy == "forward":
+            samples = [_with(s, proximal_fractions=np.ones(len(s.turn_spans), np.float32)) for s in samples]
         elif algorithm.proximal_policy == "interpolated":
             step = 1 / self.config.training.trigger_parameter_sync_step
             samples = [_with(s, proximal_fractions=_fractions(s, proximal_version, step)) for s in samples]
@@ -102,12 +117,27 @@ class Crediting:
             samples = [_with(s, reference_logprobs=known) for s, known in zip(samples, reference, strict=True)]
         return samples
 
-    def _weighted(self, sample: TrainingSample) -> TrainingSample:
-        if not self.algorithm.corrections or sample.logprobs is None or sample.proximal_logprobs is None:
-            return sample
-        ratios = sample.proximal_logprobs.astype(np.float64) - sample.logprobs
-        weights = self.algorithm.corrections.weights(ratios, np.zeros(1, np.int64))
-        return _with(sample, advantages=(sample.advantages * weights).astype(np.float32))
+    def _weighted(self, samples: Sequence[TrainingSample], weight_version: int) -> list[TrainingSample]:
+        """The samples, their advantages corrected where it is known what sampled them."""
+        known = {index: ratios for index, sample in enumerate(samples) if (ratios := _log_ratios(sample)) is not None}
+        result = list(samples)
+        if not known:
+            return result
+        log_ratios = np.concatenate(list(known.values()))
+        starts = np.cumsum([0, *(len(ratios) for ratios in known.values())])[:-1]
+        corrections = self.algorithm.corrections
+        weights = corrections.weights(log_ratios, starts) if corrections else None
+        self.diagnostics.add(
+            np.concatenate([samples[index].advantages for index in known]),
+            token_ages([samples[index] for index in known], weight_version),
+            log_ratios=log_ratios,
+            weights=weights,
+        )
+        if weights is not None:
+            for index, part in zip(known, np.split(weights, starts[1:]), strict=True):
+                corrected = (samples[index].advantages * part).astype(np.float32)
+                result[index] = _with(samples[index], advantages=corrected)
+        return result
 
 
 def _with(sample: TrainingSample, **arrays: Floats) -> TrainingSample:
@@ -118,3 +148,10 @@ def _fractions(sample: TrainingSample, proximal_version: float, step: float) -> 
     """``(turns,)`` (v_proximal - v_rollout) / (v_trained - v_rollout), as in AReaL's approximation (2505.24298)."""
     ages = proximal_version - np.array(sample.weight_versions, np.float64)
     return (ages / (ages + step)).astype(np.float32)
+
+
+def _log_ratios(sample: TrainingSample) -> npt.NDArray[np.float64] | None:
+    """``(sampled_tokens,)`` of proximal over rollout log-probabilities, if both are known."""
+    if sample.logprobs is None or sample.proximal_logprobs is None:
+        return None
+    return sample.proximal_logprobs.astype(np.float64) - sample.logprobs
