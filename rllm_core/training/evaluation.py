@@ -112,6 +112,11 @@ async def evaluate(
         ConfigError: If there are no tasks.
         RunError: If not one rollout ended well.
     """
+    if not workflow.samples:
+        raise ConfigError(
+            f"workflow {config.workflow!r} never asks the model, so there is nothing to evaluate; validations of "
+            "rllm-core train report the likelihood of what is written there"
+        )
     tasks = workflow.tasks(split)
     if not tasks:
         raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks")

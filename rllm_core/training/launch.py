@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core import providers
+from rllm_core.algorithms.imitation import check_imitation
 from rllm_core.algorithms.selection import Algorithm
 from rllm_core.algorithms.support import check_support
 from rllm_core.backend import BackendProtocol
@@ -87,6 +88,7 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     algorithm = Algorithm.of(config, plugins)
     capabilities = backend_class.capabilities(config)
     check_support(config, capabilities, algorithm, plugins)
+    check_imitation(config, capabilities, algorithm, workflow, plugins)
     if not workflow.tasks("train"):
         raise ConfigError(f"workflow {config.workflow!r} has no training tasks")
     backend = backend_class(config, plugins)

@@ -63,7 +63,8 @@ class Reporter:
         record = self.metrics.record
         groups = [group for item in consumed for group in item.groups]
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        rewards = [[trajectory.total_reward for trajectory in group.trajectories] for group in groups]
+        rewarded = [[t.total_reward for t in group.trajectories if t.has_reward] for group in groups]
+        rewards = [of_group for of_group in rewarded if of_group]
         flat = [reward for group in rewards for reward in group]
         ages = [weight_version - item.weight_version for item in consumed]
         judged = [e.is_correct for item in consumed for e in item.episodes if e.is_correct is not None]

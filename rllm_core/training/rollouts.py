@@ -113,6 +113,7 @@ class RolloutRunner:
         config: The run file.
         observers: Told of every episode.
         lockstep: See `RequestMerger`.
+        needs_rewards: Whether a trajectory without a reward is an error.
     """
 
     def __init__(
@@ -123,11 +124,13 @@ class RolloutRunner:
         observers: Observers,
         *,
         lockstep: bool,
+        needs_rewards: bool = True,
     ) -> None:
         self.workflow = workflow
         self.engine = engine
         self.config = config
         self.observers = observers
+        self.needs_rewards = needs_rewards
         self.merger = RequestMerger(engine, config.rollout, lockstep=lockstep)
         self._slots = Slots(config.rollout.max_concurrent_rollouts)
         self._deadlines = _Deadlines(config.rollout.rollout_timeout_seconds)
@@ -177,7 +180,7 @@ class RolloutRunner:
             elif not episode.trajectories:
                 episode = self._failed(task, episode.termination_reason, "the episode has no trajectory")
             for trajectory in episode.trajectories:
-                if trajectory.trainable:
+                if trajectory.trainable and (self.needs_rewards or trajectory.has_reward):
                     _check_rewards(trajectory)
         except Terminated as end:
             episode = self._failed(task, end.reason, str(end))

@@ -42,9 +42,16 @@ from rllm_core.training.rollouts import RolloutRunner
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.saving import Position, Saving
 from rllm_core.training.state import TrainerState
-from rllm_core.training.tasks import TaskStream, spread
-from rllm_core.training.validation import ValidationResult, play_all, summarise
-from rllm_core.types import Floats, TrainingSample
+from rllm_core.training.tasks import TaskStream
+from rllm_core.training.validation import (
+    ValidationResult,
+    nll_per_token,
+    plan,
+    play_all,
+    summarise,
+    written_samples,
+)
+from rllm_core.types import Episode, Floats, TrainingSample
 from rllm_core.workflow import Workflow
 
 ResultT = TypeVar("ResultT")
@@ -112,9 +119,17 @@ class Trainer:
         self.colocated = capabilities.colocated
         self.groups_per_pass, self.groups_per_take = passes(config, capabilities, algorithm)
         self.runner = RolloutRunner(
-            workflow, engine, config, observers, lockstep=capabilities.colocated and capabilities.deterministic
+            workflow,
+            engine,
+            config,
+            observers,
+            lockstep=capabilities.colocated and capabilities.deterministic,
+            needs_rewards=algorithm.estimators.needs_rewards,
         )
-        self.validation_plan = spread(workflow.tasks("validation"), training.validation_rollouts)
+        self.learns_written = algorithm.estimators.learns_written
+        self.validation_plan = plan(
+            workflow.tasks("validation"), training.validation_rollouts, samples=workflow.samples
+        )
         self.coordinator = SyncCoordinator(
             window_quota=config.window_quota, groups_needed=training.steps * training.groups_per_step
         )
@@ -413,13 +428,30 @@ class Trainer:
         self.progress.validating(self.step, len(self.validation_plan))
         episodes = await play_all(self.runner, self.validation_plan, "validation")
         self.coordinator.touch()
-        result = summarise(episodes, step=self.step, weight_version=self.coordinator.weight_version)
+        nll = await self._nll_per_token(episodes) if self.learns_written else None
+        result = summarise(episodes, step=self.step, weight_version=self.coordinator.weight_version, nll=nll)
         self.validations.append(result)
         if self.observers.active("on_episode_finished"):
             for episode in episodes:
                 await self.observers.notify("on_episode_finished", state=self.state(), episode=episode)
         metrics = self.reporter.validated(result, episodes)
         await self.observers.notify("on_validation_end", state=self.state(), step=self.step, metrics=metrics)
+
+    async def _nll_per_token(self, episodes: Sequence[Episode]) -> float | None:
+        """Of what others wrote, under the current weights."""
+        if self.colocated:
+            self.coordinator.pause()
+            await self.coordinator.drained()
+            await self._backend("enter_training", self.backend.enter_training())
+        samples = written_samples(episodes)
+        logprobs: list[Floats] = []
+        for start in range(0, len(samples), self.config.training.groups_per_step):
+            part = samples[start : start + self.config.training.groups_per_step]
+            logprobs += await self._compute_logprobs(part, "current")
+        if self.colocated:
+            await self._backend("enter_generation", self.backend.enter_generation())
+            self.coordinator.resume()
+        return nll_per_token(logprobs)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Books and checkpoints
