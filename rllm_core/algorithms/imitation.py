@@ -1,0 +1,92 @@
+"""What goes together with learning from what others wrote, and from a teacher; anything else is refused early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rllm_core import providers
+from rllm_core.algorithms.selection import Algorithm
+from rllm_core.backend import Capabilities
+from rllm_core.config import RunConfig
+from rllm_core.errors import ConfigError
+from rllm_core.plugins import PluginManager
+from rllm_core.workflow import Workflow
+
+
+def check_imitation(
+    config: RunConfig, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow, plugins: PluginManager
+) -> None:
+    """Refuse settings that mean nothing, or something else, without rewards or without sampling.
+
+    Raises:
+        ConfigError: With the first of them.
+    """
+    _check_workflow(config, chosen, workflow)
+    for name, uses in _that_need_rewards(config):
+        for key, estimator in zip(_names(config), chosen.estimators.all, strict=True):
+            if uses and not estimator.needs_rewards:
+                raise ConfigError(f"{name}: estimator {key!r} uses no rewards")
+    if chosen.estimators.learns_written:
+        _check_written(config, capabilities, chosen, plugins)
+
+
+def _names(config: RunConfig) -> list[str]:
+    algorithm = config.algorithm
+    return [algorithm.name, *(role.name for role in algorithm.roles.values())]
+
+
+def _that_need_rewards(config: RunConfig) -> Iterator[tuple[str, bool]]:
+    algorithm = config.algorithm
+    yield "algorithm.filter_uniform_groups must be false", algorithm.filter_uniform_groups
+    kl_in_reward = algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"
+    yield "algorithm.kl.place must be 'loss'", kl_in_reward
+    yield "algorithm.overlong.penalty_tokens must be 0", algorithm.overlong.penalty_tokens > 0
+
+
+def _check_workflow(config: RunConfig, chosen: Algorithm, workflow: Workflow) -> None:
+    if workflow.samples:
+        if chosen.estimators.default.learns_written:
+            raise ConfigError(
+                f"algorithm.name = {config.algorithm.name!r} learns what others wrote, and workflow "
+                f"{config.workflow!r} asks the model; set workflow = 'sft' (and what to read, in [sft]), or choose "
+                "another estimator"
+            )
+        return
+    if not chosen.estimators.learns_written:
+        raise ConfigError(
+            f"algorithm.name = {config.algorithm.name!r} credits what the model sampled, and workflow "
+            f"{config.workflow!r} never asks it; leave [algorithm] out, or set algorithm.name = 'sft'"
+        )
+    if config.training.rollouts_per_group > 1:
+        raise ConfigError(
+            f"training.rollouts_per_group must be 1: all rollouts of a task of workflow {config.workflow!r} are equal; "
+            "for larger batches, raise training.groups_per_step"
+        )
+
+
+def _check_written(
+    config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager
+) -> None:
+    algorithm = config.algorithm
+    losses = plugins.providers(providers.PolicyLoss)
+    for_written = sorted(name for name, provided in losses.items() if provided.record.learns_written)
+    if algorithm.loss in losses and algorithm.loss not in for_written:
+        raise ConfigError(
+            f"algorithm.loss = {algorithm.loss!r} is for tokens that the model sampled; what others wrote is learnt "
+            f"with {' or '.join(for_written)}"
+        )
+    if algorithm.proximal_policy != "rollout" or chosen.corrections:
+        raise ConfigError(
+            "algorithm.proximal_policy must be 'rollout' and algorithm.corrections empty: what others wrote has no "
+            "policy that could be too old"
+        )
+    if config.rollout.temperature != 1:
+        raise ConfigError(
+            f"rollout.temperature = {config.rollout.temperature:g} must be 1 for an estimator that learns what others "
+            "wrote: the likelihood is that of the model as it is"
+        )
+    if config.training.validation_rollouts and "current" not in capabilities.policies:
+        raise ConfigError(
+            f"training.validation_rollouts must be 0: backend {config.backend!r} computes no log-probabilities, which "
+            "validation on what others wrote reports"
+        )
