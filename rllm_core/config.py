@@ -436,14 +436,29 @@ def load_run_config(
 
 
 def _merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with what ``over`` says; parameters of an estimator or a loss go where another one is chosen."""
+    """``base`` with what ``over`` says; parameters of a piece of the algorithm go where another one is chosen."""
     before, after = base.get("algorithm"), over.get("algorithm")
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for choice, options in (("name", "estimator_options"), ("loss", "loss_options")):
-            if choice in after and after[choice] != before.get(choice):
-                before = {key: value for key, value in before.items() if key != options}
-        base = {**base, "algorithm": before}
+        base = {**base, "algorithm": _still_chosen(before, after)}
     return merged(base, over)
+
+
+def _still_chosen(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """``[algorithm]``, or one of its roles, without the parameters of what ``after`` replaces."""
+    left = dict(before)
+    for choice, options in (("name", "estimator_options"), ("loss", "loss_options")):
+        if choice in after and after[choice] != before.get(choice):
+            left.pop(options, None)
+    chosen, tables = after.get("corrections"), before.get("correction_options")
+    if isinstance(chosen, list) and isinstance(tables, Mapping):
+        left["correction_options"] = {name: tables[name] for name in tables if name in chosen}
+    roles, others = before.get("roles"), after.get("roles")
+    if isinstance(roles, Mapping) and isinstance(others, Mapping):
+        both = {role for role in roles if isinstance(roles[role], Mapping) and isinstance(others.get(role), Mapping)}
+        left["roles"] = {
+            role: _still_chosen(roles[role], others[role]) if role in both else roles[role] for role in roles
+        }
+    return left
 
 
 def _with_parser(config: RunConfig, backend: Backend) -> RunConfig:

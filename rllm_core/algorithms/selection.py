@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
 from rllm_core.algorithms.corrections import Correction, Corrections
-from rllm_core.algorithms.options import Configured
+from rllm_core.algorithms.pieces import configured
 from rllm_core.config import RunConfig
-from rllm_core.errors import ConfigError, PluginError, UserError
-from rllm_core.loading import one_line
+from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 
 if TYPE_CHECKING:
@@ -42,9 +41,8 @@ class Algorithm:
         algorithm = config.algorithm
 
         def estimator(name: str, options: dict[str, object], where: str) -> AdvantageEstimator:
-            where = f"{where}.estimator_options"
             found: AdvantageEstimator = configured(
-                plugins, providers.AdvantageEstimator, AdvantageEstimator, name, options, where
+                plugins, providers.AdvantageEstimator, f"{where}.name", name, options, f"{where}.estimator_options"
             )
             return found
 
@@ -62,7 +60,15 @@ def _corrections(config: RunConfig, plugins: PluginManager) -> Corrections:
     for name in algorithm.corrections:
         options = algorithm.correction_options.get(name, {})
         where = f"algorithm.correction_options.{name}"
-        found.append(configured(plugins, providers.Correction, Correction, name, options, where))
+        found.append(configured(plugins, providers.Correction, "algorithm.corrections", name, options, where))
+    for name in algorithm.correction_options:
+        if name not in algorithm.corrections:
+            near = difflib.get_close_matches(name, algorithm.corrections, n=1, cutoff=0.6)
+            raise ConfigError(
+                f"algorithm.correction_options.{name} is for a correction that is not chosen: algorithm.corrections = "
+                f"{list(algorithm.corrections)}; "
+                + (f"did you mean {near[0]!r}?" if near else "add it there, or take its options out")
+            )
     if found and algorithm.proximal_policy == "rollout":
         raise ConfigError(
             f"algorithm.corrections = {list(algorithm.corrections)} needs algorithm.proximal_policy = 'forward' or "
@@ -85,48 +91,8 @@ def policy_loss(config: RunConfig, plugins: PluginManager) -> PolicyLoss:
         ConfigError: If its name is unknown or its parameters are wrong.
         PluginError: If its plugin is broken.
     """
-    from rllm_core.algorithms.torch_losses import PolicyLoss
-
     name, options = config.algorithm.loss, config.algorithm.loss_options
-    loss: PolicyLoss = configured(plugins, providers.PolicyLoss, PolicyLoss, name, options, "algorithm.loss_options")
+    loss: PolicyLoss = configured(
+        plugins, providers.PolicyLoss, "algorithm.loss", name, options, "algorithm.loss_options"
+    )
     return loss
-
-
-def configured(
-    plugins: PluginManager,
-    kind: type[providers.Provider],
-    base: type[Any],
-    name: str,
-    options: Mapping[str, Any],
-    where: str,
-) -> Any:
-    """Load the piece of a kind that has a name, and give it its parameters.
-
-    Args:
-        plugins: Where it may come from.
-        kind: Record class.
-        base: What its class must be derived from.
-        name: As the run file says it.
-        options: As the run file has them.
-        where: Their place in the run file.
-
-    Raises:
-        ConfigError: If the parameters are wrong.
-        PluginError: If nobody has the name, or what has it is broken.
-    """
-    provided = plugins.select(kind, name)
-    found: Any = plugins.load(provided)
-    label = f"{kind.kind} {name!r} ({provided.plugin.label})"
-    if not isinstance(found, type) or not issubclass(found, base):
-        raise PluginError(
-            f"{label}: {provided.record.load} is no subclass of {base.__module__}.{base.__name__}; tell its authors, "
-            "and choose another"
-        )
-    try:
-        piece: Configured = found(options, where=where)
-    except UserError:
-        raise
-    except Exception as error:  # somebody else's code
-        raise PluginError(f"{label} cannot be made: {one_line(error)}; tell its authors, and choose another") from error
-    piece.label = label
-    return piece

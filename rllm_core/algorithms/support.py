@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from rllm_core import providers
 from rllm_core.algorithms.selection import Algorithm
@@ -12,65 +15,135 @@ from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 
 
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """What a run may ask of a backend: what it declares, and what is installed.
+
+    Attributes:
+        losses: Values of ``algorithm.loss``.
+        aggregations: Values of ``algorithm.aggregation``.
+        corrections: What ``algorithm.corrections`` may hold.
+        proximal_policies: Values of ``algorithm.proximal_policy``; any but ``rollout`` allows corrections.
+        kl_places: Values of ``algorithm.kl.place`` with a coefficient above 0.
+        flags: What else it declares, as in `rllm_core.backend.Capabilities`.
+    """
+
+    losses: tuple[str, ...]
+    aggregations: tuple[str, ...]
+    corrections: tuple[str, ...]
+    proximal_policies: tuple[str, ...]
+    kl_places: tuple[str, ...]
+    flags: dict[str, bool]
+
+    @classmethod
+    def of(cls, capabilities: Capabilities, plugins: PluginManager) -> Support:
+        """Resolve what a backend declares; names are sorted."""
+        losses = set(capabilities.losses)
+        if capabilities.torch_losses:
+            losses |= plugins.providers(providers.PolicyLoss).keys()
+        proximal = {"rollout"}
+        if "proximal" in capabilities.policies and capabilities.per_token_advantages:
+            proximal.add("forward")  # corrections weigh single tokens
+        if capabilities.interpolated_proximal:
+            proximal.add("interpolated")
+        places = set()
+        if "reference" in capabilities.policies:
+            places |= {"loss"} if capabilities.kl_loss else set()
+            places |= {"reward"} if "current" in capabilities.policies else set()
+        declared = {field.name: getattr(capabilities, field.name) for field in fields(capabilities)}
+        resolved_above = ("torch_losses", "interpolated_proximal", "kl_loss")
+        return cls(
+            losses=tuple(sorted(losses)),
+            aggregations=tuple(sorted(capabilities.aggregations)),
+            corrections=tuple(plugins.providers(providers.Correction)) if len(proximal) > 1 else (),
+            proximal_policies=tuple(sorted(proximal)),
+            kl_places=tuple(sorted(places)),
+            flags={
+                name: value
+                for name, value in sorted(declared.items())
+                if isinstance(value, bool) and name not in resolved_above
+            },
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Choices as sorted lists, flags as booleans, keys sorted."""
+        written = asdict(self)
+        flat: dict[str, Any] = written.pop("flags")
+        return dict(sorted({**flat, **{name: list(values) for name, values in written.items()}}.items()))
+
+
 def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
     """Refuse what the backend cannot honour.
 
     Raises:
         ConfigError: With the first setting that it cannot.
+        PluginError: If two plugins have a loss of the name that is asked for.
     """
-    losses = capabilities.losses
-    if capabilities.torch_losses:
-        losses |= plugins.providers(providers.PolicyLoss).keys()
-    algorithm, training, backend = config.algorithm, config.training, config.backend
-    allowed: Collection[str]
-    for key, value, allowed in (
-        ("algorithm.loss", algorithm.loss, losses),
-        ("algorithm.aggregation", algorithm.aggregation, capabilities.aggregations),
+    support = Support.of(capabilities, plugins)
+    algorithm, training, backend = config.algorithm, config.training, f"backend {config.backend!r}"
+    elsewhere = "or another backend (rllm-core backends shows what each can do)"
+
+    def refuse(key: str, value: object, allowed: Collection[str], otherwise: str = elsewhere) -> ConfigError:
+        near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.6)
+        return ConfigError(
+            f"{key} = {value!r} is not among what {backend} can do: {', '.join(allowed)}; "
+            + (f"did you mean {near[0]!r}?" if near else f"choose one of these, {otherwise}")
+        )
+
+    if algorithm.loss not in support.losses and not _is_qualified_loss(algorithm.loss, capabilities, plugins):
+        raise refuse("algorithm.loss", algorithm.loss, support.losses)
+    if algorithm.aggregation not in support.aggregations:
+        raise refuse("algorithm.aggregation", algorithm.aggregation, support.aggregations)
+    if algorithm.corrections and support.proximal_policies == ("rollout",):
+        raise ConfigError(
+            f"algorithm.corrections = {list(algorithm.corrections)} must be empty: {backend} knows no proximal policy "
+            f"but the one that sampled; leave them out, {elsewhere}"
+        )
+    if algorithm.proximal_policy not in support.proximal_policies:
+        raise refuse("algorithm.proximal_policy", algorithm.proximal_policy, support.proximal_policies)
+    if algorithm.kl.coefficient > 0 and not support.kl_places:
+        raise ConfigError(
+            f"algorithm.kl.coefficient = {algorithm.kl.coefficient} must be 0: {backend} has no reference model; "
+            f"leave it out, {elsewhere}"
+        )
+    if algorithm.kl.coefficient > 0 and algorithm.kl.place not in support.kl_places:
+        raise refuse("algorithm.kl.place", algorithm.kl.place, support.kl_places)
+    for key, value in (
+        ("entropy_coefficient", algorithm.entropy_coefficient),
+        ("entropy_coefficient_final", algorithm.entropy_coefficient_final or 0),
     ):
-        if value not in allowed:
+        if value > 0 and not support.flags["entropy_bonus"]:
             raise ConfigError(
-                f"{key} = {value!r} is not among what backend {backend!r} can do: {', '.join(sorted(allowed))}"
+                f"algorithm.{key} = {value} must be 0: {backend} has no entropy bonus; leave it out, {elsewhere}"
             )
-    if algorithm.entropy_coefficient > 0 and not capabilities.entropy_bonus:
-        raise ConfigError(f"algorithm.entropy_coefficient must be 0: backend {backend!r} has no entropy bonus")
-    possible = proximal_policies(capabilities)
-    if algorithm.proximal_policy not in possible:
+    if support.flags["colocated"] and training.staleness_threshold > 0:
         raise ConfigError(
-            f"algorithm.proximal_policy = {algorithm.proximal_policy!r} is not among what backend {backend!r} can do: "
-            + ", ".join(sorted(possible))
+            f"training.staleness_threshold = {training.staleness_threshold} must be 0: {backend} shares its devices "
+            "with its engine, so generation and training take turns; choose a backend, or a setting of it, that "
+            "separates the two (for local, local.generation = 'separated')"
         )
-    if algorithm.kl.coefficient > 0 and algorithm.kl.place not in kl_places(capabilities):
-        places = ", ".join(sorted(kl_places(capabilities)))
-        raise ConfigError(
-            f"algorithm.kl.place = {algorithm.kl.place!r} is not among what backend {backend!r} can do: {places}"
-            if places
-            else f"algorithm.kl.coefficient must be 0: backend {backend!r} has no reference model"
-        )
-    if capabilities.colocated and training.staleness_threshold > 0:
-        raise ConfigError(
-            f"training.staleness_threshold must be 0: backend {backend!r} shares its devices with its engine, so "
-            "generation and training take turns; choose a backend, or a setting of it, that separates the two "
-            "(for local, local.generation = 'separated')"
-        )
+    keys = ["algorithm.name", *(f"algorithm.roles.{role}.name" for role in algorithm.roles)]
     names = [algorithm.name, *(role.name for role in algorithm.roles.values())]
-    for name, estimator in zip(names, chosen.estimators.all, strict=True):
+    for key, name, estimator in zip(keys, names, chosen.estimators.all, strict=True):
+        if estimator.per_token and not support.flags["per_token_advantages"]:
+            raise ConfigError(
+                f"{key} = {name!r} credits single tokens, and {backend} trains one advantage per turn; choose another "
+                f"estimator (rllm-core algorithms lists them), {elsewhere}"
+            )
         if training.rollouts_per_group < estimator.min_group_size:
             raise ConfigError(
-                f"training.rollouts_per_group = {training.rollouts_per_group} is too small: estimator "
-                f"{name!r} needs at least {estimator.min_group_size}"
+                f"training.rollouts_per_group = {training.rollouts_per_group} is too small: {key} = {name!r} needs at "
+                f"least {estimator.min_group_size}"
             )
 
 
-def proximal_policies(capabilities: Capabilities) -> set[str]:
-    """The values that ``algorithm.proximal_policy`` may have; any but ``rollout`` allows corrections."""
-    possible = {"rollout"}
-    if "proximal" in capabilities.policies and capabilities.per_token_advantages:
-        possible.add("forward")
-    return possible | ({"interpolated"} if capabilities.interpolated_proximal else set())
-
-
-def kl_places(capabilities: Capabilities) -> set[str]:
-    """The values that ``algorithm.kl.place`` may have with a coefficient above 0."""
-    if "reference" not in capabilities.policies:
-        return set()
-    return ({"loss"} if capabilities.kl_loss else set()) | ({"reward"} if "current" in capabilities.policies else set())
+def _is_qualified_loss(name: str, capabilities: Capabilities, plugins: PluginManager) -> bool:
+    """Whether ``name`` is ``DISTRIBUTION/NAME`` of an installed torch loss; a name that two have is their error."""
+    if not capabilities.torch_losses:
+        return False
+    installed = {provided.qualified for provided in plugins.providers(providers.PolicyLoss).values()}
+    if name in installed:
+        return True
+    if any(qualified.rpartition("/")[2] == name for qualified in installed):
+        plugins.select(providers.PolicyLoss, name)
+    return False

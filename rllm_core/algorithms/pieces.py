@@ -1,0 +1,98 @@
+"""One piece of an algorithm by its name: found, loaded, given its parameters. Every mistake is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rllm_core import providers
+from rllm_core.algorithms.advantages import AdvantageEstimator
+from rllm_core.algorithms.corrections import Correction
+from rllm_core.algorithms.options import Configured
+from rllm_core.errors import ConfigError, PluginError, UserError
+from rllm_core.loading import one_line
+from rllm_core.plugins import PluginManager, Provided
+
+PIECE_KINDS: tuple[type[providers.Provider], ...] = (
+    providers.AdvantageEstimator,
+    providers.PolicyLoss,
+    providers.Correction,
+)
+
+
+def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configured]:
+    """The class behind a record; that of a loss imports torch.
+
+    Raises:
+        PluginError: If it cannot be imported, or is no such piece.
+    """
+    record = provided.record
+    found: Any = plugins.load(provided)
+    base = _base(type(record))
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise PluginError(
+            f"{record.kind} {record.name!r} ({provided.plugin.label}): {record.load} is no subclass of "
+            f"{base.__module__}.{base.__name__}; choose another, and tell its authors"
+        )
+    return found
+
+
+def configured(
+    plugins: PluginManager, kind: type[providers.Provider], key: str, name: str, options: Mapping[str, Any], where: str
+) -> Any:
+    """The piece of a kind that has a name, with its parameters.
+
+    Args:
+        plugins: Where it may come from.
+        kind: Record class.
+        key: The key of the run file that says ``name``.
+        name: What it says.
+        options: The parameters the run file has for it.
+        where: Their place in it.
+
+    Raises:
+        ConfigError: If the parameters are wrong.
+        PluginError: If nobody has the name, or what has it is broken.
+    """
+    try:
+        provided = plugins.select(kind, name)
+    except PluginError as error:
+        raise PluginError(f"{key} = {name!r}: {error}") from error
+    found = piece_class(plugins, provided)
+    label = f"{kind.kind} {name!r} ({provided.plugin.label})"
+    for option in options:
+        owners = [] if option in found.options_model.model_fields else _who_has(plugins, kind, option)
+        if owners:
+            raise ConfigError(
+                f"unknown key {f'{where}.{option}'!r}: it is an option of {' and '.join(map(repr, owners))}, and "
+                f"{key} = {name!r}; take it out, or choose the other"
+            )
+    try:
+        piece = found(options, where=where)
+    except UserError:
+        raise
+    except Exception as error:  # it may be anybody's
+        raise PluginError(f"{label} cannot be made: {one_line(error)}; choose another, and tell its authors") from error
+    piece.label = label
+    return piece
+
+
+def _base(kind: type[providers.Provider]) -> type[Configured]:
+    if kind is providers.PolicyLoss:
+        from rllm_core.algorithms.torch_losses import PolicyLoss
+
+        return PolicyLoss
+    return AdvantageEstimator if kind is providers.AdvantageEstimator else Correction
+
+
+def _who_has(plugins: PluginManager, kind: type[providers.Provider], option: str) -> list[str]:
+    """The names of pieces that take an option; one that is broken takes none."""
+    owners = []
+    for name, provided in plugins.providers(kind).items():
+        try:
+            options_model = piece_class(plugins, provided).options_model
+        except PluginError:
+            continue
+        if option in options_model.model_fields:
+            owners.append(name)
+    return owners
