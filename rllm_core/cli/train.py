@@ -93,7 +93,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
     for label, validation in shown or [("only", validation) for validation in validations]:
         numbers = [
             f"{name} {validation[key]:.3f}"
-            for name, key in (("reward", "reward_mean"), ("solved", "solved"))
+            for name, key in (("reward", "reward_mean"), ("solved", "solved"), ("nll per token", "nll_per_token"))
             if validation[key] is not None
         ]
         click.echo(f"{label} validation (step {validation['step']}): {', '.join(numbers)}")

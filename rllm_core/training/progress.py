@@ -129,10 +129,10 @@ class _Told(Progress):
         self._now = now
 
     def validated(self, result: ValidationResult) -> None:
-        solved = "" if result.solved is None else f", solved {result.solved:.3f}"
-        reward = "none" if result.reward_mean is None else f"{result.reward_mean:.3f}"
+        measured = {"reward": result.reward_mean, "solved": result.solved, "nll per token": result.nll_per_token}
+        numbers = [f"{name} {value:.3f}" for name, value in measured.items() if value is not None] or ["reward none"]
         failed = f", {result.failed} failed" if result.failed else ""
-        self._say(f"validation after step {result.step}: reward {reward}{solved} ({result.rollouts} rollouts{failed})")
+        self._say(f"validation after step {result.step}: {', '.join(numbers)} ({result.rollouts} rollouts{failed})")
 
     def problem(self, episode: Episode) -> None:
         self._problems += 1
@@ -171,7 +171,7 @@ class PlainProgress(_Told):
         now = time.monotonic()
         if now - self._last >= PLAIN_EVERY_SECONDS or step == self._steps:
             self._last = now
-            parts = [f"step {step}/{self._steps}", f"reward {_reward(metrics, timings)}"]
+            parts = [f"step {step}/{self._steps}", " ".join(_outcome(metrics, timings))]
             if self._is_ahead:
                 if self._now is not None:
                     parts.append(_in_flight(self._now()))
@@ -249,7 +249,7 @@ class LiveProgress(_Told):
         if self._validation:
             yield "validation", self._validation
         elif metrics:
-            yield "reward", _reward(metrics, timings)
+            yield _outcome(metrics, timings)
         if now is not None:
             moment = now()
             idle = f", idle {timings['generation_idle_share']:.0%}" if self._is_ahead and timings else ""
@@ -269,9 +269,12 @@ def for_terminal() -> Progress:
     return LiveProgress() if sys.stderr.isatty() else PlainProgress()
 
 
-def _reward(metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> str:
+def _outcome(metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[str, str]:
+    """What the step's line begins with: the reward, or the loss of runs that have none."""
+    label, key = ("reward", "reward_mean") if "reward_mean" in metrics else ("loss", "loss")
+    value = f"{metrics[key]:.3f}" if key in metrics else "unknown"
     solved = f"  solved {metrics['solved']:.3f}" if "solved" in metrics else ""
-    return f"{metrics['reward_mean']:.3f}{solved}  {timings['tokens_per_second']:,.0f} tokens/s"
+    return label, f"{value}{solved}  {timings['tokens_per_second']:,.0f} tokens/s"
 
 
 def _in_flight(now: Now) -> str:

@@ -7,9 +7,18 @@ from pathlib import Path
 
 from rllm_core.training.journal import read_json_lines
 
+_KEYS = {"reward": "reward_mean", "loss": "loss"}
+_VALIDATIONS = {
+    "reward_mean": ("validation reward", "o", "tab:orange"),
+    "solved": ("validation solved", "s", "tab:green"),
+    "nll_per_token": ("validation", "o", "tab:orange"),
+}
+
 
 def plot_reward(run_dir: Path) -> Path | None:
     """Draw ``reward.png``: training reward per step, its running mean, and the validations.
+
+    A run without rewards gets ``loss.png`` instead, with its loss and the likelihood in its validations.
 
     Returns:
         The picture, or None if matplotlib (extra ``[plots]``) is not installed.
@@ -24,23 +33,24 @@ def plot_reward(run_dir: Path) -> Path | None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    steps, rewards = [row["step"] for row in rows], [row["reward_mean"] for row in rows]
+    what = "reward" if any("reward_mean" in row for row in rows) else "loss"
+    drawn = [row for row in rows if _KEYS[what] in row]
+    steps, values = [row["step"] for row in drawn], [row[_KEYS[what]] for row in drawn]
     running, mean = [], None
-    for reward in rewards:
-        mean = reward if mean is None else 0.9 * mean + 0.1 * reward
+    for value in values:
+        mean = value if mean is None else 0.9 * mean + 0.1 * value
         running.append(mean)
-    axes.plot(steps, rewards, color="tab:blue", alpha=0.3, linewidth=0.8, label="training reward")
+    axes.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=0.8, label=f"training {what}")
     axes.plot(steps, running, color="tab:blue", linewidth=1.8, label="running mean (0.9)")
-    for key, marker, colour in (("reward_mean", "o", "tab:orange"), ("solved", "s", "tab:green")):
-        points = [(v["step"], v[key]) for v in summary["validation"] if v[key] is not None]
+    for key, (label, marker, colour) in _VALIDATIONS.items():
+        points = [(v["step"], v[key]) for v in summary["validation"] if v.get(key) is not None]
         if points:
-            label = "validation reward" if key == "reward_mean" else "validation solved"
             axes.plot(*zip(*points, strict=True), marker=marker, color=colour, linewidth=1.2, label=label)
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("reward, share solved")
+    axes.set_ylabel("reward, share solved" if what == "reward" else "nats per token")
     axes.set_title(run_dir.name)
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
-    path = run_dir / "reward.png"
+    path = run_dir / f"{what}.png"
     figure.savefig(path, dpi=120)
     return path
