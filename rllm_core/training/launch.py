@@ -94,6 +94,9 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     backend = backend_class(config, plugins)
     not_checked = backend.validate_config()
     notes = []
+    if not workflow.samples:
+        rows, trained = len(workflow.tasks("train")), config.training.steps * config.training.groups_per_step
+        notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")
     per_pass, per_take = passes(config, capabilities, algorithm)
     if per_pass != config.groups_per_pass:
         notes.append(
