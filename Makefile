@@ -61,5 +61,5 @@ $(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/
 	@$(VENV)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	@$(PYTHON) -m pip --python $(VENV)/bin/python install $(PIP_QUIETLY) pip
 	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
-	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,plots]" $(EDITABLE_PLUGINS)
+	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,parquet,plots]" $(EDITABLE_PLUGINS)
 	@touch $@
