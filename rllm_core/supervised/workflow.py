@@ -17,7 +17,7 @@ from rllm_core.parser import BaseParser, MaskedTokens
 from rllm_core.parser.contract import MaskMethod
 from rllm_core.supervised.rows import Conversation, Rows, open_rows
 from rllm_core.tokens import repeated
-from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
+from rllm_core.types import Episode, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 
 
@@ -168,5 +168,5 @@ def run_file() -> dict[str, Any]:
             "loss": "cross_entropy",
             "filter_termination_reasons": [TerminationReason.MAX_PROMPT_TOKENS.value],
         },
-        "optimizer": {"schedule": "linear", "warmup_steps": 5},
+        "optimizer": {"schedule": "linear", "warmup_steps": 5, "final_learning_rate_fraction": 0.02},
     }
