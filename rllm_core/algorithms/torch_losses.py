@@ -106,6 +106,23 @@ def losses_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor:
     return losses
 
 
+def clipped_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor | None:
+    """``(tokens,)`` bool `PolicyLoss.clipped`, checked likewise.
+
+    Raises:
+        RunError: If it fails, or does not say yes or no per token.
+    """
+    try:
+        clipped = loss.clipped(inputs)
+    except Exception as error:  # it may be anybody's
+        raise RunError(f"{loss.label} failed: {one_line(error)}") from error
+    if clipped is None:
+        return None
+    if not isinstance(clipped, torch.Tensor) or clipped.dtype != torch.bool or clipped.shape != inputs.logprobs.shape:
+        raise RunError(f"{loss.label} must say of each token whether it is clipped, as a tensor of bools")
+    return clipped
+
+
 class Reinforce(PolicyLoss):
     """``-exp(logp - stop_gradient(logp)) * A``: the policy gradient of Williams (1992), exact on policy.
 

@@ -83,6 +83,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             torch_losses=True,
             aggregations=AGGREGATIONS,
             interpolated_proximal=True,
+            forward_is_proximal=True,
             kl_loss=True,
             policies=frozenset({"current", "proximal", "reference"}),
             entropy_bonus=True,
@@ -212,7 +213,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         trainer = self._allocated()
         assert self._engine is not None
         await self._in_worker(self._engine.load_weights, trainer.model, update.version)
-        trainer.live_version = update.version
+        trainer.version, trainer.is_live = update.version, True
 
     async def save_checkpoint(self, directory: Path) -> None:
         """See `BackendProtocol.save_checkpoint`; the folder can be loaded by transformers as it is."""

@@ -63,7 +63,7 @@ class MicroBatch:
         nodes: ``(nodes,)`` flat positions in ``token_ids``.
         node_of_token: ``(sampled_tokens,)``.
         targets: ``(sampled_tokens,)`` the sampled tokens.
-        rollout_logprobs: ``(sampled_tokens,)``, or None if a sample has none.
+        rollout_logprobs: ``(sampled_tokens,)``, NaN in samples that have none.
         proximal_logprobs: ``(sampled_tokens,)``, or None if the run file does not ask for them.
         proximal_fractions: ``(sampled_tokens,)``, or None likewise.
         reference_logprobs: ``(sampled_tokens,)``, or None likewise.
@@ -79,7 +79,7 @@ class MicroBatch:
     nodes: torch.Tensor
     node_of_token: torch.Tensor
     targets: torch.Tensor
-    rollout_logprobs: torch.Tensor | None
+    rollout_logprobs: torch.Tensor
     proximal_logprobs: torch.Tensor | None
     proximal_fractions: torch.Tensor | None
     reference_logprobs: torch.Tensor | None
@@ -218,7 +218,7 @@ def _lay_out(
         nodes=tensor(nodes),
         node_of_token=tensor(node_of_token),
         targets=tensor(targets.astype(np.int64)),
-        rollout_logprobs=joined([sample.logprobs for sample in chosen]),
+        rollout_logprobs=tensor(np.concatenate([_rollout_logprobs(sample) for sample in chosen])),
         proximal_logprobs=joined([sample.proximal_logprobs for sample in chosen]),
         proximal_fractions=joined([_per_token(sample) for sample in chosen]),
         reference_logprobs=joined([sample.reference_logprobs for sample in chosen]),
@@ -234,3 +234,7 @@ def _per_token(sample: TrainingSample) -> Floats | None:
     if sample.proximal_fractions is None:
         return None
     return np.repeat(sample.proximal_fractions, [stop - start for start, stop in sample.turn_spans])
+
+
+def _rollout_logprobs(sample: TrainingSample) -> Floats:
+    return np.full(sample.sampled_tokens, np.nan, np.float32) if sample.logprobs is None else sample.logprobs

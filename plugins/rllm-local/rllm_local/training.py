@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from rllm_core.algorithms.aggregation import Aggregation
-from rllm_core.algorithms.corrections import Corrections
-from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, kl_estimate, losses_of
+from rllm_core.algorithms.corrections import Corrections, Weights
+from rllm_core.algorithms.diagnostics import OffPolicyDiagnostics, token_ages
+from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of, kl_estimate, losses_of
 from rllm_core.backend import OptimizerStep
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
@@ -46,11 +47,7 @@ class _Sums:
     loss: float = 0.0
     entropy: float = 0.0
     divergence: float = 0.0
-    difference: float = 0.0
-    max_difference: float = 0.0
-    compared_tokens: int = 0
-    stale_difference: float = 0.0
-    stale_tokens: int = 0
+    max_difference: float | None = None
     trained_tokens: int = 0
 
 
@@ -62,7 +59,7 @@ class Trainer:
         model: A causal LM in evaluation mode: dropout would make the trained policy another than the sampled one.
         loss: What to minimise.
         aggregation: How token losses become one number.
-        corrections: Applied here where the proximal policy is interpolated.
+        corrections: Applied here where the proximal policy is that of the forward pass, or interpolated with it.
         kl: Divergence from the reference that the loss takes in; None for none.
         temperature: Logits are divided by it, as they were when sampling.
         optimizer_config: AdamW and its schedule.
@@ -72,7 +69,8 @@ class Trainer:
         vision: How the model reads images; None for text only. Gradients flow through it into every trained weight.
 
     Attributes:
-        live_version: Which version the weights are; None from an optimizer step until it goes live.
+        version: The version that went live last.
+        is_live: Whether the weights are that version; not from an optimizer step until the next one goes live.
     """
 
     model: PreTrainedModel
@@ -86,7 +84,9 @@ class Trainer:
     vision: Vision | None = None
     corrections: Corrections = field(default_factory=lambda: Corrections([]))
     kl: KLConfig | None = None
-    live_version: int | None = None
+    version: int = 0
+    is_live: bool = False
+    diagnostics: OffPolicyDiagnostics = field(default_factory=OffPolicyDiagnostics)
     _sums: _Sums = field(default_factory=_Sums)
 
     def __post_init__(self) -> None:
@@ -121,8 +121,13 @@ class Trainer:
         """
         if skip_zero_advantages:
             samples = [sample for sample in samples if sample.advantages.any()]
-        if self.loss.needs_old_logprobs and any(sample.logprobs is None for sample in samples):
+        if self.loss.needs_old_logprobs and not all(_has_old_logprobs(sample) for sample in samples):
             raise RunError("algorithm.loss needs log-probabilities, but the engine returned none for some samples")
+        if self.kl is not None and any(sample.reference_logprobs is None for sample in samples):
+            raise RunError("algorithm.kl needs log-probabilities of the reference model, but some samples have none")
+        return self._laid_out(samples)
+
+    def _laid_out(self, samples: Sequence[TrainingSample]) -> LocalBatch:
         share = self.share_prefixes and self._full_attention
         return LocalBatch(samples, rows_of(samples, share_prefixes=share, pair_cost=self._pair_cost))
 
@@ -131,9 +136,10 @@ class Trainer:
         for micro in self._micro_batches(batch):
             distributions = torch.log_softmax(self._logits(micro), -1)
             logprobs = distributions[micro.node_of_token, micro.targets]
-            inputs = self._loss_inputs(micro, logprobs)
+            inputs, weights = self._loss_inputs(micro, logprobs)
             losses = losses_of(self.loss, inputs)
-            if self.kl is not None and micro.reference_logprobs is not None:
+            if self.kl is not None:
+                assert micro.reference_logprobs is not None  # see `batch`
                 divergence = kl_estimate(logprobs, micro.reference_logprobs, self.kl.estimator)
                 losses = losses + self.kl.coefficient * divergence
                 self._sums.divergence += float(divergence.detach().sum())
@@ -141,10 +147,12 @@ class Trainer:
                 entropies = -(distributions.exp() * distributions).sum(-1)[micro.node_of_token]
                 losses = losses - entropy_coefficient * entropies
                 self._sums.entropy += float(entropies.detach().sum())
-            weights = [self.aggregation.token_weight(tokens) for tokens in micro.sample_tokens]
-            total = (losses * torch.tensor(weights, device=self.device)[inputs.sequence_of_token]).sum()
+            shares = [self.aggregation.token_weight(tokens) for tokens in micro.sample_tokens]
+            total = (losses * torch.tensor(shares, device=self.device)[inputs.sequence_of_token]).sum()
             total.backward()  # type: ignore[no-untyped-call]
-            self._observe(micro, total, logprobs, self._is_live(batch.samples, micro.samples))
+            self._sums.loss += float(total.detach())
+            self._sums.trained_tokens += len(logprobs)
+            self._observe(micro, inputs, weights, [batch.samples[index] for index in micro.samples])
 
     def step(self, step: OptimizerStep) -> dict[str, float]:
         """Divide by the counts, clip, and update the weights.
@@ -166,7 +174,7 @@ class Trainer:
         learning_rate = self.optimizer_config.learning_rate_at(step.step, step.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.live_version = None
+        self.is_live = False
         self.optimizer.step()
         torch._foreach_zero_(gradients)
         sums, self._sums = self._sums, _Sums()
@@ -174,33 +182,38 @@ class Trainer:
         metrics["trained_tokens"] = float(sums.trained_tokens)
         if sums.entropy:
             metrics["entropy"] = sums.entropy / max(1, sums.trained_tokens)
-        if sums.divergence:
+        if self.kl is not None:
             metrics["kl_reference"] = sums.divergence / max(1, sums.trained_tokens)
-        if sums.compared_tokens:
-            metrics["rollout_logprob_difference_mean"] = sums.difference / sums.compared_tokens
+        if sums.max_difference is not None:
             metrics["rollout_logprob_difference_max"] = sums.max_difference
-        if sums.stale_tokens:
-            metrics["stale_logprob_difference_mean"] = sums.stale_difference / sums.stale_tokens
-        return metrics
+        return metrics | self.diagnostics.flush()
 
-    def _loss_inputs(self, micro: MicroBatch, logprobs: torch.Tensor) -> LossInputs:
+    def _loss_inputs(self, micro: MicroBatch, logprobs: torch.Tensor) -> tuple[LossInputs, Weights | None]:
+        """What the loss sees, and the weights of the corrections in it, if they are applied here."""
         counts = torch.tensor(micro.sample_tokens, device=self.device)
-        old, advantages = micro.rollout_logprobs, micro.advantages
+        rollout, advantages, weights = micro.rollout_logprobs, micro.advantages, None
+        is_unknown = rollout.isnan()
+        old: torch.Tensor | None
         if micro.proximal_logprobs is not None:
             old = micro.proximal_logprobs
-        elif micro.proximal_fractions is not None and micro.rollout_logprobs is not None:
-            old = torch.lerp(micro.rollout_logprobs, logprobs.detach(), micro.proximal_fractions)
-            starts = np.cumsum([0, *micro.sample_tokens[:-1]])
-            weights = self.corrections.weights((old - micro.rollout_logprobs).cpu().numpy(), starts)
-            advantages = advantages * torch.from_numpy(weights).to(advantages)
+        elif micro.proximal_fractions is not None:
+            current = logprobs.detach()
+            rollout = torch.where(is_unknown, current, rollout)
+            old = torch.lerp(rollout, current, micro.proximal_fractions)
+            if self.corrections:
+                starts = np.cumsum([0, *micro.sample_tokens[:-1]])
+                weights = self.corrections.weights((old - rollout).cpu().numpy(), starts)
+                advantages = advantages * torch.from_numpy(weights).to(advantages)
+        else:
+            old = None if is_unknown.any() else rollout
         sequences = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
-        return LossInputs(logprobs, old, advantages, sequences, len(counts))
+        return LossInputs(logprobs, old, advantages, sequences, len(counts)), weights
 
     @torch.no_grad()
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[Floats]:
         """Log-probabilities of the samples' sampled tokens, each ``(sampled_tokens,)``."""
         result: list[Any] = [None] * len(samples)
-        for micro in self._micro_batches(self.batch(samples, skip_zero_advantages=False)):
+        for micro in self._micro_batches(self._laid_out(samples)):
             values = torch.log_softmax(self._logits(micro), -1)[micro.node_of_token, micro.targets].cpu()
             for index, part in zip(micro.samples, torch.split(values, micro.sample_tokens), strict=True):
                 result[index] = part.numpy()
@@ -245,34 +258,31 @@ class Trainer:
         logits = model(input_ids=probe, use_cache=False).logits
         return torch.equal(model.get_output_embeddings()(hidden), logits)
 
-    def _is_live(self, samples: Sequence[TrainingSample], order: Sequence[int]) -> torch.Tensor | None:
-        """``(sampled_tokens,)`` which tokens the weights as they are sampled; None if they sampled all of them."""
-        chosen = [samples[index] for index in order]
-        turns = [version == self.live_version for sample in chosen for version in sample.weight_versions]
-        if all(turns):
-            return None
-        lengths = [stop - start for sample in chosen for start, stop in sample.turn_spans]
-        return torch.from_numpy(np.repeat(turns, lengths)).to(self.device)
-
     @torch.no_grad()
     def _observe(
-        self, micro: MicroBatch, total: torch.Tensor, logprobs: torch.Tensor, is_live: torch.Tensor | None
+        self, micro: MicroBatch, inputs: LossInputs, weights: Weights | None, samples: Sequence[TrainingSample]
     ) -> None:
-        sums = self._sums
-        sums.loss += float(total.detach())
-        sums.trained_tokens += len(logprobs)
-        if micro.rollout_logprobs is None:
-            return
-        difference = (logprobs - micro.rollout_logprobs).abs()
-        if is_live is not None:
-            stale = difference[~is_live]
-            sums.stale_difference += float(stale.sum())
-            sums.stale_tokens += len(stale)
-            difference = difference[is_live]
-        if len(difference):
-            sums.difference += float(difference.sum())
-            sums.max_difference = max(sums.max_difference, float(difference.max()))
-            sums.compared_tokens += len(difference)
+        """Add to the diagnostics; weights change in `step` only, so the policy in training is the proximal one."""
+        log_ratios = (inputs.logprobs - micro.rollout_logprobs).cpu().numpy()
+        ages = token_ages(samples, self.version)
+        if micro.proximal_logprobs is None:  # else the core knows the ratios, and has added them
+            self.diagnostics.add(micro.advantages.cpu().numpy(), ages, log_ratios=log_ratios, weights=weights)
+        clipped = clipped_of(self.loss, inputs)
+        if clipped is not None:
+            self.diagnostics.add(inputs.advantages.cpu().numpy(), ages, clipped=clipped.cpu().numpy())
+        live = np.abs(log_ratios[(ages == 0) & ~np.isnan(log_ratios)]) if self.is_live else log_ratios[:0]
+        if len(live):
+            self._sums.max_difference = max(self._sums.max_difference or 0.0, float(live.max()))
+
+
+def _has_old_logprobs(sample: TrainingSample) -> bool:
+    """Whether it is known where the ratio of a sample begins."""
+    fractions = sample.proximal_fractions
+    return (
+        sample.logprobs is not None
+        or sample.proximal_logprobs is not None
+        or (fractions is not None and bool((fractions == 1).all()))
+    )
 
 
 def _pair_cost(model: PreTrainedModel) -> float:

@@ -143,17 +143,18 @@ async def test_the_difference_to_rollouts_is_that_of_the_live_version(run_config
         first = sample_of([40, 41], await ask(engine, 40, 41))
         metrics = await train(backend, [first], 1)
         assert metrics["rollout_logprob_difference_max"] < EXACT
-        assert "stale_logprob_difference_mean" not in metrics
+        assert metrics["off_policy_log_ratio"] < EXACT
 
         metrics = await train(backend, [first], 2)  # the weights have moved, their version has not
-        assert metrics["stale_logprob_difference_mean"] > EXACT
+        assert metrics["off_policy_log_ratio"] > EXACT
         assert "rollout_logprob_difference_max" not in metrics
+        assert "off_policy_log_ratio/age_0" not in metrics
 
         await backend.on_policy_updated(PolicyUpdate(1, 2, "step"))
         fresh = sample_of([40, 42], await ask(engine, 40, 42))
         metrics = await train(backend, [first, fresh], 3)
         assert metrics["rollout_logprob_difference_max"] < EXACT
-        assert metrics["stale_logprob_difference_mean"] > EXACT
+        assert metrics["off_policy_log_ratio/age_0"] < EXACT < metrics["off_policy_log_ratio/age_1"]
 
 
 async def test_a_failing_batch_fails_its_requests_only(run_config: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,10 +361,10 @@ def test_rollouts_in_flight_go_on_with_new_weights(
 
     first, second, *rest = lines_of(tmp_path / "run" / "metrics.jsonl")
     assert first["rollout_logprob_difference_max"] < EXACT
-    assert "stale_logprob_difference_mean" not in first
+    assert "off_policy_log_ratio/age_1" not in first
     assert second["staleness_max"] == 1
     assert second["rollout_logprob_difference_max"] < EXACT
-    assert second["stale_logprob_difference_mean"] > EXACT
+    assert second["off_policy_log_ratio/age_1"] > EXACT
     assert all(row.get("rollout_logprob_difference_max", 0.0) < EXACT for row in rest)
 
     folders = {int(folder.name[5:]): folder for folder in checkpoint.complete(tmp_path / "run" / "checkpoints")}
