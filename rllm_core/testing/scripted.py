@@ -200,6 +200,13 @@ class ScriptedEngine(RolloutEngine):
         )
 
 
+def text_logprobs(script: Script, skill: float, completion: TokenIds) -> Floats:
+    """``(tokens,)`` log-probabilities of a completion: its text's, spread evenly; of any other text, nearly none."""
+    text = bytes(int(token) for token in completion if token < 256).decode(errors="replace")
+    probability = {script.good: skill, script.bad: 1 - skill}.get(text, 0.0)
+    return np.full(len(completion), math.log(max(probability, 1e-6)) / max(1, len(completion)), np.float32)
+
+
 @dataclass
 class ScriptedBatch:
     """What the scripted backend makes of samples: the sum of advantage times direction, and counts."""
@@ -245,7 +252,7 @@ class ScriptedBackend(BackendProtocol[ScriptedBatch]):
     def capabilities(cls, config: RunConfig) -> Capabilities:
         """See `BackendProtocol.capabilities`."""
         defaults: dict[str, Any] = {
-            "losses": frozenset({"reinforce"}),
+            "losses": frozenset({"reinforce", "cross_entropy"}),
             "deferred_normalisation": True,
             "deterministic": True,
             "entropy_bonus": True,
@@ -309,8 +316,12 @@ class ScriptedBackend(BackendProtocol[ScriptedBatch]):
         self.calls.log.append(("enter_training",))
 
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
-        """See `BackendProtocol.compute_logprobs`; what the rollout engine said."""
-        return [sample.logprobs for sample in samples if sample.logprobs is not None]
+        """See `BackendProtocol.compute_logprobs`; what the rollout engine said, or would say of what others wrote."""
+        return [self._of_written(sample) if sample.logprobs is None else sample.logprobs for sample in samples]
+
+    def _of_written(self, sample: TrainingSample) -> Floats:
+        spans = [sample.token_ids[start:stop] for start, stop in sample.turn_spans]
+        return np.concatenate([text_logprobs(self.script, self.skill, span) for span in spans])
 
     async def save_checkpoint(self, directory: Path) -> None:
         """See `BackendProtocol.save_checkpoint`."""

@@ -56,6 +56,7 @@ def run_scripted(plugins: PluginManager, tmp_path: Path) -> RunScripted:
         progress: Progress | None = None,
         is_sound: bool = True,
         is_begun: bool = True,
+        target: str = "say_yes",
     ) -> Run:
         if observers is not None:
             plugins.register(observers, "observer")
@@ -65,7 +66,7 @@ def run_scripted(plugins: PluginManager, tmp_path: Path) -> RunScripted:
             "training.rollouts_per_group=4",
             "training.validation_rollouts=10",
         )
-        config = load_run_config("say_yes", plugins, overrides=(*small, *overrides), backend=backend)
+        config = load_run_config(target, plugins, overrides=(*small, *overrides), backend=backend)
         assembly = launch.assemble(config, plugins)
         if prepare is not None:
             prepare(assembly)
