@@ -21,6 +21,7 @@ from rllm_core.types import (
     TokenInput,
     TokenLog,
     TokenOutput,
+    new_id,
     snapshot,
     starts_with,
     token_ids,
@@ -140,6 +141,12 @@ class RolloutEngine(ABC):
         is_validation: bool = False,
     ) -> list[TokenOutput]:
         """Sample ``len(seeds)`` completions for one prompt; engines that can share its prefill override this."""
+        if len(seeds) == 1:
+            return [
+                await self.get_token_output_from_token_input(
+                    token_input, sampling_params=sampling_params, seed=seeds[0], is_validation=is_validation
+                )
+            ]
         return list(
             await asyncio.gather(
                 *(
@@ -237,7 +244,7 @@ class Completer:
         self._turns = 0
         self._forks = 0
         self._last: Step | None = None
-        self._tokens = TokenLog()
+        self._tokens: TokenLog | None = None
         self._is_busy = False
 
     def fork(self) -> Completer:
@@ -285,24 +292,25 @@ class Completer:
         self._check_prompt_length(len(output.prompt_ids))
         self._check_finish(output.finish_reason)
         segment, reason = 0, None
-        if self._last is None:
-            self._tokens = TokenLog(output.prompt_ids)
+        tokens = self._tokens
+        if tokens is None or self._last is None:
+            tokens = TokenLog(output.prompt_ids)
         else:
-            segment, known = self._last.segment, len(self._tokens)
-            if starts_with(output.prompt_ids, self._tokens.view(0, known)):
-                self._tokens.extend(output.prompt_ids[known:])
+            segment, known = self._last.segment, len(tokens)
+            if starts_with(output.prompt_ids, tokens.view(0, known)):
+                tokens.extend(output.prompt_ids[known:])
             else:
                 segment, reason = segment + 1, "prefix_mismatch"
-                self._tokens = TokenLog(output.prompt_ids)
-        cut = len(self._tokens)
-        self._tokens.extend(output.completion_ids)
+                tokens = TokenLog(output.prompt_ids)
+        cut, self._tokens = len(tokens), tokens
+        tokens.extend(output.completion_ids)
         self._turns += 1
         self._last = Step(
             messages=view,
             response=output.message,
-            prompt_ids=self._tokens.view(0, cut),
+            prompt_ids=tokens.view(0, cut),
             prompt_media=output.prompt_media,
-            completion_ids=self._tokens.view(cut, len(self._tokens)),
+            completion_ids=tokens.view(cut, len(tokens)),
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             weight_version=output.weight_version,
@@ -401,14 +409,19 @@ class TITOCompleter(Completer):
                 seed=self._turn_seed(),
                 is_validation=self.is_validation,
             )
+            if not isinstance(output, TokenOutput):
+                raise TypeError(f"{_label(self.engine)} returned {type(output).__name__}, not a TokenOutput")
             self._check_finish(output.finish_reason)
             if len(output.token_ids) == 0:
                 raise EngineError(f"{_label(self.engine)} returned an empty completion")
-            session.record(output.token_ids)
+            session.record_checked(output.token_ids)
         finally:
             session.discard()  # after a failure the workflow may ask again, with these messages or with others
         self._turns += 1
-        return Step(
+        # The session has checked the tokens, and the engine's output itself; media are the parser's.
+        make = Step if turn.media else Step._trusted
+        return make(
+            step_id=new_id(),
             messages=session.consumed,
             response=session.answer,
             prompt_ids=turn.prompt_ids,
@@ -418,6 +431,6 @@ class TITOCompleter(Completer):
             finish_reason=output.finish_reason,
             weight_version=output.weight_version,
             segment=turn.segment,
-            break_reason=turn.break_reason,
+            break_reason=None if turn.break_reason is None else turn.break_reason.value,
             control_tokens=turn.control_tokens,
         )

@@ -78,9 +78,12 @@ def freeze(value: Any, *, depth: int = 0) -> Any:
     if kind is dict or isinstance(value, Mapping):
         frozen = {}
         for key, item in value.items():
-            if type(key) is not str and not isinstance(key, str):
-                raise ValueError(f"keys must be strings, got {key!r}")
-            frozen[freeze(key)] = freeze(item, depth=depth + 1)
+            if type(key) is not str or not key.isascii():
+                if not isinstance(key, str):
+                    raise ValueError(f"keys must be strings, got {key!r}")
+                key = freeze(key)
+            # ASCII needs no look at it, and most of what is frozen is messages of a role and a text.
+            frozen[key] = item if type(item) is str and item.isascii() else freeze(item, depth=depth + 1)
         return FrozenDict(frozen)
     if kind is list or isinstance(value, list | tuple):
         return FrozenList([freeze(item, depth=depth + 1) for item in value])
@@ -126,6 +129,7 @@ def _json_dict(value: Any) -> FrozenDict:
 
 JsonDict = Annotated[Mapping[str, Any], PlainValidator(_json_dict), PlainSerializer(thaw)]
 Message = FrozenDict
+_CONTENT = (str, list, tuple)
 MessageLike = Mapping[str, Any]
 
 
@@ -135,15 +139,15 @@ def message(value: MessageLike) -> Message:
     Raises:
         ValueError: If it has no ``role``, or its content is neither text, a list of parts, nor ``None``.
     """
-    if type(value) is not dict and not isinstance(value, Mapping):
+    kind = type(value)
+    if kind is not dict and kind is not FrozenDict and not isinstance(value, Mapping):
         raise ValueError(f"a message is a dictionary with a role, got {type(value).__name__}")
-    role = value.get("role")
+    role, content = value.get("role"), value.get("content")
     if not isinstance(role, str) or not role:
         raise ValueError(f"a message needs a role such as 'user', got {role!r}")
-    content = value.get("content")
-    if content is not None and not isinstance(content, str | list | tuple):
+    if content is not None and not isinstance(content, _CONTENT):
         raise ValueError(f"message content must be text, a list of parts or None, got {type(content).__name__}")
-    return freeze(value)  # type: ignore[no-any-return]
+    return value if kind is FrozenDict else freeze(value)  # type: ignore[return-value]
 
 
 class MessageView(Sequence[Message]):
@@ -172,7 +176,8 @@ class MessageView(Sequence[Message]):
     def __getitem__(self, index: slice) -> list[Message]: ...
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
         if isinstance(index, slice):
-            return [self._log[i] for i in range(*index.indices(self._length))]
+            start, stop, stride = index.indices(self._length)
+            return self._log[start:stop] if stride == 1 else [self._log[i] for i in range(start, stop, stride)]
         position = index + self._length if index < 0 else index
         if not 0 <= position < self._length:
             raise IndexError(f"message {index} of {self._length}")
@@ -213,7 +218,9 @@ class MessageView(Sequence[Message]):
 
     def view(self) -> MessageView:
         """This conversation as it is now, sharing storage: later appends do not show in it."""
-        return MessageView(self)
+        view = MessageView.__new__(MessageView)
+        view._log, view._length = self._log, self._length
+        return view
 
     def goes_on_from(self, earlier: MessageView) -> bool:
         """Whether this shares its storage with ``earlier`` and holds all of it, which takes no comparison to see."""
@@ -288,8 +295,8 @@ class Messages(MessageView, MutableSequence[Message]):
 
 def snapshot(messages: Sequence[MessageLike], previous: MessageView) -> MessageView:
     """``messages`` as they are now, sharing storage with ``previous`` as far as it is their beginning."""
-    if isinstance(messages, MessageView):
-        if messages._log is previous._log:
+    if type(messages) is Messages or isinstance(messages, MessageView):
+        if messages._log is previous._log or not previous._length:
             return messages.view()
     elif isinstance(messages, Mapping | str) or not isinstance(messages, Sequence):
         return MessageView(messages)  # which says what is wrong with it

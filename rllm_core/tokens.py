@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,11 @@ def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
     Raises:
         ValueError: If a value is not a whole number between 0 and 2**31 - 1.
     """
+    return _owned(_checked_ids(value))
+
+
+def _checked_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
+    """`token_ids`, but what is returned may be the argument itself."""
     array = value if type(value) is np.ndarray else np.asarray(value)
     if array.ndim != 1:
         raise ValueError(f"token ids must be one-dimensional, got shape {array.shape}")
@@ -41,7 +46,12 @@ def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
         if int(array.item(array.argmax())) > _MAX_TOKEN_ID:
             raise ValueError("token ids must lie between 0 and 2**31 - 1")
         array = array.astype(np.int32)
-    return _owned(array)
+    return array
+
+
+def is_id_array(value: object) -> TypeGuard[TokenIds]:
+    """Whether it is an array that could be token ids, whatever its values are."""
+    return type(value) is np.ndarray and value.dtype is _INT32 and value.ndim == 1
 
 
 def logprobs(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
@@ -127,8 +137,11 @@ class TokenLog:
     __slots__ = ("_buffer", "_length")
 
     def __init__(self, tokens: Sequence[int] | TokenIds = ()) -> None:
-        self._buffer = token_ids(tokens)  # full, so that the first `extend` moves to a buffer of its own
-        self._length = len(self._buffer)
+        first = _checked_ids(tokens)
+        self._buffer, self._length = _EMPTY_IDS, len(first)
+        if self._length:  # with room for a completion and a short answer to it
+            self._buffer = np.empty(self._length + max(64, self._length // 2), np.int32)
+            self._buffer[: self._length] = first
 
     def __len__(self) -> int:
         return self._length
@@ -138,13 +151,13 @@ class TokenLog:
 
     def extend(self, tokens: Sequence[int] | TokenIds) -> None:
         """Append tokens; earlier views stay as they are."""
-        self.extend_checked(token_ids(tokens))
+        self.extend_checked(_checked_ids(tokens))
 
     def extend_checked(self, new: TokenIds) -> None:
         """Append what `token_ids` returned."""
-        if not len(new):
-            return
         end = self._length + len(new)
+        if end == self._length:
+            return
         if end > len(self._buffer):
             grown = np.empty(max(64, end, 2 * len(self._buffer)), np.int32)
             grown[: self._length] = self._buffer[: self._length]
@@ -167,5 +180,7 @@ def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenI
     if length > len(tokens):
         return False
     if isinstance(tokens, np.ndarray) and isinstance(prefix, np.ndarray):
+        if tokens.dtype is prefix.dtype is _INT32:  # as all arrays of ids are; bytes are the fastest to compare
+            return tokens[:length].tobytes() == prefix.tobytes()
         return bool(np.array_equal(tokens[:length], prefix))
     return bool(np.array_equal(token_ids(tokens[:length]), token_ids(prefix)))

@@ -19,7 +19,6 @@ pickling and deep copies without loss. Text is Unicode: half a surrogate pair is
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import secrets
@@ -30,11 +29,9 @@ from typing import Annotated, Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_serializer,
     field_validator,
     model_validator,
@@ -56,6 +53,7 @@ from rllm_core.messages import (
     thaw,
     well_formed,
 )
+from rllm_core.records import Record
 from rllm_core.tokens import (
     AdvantagesField,
     Floats,
@@ -64,6 +62,7 @@ from rllm_core.tokens import (
     TokenIdsField,
     TokenLog,
     TokenRewardsField,
+    is_id_array,
     logprobs,
     starts_with,
     token_ids,
@@ -99,6 +98,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryGroup",
     "freeze",
+    "is_id_array",
     "logprobs",
     "message",
     "new_id",
@@ -110,58 +110,6 @@ __all__ = [
     "well_formed",
     "with_media",
 ]
-
-
-class Record(BaseModel):
-    """Base of the vocabulary: unknown fields are errors, assignments are validated, JSON is lossless."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
-
-    def to_json(self) -> str:
-        """One line of JSON from which `from_json` builds an equal record."""
-        return self.model_dump_json()
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` wrote."""
-        return cls.model_validate_json(text)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        before = self.__dict__.get(name)
-        try:
-            super().__setattr__(name, value)
-        except ValidationError:
-            # A check of several fields runs after the value is in place.
-            if name in self.__dict__:
-                self.__dict__[name] = before
-            raise
-
-    def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other):
-            return NotImplemented
-        return self is other or all(_equal(mine, other.__dict__[name]) for name, mine in self.__dict__.items())
-
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """A copy that may be assigned to; arrays, messages and JSON data are shared, since they cannot change."""
-        copied = self.model_copy()
-        for name, value in copied.__dict__.items():
-            if type(value) in (list, dict):
-                copied.__dict__[name] = copy.deepcopy(value, memo)
-        return copied
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self).model_validate, (self._fields(),))
-
-    def _fields(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
-
-def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
-        return np.array_equal(left, right)
-    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
-        return False  # None is not an empty array
-    return bool(left == right)
 
 
 Count = Annotated[int, Field(strict=True, ge=0)]

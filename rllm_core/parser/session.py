@@ -6,13 +6,13 @@ A parser never sees text between two turns of a rollout; it is asked only for th
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,8 @@ from rllm_core.types import (
     TokenIds,
     TokenLog,
     freeze,
+    is_id_array,
+    message,
     snapshot,
     starts_with,
     token_ids,
@@ -54,7 +56,7 @@ class SegmentBreak(RuntimeError):
         self.reason = reason
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Turn:
     """The prompt of one turn.
 
@@ -98,7 +100,7 @@ _NO_MESSAGES = MessageView()
 _NO_TOKENS = TokenLog()  # never extended: a session's tokens begin with a rendered prompt
 
 
-@dataclass
+@dataclass(slots=True)
 class SessionStats:
     """What a session counted.
 
@@ -120,14 +122,21 @@ class SessionStats:
     control_tokens: int = 0
     prompt_seconds: float = 0.0
 
-    def copy(self) -> SessionStats:
-        """The counts as they are now."""
-        copied = copy.copy(self)
-        copied.breaks = self.breaks.copy() if self.breaks else Counter()
-        return copied
+    def _of_prompts(self) -> _PromptCounts:
+        """What prompts add to, breaks aside."""
+        return self.bridge_attempts, self.bridged, self.rendered, self.control_tokens, self.prompt_seconds
+
+    def _take_back(self, before: _PromptCounts, reason: BreakReason | None) -> None:
+        """The last prompt is not one, nor is the break it made."""
+        self.bridge_attempts, self.bridged, self.rendered, self.control_tokens, self.prompt_seconds = before
+        if reason is not None:
+            self.breaks = self.breaks - Counter((reason,))
 
 
-@dataclass(eq=False)
+_PromptCounts = tuple[int, int, int, int, float]
+
+
+@dataclass(eq=False, slots=True)
 class _Pending:
     """A prompt that waits for its completion; nothing of it is part of the session before that."""
 
@@ -135,7 +144,7 @@ class _Pending:
     messages: MessageView
     tools: FrozenList | None
     tokens: TokenLog
-    stats_before: SessionStats
+    counts_before: _PromptCounts
 
 
 class ParserSession:
@@ -182,7 +191,7 @@ class ParserSession:
         self._answer: FrozenDict | None = None
         self._pending: _Pending | None = None
         self._clean_stop = True
-        self._stop_ids = frozenset(parser.get_stop_token_ids())
+        self._stop_ids = _stop_set(tuple(parser.get_stop_token_ids()))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -237,7 +246,7 @@ class ParserSession:
             if view == self._pending.messages and (tools is None or wanted == self._pending.tools):
                 return self._pending.turn
             raise RuntimeError("record() or discard() the previous prompt before asking for another")
-        before, started = self.stats.copy(), time.perf_counter()
+        before, started = self.stats._of_prompts(), time.perf_counter()
         try:
             self._pending = (
                 self._open(view, wanted, before) if self._answer is None else self._continue(view, wanted, before)
@@ -253,12 +262,15 @@ class ParserSession:
         Raises:
             RuntimeError: If there is no prompt to answer.
         """
+        return self.record_checked(token_ids(completion_ids))
+
+    def record_checked(self, completion: TokenIds) -> ParsedCompletion:
+        """`record` for what `rllm_core.types.token_ids` returned."""
         pending = self._pending
         if pending is None:
             raise RuntimeError("next_prompt() comes before record()")
-        completion = token_ids(completion_ids)
         parsed = self.parser.parse_completion(completion, prompt_ids=pending.turn.prompt_ids, tools=pending.tools)
-        self._answer = parsed.to_message(turn=self.stats.turns)
+        self._answer = message(parsed.to_message(turn=self.stats.turns))
         if pending.turn.segment != self._segment:
             self._closed.append((self._tokens, self._spans))
             self._spans = []
@@ -279,7 +291,7 @@ class ParserSession:
             return
         if pending.tokens is self._tokens:  # the engine may still hold the longer prompt, so its buffer is left to it
             self._tokens = TokenLog(self._tokens.view(0, self._prompt_length + self._completion_length))
-        self.stats = pending.stats_before
+        self.stats._take_back(pending.counts_before, pending.turn.break_reason)
 
     def _ends_at_first_stop(self, completion: TokenIds) -> bool:
         """Whether nothing but stop tokens follows the first stop token."""
@@ -289,30 +301,33 @@ class ParserSession:
         first = next(position for position, token in enumerate(sampled) if token in self._stop_ids)
         return self._stop_ids.issuperset(sampled[first:])
 
-    def _continue(self, view: MessageView, tools: FrozenList | None, before: SessionStats) -> _Pending:
+    def _continue(self, view: MessageView, tools: FrozenList | None, before: _PromptCounts) -> _Pending:
         reason, tail = self._compare(view, tools)
         if reason is not None:
             return self._break(view, tools, before, reason, tail)
-        so_far = self._tokens.view(0, len(self._tokens))
+        known = len(self._tokens)
+        so_far = self._tokens.view(0, known)
         self.stats.bridge_attempts += 1
         proposed = self.parser.bridge_to_next_turn(
             so_far[: self._prompt_length], so_far[self._prompt_length :], tail, tools=tools
         )
         bridged = proposed is not None
-        ids = token_ids(self.parser.render(view, tools=tools) if proposed is None else proposed)
+        ids = self.parser.render(view, tools=tools) if proposed is None else proposed
+        if not is_id_array(ids):
+            ids = token_ids(ids)
         if not starts_with(ids, so_far):
             if bridged:
                 return self._break(view, tools, before, BreakReason.PREFIX_MISMATCH, tail)
             return self._break(view, tools, before, BreakReason.BRIDGE_NONE, tail, ids)
-        media = self._media + self.parser.place_media(ids, tail, start=len(so_far))
-        control_tokens = self.parser.count_control_tokens(tail)
+        new = token_ids(ids[known:])  # what is before it has been compared with ids
+        media = self._media + self.parser.place_media(ids, tail, start=known)
+        control_tokens = _count(self.parser.count_control_tokens(tail))
         if bridged:
             self.stats.bridged += 1
         else:
             self.stats.rendered += 1
-        self._tokens.extend_checked(ids[len(so_far) :])
-        prompt_ids = self._tokens.view(0, len(self._tokens))
-        turn = Turn(prompt_ids, self._segment, None, media, control_tokens)
+        self._tokens.extend_checked(new)
+        turn = Turn(self._tokens.view(0, len(self._tokens)), self._segment, None, media, control_tokens)
         return _Pending(turn, view, tools, self._tokens, before)
 
     def _compare(self, view: MessageView, tools: FrozenList | None) -> tuple[BreakReason | None, list[FrozenDict]]:
@@ -327,11 +342,11 @@ class ParserSession:
         if not _same_message(view[known], self.answer):
             return BreakReason.HISTORY_EDITED, []
         tail = view[known + 1 :]
-        if tools != self._tools:
+        if tools is not self._tools and tools != self._tools:
             return BreakReason.TOOLS_CHANGED, tail
-        if any(m["role"] == "assistant" for m in tail):
-            return BreakReason.ASSISTANT_INSERTED, tail
         roles = [m["role"] for m in tail]
+        if "assistant" in roles:
+            return BreakReason.ASSISTANT_INSERTED, tail
         while roles and roles[0] == "tool":
             roles.pop(0)
         if roles not in ([], ["user"]) or not tail:
@@ -344,7 +359,7 @@ class ParserSession:
         self,
         view: MessageView,
         tools: FrozenList | None,
-        before: SessionStats,
+        before: _PromptCounts,
         reason: BreakReason,
         tail: Sequence[MessageLike],
         rendered: TokenIds | None = None,
@@ -360,7 +375,7 @@ class ParserSession:
         self,
         view: MessageView,
         tools: FrozenList | None,
-        before: SessionStats,
+        before: _PromptCounts,
         reason: BreakReason | None = None,
         new: Sequence[MessageLike] | None = None,
         rendered: TokenIds | None = None,
@@ -368,10 +383,22 @@ class ParserSession:
         tokens = TokenLog(self.parser.render(view, tools=tools) if rendered is None else rendered)
         prompt_ids = tokens.view(0, len(tokens))
         media = self.parser.place_media(prompt_ids, view)
-        control_tokens = self.parser.count_control_tokens(view if new is None else new)
+        control_tokens = _count(self.parser.count_control_tokens(view if new is None else new))
         self.stats.rendered += 1
         turn = Turn(prompt_ids, self._segment + (reason is not None), reason, media, control_tokens)
         return _Pending(turn, view, tools, tokens, before)
+
+
+@lru_cache(maxsize=64)
+def _stop_set(stop_token_ids: tuple[int, ...]) -> frozenset[int]:
+    """One set for all sessions of a parser."""
+    return frozenset(stop_token_ids)
+
+
+def _count(control_tokens: int) -> int:
+    if type(control_tokens) is not int or control_tokens < 0:
+        raise ValueError(f"count_control_tokens() returned {control_tokens!r}, which is no count")
+    return control_tokens
 
 
 def _frozen_tools(tools: Sequence[ToolSpec] | None) -> FrozenList | None:

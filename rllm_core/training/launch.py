@@ -159,11 +159,11 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
             trackers.start(config, str(path))
             engine = await assembly.engine()
             # What is imported and allocated by now stays: half a million objects that no collection needs to walk
-            # again. Rollouts make many short-lived objects and hardly any cycles, so collections may be rarer than
-            # by default.
+            # again. A collection blocks the event loop for as long as it takes to walk what is new in its generation,
+            # so young ones come often enough to be short. Rollouts make hardly any cycles: old ones may be rare.
             gc.collect()
             gc.freeze()
-            gc.set_threshold(20_000, 20, 50)
+            gc.set_threshold(2_000, 10, 300)
             trainer = signals.trainer = Trainer(
                 config=config,
                 workflow=assembly.workflow,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import types
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rllm_core.config import RolloutConfig
 from rllm_core.engine import EngineBusy, EngineError, RolloutEngine, derive_seed
+from rllm_core.training.shared_timer import SharedTimer
 from rllm_core.training.slots import Slots
 from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 
@@ -28,7 +31,13 @@ def pause_seconds(attempt: int, seed: int, retry_after_seconds: float = 0.0) -> 
     return max(doubling, retry_after_seconds) * spread
 
 
-@dataclass
+@types.coroutine
+def _rest_of_tick() -> Generator[None, None, None]:
+    """Let everything else run that is ready now."""
+    yield
+
+
+@dataclass(slots=True)
 class _Merged:
     token_input: TokenInput
     sampling_params: SamplingParams
@@ -41,7 +50,8 @@ class RequestMerger:
     """Sits between completers and an engine, as a `rllm_core.engine.TokenSource`.
 
     Validation goes before training where calls have to queue. Requests that arrive in one tick of the event loop with
-    equal prompt, parameters and purpose are sent as one call. With ``lockstep``, for engines whose numbers depend on
+    equal prompt, parameters and purpose are sent as one call, by a task of its own; one that stays alone is sent by the
+    task that asks. With ``lockstep``, for engines whose numbers depend on
     what is in a batch, requests wait until every running rollout has asked for something and the engine is idle; then
     the composition of a batch does not depend on timing. A rollout that waits for something else (a tool, a timer)
     holds the others up for 20 ms at most.
@@ -59,6 +69,7 @@ class RequestMerger:
         self.requests = 0
         self.calls = 0
         self._slots = Slots(limits.max_concurrent_requests)
+        self._timer = SharedTimer(limits.request_timeout_seconds)
         self._pending: dict[tuple[object, ...], _Merged] = {}
         self._pending_requests = 0
         self._running_rollouts = 0
@@ -74,7 +85,7 @@ class RequestMerger:
     def rollout_ended(self) -> None:
         """A rollout has ended."""
         self._running_rollouts -= 1
-        if self._pending:
+        if self._pending and self.lockstep:
             self._schedule()
 
     async def get_token_output_from_token_input(
@@ -83,19 +94,38 @@ class RequestMerger:
         """Sample one completion; see `RolloutEngine.get_token_output_from_token_input`."""
         prompt = token_input if isinstance(token_input, np.ndarray) else tuple(token_input)
         key = (prompt.tobytes() if isinstance(prompt, np.ndarray) else prompt, sampling_params, is_validation)
+        self.requests += 1
         merged = self._pending.get(key)
         if merged is None:
             merged = self._pending[key] = _Merged(prompt, sampling_params, is_validation)
+            if not self.lockstep:
+                merged.seeds.append(seed)
+                try:
+                    await _rest_of_tick()
+                except asyncio.CancelledError:
+                    merged.seeds.pop(0)
+                    if merged.futures:
+                        self._start(merged)
+                    raise
+                finally:
+                    del self._pending[key]
+                if not merged.futures:
+                    del key  # as long as the prompt, and the engine may take its time
+                    [output] = await self._outputs(merged)
+                    return output
+                merged.futures.insert(0, asyncio.get_running_loop().create_future())
+                self._start(merged)
+                return await merged.futures[0]
         future: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         merged.seeds.append(seed)
         merged.futures.append(future)
-        self.requests += 1
-        self._pending_requests += 1
-        self._schedule()
+        if self.lockstep:
+            self._pending_requests += 1
+            self._schedule()
         return await future
 
     async def aclose(self) -> None:
-        """Cancel what is still in the engine."""
+        """Cancel the calls of several requests that are still in the engine; the others end with who asked."""
         for handle in (self._scheduled, self._grace):
             if handle is not None:
                 handle.cancel()
@@ -126,20 +156,22 @@ class RequestMerger:
             self._grace = None
         pending, self._pending, self._pending_requests = self._pending, {}, 0
         for merged in pending.values():
-            self._requests_in_engine += len(merged.futures)
-            task = asyncio.get_running_loop().create_task(self._call(merged))
-            self._running_calls.add(task)
+            self._start(merged)
+
+    def _start(self, merged: _Merged) -> None:
+        self._requests_in_engine += len(merged.futures)
+        task = asyncio.get_running_loop().create_task(self._call(merged))
+        self._running_calls.add(task)
 
     async def _outputs(self, merged: _Merged) -> list[TokenOutput]:
         """Ask the engine, again after a pause while it is busy."""
         for attempt in range(1, self._limits.max_request_attempts + 1):
+            await self._slots.take(priority=merged.is_validation)
+            deadline = self._timer.deadline()
             try:
-                async with (
-                    self._slots.place(priority=merged.is_validation),
-                    asyncio.timeout(self._limits.request_timeout_seconds) as deadline,
-                ):
+                with deadline:
                     self.calls += 1
-                    return await self.engine.get_token_outputs_from_token_input(
+                    outputs = await self.engine.get_token_outputs_from_token_input(
                         merged.token_input,
                         sampling_params=merged.sampling_params,
                         seeds=merged.seeds,
@@ -148,11 +180,20 @@ class RequestMerger:
             except EngineBusy as error:
                 busy = error
             except TimeoutError as error:
-                if not deadline.expired():
+                if not deadline.expired:
                     raise
-                seconds = self._limits.request_timeout_seconds
+                seconds = self._timer.seconds
                 busy = EngineBusy(f"engine {self.engine.name!r} did not answer within {seconds:g} s")
                 busy.__cause__ = error
+            else:
+                if len(outputs) != len(merged.seeds):
+                    raise EngineError(
+                        f"engine {self.engine.name!r} returned {len(outputs)} completions instead of "
+                        f"{len(merged.seeds)}"
+                    )
+                return outputs
+            finally:
+                self._slots.give_back()
             if attempt < self._limits.max_request_attempts:
                 await asyncio.sleep(pause_seconds(attempt, merged.seeds[0], busy.retry_after_seconds))
         raise busy
@@ -160,10 +201,6 @@ class RequestMerger:
     async def _call(self, merged: _Merged) -> None:
         try:
             outputs = await self._outputs(merged)
-            if len(outputs) != len(merged.futures):
-                raise EngineError(
-                    f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(merged.futures)}"
-                )
         except asyncio.CancelledError:
             for future in merged.futures:
                 future.cancel()
@@ -181,5 +218,5 @@ class RequestMerger:
             task = asyncio.current_task()
             assert task is not None
             self._running_calls.discard(task)
-            if self._pending:
+            if self._pending and self.lockstep:
                 self._schedule()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections import deque
 from dataclasses import dataclass
 
 from rllm_core.config import RunConfig
@@ -13,6 +12,7 @@ from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, 
 from rllm_core.errors import UserError
 from rllm_core.observers import Observers
 from rllm_core.training.requests import RequestMerger
+from rllm_core.training.shared_timer import SharedTimer
 from rllm_core.training.slots import Slots
 from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, Trajectory, freeze, well_formed
 from rllm_core.workflow import Workflow
@@ -23,7 +23,7 @@ MAX_TRACEBACK_CHARACTERS = 8000
 MAX_REWARD = 1e30  # advantages are float32, and estimators add rewards up
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RolloutKey:
     """Which rollout this is; its seeds derive from every field, so a retry is a fresh try.
 
@@ -49,59 +49,6 @@ class RolloutKey:
     def seed(self, run_seed: int) -> int:
         """Root of the rollout's seeds."""
         return derive_seed(run_seed, self.purpose, self.ordinal, self.index, self.attempt)
-
-
-class _Deadline:
-    """Whether a task has been told to stop because its time was up."""
-
-    __slots__ = ("at", "expired", "task")
-
-    def __init__(self, at: float, task: asyncio.Task[object] | None) -> None:
-        self.at = at
-        self.task = task
-        self.expired = False
-
-
-class _Deadlines:
-    """Deadlines that all have the same length, so that they end in the order in which they began: one timer for all.
-
-    With hundreds of short rollouts at a time, a timer each costs more than everything else about a rollout's end.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._running: deque[_Deadline] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self) -> _Deadline:
-        """The current task has ``seconds`` from now on; then it is cancelled, with ``expired`` set."""
-        loop = asyncio.get_running_loop()
-        deadline = _Deadline(loop.time() + self.seconds, asyncio.current_task())
-        self._running.append(deadline)
-        if self._timer is None:
-            self._timer = loop.call_at(deadline.at, self._sweep)
-        return deadline
-
-    def end(self, deadline: _Deadline) -> None:
-        """The task has finished, or was stopped."""
-        deadline.task = None
-        while self._running and self._running[0].task is None:
-            self._running.popleft()
-        if not self._running and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = None
-        now = loop.time()
-        while self._running and self._running[0].at <= now:
-            deadline = self._running.popleft()
-            if deadline.task is not None:
-                deadline.expired = True
-                deadline.task.cancel()
-        if self._running:
-            self._timer = loop.call_at(self._running[0].at, self._sweep)
 
 
 class RolloutRunner:
@@ -133,7 +80,7 @@ class RolloutRunner:
         self.needs_rewards = needs_rewards
         self.merger = RequestMerger(engine, config.rollout, lockstep=lockstep)
         self._slots = Slots(config.rollout.max_concurrent_rollouts)
-        self._deadlines = _Deadlines(config.rollout.rollout_timeout_seconds)
+        self._timer = SharedTimer(config.rollout.rollout_timeout_seconds)
         self._train_params = self._params(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k)
         self._validation_params = self._params(config.rollout.validation_temperature, 1.0, 0)
 
@@ -159,59 +106,60 @@ class RolloutRunner:
             UserError: If what is wrong is for the user to mend, so that trying again is no use.
         """
         is_validation = key.purpose != "train"
+        deadline = self._timer.deadline()
         async with self._slots.place(priority=is_validation):
             self.merger.rollout_started()
             try:
-                episode = await self._play(task, key, is_validation)
+                with deadline:
+                    episode = self._checked(task, await self.workflow.run(task, self._completer(key, is_validation)))
+            except asyncio.CancelledError:
+                current = asyncio.current_task()
+                assert current is not None
+                if current.cancelling():
+                    raise
+                # Nobody wants this task to stop: something it waited for was cancelled.
+                episode = self._failed(task, TerminationReason.CANCELLED, "the workflow was cancelled from within")
+            except UserError:
+                raise  # the run file, a model or a dataset is wrong, and the next rollout would find the same
+            except Exception as error:  # the workflow's own code: anything may happen there, and it is reported
+                episode = self._failure(task, error, expired=deadline.expired)
             finally:
                 self.merger.rollout_ended()
+        # Filling in the identity of a record that was validated a moment ago needs no second validation.
+        identity = {"rollout_id": key.rollout_id, "rollout_index": key.index, "is_validation": is_validation}
+        if type(episode) is not Episode:  # a plugin's own, which may hold more than fields
+            return episode.model_copy(update=identity)
+        return Episode._trusted(**(episode.__dict__ | identity))
+
+    def _checked(self, task: Task, episode: object) -> Episode:
+        """What a workflow returned, if that is an episode of this task that training can use."""
+        if not isinstance(episode, Episode):
+            raise TypeError(f"workflow {self.workflow.name!r} returned {type(episode).__name__}, not an Episode")
+        if episode.task_id != task.task_id:
+            raise ValueError(f"workflow {self.workflow.name!r} returned an episode of task {episode.task_id!r}")
+        if episode.termination_reason.is_failure:
+            return self._failed(task, episode.termination_reason, episode.error or "reported by the workflow")
+        if not episode.trajectories:
+            return self._failed(task, episode.termination_reason, "the episode has no trajectory")
+        for trajectory in episode.trajectories:
+            if trajectory.trainable and (self.needs_rewards or trajectory.has_reward):
+                _check_rewards(trajectory)
         return episode
 
-    async def _play(self, task: Task, key: RolloutKey, is_validation: bool) -> Episode:
-        deadline = self._deadlines.begin()
-        try:
-            episode = await self.workflow.run(task, self._completer(key, is_validation))
-            if not isinstance(episode, Episode):
-                raise TypeError(f"workflow {self.workflow.name!r} returned {type(episode).__name__}, not an Episode")
-            if episode.task_id != task.task_id:
-                raise ValueError(f"workflow {self.workflow.name!r} returned an episode of task {episode.task_id!r}")
-            if episode.termination_reason.is_failure:
-                episode = self._failed(task, episode.termination_reason, episode.error or "reported by the workflow")
-            elif not episode.trajectories:
-                episode = self._failed(task, episode.termination_reason, "the episode has no trajectory")
-            for trajectory in episode.trajectories:
-                if trajectory.trainable and (self.needs_rewards or trajectory.has_reward):
-                    _check_rewards(trajectory)
-        except Terminated as end:
-            episode = self._failed(task, end.reason, str(end))
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            assert current is not None
-            if current.cancelling() == 0:  # nobody wants this task to stop: something it waited for was cancelled
-                episode = self._failed(task, TerminationReason.CANCELLED, "the workflow was cancelled from within")
-            elif not deadline.expired or current.uncancel() > 0:
-                raise
-            else:
-                detail = f"the rollout took longer than {self._deadlines.seconds:g} s"
-                episode = self._failed(task, TerminationReason.TIMEOUT, detail)
-        except TimeoutError as error:
-            episode = self._failed(task, TerminationReason.TIMEOUT, f"TimeoutError: {error}")
-        except EngineError as error:
-            episode = self._failed(task, TerminationReason.ENGINE_ERROR, str(error))
-        except UserError:
-            raise  # the run file, a model or a dataset is wrong, and the next rollout would find the same
-        except Exception as error:  # the workflow's own code: anything may happen there, and it is reported
-            detail = f"{type(error).__name__}: {str(error)[:2000]}"
-            episode = self._failed(task, TerminationReason.ERROR, detail)
-            trace = well_formed("".join(traceback.format_exception(error)))[-MAX_TRACEBACK_CHARACTERS:]
-            episode.metadata = freeze({"traceback": trace})
-            logger.debug("task %s: %s", task.task_id, trace)
-        finally:
-            self._deadlines.end(deadline)
-        # Filling in the identity of a record that was validated a moment ago needs no second validation.
-        return episode.model_copy(
-            update={"rollout_id": key.rollout_id, "rollout_index": key.index, "is_validation": is_validation}
-        )
+    def _failure(self, task: Task, error: Exception, *, expired: bool) -> Episode:
+        """The episode of a rollout that ended with ``error``."""
+        if isinstance(error, Terminated):
+            return self._failed(task, error.reason, str(error))
+        if isinstance(error, TimeoutError):
+            late = f"the rollout took longer than {self._timer.seconds:g} s"
+            return self._failed(task, TerminationReason.TIMEOUT, late if expired else f"TimeoutError: {error}")
+        if isinstance(error, EngineError):
+            return self._failed(task, TerminationReason.ENGINE_ERROR, str(error))
+        episode = self._failed(task, TerminationReason.ERROR, f"{type(error).__name__}: {str(error)[:2000]}")
+        trace = well_formed("".join(traceback.format_exception(error)))[-MAX_TRACEBACK_CHARACTERS:]
+        episode.metadata = freeze({"traceback": trace})
+        logger.debug("task %s: %s", task.task_id, trace)
+        return episode
 
     @staticmethod
     def _failed(task: Task, reason: TerminationReason, error: str) -> Episode:

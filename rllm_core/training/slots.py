@@ -43,10 +43,12 @@ class Slots:
 
     def _count(self) -> None:
         """Must come before any change of `in_use`."""
-        self._seconds, self._counted_at = self.place_seconds, time.monotonic()
+        now = time.monotonic()
+        self._seconds += (self._places - self._free) * (now - self._counted_at)
+        self._counted_at = now
 
     async def take(self, *, priority: bool) -> None:
-        """Wait for a place; within a lane, first come, first served."""
+        """Wait for a place, which `give_back` must follow; within a lane, first come, first served."""
         if self._free:  # then nobody waits: a place that is given back goes to who is next
             self._count()
             self._free -= 1

@@ -51,6 +51,18 @@ def engine(toys: SimpleNamespace) -> Any:
     return toys.ListEngine(toys.BridgingParser(), [toys.letters(text) for text in ("one", "two", "three")])
 
 
+def test_what_is_no_token_output_is_refused_where_it_comes_in(toys: SimpleNamespace) -> None:
+    class Careless(toys.ListEngine):  # type: ignore[misc]
+        async def get_token_output_from_token_input(self, *args: Any, **options: Any) -> Any:
+            output = await super().get_token_output_from_token_input(*args, **options)
+            return SimpleNamespace(**output.__dict__) if len(self.calls) == 1 else output
+
+    completer = TITOCompleter(Careless(toys.BridgingParser(), [toys.letters("one"), toys.letters("two")]))
+    with pytest.raises(TypeError, match=r"engine 'list' \(Careless\) returned SimpleNamespace, not a TokenOutput"):
+        play(completer)
+    assert play(completer)[0].text == "two", "nothing of it was kept"
+
+
 def test_the_first_call_needs_no_reset(engine: Any, toys: SimpleNamespace) -> None:
     """Upstream's first `complete` raised TypeError (a dataclass field on a class that is none)."""
     (step,) = play(TITOCompleter(engine))

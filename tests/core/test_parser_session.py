@@ -227,6 +227,41 @@ def test_another_question_before_the_answer_is_an_error_until_the_first_is_disca
     assert session.consumed == [TOOL]
 
 
+@pytest.mark.parametrize("count", [-1, 1.0, None, True])
+def test_a_count_that_is_none_is_refused_and_leaves_no_trace(toys: SimpleNamespace, count: Any) -> None:
+    class Miscounting(toys.BridgingParser):  # type: ignore[misc]
+        def count_control_tokens(self, messages: Any) -> Any:
+            return count if messages[0]["content"] == "more" else 0
+
+    session = ParserSession(Miscounting())
+    session.next_prompt([USER])
+    session.record(toys.letters("yes"))
+    held = session.segments[0].token_ids.tolist()
+    with pytest.raises(ValueError, match="no count"):
+        session.next_prompt([USER, session.answer, {"role": "user", "content": "more"}])
+    assert session.segments[0].token_ids.tolist() == held
+
+
+@pytest.mark.parametrize("wrong", ["negative", "wide", "float"])
+def test_what_a_bridge_adds_is_checked(toys: SimpleNamespace, wrong: str) -> None:
+    class Wrong(toys.BridgingParser):  # type: ignore[misc]
+        def bridge_to_next_turn(self, *args: Any, **options: Any) -> Any:
+            bridged = np.array(super().bridge_to_next_turn(*args, **options), np.int32)
+            if wrong == "negative":
+                bridged[-1] = -1
+                return bridged
+            return bridged.astype(np.int64) + 2**40 if wrong == "wide" else bridged.astype(np.float32)
+
+    session = ParserSession(Wrong())
+    session.next_prompt([USER])
+    session.record(toys.letters("yes"))
+    held = session.segments[0].token_ids.tolist()
+    with pytest.raises(ValueError, match="token ids must"):
+        session.next_prompt([USER, session.answer, USER])
+    assert session.segments[0].token_ids.tolist() == held
+    assert len(session._tokens) == len(held)
+
+
 @pytest.mark.parametrize("conversation", ["continued", "broken"])
 def test_a_discarded_prompt_leaves_no_trace(toys: SimpleNamespace, conversation: str) -> None:
     session = answered(toys)

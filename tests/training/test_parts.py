@@ -135,6 +135,53 @@ def test_one_request_that_gives_up_does_not_take_the_others_with_it() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_the_request_that_came_first_may_give_up_in_its_own_tick(others: int) -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        merger = RequestMerger(engine, RolloutConfig(max_concurrent_requests=10), lockstep=False)
+        first, *rest = (ask(merger, [1], seed) for seed in range(others + 1))
+        asyncio.get_running_loop().call_soon(first.cancel)  # all have asked by then, and none has been sent
+        answers = (await asyncio.gather(first, *rest, return_exceptions=True))[1:]
+        assert first.cancelled()
+        assert (engine.calls, engine.requests) == (min(others, 1), others)
+        alone = [await ask(merger, [1], seed) for seed in range(1, others + 1)]
+        assert answers == alone, "each keeps its own seed"
+        assert not merger._pending
+
+    asyncio.run(run())
+
+
+def test_a_request_alone_is_stopped_in_the_engine_when_its_rollout_is() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine(script=Script(latency_seconds=lambda _: 3600.0))
+        merger = RequestMerger(engine, RolloutConfig(max_concurrent_requests=1), lockstep=False)
+        first = ask(merger, [1], 0)
+        await asyncio.sleep(0.005)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        engine.script = Script()
+        assert (await asyncio.wait_for(ask(merger, [2], 0), 1)).weight_version == 0, "its place is free again"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_an_engine_that_returns_too_many_answers_has_failed(requests: int) -> None:
+    class Generous(ScriptedEngine):
+        async def get_token_outputs_from_token_input(self, *args: Any, **options: Any) -> Any:
+            return 2 * await super().get_token_outputs_from_token_input(*args, **options)
+
+    async def run() -> None:
+        merger = RequestMerger(Generous(), RolloutConfig(), lockstep=False)
+        results = await asyncio.gather(*(ask(merger, [1], n) for n in range(requests)), return_exceptions=True)
+        for result in results:
+            assert isinstance(result, EngineError)
+            assert f"returned {2 * requests} completions instead of {requests}" in str(result)
+
+    asyncio.run(run())
+
+
 def test_concurrent_calls_are_bounded() -> None:
     async def run() -> None:
         running = most = 0

@@ -1,0 +1,120 @@
+"""What the records of the vocabulary have in common: validation, comparison, copies, and JSON without loss."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticUndefined
+
+from rllm_core.messages import FrozenDict, MessageView
+
+
+class Record(BaseModel):
+    """Base of the vocabulary: unknown fields are errors, assignments are validated, JSON is lossless."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
+
+    def to_json(self) -> str:
+        """One line of JSON from which `from_json` builds an equal record."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what `to_json` wrote."""
+        return cls.model_validate_json(text)
+
+    @classmethod
+    def _trusted(cls, **given: Any) -> Self:
+        """What ``cls(**given)`` returns, for values that the core has made itself or checked where they came in.
+
+        Not for plugins: nothing is validated. Fields whose default is made anew for every record must be given.
+        """
+        names = tuple(given)
+        blank = _blanks.get((cls, names)) or _blank(cls, names)
+        fields = blank.fields.copy()
+        fields.update(given)
+        record = cls.__new__(cls)
+        _set_slot(record, "__dict__", fields)
+        _set_slot(record, "__pydantic_fields_set__", blank.names)
+        _set_slot(record, "__pydantic_extra__", None)
+        _set_slot(record, "__pydantic_private__", None)
+        return record
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__pydantic_fields_set__:  # which trusted records share, and an assignment adds to
+            _set_slot(self, "__pydantic_fields_set__", {*self.__pydantic_fields_set__})
+        before = self.__dict__.get(name)
+        try:
+            super().__setattr__(name, value)
+        except ValidationError:
+            # A check of several fields runs after the value is in place.
+            if name in self.__dict__:
+                self.__dict__[name] = before
+            raise
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self is other or all(_equal(mine, other.__dict__[name]) for name, mine in self.__dict__.items())
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy that may be assigned to; arrays, messages and JSON data are shared, since they cannot change."""
+        copied = self.model_copy()
+        for name, value in copied.__dict__.items():
+            if type(value) in (list, dict):
+                copied.__dict__[name] = copy.deepcopy(value, memo)
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self).model_validate, (self._fields(),))
+
+    def _fields(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+_set_slot = object.__setattr__
+
+
+class _Blank(NamedTuple):
+    """What the trusted records of one class that are given the same fields have in common.
+
+    Attributes:
+        fields: All of them, with their defaults. It is an instance's own dictionary: copies of it share their keys,
+            which takes a third off the memory of a step.
+        names: Of the fields that are given.
+    """
+
+    fields: dict[str, Any]
+    names: set[str]
+
+
+_blanks: dict[tuple[type[Record], tuple[str, ...]], _Blank] = {}
+
+
+class _Attributes:
+    """An object whose dictionary shares its keys with its copies."""
+
+
+def _blank(cls: type[Record], names: tuple[str, ...]) -> _Blank:
+    attributes = _Attributes()
+    for name, field in cls.model_fields.items():
+        shareable = field.default_factory in (FrozenDict, MessageView)  # no one can change it
+        setattr(attributes, name, field.get_default(call_default_factory=True) if shareable else field.default)
+    missing = [name for name, value in attributes.__dict__.items() if value is PydanticUndefined and name not in names]
+    if missing:
+        raise TypeError(f"a trusted {cls.__name__} needs {', '.join(missing)}")
+    if unknown := set(names) - cls.model_fields.keys():
+        raise TypeError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
+    blank = _blanks[cls, names] = _Blank(attributes.__dict__, set(names))
+    return blank
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return np.array_equal(left, right)
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return False  # None is not an empty array
+    return bool(left == right)

@@ -1,0 +1,136 @@
+"""Deadlines of equal length: each task is stopped at its own, and nobody else's wish to stop it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rllm_core.training.shared_timer import SharedTimer
+
+
+def test_each_wait_ends_at_its_own_deadline() -> None:
+    async def wait(timer: SharedTimer, begins: float, lasts: float) -> str:
+        await asyncio.sleep(begins)
+        deadline = timer.deadline()
+        try:
+            with deadline:
+                await asyncio.sleep(lasts)
+        except TimeoutError:
+            assert deadline.expired
+            return "late"
+        assert not deadline.expired
+        return "in time"
+
+    async def run() -> list[str]:
+        timer = SharedTimer(0.1)
+        waits = [(0.0, 9.0), (0.02, 0.01), (0.04, 9.0), (0.09, 0.05), (0.12, 9.0), (0.25, 0.0), (0.3, 9.0)]
+        results = await asyncio.gather(*(wait(timer, *times) for times in waits))
+        assert not timer._running
+        return results
+
+    expected = ["late", "in time", "late", "in time", "late", "in time", "late"]
+    assert asyncio.run(run()) == expected
+
+
+def test_thousands_of_waits_keep_one_timer_and_nothing_of_those_that_have_ended() -> None:
+    async def run() -> None:
+        timer = SharedTimer(60.0)
+        timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+        with timer.deadline():  # an old one that goes on
+            for _ in range(1000):
+                with timer.deadline():
+                    await asyncio.sleep(0)
+            assert len(timer._running) == 1
+            assert len(timers) == 1
+
+    asyncio.run(run())
+
+
+def test_the_timer_of_a_loop_that_is_closed_serves_no_other() -> None:
+    timer = SharedTimer(0.02)
+
+    async def run() -> None:
+        with pytest.raises(TimeoutError, match=r"0\.02 s"), timer.deadline():
+            await asyncio.sleep(9)
+
+    async def short() -> None:
+        with timer.deadline():
+            await asyncio.sleep(0)
+
+    asyncio.run(short())  # leaves its timer behind
+    asyncio.run(run())
+
+
+def test_a_deadline_within_a_deadline() -> None:
+    async def nested(inner: SharedTimer, outer: SharedTimer) -> None:
+        with outer.deadline() as whole:
+            with pytest.raises(TimeoutError, match=r"0\.02 s"), inner.deadline():
+                await asyncio.sleep(9)
+            assert not whole.expired
+            await asyncio.sleep(9)
+
+    async def run() -> None:
+        with pytest.raises(TimeoutError, match=r"0\.05 s"):
+            await nested(SharedTimer(0.02), SharedTimer(0.05))
+        current = asyncio.current_task()
+        assert current is not None
+        assert current.cancelling() == 0
+
+    asyncio.run(run())
+
+
+def test_a_cancellation_at_the_same_moment_is_not_a_timeout() -> None:
+    async def wait(timer: SharedTimer) -> None:
+        with timer.deadline():
+            await asyncio.sleep(9)
+
+    async def run() -> None:
+        timer = SharedTimer(3600.0)
+        task = asyncio.create_task(wait(timer))
+        await asyncio.sleep(0)
+        next(iter(timer._running)).expire()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelling() == 1, "only the deadline's own wish is taken back"
+
+    asyncio.run(run())
+
+
+def test_an_error_of_the_body_stays_what_it_is() -> None:
+    async def stubborn(timer: SharedTimer) -> str:
+        with timer.deadline() as deadline:
+            try:
+                await asyncio.sleep(9)
+            except asyncio.CancelledError:
+                assert deadline.expired
+        return "done anyhow"
+
+    async def failing(timer: SharedTimer) -> None:
+        with timer.deadline():
+            await asyncio.sleep(0)
+            raise TimeoutError("its own")
+
+    async def run() -> None:
+        timer = SharedTimer(0.01)
+        assert await stubborn(timer) == "done anyhow"
+        with pytest.raises(TimeoutError, match="its own"):
+            await failing(timer)
+
+    asyncio.run(run())
+
+
+def test_there_is_no_deadline_outside_of_a_task() -> None:
+    async def run() -> None:
+        failure: list[str] = []
+
+        def callback() -> None:
+            with pytest.raises(RuntimeError, match="only a task"), SharedTimer(1.0).deadline():
+                failure.append("entered")
+
+        asyncio.get_running_loop().call_soon(callback)
+        await asyncio.sleep(0.01)
+        assert not failure
+
+    asyncio.run(run())
