@@ -1,4 +1,4 @@
-"""Write the reference part of ``run-file.md`` from the pydantic models: ``make docs-reference``."""
+"""Write the generated parts of ``run-file.md`` and ``capabilities.md`` from the code: ``make docs-reference``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,25 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rllm_core import providers
+from rllm_core.algorithms.pieces import PIECE_KINDS, piece_class
+from rllm_core.algorithms.support import Support, default_capabilities
+from rllm_core.backend import Capabilities
+from rllm_core.cli.backends import matrix
 from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 
 PAGE = Path(__file__).parent / "run-file.md"
+CAPABILITIES = Path(__file__).parent / "capabilities.md"
 MARKER = "<!-- Generated from the configuration models by `make docs-reference`; edit those. -->\n"
+DECLARED_MARKER = "<!-- Generated from what the backends declare by `make docs-reference`. -->\n"
 # What else is installed on the machine must not show up in the page.
 FIRST_PARTY = {"local": "rllm_local", "renderers": "rllm_renderers", "workflows": "rllm_workflows"}
 WITH_SECTIONS = (providers.Backend, providers.Parser, providers.Workflow, providers.Tracker)
+OPTIONS_OF: dict[type[providers.Provider], str] = {
+    providers.AdvantageEstimator: "algorithm.estimator_options",
+    providers.PolicyLoss: "algorithm.loss_options",
+    providers.Correction: "algorithm.correction_options.{name}",
+}
 BOUNDS = (
     (annotated_types.Ge, "ge", "≥"),
     (annotated_types.Gt, "gt", ">"),
@@ -52,6 +63,14 @@ def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]
                 )
 
 
+def options(plugins: PluginManager) -> Iterator[tuple[str, str, str, type[BaseModel]]]:
+    """Section, name, summary and model of the options of every estimator, loss and correction."""
+    for kind in PIECE_KINDS:
+        for name, provided in plugins.providers(kind).items():
+            section = OPTIONS_OF[kind].format(name=name)
+            yield section, name, provided.record.summary, piece_class(plugins, provided).options_model
+
+
 def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, str]]:
     """Name, field and description of every key of a section that is not a section itself."""
     documented = _attributes(inspect.getdoc(model) or "")
@@ -68,13 +87,24 @@ def reference(plugins: PluginManager) -> str:
         summary = re.sub(r"^`\[[\w.]+\]`: (\w)", lambda match: match[1].upper(), summary)
         if model is RunConfig:
             summary = "Above the first section."
-        rows = [
-            f"| `{name}` | {_cell(kind(field))} | {_cell(default(field))} | {_cell(text)} |"
-            for name, field, text in keys(model)
-        ]
-        table = ["| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows]
-        parts.append("\n".join([f"### {heading}", "", summary, "", *(table if rows else ["It has no keys."])]))
+        parts.append(_part(heading, summary, model))
+    without = []
+    for section, name, summary, model in options(plugins):
+        if model.model_fields:
+            parts.append(_part(f"`[{section}]` of `{name}`", summary, model))
+        else:
+            without.append(f"`{name}`")
+    parts.append("### Without options\n\n" + ", ".join(without) + ".")
     return "\n\n".join(parts) + "\n"
+
+
+def _part(heading: str, summary: str, model: type[BaseModel]) -> str:
+    rows = [
+        f"| `{name}` | {_cell(kind(field))} | {_cell(default(field))} | {_cell(text)} |"
+        for name, field, text in keys(model)
+    ]
+    table = ["| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows]
+    return "\n".join([f"### {heading}", "", summary, "", *(table if rows else ["It has no keys."])])
 
 
 def kind(field: FieldInfo) -> str:
@@ -93,12 +123,38 @@ def default(field: FieldInfo) -> str:
     return f"`{json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)}`"
 
 
+def capability_table(plugins: PluginManager) -> str:
+    """Everything below the marker of ``capabilities.md``: a row per choice and flag, a column per backend."""
+    backends = plugins.providers(providers.Backend)
+    resolved = [Support.of(default_capabilities(one, plugins), plugins).to_json() for one in backends.values()]
+    lines = [
+        "| by default | | " + " | ".join(f"`{name}`" for name in backends) + " |",
+        "| --- " * (len(backends) + 2) + "|",
+    ]
+    for what, which, *answers in matrix(resolved):
+        lines.append(f"| {what} | {f'`{which}`' if which else ''} | {' | '.join(answers)} |")
+    documented = _attributes(inspect.getdoc(Capabilities) or "")
+    flags = [name for name in resolved[0] if isinstance(resolved[0][name], bool)]
+    lines += ["", "| flag | meaning |", "| --- | --- |"]
+    lines += [f"| {name.replace('_', ' ')} | {_cell(documented[name])} |" for name in flags]
+    return "\n".join(lines) + "\n"
+
+
 def generated(page: str, plugins: PluginManager) -> str:
-    """The whole page, its hand-written part taken from ``page``."""
-    written, found, _ = page.partition(MARKER)
+    """All of ``run-file.md``, its hand-written part taken from ``page``."""
+    return _below(page, MARKER, reference(plugins))
+
+
+def generated_capabilities(page: str, plugins: PluginManager) -> str:
+    """All of ``capabilities.md``, its hand-written part taken from ``page``."""
+    return _below(page, DECLARED_MARKER, capability_table(plugins))
+
+
+def _below(page: str, marker: str, text: str) -> str:
+    written, found, _ = page.partition(marker)
     if not found:
-        raise SystemExit(f"{PAGE.name} lacks the line {MARKER!r}")
-    return f"{written}{MARKER}\n{reference(plugins)}"
+        raise SystemExit(f"the page lacks the line {marker!r}")
+    return f"{written}{marker}\n{text}"
 
 
 def _nested(name: str, heading: str, model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseModel]]]:
@@ -151,4 +207,6 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(generated(PAGE.read_text(encoding="utf-8"), first_party_plugins()), encoding="utf-8")
+    first_party = first_party_plugins()
+    for path, write in ((PAGE, generated), (CAPABILITIES, generated_capabilities)):
+        path.write_text(write(path.read_text(encoding="utf-8"), first_party), encoding="utf-8")

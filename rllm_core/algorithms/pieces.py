@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
 from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.corrections import Correction
@@ -35,6 +38,21 @@ def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configu
             f"{base.__module__}.{base.__name__}; choose another, and tell its authors"
         )
     return found
+
+
+def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
+    """Name, default (null if it is required, or unset) and description of every option, as JSON."""
+    return [
+        {
+            "name": name,
+            "required": field.is_required(),
+            "default": to_jsonable_python(
+                None if field.is_required() else field.get_default(call_default_factory=True)
+            ),
+            "description": field.description or "",
+        }
+        for name, field in model.model_fields.items()
+    ]
 
 
 def configured(

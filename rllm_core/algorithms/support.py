@@ -9,10 +9,12 @@ from typing import Any
 
 from rllm_core import providers
 from rllm_core.algorithms.selection import Algorithm
-from rllm_core.backend import Capabilities
+from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
-from rllm_core.errors import ConfigError
-from rllm_core.plugins import PluginManager
+from rllm_core.errors import ConfigError, PluginError, UserError
+from rllm_core.loading import one_line
+from rllm_core.plugins import PluginManager, Provided
+from rllm_core.run_file import validated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,32 @@ class Support:
         written = asdict(self)
         flat: dict[str, Any] = written.pop("flags")
         return dict(sorted({**flat, **{name: list(values) for name, values in written.items()}}.items()))
+
+
+def default_capabilities(provided: Provided[providers.Backend], plugins: PluginManager) -> Capabilities:
+    """What a backend declares where the run file says nothing; settings of its own may change it.
+
+    Raises:
+        ConfigError: If it cannot be asked without settings.
+        PluginError: If it is broken.
+    """
+    record = provided.record
+    label = f"backend {record.name!r} ({provided.plugin.label})"
+    found: Any = plugins.load(provided)
+    if not isinstance(found, type) or not issubclass(found, BackendProtocol):
+        raise PluginError(f"{label}: {record.load} is no subclass of rllm_core.backend.BackendProtocol")
+    sections = {}
+    if record.config is not None:
+        sections[record.name] = validated(plugins.load(provided, record.config), {}, record.name, ())
+    try:
+        declared = found.capabilities(RunConfig(workflow="any", backend=record.name, plugins=sections))
+    except UserError:
+        raise
+    except Exception as error:  # it may be anybody's
+        raise PluginError(f"{label}: its capabilities() failed: {one_line(error)}") from error
+    if not isinstance(declared, Capabilities):
+        raise PluginError(f"{label}: its capabilities() returned {declared!r:.80}, not rllm_core.backend.Capabilities")
+    return declared
 
 
 def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:

@@ -34,11 +34,20 @@ CORE_COMMANDS = {
         ),
         Command(name="verify", load="rllm_core.cli.verify:verify", summary="Prove that a run's books balance."),
         Command(name="plugins", load="rllm_core.cli.plugins:plugins", summary="Show what is installed."),
-        Command(name="backends", load="rllm_core.cli.plugins:backends", summary="List training backends."),
+        Command(
+            name="backends",
+            load="rllm_core.cli.backends:backends",
+            summary="List training backends and what each can do.",
+        ),
         Command(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
         Command(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
         Command(name="parser", load="rllm_core.cli.parser:parser", summary="Check that conversations stay exact."),
         Command(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
+        Command(
+            name="algorithms",
+            load="rllm_core.cli.algorithms:algorithms",
+            summary="List advantage estimators, policy losses and corrections.",
+        ),
         Command(
             name="doctor",
             load="rllm_core.cli.doctor:doctor",

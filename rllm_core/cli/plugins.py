@@ -10,7 +10,7 @@ from rllm_core.cli import no_plugins_option, session
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import PluginError
 from rllm_core.plugins import CORE_PLUGIN, PluginInfo, PluginManager
-from rllm_core.providers import Backend, Engine, Parser, Provider, Workflow
+from rllm_core.providers import Engine, Parser, Provider, Workflow
 
 DEADLINE_SECONDS = 30.0
 
@@ -190,7 +190,6 @@ def _listing(name: str, kind: type[Provider], described: str) -> click.Command:
     return click.command(name, help=described)(command)
 
 
-backends = _listing("backends", Backend, "List training backends.")
 engines = _listing("engines", Engine, "List rollout engines.")
 parsers = _listing("parsers", Parser, "List parsers.")
 workflows = _listing("workflows", Workflow, "List workflows.")

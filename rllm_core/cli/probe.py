@@ -1,4 +1,4 @@
-"""Import one plugin in a process of its own, with a deadline, and report on its health.
+"""Import one plugin in a process of its own, with a deadline: report on its health, ask its backends what they can do.
 
 What a plugin does at import (loop for ever, end the process, crash, print, import torch) happens to the child.
 """
@@ -12,16 +12,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rllm_core.cli import CORE_COMMANDS
 from rllm_core.discovery import Settings, installed_plugins
-from rllm_core.plugins import PluginInfo, PluginManager
-from rllm_core.providers import KINDS
+from rllm_core.errors import ConfigError, PluginError
+from rllm_core.plugins import PluginInfo, PluginManager, Provided
+from rllm_core.providers import KINDS, Backend
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 MAX_CHILDREN = 4
 
@@ -63,12 +67,38 @@ class Health:
     load_seconds: float | None = None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a backend said of itself.
+
+    Attributes:
+        status: ``loaded``, or ``broken`` if it could not be asked.
+        declared: Its `rllm_core.backend.Capabilities` as JSON, or None.
+        error: Why there are none.
+    """
+
+    status: str
+    declared: dict[str, Any] | None
+    error: str | None
+
+
 def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float) -> list[Health]:
     """Import every ``available`` plugin in a child process, a few at a time; the others are passed through."""
+    return _in_children(lambda plugin, running: _probe(plugin, deadline_seconds, running), plugins)
+
+
+def ask_backends(backends: Sequence[Provided[Backend]], deadline_seconds: float) -> list[Asked]:
+    """Import every backend's class in a child process, a few at a time, and ask what it can do by default."""
+    return _in_children(lambda provided, running: _ask(provided, deadline_seconds, running), backends)
+
+
+def _in_children(
+    probe: Callable[[ItemT, set[subprocess.Popen[bytes]]], ResultT], items: Sequence[ItemT]
+) -> list[ResultT]:
     running: set[subprocess.Popen[bytes]] = set()
     with ThreadPoolExecutor(min(MAX_CHILDREN, os.cpu_count() or 1)) as pool:
         try:
-            return list(pool.map(lambda plugin: _probe(plugin, deadline_seconds, running), plugins))
+            return list(pool.map(lambda item: probe(item, running), items))
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in tuple(running):
@@ -79,13 +109,36 @@ def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float) -> list[He
 def _probe(plugin: PluginInfo, deadline_seconds: float, running: set[subprocess.Popen[bytes]]) -> Health:
     if plugin.status != "available":
         return Health(plugin)
+    found = _child([plugin.package, plugin.name, plugin.value], deadline_seconds, running)
+    if isinstance(found, str):
+        return Health(replace(plugin, status="broken", error=found))
+    return Health(
+        replace(plugin, status=found["status"], error=found["error"]),
+        tuple(found["hooks"]),
+        tuple(found["provides"]),
+        tuple(found["warnings"]),
+        found["load_seconds"],
+    )
+
+
+def _ask(provided: Provided[Backend], deadline_seconds: float, running: set[subprocess.Popen[bytes]]) -> Asked:
+    plugin = provided.plugin
+    arguments = [plugin.package, plugin.name, plugin.value, provided.record.name]
+    found = _child(arguments, deadline_seconds, running)
+    return Asked("broken", None, found) if isinstance(found, str) else Asked(**found)
+
+
+def _child(
+    arguments: Sequence[str], deadline_seconds: float, running: set[subprocess.Popen[bytes]]
+) -> dict[str, Any] | str:
+    """What this module reports when it is run with ``arguments``, or why it reports nothing."""
     with tempfile.TemporaryDirectory(prefix="rllm-probe-") as folder:
         report, output = Path(folder, "report.json"), Path(folder, "output")
         # Output goes to a file: a grandchild that keeps a pipe open would make us wait for it.
         with output.open("wb") as sink:
             child = subprocess.Popen(
                 # -P: a torch.py in the current folder is not the plugin's torch.
-                [sys.executable, "-P", "-m", __name__, plugin.package, plugin.name, plugin.value, str(report)],
+                [sys.executable, "-P", "-m", __name__, str(report), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -95,22 +148,16 @@ def _probe(plugin: PluginInfo, deadline_seconds: float, running: set[subprocess.
             try:
                 code = child.wait(deadline_seconds)
             except subprocess.TimeoutExpired:
-                return Health(_broken(plugin, f"its import did not end within {deadline_seconds:g} s"))
+                return f"its import did not end within {deadline_seconds:g} s"
             finally:
                 running.discard(child)
                 _end(child)
         if not report.exists():
             last = output.read_text(errors="replace").strip().rpartition("\n")[2]
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            return Health(_broken(plugin, f"its import ended the process ({how})" + (f": {last:.200}" if last else "")))
+            return f"its import ended the process ({how})" + (f": {last:.200}" if last else "")
         found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    return Health(
-        replace(plugin, status=found["status"], error=found["error"]),
-        tuple(found["hooks"]),
-        tuple(found["provides"]),
-        tuple(found["warnings"]),
-        found["load_seconds"],
-    )
+    return found
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -122,16 +169,17 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _broken(plugin: PluginInfo, error: str) -> PluginInfo:
-    return replace(plugin, status="broken", error=error)
+def _only(package: str, name: str, value: str) -> PluginManager:
+    """Exactly one plugin, beside the core."""
+    chosen = [c for c in installed_plugins() if (c.package, c.name, c.value) == (package, name, value)]
+    return PluginManager(chosen, Settings(), reserved_commands=CORE_COMMANDS)
 
 
 def _examine(package: str, name: str, value: str) -> dict[str, Any]:
-    """The child's half: load exactly one plugin and describe it."""
-    chosen = [c for c in installed_plugins() if (c.package, c.name, c.value) == (package, name, value)]
+    """The child's half of `probe_all`: load the plugin and describe it."""
     before = set(sys.modules)
     start = time.perf_counter()
-    manager = PluginManager(chosen, Settings(), reserved_commands=CORE_COMMANDS)
+    manager = _only(package, name, value)
     provides = [
         {"kind": kind.kind, "name": provided.record.name, "summary": provided.record.summary}
         for kind in KINDS
@@ -151,9 +199,24 @@ def _examine(package: str, name: str, value: str) -> dict[str, Any]:
     }
 
 
+def _declared(package: str, name: str, value: str, backend: str) -> dict[str, Any]:
+    """The child's half of `ask_backends`: load the backend's class and ask it."""
+    from rllm_core.algorithms.support import default_capabilities
+
+    manager = _only(package, name, value)
+    try:
+        capabilities = default_capabilities(manager.select(Backend, backend), manager)
+    except ConfigError as error:  # it cannot be asked without settings, which is no fault
+        return asdict(Asked("loaded", None, str(error)))
+    except PluginError as error:
+        return asdict(Asked("broken", None, str(error)))
+    declared = {key: sorted(v) if isinstance(v, frozenset) else v for key, v in asdict(capabilities).items()}
+    return asdict(Asked("loaded", declared, None))
+
+
 if __name__ == "__main__":
-    target = Path(sys.argv[4])
-    result = json.dumps(_examine(*sys.argv[1:4]))
+    target = Path(sys.argv[1])
+    result = json.dumps(_declared(*sys.argv[2:]) if len(sys.argv) > 5 else _examine(*sys.argv[2:]))
     draft = target.with_suffix(".draft")
     draft.write_text(result, encoding="utf-8")
     draft.replace(target)

@@ -22,6 +22,7 @@ from rllm_core.config import load_run_config
 from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
+from rllm_core.testing.scripted import ScriptedBackend
 from rllm_core.training import launch
 from rllm_core.training.metrics import CORE_METRICS
 from rllm_core.training.progress import Progress
@@ -39,10 +40,38 @@ def test_the_run_file_reference_is_up_to_date() -> None:
     assert generate.generated(page, generate.first_party_plugins()) == page, "run make docs-reference"
 
 
+def test_the_table_of_capabilities_is_up_to_date() -> None:
+    page = generate.CAPABILITIES.read_text(encoding="utf-8")
+    assert generate.generated_capabilities(page, generate.first_party_plugins()) == page, "run make docs-reference"
+
+
+def test_the_table_of_capabilities_follows_the_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = PluginManager.from_environment(no_plugins=True)
+    plugins.register(rllm_core.testing.plugin, "testing")
+    before = generate.capability_table(plugins)
+    monkeypatch.setattr(ScriptedBackend, "capability_overrides", {"vision": True, "losses": frozenset({"magic"})})
+    after = generate.capability_table(plugins)
+    assert "| losses | `reinforce` | yes | yes |" in before
+    assert "| vision |  | no | no |" in before
+    assert "`magic`" in after
+    assert "| vision |  | yes | no |" in after
+
+
 def test_every_key_says_what_it_means() -> None:
-    sections = generate.sections(generate.first_party_plugins())
-    silent = [f"{path}.{name}" for path, _, model in sections for name, _, text in generate.keys(model) if not text]
+    plugins = generate.first_party_plugins()
+    sections = [(path, model) for path, _, model in generate.sections(plugins)]
+    sections += [(f"{path} of {name}", model) for path, name, _, model in generate.options(plugins)]
+    silent = [f"{path}.{name}" for path, model in sections for name, _, text in generate.keys(model) if not text]
     assert silent == []
+
+
+def test_the_options_of_every_piece_are_there() -> None:
+    plugins = generate.first_party_plugins()
+    text = generate.PAGE.read_text(encoding="utf-8")
+    for section, name, _, model in generate.options(plugins):
+        part = text.partition(f"### `[{section}]` of `{name}`\n")[2].partition("\n### ")[0]
+        rows = re.findall(r"^\| `(\w+)` \|", part, re.M)
+        assert rows == list(model.model_fields), name
 
 
 def test_a_description_can_come_from_the_docstring() -> None:

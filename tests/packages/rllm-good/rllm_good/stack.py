@@ -1,8 +1,10 @@
 """What the records point at."""
 
+from rllm_core.testing.scripted import ScriptedBackend
 
-class GoodBackend:
-    pass
+
+class GoodBackend(ScriptedBackend):
+    name = "good"
 
 
 class PlainParser:

@@ -1,0 +1,74 @@
+"""``rllm-core algorithms``: the estimators, losses and corrections that a run file can name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from rllm_core.cli import no_plugins_option, session
+from rllm_core.cli.tables import echo_json, echo_table
+from rllm_core.errors import PluginError
+from rllm_core.plugins import PluginManager
+
+
+@click.command(short_help="List advantage estimators, policy losses and corrections.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@no_plugins_option
+@click.pass_context
+def algorithms(context: click.Context, as_json: bool) -> None:
+    """List advantage estimators, policy losses and corrections, with their options.
+
+    Imports them to ask for their options; losses import torch.
+    """
+    rows = piece_rows(session(context).plugins)
+    if as_json:
+        echo_json(rows)
+        return
+    echo_table(
+        ["kind", "name", "summary", "options", "package"],
+        [
+            [
+                row["kind"],
+                row["name"],
+                row["error"] or row["summary"],
+                ", ".join(f"{option['name']}={_shown(option)}" for option in row["options"] or ()),
+                f"{row['package']} {row['version']}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:
+    """One JSON object per piece; ``options`` is null where ``error`` says why."""
+    from rllm_core.algorithms.pieces import PIECE_KINDS, option_rows, piece_class
+
+    rows = []
+    for kind in PIECE_KINDS:
+        for name, provided in plugins.providers(kind).items():
+            options, error = None, None
+            try:
+                options = option_rows(piece_class(plugins, provided).options_model)
+            except PluginError as problem:
+                error = str(problem)
+            rows.append(
+                {
+                    "kind": kind.kind,
+                    "name": name,
+                    "summary": provided.record.summary,
+                    "options": options,
+                    "status": "broken" if error else "loaded",
+                    "error": error,
+                    "package": provided.plugin.package,
+                    "version": provided.plugin.version,
+                    "plugin": provided.plugin.name,
+                    "load": provided.record.load,
+                }
+            )
+    return rows
+
+
+def _shown(option: dict[str, Any]) -> str:
+    return "required" if option["required"] else "unset" if option["default"] is None else json.dumps(option["default"])
