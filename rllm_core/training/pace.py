@@ -7,13 +7,15 @@ are all busy. What is between two steps (validation, checkpoints) counts as trai
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from rllm_core.config import RunConfig
 from rllm_core.training.buffer import TrajectoryGroupBuffer
@@ -21,25 +23,7 @@ from rllm_core.training.coordinator import Hold, SyncCoordinator
 from rllm_core.training.slots import Slots
 
 STEPS_AVERAGED = 16
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Wall time of an optimizer step, and what of it was spent how.
-
-    Attributes:
-        step_seconds: The whole step.
-        generation_wait_seconds: Waiting for complete groups.
-        training_seconds: Gradients and update.
-        drain_seconds: Waiting for rollouts in flight to end before weights change.
-        sync_seconds: Bringing the new weights to the engine.
-    """
-
-    step_seconds: float
-    generation_wait_seconds: float
-    training_seconds: float
-    drain_seconds: float
-    sync_seconds: float
+Purpose = Literal["generation_wait", "training", "drain", "sync"]
 
 
 @dataclass(frozen=True)
@@ -111,37 +95,53 @@ class Pace:
         """The first step begins now."""
         self._since, self._place_seconds = time.monotonic(), self.slots.place_seconds
         self.slots.held.clear()
+        self.begin_step()
 
     def now(self) -> Now:
         """What is in flight; cheap, and harmless from another thread."""
         coordinator = self.coordinator
         return Now(self.slots.in_use, self.max_rollouts, coordinator.in_flight, len(self.buffer), coordinator.hold)
 
-    def step(self, spent: Spent) -> dict[str, float | None]:
-        """An optimizer step has ended now.
+    @contextlib.contextmanager
+    def spending(self, purpose: Purpose) -> Iterator[None]:
+        """What happens in here takes time of the optimizer step: one thing after the other, never two at a time."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spent[purpose] += time.monotonic() - began
+
+    def begin_step(self) -> None:
+        """The trainer turns to its next optimizer step."""
+        self._step_since = time.monotonic()
+        self._spent: dict[Purpose, float] = {"generation_wait": 0.0, "training": 0.0, "drain": 0.0, "sync": 0.0}
+
+    def end_step(self) -> dict[str, float | None]:
+        """The optimizer step that was begun has ended.
 
         Returns:
             What ``timings.jsonl`` says of it.
         """
-        since, before = self._since, self._place_seconds
+        since, before, spent = self._since, self._place_seconds, self._spent
         self._since, self._place_seconds = time.monotonic(), self.slots.place_seconds
         wall, in_use = self._since - since, self._place_seconds - before
-        between = max(0.0, wall - spent.step_seconds)
+        step, between = self._since - self._step_since, self._step_since - since
         held, now = list(self.slots.held), self.now()
         self.slots.held.clear()
-        generation = sum(seconds for _, seconds in held) / self.max_rollouts
         # While the pipeline fills, more is generated than a step needs, and while it empties less.
         if self._filling_steps:
             self._filling_steps -= 1
         elif now.hold != "end":
-            self._steps.append(_Step(wall, generation, spent.training_seconds + between, spent.sync_seconds, len(held)))
+            generation = sum(seconds for _, seconds in held) / self.max_rollouts
+            self._steps.append(_Step(wall, generation, spent["training"] + between, spent["sync"], len(held)))
             self._add_batches(held)
         speedup, bound = self._speedup()
         return {
-            **asdict(spent),
+            "step_seconds": step,
+            **{f"{purpose}_seconds": seconds for purpose, seconds in spent.items()},
             "between_steps_seconds": between,
             "generation_idle_share": _idle(in_use, wall * self.max_rollouts),
-            "training_idle_share": _share(spent.generation_wait_seconds + spent.drain_seconds, spent.step_seconds),
+            "training_idle_share": _share(spent["generation_wait"] + spent["drain"], step),
             "rollouts_in_flight": now.rollouts,
             "groups_in_flight": now.groups_in_flight,
             "groups_waiting": now.groups_waiting,

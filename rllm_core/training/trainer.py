@@ -17,7 +17,6 @@ training is the same loop with a window of one step. One optimizer step, in orde
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -26,16 +25,16 @@ from rllm_core.algorithms.selection import Algorithm
 from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
-from rllm_core.errors import RunError, StallError, UserError
+from rllm_core.errors import RunError, UserError
 from rllm_core.observers import Observers
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.crediting import Crediting
-from rllm_core.training.deadlines import within
+from rllm_core.training.deadlines import stop, watch, within
 from rllm_core.training.generation import Generation
 from rllm_core.training.metrics import Trackers
-from rllm_core.training.pace import Pace, Spent
+from rllm_core.training.pace import Pace
 from rllm_core.training.progress import Progress
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import RolloutRunner
@@ -206,6 +205,7 @@ class Trainer:
             self.reporter.event("begin", incarnation=self.run_dir.incarnation, step=self.step, restored=restored)
             await self.observers.notify("on_train_start", state=self.state())
             await self._publish("resume" if self.run_dir.resumed else "start")
+            self.progress.watch(self.pace.now)
             if self.step == 0 and not self.validations:
                 await self._validate()
             await self._run_halves()
@@ -249,10 +249,16 @@ class Trainer:
     async def _run_halves(self) -> None:
         """Generation and training side by side, watched; the failure of any is the failure of the run."""
         self.pace.begin()
-        self.progress.watch(self.pace.now)
         training = asyncio.create_task(self._train(), name="training")
         generation = asyncio.create_task(self.generation.run(), name="generation")
-        watchdog = asyncio.create_task(self._watch(), name="watchdog")
+        watchdog = asyncio.create_task(
+            watch(
+                lambda: self.coordinator.progress,
+                self.config.training.stall_timeout_seconds,
+                lambda: f"after step {self.step}; {self.generation.whereabouts()}",
+            ),
+            name="watchdog",
+        )
         waiting = {training, generation, watchdog}
         try:
             while training in waiting:
@@ -262,7 +268,7 @@ class Trainer:
         except BaseException as error:
             interrupted = isinstance(error, Interrupted)
             # Nothing may be dispatched any more when what is outstanding is booked: the places it frees are free.
-            await _stop(training, generation, watchdog)
+            await stop(training, generation, watchdog)
             reason = "interrupted" if interrupted else "run_failed"
             await self.generation.stop(reason)
             self.generation.give_back(self._consumed)
@@ -274,20 +280,7 @@ class Trainer:
                 self.generation.discard(reason)
             raise
         finally:
-            await _stop(training, generation, watchdog)
-
-    async def _watch(self) -> None:
-        """Turn no progress at all into an error that says where every rollout is."""
-        limit = self.config.training.stall_timeout_seconds
-        seen, since = self.coordinator.progress, time.monotonic()
-        while True:
-            await asyncio.sleep(min(limit / 10, 5.0))
-            if self.coordinator.progress != seen:
-                seen, since = self.coordinator.progress, time.monotonic()
-            elif time.monotonic() - since > limit:
-                raise StallError(
-                    f"nothing happened for {limit:g} s after step {self.step}; {self.generation.whereabouts()}"
-                )
+            await stop(training, generation, watchdog)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Training
@@ -305,24 +298,21 @@ class Trainer:
                 raise self._interrupt
 
     async def _train_step(self, step: int) -> None:
-        training, started = self.config.training, time.monotonic()
+        training = self.config.training
         consumed = self._consumed = []
+        self.pace.begin_step()
         taken = await self._take()
-        waited = time.monotonic() - started
         await self.observers.notify("on_batch_start", state=self.state(), step=step)
-        drained = 0.0
         if self.colocated:
-            drained += await self._drained()
+            await self._drained()
             await self._backend("enter_training", self.backend.enter_training())
-        training_began, waited_before = time.monotonic(), waited
         samples: list[TrainingSample] = []
         while True:
-            samples += await self._process(taken)
+            with self.pace.spending("training"):
+                samples += await self._process(taken)
             if len(consumed) == training.groups_per_step:
                 break
-            before = time.monotonic()
             taken = await self._take()
-            waited += time.monotonic() - before
         planned = OptimizerStep(
             step=step,
             total_steps=training.steps,
@@ -330,7 +320,8 @@ class Trainer:
             sampled_tokens=sum(sample.sampled_tokens for sample in samples),
             trajectories=sum(len(group.trajectories) for item in consumed for group in item.groups),
         )
-        result = await self._backend("update_policy", self.backend.update_policy(planned))
+        with self.pace.spending("training"):
+            result = await self._backend("update_policy", self.backend.update_policy(planned))
         self.position.step, self._consumed = step, []
         self.generation.groups_since_step = 0
         left_out = sum(item.left_out for item in consumed)
@@ -339,25 +330,17 @@ class Trainer:
             self.books.book("filtered", FilterReason.TERMINATION_REASON.value, left_out)
         self.reporter.event("step", step=step, groups=[item.ordinal for item in consumed])
         self.reporter.trained(consumed, samples, result.metrics, self.coordinator.weight_version)
-        trained, drained_before = time.monotonic(), drained
         if step % training.trigger_parameter_sync_step == 0 or step == training.steps:
-            drained += await self._synchronise()
+            await self._synchronise()
         elif self.colocated:
             await self._backend("enter_generation", self.backend.enter_generation())
         self._check_books()
-        ended = time.monotonic()
-        spent = Spent(
-            step_seconds=ended - started,
-            generation_wait_seconds=waited,
-            training_seconds=trained - training_began - (waited - waited_before),
-            drain_seconds=drained,
-            sync_seconds=ended - trained - (drained - drained_before),
-        )
-        metrics = self.reporter.step(step, self.coordinator.weight_version, consumed, self.pace.step(spent))
+        metrics = self.reporter.step(step, self.coordinator.weight_version, consumed, self.pace.end_step())
         await self.observers.notify("on_batch_end", state=self.state(), step=step, metrics=metrics)
 
     async def _take(self) -> list[CompleteGroup]:
-        taken = await self.buffer.take(self.groups_per_take)
+        with self.pace.spending("generation_wait"):
+            taken = await self.buffer.take(self.groups_per_take)
         self.coordinator.on_consumed(len(taken))
         self.coordinator.throttle(self.buffer.is_full and len(self.buffer) >= self.groups_per_take)
         self._consumed += taken
@@ -387,20 +370,17 @@ class Trainer:
     # ----------------------------------------------------------------------------------------------------------------
     # Weights
 
-    async def _synchronise(self) -> float:
-        """Returns the seconds for which rollouts in flight were waited for."""
-        drained = 0.0
+    async def _synchronise(self) -> None:
         if not self.config.training.partial_rollout:
             self.coordinator.pause()
-            drained = await self._drained()
-        await self._publish("step")
+            await self._drained()
+        with self.pace.spending("sync"):
+            await self._publish("step")
         self.coordinator.resume()
-        return drained
 
-    async def _drained(self) -> float:
-        began = time.monotonic()
-        await self.coordinator.drained()
-        return time.monotonic() - began
+    async def _drained(self) -> None:
+        with self.pace.spending("drain"):
+            await self.coordinator.drained()
 
     async def _publish(self, reason: Literal["start", "step", "resume"]) -> None:
         """New weights to the engine, then the version to everybody."""
@@ -463,9 +443,3 @@ class Trainer:
         folder = await self.saving.save(self.position)
         if folder is not None:
             await self.observers.notify("on_checkpoint_saved", state=self.state(), step=self.step, directory=folder)
-
-
-async def _stop(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

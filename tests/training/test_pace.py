@@ -18,7 +18,7 @@ from benchmarks.simulated import TRAIN_SECONDS, SimulationPlugin
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
-from rllm_core.training.pace import Pace, Spent, makespan
+from rllm_core.training.pace import Pace, makespan
 from rllm_core.training.progress import Progress
 from rllm_core.training.slots import Slots
 
@@ -124,7 +124,8 @@ def test_a_step_that_took_no_time_divides_by_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(time, "monotonic", lambda: 7.0)
     config = load_run_config("say_yes", plugins, overrides=(), backend="scripted")
     pace = Pace(config, colocated=False, slots=Slots(4), coordinator=Still(), buffer=Still())  # type: ignore[arg-type]
-    timings = pace.step(Spent(0.0, 0.0, 0.0, 0.0, 0.0))
+    pace.begin_step()
+    timings = pace.end_step()
     assert timings["generation_idle_share"] == timings["training_idle_share"] == 0.0
     assert timings["speedup_over_synchronous"] is timings["speedup_bound"] is None
 
