@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
-import numpy as np
-
+from rllm_core.algorithms.advantages.contract import rewards
+from rllm_core.algorithms.advantages.statistics import is_uniform
 from rllm_core.types import Episode, Trajectory, TrajectoryGroup
 
 
@@ -18,6 +18,11 @@ class FilterReason(StrEnum):
     UNIFORM_REWARD = "uniform_reward"
     NOTHING_SAMPLED = "nothing_sampled"
     TERMINATION_REASON = "termination_reason"
+
+    @property
+    def is_of_policy(self) -> bool:
+        """Whether it tells how the policy did, and not that something failed or that nobody asked the policy."""
+        return self not in (FilterReason.INCOMPLETE_GROUP, FilterReason.NOTHING_SAMPLED)
 
 
 GroupOf = Callable[[Episode, Trajectory], str]
@@ -76,11 +81,15 @@ def group_trajectories(
 def filter_reason(
     group: TrajectoryGroup, *, min_group_size: int, drop_uniform: bool, learns_written: bool = False
 ) -> FilterReason | None:
-    """Why ``group`` is not trained, or None if it is."""
+    """Why ``group`` is not trained, or None if it is.
+
+    Rewards are compared as they were given, before any shaping: DAPO (arXiv 2503.14476, eq. 11) keeps a group if, and
+    only if, some of its answers are right and some are wrong, however long they are.
+    """
     if len(group.trajectories) < min_group_size:
         return FilterReason.TOO_FEW
     if not any(learns_written or step.weight_version is not None for t in group.trajectories for step in t.steps):
         return FilterReason.NOTHING_SAMPLED
-    if drop_uniform and np.ptp([t.total_reward for t in group.trajectories]) == 0:
+    if drop_uniform and is_uniform(rewards(group)):
         return FilterReason.UNIFORM_REWARD
     return None

@@ -108,7 +108,8 @@ def _check(group: TrajectoryGroup, trajectory: Trajectory, credit: Credit, credi
     parts, shapes = ([*credit], [(len(s.completion_ids),) for s in steps]) if per_token else ([credit], [(len(steps),)])
     try:
         with np.errstate(over="ignore"):  # samples hold float32
-            arrays = [np.asarray(part, np.float32) for part in parts]
+            # Text of digits would become numbers here, and so would None.
+            arrays = [array.astype(np.float32) for array in map(np.asarray, parts) if array.dtype.kind in "fiu"]
     except (TypeError, ValueError):  # no numbers at all
         arrays = []
     if [array.shape for array in arrays] != shapes or not all(np.isfinite(array).all() for array in arrays):

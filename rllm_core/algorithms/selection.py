@@ -10,6 +10,7 @@ from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
 from rllm_core.algorithms.corrections import Correction, Corrections
 from rllm_core.algorithms.pieces import configured
+from rllm_core.algorithms.shaping import OverlongPenalty
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
@@ -51,7 +52,7 @@ class Algorithm:
             for role, chosen in algorithm.roles.items()
         }
         default = estimator(algorithm.name, algorithm.estimator_options, "algorithm")
-        return cls(RoleEstimators(default, by_role), _corrections(config, plugins))
+        return cls(RoleEstimators(default, by_role, OverlongPenalty.of(config)), _corrections(config, plugins))
 
 
 def _corrections(config: RunConfig, plugins: PluginManager) -> Corrections:

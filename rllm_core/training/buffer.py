@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rllm_core.algorithms.advantages import Credit, RoleEstimators
 from rllm_core.algorithms.grouping import FilterReason, GroupOf, by_role, filter_reason, group_trajectories
+from rllm_core.training.books import Account
 from rllm_core.training.journal import writing
 from rllm_core.types import Episode, Trajectory, TrajectoryGroup
 
@@ -30,6 +31,8 @@ class CompleteGroup:
         advantages: Per group and trajectory, if they do not depend on what is known later only.
         left_out: How many of the episodes are in none of the groups, for the reason they ended with.
         dispatched_version: The version that was live when it was dispatched.
+        filtered: Why none of them survived, where an optimizer step is to go without it (``refill_filtered_groups =
+            false``) and not with another in its place.
     """
 
     ordinal: int
@@ -40,11 +43,24 @@ class CompleteGroup:
     advantages: list[list[Credit]] | None = None
     left_out: int = 0
     dispatched_version: int = 0
+    filtered: FilterReason | None = None
 
     @property
     def weight_version(self) -> int:
         """The oldest version that sampled any of its tokens; where nobody did, the one it was dispatched with."""
-        return min(group.weight_version for group in self.groups)
+        versions = [group.weight_version for group in self.groups]
+        versions += [e.weight_version for e in self.episodes if not self.groups and e.weight_version is not None]
+        return min(versions, default=self.dispatched_version)
+
+    @property
+    def accounts(self) -> list[tuple[Account, str, int]]:
+        """Where its rollouts belong in the books once it has been trained: account, reason, rollouts."""
+        if self.filtered is not None:
+            return [("filtered", self.filtered.value, len(self.episodes))]
+        trained: tuple[Account, str, int] = ("trained", "trained", len(self.episodes) - self.left_out)
+        if not self.left_out:
+            return [trained]
+        return [trained, ("filtered", FilterReason.TERMINATION_REASON.value, self.left_out)]
 
     @cached_property
     def size_bytes(self) -> int:
@@ -128,6 +144,8 @@ class TrajectoryGroupBuffer:
         estimators: Say how many trajectories a group needs.
         credits_groups: Whether they run here, per group, and not when the groups are consumed.
         drop_uniform: Filter groups whose rewards are all equal.
+        refill: Whether another group takes the place of one that is filtered for how the policy did in it; otherwise it
+            is handed out like any other, with nothing in it to train.
         group_of: Which group a trajectory is compared in.
         leave_out: Reasons to end with that keep a rollout out of its groups.
         max_bytes: Complete groups beyond this hold generation up (`is_full`), or go to ``spill``.
@@ -142,6 +160,7 @@ class TrajectoryGroupBuffer:
         *,
         credits_groups: bool,
         drop_uniform: bool,
+        refill: bool = True,
         in_order: bool = False,
         group_of: GroupOf = by_role,
         leave_out: Collection[str] = (),
@@ -155,6 +174,7 @@ class TrajectoryGroupBuffer:
         self.max_bytes = max_bytes
         self.size_bytes = 0
         self.drop_uniform = drop_uniform
+        self.refill = refill
         self.in_order = in_order
         self._running: set[int] = set()
         self._complete: list[CompleteGroup | SpilledGroup] = []
@@ -181,19 +201,25 @@ class TrajectoryGroupBuffer:
             why = filter_reason(
                 group,
                 min_group_size=estimator.min_group_size,
-                drop_uniform=self.drop_uniform,
+                drop_uniform=self.drop_uniform and estimator.needs_rewards,
                 learns_written=estimator.learns_written,
             )
             if why is None:
                 kept.append(group)
-            else:
+            elif not reason.is_of_policy:
                 reason = why
-        if not kept:
+        if not kept and (self.refill or not reason.is_of_policy):
             return reason
-        advantages = self.estimators(kept) if self.credits_groups else None
-        left_out = len(finished) - len(wanted)
         return CompleteGroup(
-            assembly.ordinal, assembly.task_id, assembly.epoch, finished, kept, advantages, left_out, version
+            ordinal=assembly.ordinal,
+            task_id=assembly.task_id,
+            epoch=assembly.epoch,
+            episodes=finished,
+            groups=kept,
+            advantages=self.estimators(kept) if self.credits_groups else None,
+            left_out=len(finished) - len(wanted),
+            dispatched_version=version,
+            filtered=None if kept else reason,
         )
 
     def expect(self, ordinal: int) -> None:

@@ -65,7 +65,7 @@ class Crediting:
         if self.when_completed(self.config, self.algorithm):
             credits = [credit for item in taken for credit in item.advantages or []]
         else:
-            rewarded = await self._less_kl(groups) if self._kl_in == "reward" else groups
+            rewarded = await self._less_kl(groups) if self._kl_in == "reward" and groups else groups
             credits = self.algorithm.estimators(rewarded)
         remaining = iter(zip(groups, credits, strict=True))
         return [[sample for _ in item.groups for sample in self._samples(*next(remaining))] for item in taken]

@@ -15,6 +15,7 @@ from rllm_core.observers import Observers
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
+from rllm_core.training.difficulty import Difficulty
 from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
@@ -61,6 +62,7 @@ class Generation:
         self.observers = observers
         self.epoch = -1
         self.groups_since_step = 0
+        self.difficulty = Difficulty()
         self.quarantine = Quarantine(config.rollout.quarantine_after_groups)
         self._breaker = CircuitBreaker(config.rollout)
         self._state = state
@@ -130,6 +132,7 @@ class Generation:
             self.books.book("cancelled", reason, len(ordinals) * self.config.training.rollouts_per_group)
             self.reporter.event("cancel", groups=ordinals, reason=reason)
         self._again = sorted({*self._again, *ordinals})
+        self.difficulty.forget(ordinals)
 
     def restore_buffer(self, path: Path, state: dict[str, Any]) -> None:
         """Read what `TrajectoryGroupBuffer.write` wrote: these groups need not be generated again.
@@ -159,12 +162,14 @@ class Generation:
 
     def state_dict(self, buffered_ordinals: list[int]) -> dict[str, Any]:
         """For the manifest; ``buffered_ordinals`` are the groups that the checkpoint holds whole."""
+        due = {*self._assemblies, *self._again, *self.buffer.ordinals()} - set(buffered_ordinals)
         return {
             "next_ordinal": self._next_ordinal,
-            "due_ordinals": sorted({*self._assemblies, *self._again, *self.buffer.ordinals()} - set(buffered_ordinals)),
+            "due_ordinals": sorted(due),
             "buffered_ordinals": buffered_ordinals,
             "epoch": self.epoch,
             "quarantine": self.quarantine.state_dict(),
+            "difficulty": self.difficulty.state_dict(due),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -175,6 +180,7 @@ class Generation:
             self.buffer.expect(ordinal)
         self.epoch = state["epoch"]
         self.quarantine.load_state_dict(state["quarantine"])
+        self.difficulty.load_state_dict(state.get("difficulty", []))  # earlier versions wrote none
 
     def _skip(self, ordinal: int) -> None:
         task_id = self.stream[ordinal].task_id
@@ -223,9 +229,14 @@ class Generation:
         del self._assemblies[assembly.ordinal], self._groups[assembly.ordinal]
         if outcome is not FilterReason.INCOMPLETE_GROUP:
             self.quarantine.group_played(assembly.task_id)
+            self.difficulty.completed(assembly.ordinal, assembly.episodes.values())
         if isinstance(outcome, CompleteGroup):
             self.reporter.event(
-                "enqueue", group=assembly.ordinal, weight_version=outcome.weight_version, left_out=outcome.left_out
+                "enqueue",
+                group=assembly.ordinal,
+                weight_version=outcome.weight_version,
+                left_out=outcome.left_out,
+                filtered=outcome.filtered,
             )
             self.buffer.put(outcome)
             self.coordinator.on_completed()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from rllm_core.config import RunConfig
+from rllm_core.training.difficulty import ALL, NONE, SOME
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,9 @@ CORE_METRICS: dict[str, Reduction] = {
     "response_tokens_mean": "mean",
     "truncated_share": "mean",
     "uniform_groups_share": "mean",
+    NONE: "mean",
+    SOME: "mean",
+    ALL: "mean",
     "staleness_mean": "mean",
     "staleness_max": "max",
     "groups": "sum",

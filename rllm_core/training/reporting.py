@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rllm_core.algorithms.advantages.contract import rewards as rewards_of
+from rllm_core.algorithms.advantages.statistics import is_uniform
 from rllm_core.config import RunConfig
 from rllm_core.training.buffer import CompleteGroup
 from rllm_core.training.metrics import CORE_METRICS, MetricsAggregator, Trackers
@@ -52,6 +54,11 @@ class Reporter:
             self._error(episode)
             self.progress.problem(episode)
 
+    def difficulty(self, solved_by: Mapping[str, Sequence[bool]]) -> None:
+        """Record what `rllm_core.training.difficulty.Difficulty.take` returned for an optimizer step."""
+        for name, groups in solved_by.items():
+            self.metrics.record(name, *groups)
+
     def trained(
         self,
         consumed: Sequence[CompleteGroup],
@@ -62,14 +69,20 @@ class Reporter:
         """Record the metrics of an optimizer step; ``weight_version`` is the one before it."""
         record = self.metrics.record
         groups = [group for item in consumed for group in item.groups]
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        rewarded = [[t.total_reward for t in group.trajectories if t.has_reward] for group in groups]
-        rewards = [of_group for of_group in rewarded if of_group]
-        flat = [reward for group in rewards for reward in group]
+        trained = [trajectory for group in groups for trajectory in group.trajectories]
+        # Without those that were filtered and not replaced, the rewards of a step would say nothing about the policy.
+        untrained = [t for item in consumed if not item.groups for e in item.episodes for t in e.trajectories]
+        trajectories = [*trained, *(t for t in untrained if t.trainable and t.steps)]
+        rewarded = [rewards_of(group) for group in groups if all(t.has_reward for t in group.trajectories)]
+        rewards: dict[str, list[float]] = defaultdict(list)
+        for trajectory in trajectories:
+            if trajectory.has_reward:
+                rewards[trajectory.role].append(trajectory.total_reward)
+        flat = [reward for of_role in rewards.values() for reward in of_role]
         ages = [weight_version - item.weight_version for item in consumed]
         judged = [e.is_correct for item in consumed for e in item.episodes if e.is_correct is not None]
-        record("groups", len(consumed))
-        record("trajectories", len(trajectories))
+        record("groups", sum(1 for item in consumed if item.groups))
+        record("trajectories", len(trained))
         record("samples", len(samples))
         record("staleness_mean", *ages)
         record("staleness_max", *ages)
@@ -77,7 +90,11 @@ class Reporter:
         record("reward_mean", *flat)
         record("trajectory_reward_min", *flat)
         record("trajectory_reward_max", *flat)
-        record("uniform_groups_share", *(min(group) == max(group) for group in rewards))
+        if len(rewards) > 1:
+            for role, of_role in rewards.items():
+                self.metrics.declare(f"reward_mean/{role}", "mean")
+                record(f"reward_mean/{role}", *of_role)
+        record("uniform_groups_share", *(is_uniform(of_group) for of_group in rewarded))
         record("turns_mean", *(len(t.steps) for t in trajectories))
         record("response_tokens_mean", *(sum(len(s.completion_ids) for s in t.steps) for t in trajectories))
         breaks = Counter(s.break_reason for t in trajectories for s in t.steps if s.break_reason is not None)

@@ -20,9 +20,8 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, Literal, TypeVar
 
-from rllm_core.algorithms.grouping import FilterReason
 from rllm_core.algorithms.selection import Algorithm
-from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate
+from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import RunError, UserError
@@ -136,6 +135,7 @@ class Trainer:
             algorithm.estimators,
             credits_groups=Crediting.when_completed(config, algorithm),
             drop_uniform=config.algorithm.filter_uniform_groups,
+            refill=config.algorithm.refill_filtered_groups,
             in_order=training.staleness == "strict",
             group_of=workflow.group_of,
             leave_out=config.algorithm.filter_termination_reasons,
@@ -320,15 +320,17 @@ class Trainer:
             sampled_tokens=sum(sample.sampled_tokens for sample in samples),
             trajectories=sum(len(group.trajectories) for item in consumed for group in item.groups),
         )
+        # Without a gradient even a step of Adam would move the weights, by what it remembers of earlier ones.
+        update = self.backend.update_policy(planned) if samples else None
         with self.pace.spending("training"):
-            result = await self._backend("update_policy", self.backend.update_policy(planned))
+            result = UpdateResult() if update is None else await self._backend("update_policy", update)
         self.position.step, self._consumed = step, []
         self.generation.groups_since_step = 0
-        left_out = sum(item.left_out for item in consumed)
-        self.books.book("trained", "trained", sum(len(item.episodes) for item in consumed) - left_out)
-        if left_out:
-            self.books.book("filtered", FilterReason.TERMINATION_REASON.value, left_out)
+        for item in consumed:
+            for account, reason, rollouts in item.accounts:
+                self.books.book(account, reason, rollouts)
         self.reporter.event("step", step=step, groups=[item.ordinal for item in consumed])
+        self.reporter.difficulty(self.generation.difficulty.take())
         self.reporter.trained(consumed, samples, result.metrics, self.coordinator.weight_version)
         if step % training.trigger_parameter_sync_step == 0 or step == training.steps:
             await self._synchronise()
@@ -355,6 +357,8 @@ class Trainer:
         credited = await self.crediting.credited(taken)
         for start in range(0, len(credited), self.groups_per_pass):
             chunk = [sample for group in credited[start : start + self.groups_per_pass] for sample in group]
+            if not chunk:
+                continue  # all of them filtered
             chunk = await self.crediting.corrected(chunk, proximal_version=self.coordinator.weight_version + since_sync)
             batch = self.backend.transform_to_backend_batch(chunk)
             await self._backend("process_backend_batch", self.backend.process_backend_batch(batch))

@@ -94,6 +94,7 @@ class _Group:
     state: str = "dispatched"
     weight_version: int = 0
     left_out: int = 0
+    filtered: str | None = None
 
 
 class _Replay:
@@ -205,6 +206,7 @@ class _Replay:
             self._require(ended == group.rollouts, f"group {event['group']} is complete with {ended} ended rollouts")
             group.weight_version = event["weight_version"]
             group.left_out = event["left_out"]
+            group.filtered = event.get("filtered")  # earlier versions wrote none
 
     def _filter(self, event: dict[str, Any]) -> None:
         group = self._expect(event["group"], "dispatched", "filtered")
@@ -234,11 +236,15 @@ class _Replay:
         self._require(trained == expected, f"step {event['step']} trained {trained} groups, {expected} were planned")
         for ordinal in event["groups"]:
             group = self._expect(ordinal, "consumed", "trained")
-            if group is not None:
+            if group is None:
+                continue
+            if group.filtered is not None:
+                self._books["filtered"][group.filtered] += group.rollouts
+            else:
                 self._books["trained"]["trained"] += group.rollouts - group.left_out
                 if group.left_out:
                     self._books["filtered"]["termination_reason"] += group.left_out
-                del self.groups[ordinal]
+            del self.groups[ordinal]
 
     def _sync(self, event: dict[str, Any]) -> None:
         version, before = event["version"], self.found.weight_version

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Credit
+from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Credit, sampled_tokens
 from rllm_core.algorithms.advantages.contract import rewards as rewards_of
 from rllm_core.algorithms.advantages.outcome import broadcast
 from rllm_core.algorithms.advantages.statistics import centred, whitened
@@ -67,7 +67,7 @@ class ReinforcePlusPlusBaseline(AdvantageEstimator):
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         """See `AdvantageEstimator`."""
         deviations = [centred(rewards_of(group)) for group in groups]
-        tokens = [_sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories]
+        tokens = [sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories]
         values = _split(whitened(_joined(deviations), np.array(tokens, np.float64)), [len(d) for d in deviations])
         return [broadcast(group, of_group) for group, of_group in zip(groups, values, strict=True)]
 
@@ -117,10 +117,6 @@ def _tokens(step: Step, values: int) -> npt.NDArray[np.float64]:
     if step.weight_version is None:
         return np.zeros(values)
     return np.array([float(len(step.completion_ids))]) if step.token_rewards is None else np.ones(values)
-
-
-def _sampled_tokens(trajectory: Trajectory) -> int:
-    return sum(len(step.completion_ids) for step in trajectory.steps if step.weight_version is not None)
 
 
 def _credit(trajectory: Trajectory, parts: Iterator[npt.NDArray[np.float64]]) -> Credit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -27,8 +27,8 @@ class AdvantageEstimator(Configured, ABC):
             other groups of the optimizer step; the latter is computed when the whole step is at hand.
         learns_written: Whether it credits tokens that nobody sampled, as supervised training does.
         needs_rewards: Whether trajectories without a reward are errors.
-        needs_teacher: Whether a teacher (``[teacher]``) scores sampled tokens before they are credited; steps then carry
-            its log-probabilities less those of the policy as `rllm_core.types.Step.advantages`.
+        needs_teacher: Whether a teacher (``[teacher]``) scores sampled tokens before they are credited; steps then
+            carry its log-probabilities less those of the policy as `rllm_core.types.Step.advantages`.
         per_token: Whether advantages may differ within a turn, which not every backend can train.
     """
 
@@ -58,12 +58,19 @@ class RoleEstimators:
 
     Args:
         default: For every role that is not named.
-        by_role: For the others.
+        by_role: For the others, by the names of their groups: roles, unless a workflow's ``group_of`` says otherwise.
+        shaped: What rewards become before an estimator sees them.
     """
 
-    def __init__(self, default: AdvantageEstimator, by_role: Mapping[str, AdvantageEstimator] | None = None) -> None:
+    def __init__(
+        self,
+        default: AdvantageEstimator,
+        by_role: Mapping[str, AdvantageEstimator] | None = None,
+        shaped: Callable[[TrajectoryGroup], TrajectoryGroup] | None = None,
+    ) -> None:
         self.default = default
         self.by_role = dict(by_role or {})
+        self._shaped = shaped
 
     def of(self, role: str) -> AdvantageEstimator:
         """Who credits trajectories of ``role``."""
@@ -101,8 +108,11 @@ class RoleEstimators:
         result: list[list[Credit]] = [[] for _ in groups]
         for role, positions in places.items():
             estimator = self.of(role)
+            compared = [groups[position] for position in positions]
+            if self._shaped is not None and estimator.needs_rewards:
+                compared = [self._shaped(group) for group in compared]
             try:
-                credits = estimator([groups[position] for position in positions])
+                credits = estimator(compared)
                 counts = [len(credit) for credit in credits]
             except Exception as error:  # it may be anybody's
                 raise RunError(f"{estimator.label} failed: {one_line(error)}") from error
@@ -121,6 +131,11 @@ class RoleEstimators:
 def rewards(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
     """``(trajectories,)`` total rewards of a group."""
     return np.array([trajectory.total_reward for trajectory in group.trajectories], np.float64)
+
+
+def sampled_tokens(trajectory: Trajectory) -> int:
+    """How many tokens of it the policy sampled."""
+    return sum(len(step.completion_ids) for step in trajectory.steps if step.weight_version is not None)
 
 
 def per_step(trajectory: Trajectory, value: float) -> Advantages:
