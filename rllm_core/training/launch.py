@@ -87,8 +87,8 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     backend_class: type[BackendProtocol[Any]] = plugins.load(plugins.select(providers.Backend, config.backend))
     algorithm = Algorithm.of(config, plugins)
     capabilities = backend_class.capabilities(config)
-    check_support(config, capabilities, algorithm, plugins)
     check_imitation(config, capabilities, algorithm, workflow, plugins)
+    check_support(config, capabilities, algorithm, plugins)
     if not workflow.tasks("train"):
         raise ConfigError(f"workflow {config.workflow!r} has no training tasks")
     backend = backend_class(config, plugins)

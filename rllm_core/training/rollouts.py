@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rllm_core.config import RunConfig
@@ -60,7 +61,7 @@ class RolloutRunner:
         config: The run file.
         observers: Told of every episode.
         lockstep: See `RequestMerger`.
-        needs_rewards: Whether a trajectory without a reward is an error.
+        needs_reward: Whether a trajectory of a group (`Workflow.group_of`) without a reward is an error.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class RolloutRunner:
         observers: Observers,
         *,
         lockstep: bool,
-        needs_rewards: bool = True,
+        needs_reward: Callable[[str], bool] = lambda group: True,
     ) -> None:
         self.workflow = workflow
         self.engine = engine
         self.config = config
         self.observers = observers
-        self.needs_rewards = needs_rewards
+        self._needs_reward = needs_reward
         self.merger = RequestMerger(engine, config.rollout, lockstep=lockstep)
         self._slots = Slots(config.rollout.max_concurrent_rollouts)
         self._timer = SharedTimer(config.rollout.rollout_timeout_seconds)
@@ -142,7 +143,9 @@ class RolloutRunner:
         if not episode.trajectories:
             return self._failed(task, episode.termination_reason, "the episode has no trajectory")
         for trajectory in episode.trajectories:
-            if trajectory.trainable and (self.needs_rewards or trajectory.has_reward):
+            if not trajectory.trainable:
+                continue
+            if trajectory.has_reward or self._needs_reward(self.workflow.group_of(episode, trajectory)):
                 _check_rewards(trajectory)
         return episode
 

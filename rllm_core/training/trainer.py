@@ -122,7 +122,7 @@ class Trainer:
             config,
             observers,
             lockstep=capabilities.colocated and capabilities.deterministic,
-            needs_rewards=algorithm.estimators.needs_rewards,
+            needs_reward=lambda group: algorithm.estimators.of(group).needs_rewards,
         )
         self.learns_written = algorithm.estimators.learns_written
         self.validation_plan = plan(

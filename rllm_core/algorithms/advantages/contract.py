@@ -91,11 +91,6 @@ class RoleEstimators:
         """Whether any of them credits tokens that nobody sampled."""
         return any(estimator.learns_written for estimator in self.all)
 
-    @property
-    def needs_rewards(self) -> bool:
-        """Whether any of them does."""
-        return any(estimator.needs_rewards for estimator in self.all)
-
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         """Advantages per group and trajectory; roles are computed apart from each other.
 
