@@ -26,11 +26,13 @@ class MaskedTokens:
         token_ids: ``(tokens,)`` int32, read-only.
         loss_mask: ``(tokens,)`` bool, True on what the model shall learn to say; read-only.
         media: Images and the like, where ``token_ids`` holds placeholders.
+        break_reason: Why the conversation could not go on in the row before, if it began there.
     """
 
     token_ids: TokenIds
     loss_mask: npt.NDArray[np.bool_]
     media: tuple[PlacedMedia, ...] = ()
+    break_reason: str | None = None
 
     def __post_init__(self) -> None:
         mask = np.array(self.loss_mask, np.bool_)
@@ -110,8 +112,8 @@ def _as_rolled_out(
         for start, stop in segment.completion_spans:
             mask[start:stop] = next(flags)
         if mask.any():
-            media = [turn.media for turn in turns if turn.segment == number][-1]
-            rows.append(MaskedTokens(segment.token_ids, mask, media))
+            of_segment = [turn for turn in turns if turn.segment == number]
+            rows.append(MaskedTokens(segment.token_ids, mask, of_segment[-1].media, of_segment[0].break_reason))
     return rows
 
 

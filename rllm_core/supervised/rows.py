@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from abc import abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
@@ -132,14 +131,14 @@ class JsonLines(Rows):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._offsets, self._numbers = array("Q"), array("Q")
-        self._file = path.open("rb")
         offset = 0
-        for number, line in enumerate(self._file, 1):
-            if line.strip():
-                self._offsets.append(offset)
-                self._numbers.append(number)
-                self._conversation(len(self._offsets) - 1, self._parsed(len(self._offsets) - 1, line))
-            offset += len(line)
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    self._offsets.append(offset)
+                    self._numbers.append(number)
+                    self._conversation(len(self._offsets) - 1, self._parsed(len(self._offsets) - 1, line))
+                offset += len(line)
         self._ends = array("Q", [*self._offsets[1:], offset])
 
     def __len__(self) -> int:
@@ -154,9 +153,13 @@ class JsonLines(Rows):
         return self._numbers[index]
 
     def _read(self, index: int) -> Any:
-        start = self._offsets[index]
-        # Several threads may read at a time, so the file's own position is not used.
-        return self._parsed(index, os.pread(self._file.fileno(), self._ends[index] - start, start))
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offsets[index])
+                line = file.read(self._ends[index] - self._offsets[index])
+        except OSError as error:
+            raise ConfigError(f"{self.where(index)} cannot be read any more: {error.strerror}") from error
+        return self._parsed(index, line)
 
     def _parsed(self, index: int, line: bytes) -> Any:
         try:

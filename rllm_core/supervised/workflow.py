@@ -140,6 +140,7 @@ def steps_of(conversation: Conversation, sequences: Sequence[MaskedTokens]) -> l
                 prompt_media=tuple(piece for piece in sequence.media if piece.stop <= start),
                 completion_ids=sequence.token_ids[start:stop],
                 segment=number,
+                break_reason=sequence.break_reason if start == _spans(sequence)[0][0] else None,
                 advantages=None if conversation.weight == 1 else repeated(conversation.weight, stop - start),
             )
         )

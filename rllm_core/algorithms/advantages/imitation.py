@@ -8,13 +8,14 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Advantages, Credit, per_step
+from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Advantages, Credit
 from rllm_core.config import Section
+from rllm_core.errors import RunError
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 
 class SFT(AdvantageEstimator):
-    """1 for every written token, or its weight where the step carries one (`rllm_core.types.Step.advantages`).
+    """1 for every written token, or the weight of its step, where that carries one as `rllm_core.types.Step.advantages`.
 
     With the loss ``cross_entropy``, this is the maximum likelihood of supervised training.
     """
@@ -29,16 +30,19 @@ class SFT(AdvantageEstimator):
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         """See `AdvantageEstimator`."""
-        return [[_weights(trajectory) for trajectory in group.trajectories] for group in groups]
+        return [[_weights(group, trajectory) for trajectory in group.trajectories] for group in groups]
 
 
-def _weights(trajectory: Trajectory) -> Credit:
-    if all(step.advantages is None for step in trajectory.steps):
-        return per_step(trajectory, 1.0)
-    return [
-        np.ones(len(step.completion_ids)) if step.advantages is None else step.advantages.astype(np.float64)
-        for step in trajectory.steps
-    ]
+def _weights(group: TrajectoryGroup, trajectory: Trajectory) -> Credit:
+    return np.array([_weight(group, step) for step in trajectory.steps], np.float64)
+
+
+def _weight(group: TrajectoryGroup, step: Step) -> float:
+    if step.advantages is None or not len(step.advantages):
+        return 1.0
+    if np.ptp(step.advantages):
+        raise RunError(f"task {group.task_id!r}: algorithm.name = 'sft' weighs steps, and not the tokens within one")
+    return float(step.advantages[0])
 
 
 class DistillOptions(Section):
@@ -61,6 +65,7 @@ class Distill(AdvantageEstimator):
 
     needs_rewards: ClassVar[bool] = False
     needs_teacher: ClassVar[bool] = True
+    per_token: ClassVar[bool] = True
     options_model = DistillOptions
     options: DistillOptions
 
@@ -71,13 +76,13 @@ class Distill(AdvantageEstimator):
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         """See `AdvantageEstimator`."""
-        return [[[self._credit(step) for step in t.steps] for t in group.trajectories] for group in groups]
+        return [[[self._credit(group, step) for step in t.steps] for t in group.trajectories] for group in groups]
 
-    def _credit(self, step: Step) -> Advantages:
+    def _credit(self, group: TrajectoryGroup, step: Step) -> Advantages:
         if step.weight_version is None:
             return np.zeros(len(step.completion_ids))
         if step.advantages is None:
-            raise ValueError(f"step {step.step_id} was sampled, and no teacher has scored it")
+            raise RunError(f"task {group.task_id!r}: step {step.step_id} was sampled, and no teacher has scored it")
         ratios = step.advantages.astype(np.float64)
         if self.options.clip is not None:
             ratios = ratios.clip(-self.options.clip, self.options.clip)

@@ -1,0 +1,139 @@
+"""Workflow ``sft``: its steps are the parser's tokens and masks, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm_core.algorithms.advantages import RoleEstimators
+from rllm_core.algorithms.advantages.imitation import SFT
+from rllm_core.algorithms.grouping import group_trajectories
+from rllm_core.algorithms.samples import training_samples
+from rllm_core.engine import Completer
+from rllm_core.errors import ConfigError
+from rllm_core.supervised.rows import Conversation
+from rllm_core.supervised.workflow import SFTConfig, SFTWorkflow, steps_of
+from rllm_core.testing.scripted import ByteParser, ScriptedEngine
+from rllm_core.types import Episode, TerminationReason, TrainingSample, Trajectory
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system"]), "content": st.text(max_size=6)},
+        optional={"weight": st.sampled_from([0, 1])},
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+def samples_of(conversation: Conversation, method: Any) -> list[TrainingSample]:
+    sequences = ByteParser().tokenize_and_mask(conversation.messages, method=method)
+    episode = Episode(task_id="t", trajectories=[Trajectory(steps=steps_of(conversation, sequences))])
+    [group] = group_trajectories(3, "t", [episode], dispatched_version=7)
+    [credits] = RoleEstimators(SFT())([group])
+    assert group.weight_version == 7
+    return training_samples(group, credits, learns_written=True)
+
+
+@given(messages=MESSAGES, method=st.sampled_from(["cumulative", "stepwise"]), weight=st.sampled_from([1, 0.25]))
+def test_what_is_trained_is_what_the_parser_masks(messages: list[dict[str, Any]], method: Any, weight: float) -> None:
+    messages[0] = {"role": "user", "content": "first"}
+    if not any(m["role"] == "assistant" and m.get("weight", 1) for m in messages):
+        messages.append({"role": "assistant", "content": "last"})
+    conversation = Conversation.of({"messages": messages, "weight": weight})
+    masked = ByteParser().tokenize_and_mask(conversation.messages, method=method)
+    samples = samples_of(conversation, method)
+    assert len(samples) == len(masked)
+    for sample, row in zip(samples, masked, strict=True):
+        length = int(np.flatnonzero(row.loss_mask)[-1]) + 1
+        assert sample.token_ids.tolist() == row.token_ids[:length].tolist()
+        assert sample.loss_mask.tolist() == row.loss_mask[:length].tolist()
+        assert sample.logprobs is None
+        assert sample.advantages.tolist() == [weight] * int(row.loss_mask.sum())
+        assert set(sample.weight_versions) == {7}
+
+
+def test_steps_show_what_was_asked_and_said() -> None:
+    ask, say = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}
+    conversation = Conversation.of({"messages": [ask, {**say, "weight": 0}, ask, say]})
+    [step] = steps_of(conversation, ByteParser().tokenize_and_mask(conversation.messages))
+    assert [message["content"] for message in step.messages] == ["ask", "say", "ask"]
+    assert step.text == "say"
+    assert bytes(step.completion_ids[:-1].tolist()) == b"say"
+    assert step.weight_version is None
+    assert step.logprobs is None
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    texts = ["x", "y" * 100]
+    chats = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": text}] for text in texts]
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    return path
+
+
+def played(config: SFTConfig, index: int, engine: ScriptedEngine | None = None) -> Episode:
+    workflow = SFTWorkflow(config)
+    return asyncio.run(workflow.run(workflow.tasks("train")[index], Completer(engine or ScriptedEngine())))
+
+
+def test_tasks_are_named_after_their_lines(rows: Path) -> None:
+    workflow = SFTWorkflow(SFTConfig(train=str(rows)))
+    assert [task.task_id for task in workflow.tasks("train")] == ["rows.jsonl:1", "rows.jsonl:2"]
+    assert [task.task_id for task in workflow.tasks("train")[1:]] == ["rows.jsonl:2"]
+    assert workflow.tasks("validation") == []
+    engine = ScriptedEngine()
+    episode = played(SFTConfig(train=str(rows)), 0, engine)
+    assert engine.requests == 0
+    assert episode.trajectories[0].reward is None
+    assert not episode.trajectories[0].has_reward
+
+
+def test_rows_that_are_too_long(rows: Path) -> None:
+    limited = SFTConfig(train=str(rows), max_tokens=40)
+    assert played(limited, 0).trajectories[0].steps
+    with pytest.raises(ConfigError, match=r"rows.jsonl line 2 has \d+ tokens, and 40 are allowed"):
+        played(limited, 1)
+    left_out = played(limited.model_copy(update={"too_long": "skip"}), 1)
+    assert left_out.trajectories[0].steps == []
+    assert left_out.termination_reason is TerminationReason.MAX_PROMPT_TOKENS
+
+    class Short(ScriptedEngine):
+        max_model_tokens = 30
+
+    with pytest.raises(ConfigError, match="and 30 are allowed"):
+        played(SFTConfig(train=str(rows)), 1, Short())
+
+
+def test_what_the_parser_cannot_mask_names_its_line(rows: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rows.jsonl line 1: parser 'bytes' masks cumulative or stepwise"):
+        played(SFTConfig(train=str(rows), method="hf_template"), 0)
+
+
+def test_a_conversation_that_leaves_its_sequence_says_why() -> None:
+    class Forgetful(ByteParser):
+        """Cannot go on after the second answer, and renders what is long ago in another way."""
+
+        def bridge_to_next_turn(self, *arguments: Any, **more: Any) -> None:
+            return None
+
+        def render(self, messages: Any, **more: Any) -> list[int]:
+            kept = [m if at >= len(messages) - 2 else {**m, "content": "..."} for at, m in enumerate(messages)]
+            return super().render(kept, **more)
+
+    turn = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}]
+    conversation = Conversation.of({"messages": turn * 3})
+    steps = steps_of(conversation, Forgetful().tokenize_and_mask(conversation.messages, method="cumulative"))
+    reasons = [step.break_reason for step in steps]
+    assert reasons[0] is None
+    assert all(reasons[1:])
+    assert [step.segment for step in steps] == sorted(step.segment for step in steps)
+    assert len({step.segment for step in steps}) == 1 + sum(reason is not None for reason in reasons)
