@@ -119,6 +119,10 @@ class RoleEstimators:
                         f"{estimator.label} credited {count} of {len(groups[position].trajectories)} "
                         f"trajectories of task {groups[position].task_id!r}"
                     )
+                if not estimator.per_token and any(isinstance(single, list) for single in credit):
+                    raise RunError(
+                        f"{estimator.label} credits single tokens, and does not declare it: per_token = True"
+                    )
                 result[position] = credit
         return result
 

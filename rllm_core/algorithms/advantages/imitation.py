@@ -22,6 +22,7 @@ class SFT(AdvantageEstimator):
 
     learns_written: ClassVar[bool] = True
     needs_rewards: ClassVar[bool] = False
+    per_token: ClassVar[bool] = True
 
     @property
     def min_group_size(self) -> int:
@@ -65,6 +66,7 @@ class Distill(AdvantageEstimator):
 
     needs_rewards: ClassVar[bool] = False
     needs_teacher: ClassVar[bool] = True
+    per_token: ClassVar[bool] = True
     per_token: ClassVar[bool] = True
     options_model = DistillOptions
     options: DistillOptions
