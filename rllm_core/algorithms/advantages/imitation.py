@@ -15,7 +15,7 @@ from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 
 class SFT(AdvantageEstimator):
-    """1 for every written token, or the weight of its step, where that carries one as `rllm_core.types.Step.advantages`.
+    """1 for every written token, or the weight of its step where that has one (`rllm_core.types.Step.advantages`).
 
     With the loss ``cross_entropy``, this is the maximum likelihood of supervised training.
     """
