@@ -135,6 +135,6 @@ def test_a_conversation_that_leaves_its_sequence_says_why() -> None:
     conversation = Conversation.of({"messages": turn * 3})
     steps = steps_of(conversation, Forgetful().tokenize_and_mask(conversation.messages, method="cumulative"))
     reasons = [step.break_reason for step in steps]
-    assert reasons == [None, "prefix_mismatch", "prefix_mismatch"]
+    assert reasons == [None, "bridge_none", "bridge_none"]
     assert [step.segment for step in steps] == sorted(step.segment for step in steps)
     assert len({step.segment for step in steps}) == 1 + sum(reason is not None for reason in reasons)
