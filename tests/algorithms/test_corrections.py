@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rllm_core.testing.plugin
@@ -80,6 +80,7 @@ CUT = st.lists(st.lists(st.floats(-25, 25), min_size=1, max_size=6), min_size=1,
 
 
 @pytest.mark.parametrize("correction", EVERY)
+@settings(deadline=None)
 @given(sequences=CUT, order=st.randoms(use_true_random=False))
 def test_a_sequence_is_worth_the_same_in_any_company(
     correction: type[Correction], sequences: list[list[float]], order: Any

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm_core.algorithms.diagnostics import OffPolicyDiagnostics, token_ages
@@ -100,6 +100,7 @@ TOKENS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(tokens=TOKENS, cuts=st.lists(st.integers(0, 40)), order=st.randoms(use_true_random=False))
 def test_cuts_and_order_change_nothing(tokens: list[Any], cuts: list[int], order: Any) -> None:
     def columns(rows: list[Any]) -> dict[str, Any]:
