@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLAIN_EVERY_SECONDS = 5.0
+PLAIN_BETWEEN_STEPS_SECONDS = 60.0
 SHOWN_PROBLEMS = 5
 LABEL_WIDTH = len("generation ")
 HOLDS = {"pause": "new weights", "memory": "buffer full", "window": "window full", "end": "nothing left to start"}
@@ -158,16 +160,53 @@ class _Told(Progress):
 
 
 class PlainProgress(_Told):
-    """A line every few seconds, for logs."""
+    """A line every few seconds, for logs; where a step takes minutes, one a minute says that it goes on."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._spoke_at = 0.0
+        self._ended = threading.Event()
 
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
         """See `Progress`."""
-        self._last = 0.0
+        self._doing = f"step {first_step + 1}"
         super().start(config, run_dir, first_step)
+
+    def watch(self, now: Callable[[], Now]) -> None:
+        """See `Progress`."""
+        super().watch(now)
+        # A thread: the loop may be busy with a batch, and has better things to do than to look at a clock.
+        threading.Thread(target=self._speak_between_steps, args=(now,), name="progress", daemon=True).start()
+
+    def _speak_between_steps(self, now: Callable[[], Now]) -> None:
+        while not self._ended.wait(PLAIN_BETWEEN_STEPS_SECONDS):
+            if time.monotonic() - self._spoke_at >= PLAIN_BETWEEN_STEPS_SECONDS:
+                try:
+                    self._say(f"{self._doing} goes on: {_in_flight(now())}")
+                except OSError:
+                    return  # nobody reads any more, which the loop will find out as well
+
+    def validating(self, step: int, rollouts: int) -> None:
+        """See `Progress`."""
+        self._doing = f"validation after step {step}"
+
+    def validated(self, result: ValidationResult) -> None:
+        """See `Progress`."""
+        self._doing = f"step {result.step + 1}"
+        super().validated(result)
+
+    def stop(self) -> None:
+        """See `Progress`."""
+        self._ended.set()
+
+    def _say(self, text: str) -> None:
+        self._spoke_at = time.monotonic()
+        super()._say(text)
 
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """See `Progress`."""
         step, left = metrics["step"], self._left(metrics["step"], timings["step_seconds"])
+        self._doing = f"step {step + 1}"
         now = time.monotonic()
         if now - self._last >= PLAIN_EVERY_SECONDS or step == self._steps:
             self._last = now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from rllm_core.engine import EngineError
 from rllm_core.training import launch
+from rllm_core.training import progress as progress_module
 from rllm_core.training.pace import Now
 from rllm_core.training.progress import LiveProgress, PlainProgress, Progress
 
@@ -61,6 +63,32 @@ def test_plain_lines_of_an_asynchronous_run_say_how_stale_and_how_idle(
         f"{timings['speedup_over_synchronous']:.1f} of at most {timings['speedup_bound']:.1f} times synchronous",
     ]
     assert [text in last for text in said] == [bool(settings)] * 4
+
+
+def test_plain_lines_say_that_a_long_step_goes_on(
+    run_scripted: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "PLAIN_BETWEEN_STEPS_SECONDS", 0.02)
+
+    def takes_long(assembly: launch.Assembly) -> None:
+        original = assembly.backend.update_policy
+
+        async def update_policy(step: Any) -> Any:
+            said, line = "", "step 3 goes on: 0/16 rollouts in 0 groups, 0 queued\n"
+            async with asyncio.timeout(10):
+                while step.step == 3 and line not in said:
+                    await asyncio.sleep(0.001)
+                    said += capsys.readouterr().err
+            return await original(step)
+
+        assembly.backend.update_policy = update_policy  # type: ignore[method-assign]
+
+    run = run_scripted(prepare=takes_long, progress=PlainProgress())
+    assert run.error is None
+    for thread in threading.enumerate():
+        if thread.name == "progress":
+            thread.join(timeout=10)
+            assert not thread.is_alive(), "it ends with the run"
 
 
 def test_the_live_view_of_an_asynchronous_run(run_scripted: Any) -> None:
