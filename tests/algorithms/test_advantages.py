@@ -1,103 +1,181 @@
-"""Advantages against numbers computed by hand."""
+"""Advantages within a group, against published numbers, exact fractions and the laws their formulas imply."""
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
+from groups import advantages, of, outcomes, rewarded, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm_core.algorithms.advantages import AdvantageEstimator
-from rllm_core.algorithms.advantages.outcome import GRPO, RLOO
+from rllm_core.algorithms.advantages.batch import PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from rllm_core.algorithms.advantages.outcome import GRPO, RLOO, DrGRPO, Reinforce
+from rllm_core.algorithms.advantages.precomputed import Precomputed
+from rllm_core.algorithms.advantages.statistics import is_uniform
 from rllm_core.algorithms.advantages.turns import ReturnToGo
-from rllm_core.types import Step, Trajectory, TrajectoryGroup
-
-
-def group(rewards: list[float], *, group_id: int = 0) -> TrajectoryGroup:
-    return turns_group([[(None, (1,))] for _ in rewards], rewards, group_id=group_id)
-
-
-def turns_group(
-    turns: list[list[tuple[float | None, tuple[int, ...]]]],
-    rewards: list[float | None] | list[float],
-    *,
-    group_id: int = 0,
-) -> TrajectoryGroup:
-    """Trajectories from (step reward, prompt) pairs."""
-    trajectories = [
-        Trajectory(
-            steps=[
-                Step(prompt_ids=prompt, completion_ids=[7], logprobs=[-1.0], weight_version=0, reward=value)
-                for value, prompt in steps
-            ],
-            reward=reward,
-        )
-        for steps, reward in zip(turns, rewards, strict=True)
-    ]
-    return TrajectoryGroup(
-        group_id=group_id,
-        task_id="t",
-        trajectories=trajectories,
-        rollout_ids=[str(index) for index in range(len(trajectories))],
-        weight_version=0,
-    )
-
-
-def advantages(estimator: type[AdvantageEstimator], *groups: TrajectoryGroup, **config: Any) -> list[list[list[float]]]:
-    result = estimator(config)(list(groups))
-    return [[array.tolist() for array in group] for group in result]
-
+from rllm_core.errors import ConfigError, RunError
+from rllm_core.types import Trajectory
 
 GOLDEN = [1, 0, 0, 1, 0, 0, 0, 0]
+WITHIN_A_GROUP = [GRPO, DrGRPO, RLOO]
+Estimator = type[AdvantageEstimator]
+rewards = st.lists(st.integers(-5, 5), min_size=2, max_size=9)
 
 
-@pytest.mark.parametrize(("estimator", "good", "bad"), [(GRPO, 1.73205, -0.57735), (RLOO, 0.85714, -0.28571)])
-def test_golden_vectors(estimator: type[AdvantageEstimator], good: float, bad: float) -> None:
-    [result] = advantages(estimator, group(GOLDEN))
-    for reward, [value] in zip(GOLDEN, result, strict=True):
-        assert value == pytest.approx(good if reward else bad, abs=1e-5)
+@pytest.mark.parametrize(
+    ("estimator", "options", "good", "bad"),
+    [
+        (GRPO, {}, 1.73205, -0.57735),
+        (GRPO, {"std": "sample"}, 1.62018, -0.54006),
+        (DrGRPO, {}, 0.75, -0.25),
+        (RLOO, {}, 0.85714, -0.28571),
+        (Reinforce, {}, 1.0, 0.0),
+    ],
+)
+def test_golden_vectors(estimator: Estimator, options: dict[str, str], good: float, bad: float) -> None:
+    [result] = outcomes(estimator, GOLDEN, **options)
+    for reward, value in zip(GOLDEN, result, strict=True):
+        assert value == pytest.approx(good if reward else bad, abs=1e-5)  # as many digits as were published
 
 
-@given(st.lists(st.integers(-5, 5), min_size=2, max_size=9))
-def test_rloo_is_the_reward_minus_the_mean_of_the_others(rewards: list[int]) -> None:
-    [result] = advantages(RLOO, group([float(reward) for reward in rewards]))
-    for index, [value] in enumerate(result):
-        others = [Fraction(reward) for position, reward in enumerate(rewards) if position != index]
-        assert value == pytest.approx(float(Fraction(rewards[index]) - sum(others) / len(others)), abs=1e-12)
+@pytest.mark.parametrize(("std", "good"), [("population", math.sqrt(3)), ("sample", 0.75 / math.sqrt(3 / 14))])
+def test_golden_vectors_in_closed_form(std: str, good: float) -> None:
+    [result] = outcomes(GRPO, GOLDEN, std=std, epsilon=0.0)
+    assert result == pytest.approx([good if reward else -good / 3 for reward in GOLDEN], abs=1e-12)
 
 
-@given(st.floats(-1e6, 1e6), st.integers(2, 8))
-def test_equal_rewards_give_exactly_zero(reward: float, size: int) -> None:
-    assert advantages(GRPO, group([reward] * size)) == [[[0.0]] * size]
+@given(rewards, st.sampled_from(["population", "sample"]))
+def test_grpo_squared_is_an_exact_fraction(given_rewards: list[int], std: str) -> None:
+    exact = [Fraction(reward) for reward in given_rewards]
+    mean = sum(exact) / len(exact)
+    variance = sum((r - mean) ** 2 for r in exact) / (len(exact) - (std == "sample"))
+    [result] = outcomes(GRPO, given_rewards, std=std, epsilon=0.0)
+    for reward, value in zip(exact, result, strict=True):
+        expected = (reward - mean) ** 2 / variance if variance else Fraction(0)
+        assert value**2 == pytest.approx(float(expected), abs=1e-12)
+        assert value * float(reward - mean) >= 0
 
 
-def test_return_to_go_by_hand() -> None:
-    # two trajectories of two turns: returns with discount 0.5 are (1 + 0.5 * 2, 2) and (0 + 0.5 * 1, 1)
-    pair = turns_group([[(1.0, (1,)), (2.0, (1, 7, 2))], [(0.0, (1,)), (1.0, (1, 7, 3))]], [None, None])
-    [result] = advantages(ReturnToGo, pair, discount=0.5)
-    raw = np.array([[1.5, 1.0], [-1.5, -1.0]])
-    expected = raw / np.sqrt((raw**2).mean())
-    assert np.allclose(result, expected)
+@given(rewards)
+def test_dr_grpo_and_rloo_are_exact_fractions(given_rewards: list[int]) -> None:
+    exact = [Fraction(reward) for reward in given_rewards]
+    mean = sum(exact) / len(exact)
+    [centred], [against_others] = outcomes(DrGRPO, given_rewards), outcomes(RLOO, given_rewards)
+    assert centred == pytest.approx([float(reward - mean) for reward in exact], abs=1e-12)
+    for index, value in enumerate(against_others):
+        others = [reward for position, reward in enumerate(exact) if position != index]
+        assert value == pytest.approx(float(exact[index] - sum(others) / len(others)), abs=1e-12)
 
 
-def test_a_trajectory_reward_comes_at_its_last_turn() -> None:
-    with_own = turns_group([[(None, (1,)), (0.5, (2,))], [(None, (1,)), (0.5, (2,))]], [2.0, 1.0])
-    spelled = turns_group([[(None, (1,)), (2.5, (2,))], [(None, (1,)), (1.5, (2,))]], [None, None])
-    assert advantages(ReturnToGo, with_own) == advantages(ReturnToGo, spelled)
+@given(rewards, st.randoms(use_true_random=False))
+@pytest.mark.parametrize("estimator", [*WITHIN_A_GROUP, Reinforce, PRPO, ReinforcePlusPlusBaseline, ReinforcePlusPlus])
+def test_the_order_of_trajectories_does_not_matter(
+    estimator: Estimator, given_rewards: list[int], random: np.random.Generator
+) -> None:
+    order = list(range(len(given_rewards)))
+    random.shuffle(order)
+    [straight], [shuffled] = outcomes(estimator, given_rewards), outcomes(estimator, [given_rewards[i] for i in order])
+    assert shuffled == [straight[i] for i in order]
 
 
-def test_state_baseline_compares_equal_histories_over_all_groups() -> None:
-    first = turns_group([[(3.0, (1, 2))], [(0.0, (9, 9))]], [None, None], group_id=0)
-    second = turns_group([[(1.0, (1, 2))], [(2.0, (8, 8))]], [None, None], group_id=1)
-    result = advantages(ReturnToGo, first, second, baseline="state")
-    # (1, 2) was seen twice: 3 - 1 and 1 - 3; (9, 9) and (8, 8) once: minus the mean of all others at that turn
-    raw = np.array([3 - 1, 0 - (3 + 1 + 2) / 3, 1 - 3, 2 - (3 + 0 + 1) / 3])
-    expected = raw / np.sqrt((raw**2).mean())
-    assert np.allclose([result[0][0][0], result[0][1][0], result[1][0][0], result[1][1][0]], expected)
+@given(rewards, st.integers(-1000, 1000))
+@pytest.mark.parametrize("estimator", [*WITHIN_A_GROUP, PRPO, ReinforcePlusPlusBaseline, ReinforcePlusPlus])
+def test_a_constant_added_to_every_reward_changes_nothing(
+    estimator: Estimator, given_rewards: list[int], constant: int
+) -> None:
+    [plain], [shifted] = outcomes(estimator, given_rewards), outcomes(estimator, [r + constant for r in given_rewards])
+    assert shifted == plain
 
 
-def test_return_to_go_of_equal_returns_is_zero() -> None:
-    assert advantages(ReturnToGo, group([1.0, 1.0])) == [[[0.0], [0.0]]]
+@given(rewards, st.integers(-4, 4))
+def test_what_is_linear_in_rewards_and_what_does_not_see_their_scale(given_rewards: list[int], power: int) -> None:
+    scaled = [math.ldexp(reward, power) for reward in given_rewards]
+    for estimator in (DrGRPO, RLOO, Reinforce):
+        [plain], [result] = outcomes(estimator, given_rewards), outcomes(estimator, scaled)
+        assert result == [math.ldexp(value, power) for value in plain]
+    assert outcomes(GRPO, scaled, epsilon=0.0) == outcomes(GRPO, given_rewards, epsilon=0.0)
+
+
+@given(st.floats(-1e6, 1e6), st.integers(1, 8))
+@pytest.mark.parametrize("estimator", [*WITHIN_A_GROUP, PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, ReturnToGo])
+def test_equal_rewards_give_exactly_zero(estimator: Estimator, reward: float, size: int) -> None:
+    assert outcomes(estimator, [reward] * size, [reward] * size) == [[0.0] * size] * 2
+
+
+@pytest.mark.parametrize("estimator", [*WITHIN_A_GROUP, ReturnToGo])
+@pytest.mark.parametrize("uniform", [[0.1] * 3, [0.1 + 0.2, 0.3, 0.3], [0.7, 0.6 + 0.1, 0.7], [1e-12] * 7])
+def test_rewards_that_differ_by_rounding_are_equal(estimator: Estimator, uniform: list[float]) -> None:
+    others = [1.0, 0.0, 1.0]
+    first, _ = outcomes(estimator, uniform, others)
+    assert first == [0.0] * len(uniform)
+
+
+@given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=9))
+@pytest.mark.parametrize("estimator", [*WITHIN_A_GROUP, PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, ReturnToGo])
+def test_whatever_the_rewards_advantages_are_numbers(estimator: Estimator, given_rewards: list[float]) -> None:
+    [result] = outcomes(estimator, given_rewards)
+    assert np.isfinite(result).all()
+
+
+def test_rewards_that_are_meant_to_differ_are_not_uniform() -> None:
+    assert not is_uniform(np.array([1e6, 1e6 + 0.1]))
+    assert not is_uniform(np.array([0.0, 1e-12]))
+    assert is_uniform(np.array([]))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "needs", "alone"),
+    [
+        (GRPO, {}, 2, 0.0),
+        (DrGRPO, {}, 2, 0.0),
+        (RLOO, {}, 2, 0.0),
+        (ReinforcePlusPlusBaseline, {}, 2, 0.0),
+        (ReturnToGo, {}, 2, 0.0),
+        (ReturnToGo, {"baseline": "state"}, 1, 0.0),
+        (PRPO, {}, 1, 0.0),
+        (ReinforcePlusPlus, {}, 1, 0.0),
+        (Reinforce, {"baseline": 1.0}, 1, 2.0),
+    ],
+)
+def test_a_lone_trajectory_is_not_pushed_by_its_reward(
+    estimator: Estimator, options: dict[str, float], needs: int, alone: float
+) -> None:
+    assert estimator(options).min_group_size == needs
+    assert outcomes(estimator, [3.0], **options) == [[alone]]
+
+
+@given(rewards, st.floats(-10, 10))
+def test_reinforce_is_the_reward_less_a_constant(given_rewards: list[int], baseline: float) -> None:
+    assert outcomes(Reinforce, given_rewards, baseline=baseline) == [[reward - baseline for reward in given_rewards]]
+
+
+def test_every_turn_of_a_trajectory_gets_its_advantage() -> None:
+    long = Trajectory(steps=[turn(2), turn(3), turn(1)], reward=1.0)
+    short = Trajectory(steps=[turn(1)], reward=0.0)
+    assert advantages(DrGRPO, of([long, short])) == [[[0.5] * 3, [-0.5]]]
+
+
+def test_precomputed_advantages_are_taken_as_they_are() -> None:
+    mixed = Trajectory(
+        steps=[turn(2, advantages=[0.5, -2.0]), turn(1, sampled=False), turn(1, advantages=[3.0])], reward=9.0
+    )
+    assert Precomputed().min_group_size == 1
+    assert advantages(Precomputed, of([mixed])) == [[[[0.5, -2.0], [0.0], [3.0]]]]
+
+
+def test_a_sampled_step_without_precomputed_advantages_is_an_error_that_names_the_task() -> None:
+    with pytest.raises(RunError, match=r"task 'task-4'.* has none; set Step.advantages"):
+        advantages(Precomputed, rewarded([1.0], group_id=4))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "key"),
+    [(GRPO, {"std": "biased"}, "std"), (GRPO, {"epsilon": -1.0}, "epsilon"), (DrGRPO, {"std": "sample"}, "std")],
+)
+def test_parameters_are_checked(estimator: Estimator, options: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        estimator(options)

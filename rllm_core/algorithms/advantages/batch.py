@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Credit, sampled_tokens
 from rllm_core.algorithms.advantages.contract import rewards as rewards_of
 from rllm_core.algorithms.advantages.outcome import broadcast
-from rllm_core.algorithms.advantages.statistics import centred, whitened
+from rllm_core.algorithms.advantages.statistics import centred, standardised, whitened
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 
@@ -90,9 +90,8 @@ class PRPO(AdvantageEstimator):
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         """See `AdvantageEstimator`."""
-        deviations = centred(_joined([rewards_of(group) for group in groups]))
-        std = np.sqrt(np.square(deviations).mean()) if deviations.size else 0.0
-        values = _split(deviations / (std + 1e-6), [len(group.trajectories) for group in groups])
+        rewards = standardised(_joined([rewards_of(group) for group in groups]), epsilon=1e-6)
+        values = _split(rewards, [len(group.trajectories) for group in groups])
         return [broadcast(group, of_group) for group, of_group in zip(groups, values, strict=True)]
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Credit, per_step
 from rllm_core.algorithms.advantages.contract import rewards as rewards_of
-from rllm_core.algorithms.advantages.statistics import centred, leave_one_out
+from rllm_core.algorithms.advantages.statistics import centred, leave_one_out, standardised
 from rllm_core.config import Section
 from rllm_core.types import TrajectoryGroup
 
@@ -40,16 +40,11 @@ class GRPO(AdvantageEstimator):
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         """See `AdvantageEstimator`."""
-        return [broadcast(group, self._normalised(rewards_of(group))) for group in groups]
-
-    def _normalised(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        deviations = centred(rewards)
-        if not deviations.any():
-            return deviations
-        divisor = len(rewards) - (self.options.std == "sample")
-        std = np.sqrt(np.square(deviations).sum() / divisor)
-        normalised: npt.NDArray[np.float64] = deviations / (std + self.options.epsilon)
-        return normalised
+        ddof = int(self.options.std == "sample")
+        return [
+            broadcast(group, standardised(rewards_of(group), epsilon=self.options.epsilon, ddof=ddof))
+            for group in groups
+        ]
 
 
 class DrGRPO(AdvantageEstimator):

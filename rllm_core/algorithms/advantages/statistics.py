@@ -25,6 +25,15 @@ def centred(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return shifted - math.fsum(shifted.tolist()) / len(shifted)
 
 
+def standardised(values: npt.NDArray[np.float64], *, epsilon: float, ddof: int = 0) -> npt.NDArray[np.float64]:
+    """``(n,)`` numbers less their mean, over ``std + epsilon`` (divisor ``n - ddof``); exactly 0 where equal."""
+    deviations = centred(values)
+    if not deviations.any():
+        return deviations
+    variance = math.fsum(np.square(deviations).tolist()) / (len(values) - ddof)
+    return deviations / (math.sqrt(variance) + epsilon)
+
+
 def leave_one_out(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """``(n,)`` numbers, each less the mean of the others: ``n / (n - 1)`` times `centred`; 0 if there is one."""
     return centred(values) * (len(values) / max(len(values) - 1, 1))
