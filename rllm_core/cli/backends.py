@@ -108,7 +108,7 @@ def _unusable(plugins: PluginManager) -> Iterator[dict[str, Any]]:
     """Rows of backends that are known by their package, and whose plugin did not get in."""
     for info in plugins.plugins():
         for (kind, name), package in FIRST_PARTY.items():
-            if kind is Backend and package == info.package and info.status in ("broken", "conflict", "disabled"):
+            if kind is Backend and package == info.package and info.status in ("broken", "conflict"):
                 yield {
                     "name": name,
                     "status": info.status,

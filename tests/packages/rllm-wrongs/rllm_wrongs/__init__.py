@@ -1,0 +1,51 @@
+"""Pieces of algorithms that are wrong, each in its own way. Their names say how."""
+
+from rllm_core import hookimpl
+from rllm_core.providers import AdvantageEstimator, Correction, PolicyLoss
+
+
+def records(kind, module, **classes):
+    return [
+        kind(name=name, load=f"rllm_wrongs.{module}:{found}", summary=f"Wrong: {name}.")
+        for name, found in classes.items()
+    ]
+
+
+@hookimpl
+def advantage_estimators():
+    return [
+        *records(AdvantageEstimator, "no_such_module", cannot_be_imported="Any"),
+        *records(AdvantageEstimator, "raising", raises_at_import="Any"),
+        *records(
+            AdvantageEstimator,
+            "estimators",
+            no_estimator="NoEstimator",
+            cannot_be_made="CannotBeMade",
+            says_nan="SaysNaN",
+            says_nothing="SaysNothing",
+            wrong_shape="WrongShape",
+            wrong_count="WrongCount",
+            fails="Fails",
+            undeclared_tokens="UndeclaredTokens",
+        ),
+        *records(AdvantageEstimator, "estimators", rloo="WrongCount"),
+    ]
+
+
+@hookimpl
+def policy_losses():
+    return records(
+        PolicyLoss, "losses", no_loss="NoLoss", averages="Averages", nan_loss="NaNLoss", failing_loss="FailingLoss"
+    )
+
+
+@hookimpl
+def corrections():
+    return records(
+        Correction,
+        "corrections",
+        no_correction="NoCorrection",
+        negative="Negative",
+        short="Short",
+        failing_correction="FailingCorrection",
+    )
