@@ -6,6 +6,7 @@ the user's file, ``--backend``/``--parser``, ``-o section.key=value``.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -313,11 +314,14 @@ class RunConfig(Section):
                 f"training.groups_per_forward_backward = {passes} does not divide "
                 f"training.groups_per_step = {training.groups_per_step}"
             )
-        unused = sorted(self.algorithm.correction_options.keys() - set(self.algorithm.corrections))
+        chosen = self.algorithm.corrections
+        unused = sorted(self.algorithm.correction_options.keys() - set(chosen))
         if unused:
+            near = difflib.get_close_matches(unused[0], chosen, n=1, cutoff=0.6)
             raise ValueError(
                 f"algorithm.correction_options.{unused[0]} belongs to no correction of algorithm.corrections = "
-                f"{list(self.algorithm.corrections)}"
+                f"{list(chosen)}; "
+                + (f"did you mean {near[0]!r}?" if near else "add it there, or take its options out")
             )
         if training.partial_rollout and training.staleness_threshold == 0:
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,14 +61,6 @@ def _corrections(config: RunConfig, plugins: PluginManager) -> Corrections:
         options = algorithm.correction_options.get(name, {})
         where = f"algorithm.correction_options.{name}"
         found.append(configured(plugins, providers.Correction, "algorithm.corrections", name, options, where))
-    for name in algorithm.correction_options:
-        if name not in algorithm.corrections:
-            near = difflib.get_close_matches(name, algorithm.corrections, n=1, cutoff=0.6)
-            raise ConfigError(
-                f"algorithm.correction_options.{name} is for a correction that is not chosen: algorithm.corrections = "
-                f"{list(algorithm.corrections)}; "
-                + (f"did you mean {near[0]!r}?" if near else "add it there, or take its options out")
-            )
     if found and algorithm.proximal_policy == "rollout":
         raise ConfigError(
             f"algorithm.corrections = {list(algorithm.corrections)} needs algorithm.proximal_policy = 'forward' or "
