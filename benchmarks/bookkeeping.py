@@ -6,7 +6,10 @@ Per turn, three sides play the same rollouts of the same workflow:
 * ``completer``: a completer that asks the engine directly, without runner and merger;
 * ``bare``: what is left without the core: the workflow's messages, the parser's tokens, the engine's answers.
 
-The cost of a turn is a slope: a long conversation less a short one. Per group, generation with coordinator, buffer,
+The cost of a turn is a slope: a long conversation less a short one. An engine that answers at once lets the bare side
+play one conversation after the other, while the whole, which waits for equal requests of the tick, goes from one
+to the next at every turn. So all sides are measured a second time (``_suspended``) with an engine that lets the others
+run before it answers, as every engine does that works elsewhere. Per group, generation with coordinator, buffer,
 books and journal gets rollouts that have been played before (``whole``), beside asyncio tasks that only return them
 (``bare``).
 """
@@ -19,8 +22,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import rllm_core.testing.plugin
 from benchmarks.simulated import OwnPrompts, SimulationPlugin
@@ -37,7 +41,7 @@ from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.tasks import TaskStream
 from rllm_core.training.trainer import Trainer
-from rllm_core.types import Episode, SamplingParams, Task
+from rllm_core.types import Episode, SamplingParams, Task, TokenOutput
 
 SHORT_TURNS, LONG_TURNS = 2, 12
 ROLLOUTS = 200
@@ -95,21 +99,33 @@ def cpu_seconds(side: Side) -> float:
 # Turns
 
 
+class SuspendingEngine(ScriptedEngine):
+    """Lets everybody else run before it answers."""
+
+    name: ClassVar[str] = "suspending"
+
+    async def get_token_outputs_from_token_input(self, *prompt: Any, **options: Any) -> list[TokenOutput]:
+        """See `RolloutEngine.get_token_outputs_from_token_input`."""
+        await asyncio.sleep(0)
+        return await super().get_token_outputs_from_token_input(*prompt, **options)
+
+
 def _turn_rows() -> list[Row]:
-    return [
-        {"kind": "turns", "side": side, "turns": turns, "rollouts": ROLLOUTS, "cpu_seconds": cpu_seconds(play(turns))}
-        for turns in (SHORT_TURNS, LONG_TURNS)
-        for side, play in (("whole", whole_rollouts), ("completer", completer_rollouts), ("bare", bare_rollouts))
-    ]
+    sides = (("whole", whole_rollouts), ("completer", completer_rollouts), ("bare", bare_rollouts))
+    rows = []
+    for engine, turns, (side, play) in product((ScriptedEngine, SuspendingEngine), (SHORT_TURNS, LONG_TURNS), sides):
+        about = {"kind": "turns", "suspended": engine is SuspendingEngine, "side": side, "turns": turns}
+        rows.append({**about, "rollouts": ROLLOUTS, "cpu_seconds": cpu_seconds(play(turns, engine()))})
+    return rows
 
 
 def _workflow(turns: int) -> OwnPrompts:
     return OwnPrompts(ScriptedWorkflowConfig(turns=turns, tasks=ROLLOUTS))
 
 
-def whole_rollouts(turns: int) -> Side:
+def whole_rollouts(turns: int, engine: ScriptedEngine) -> Side:
     """As in a run."""
-    workflow, engine, plugins = _workflow(turns), ScriptedEngine(), _plugins()
+    workflow, plugins = _workflow(turns), _plugins()
     config, tasks = _config(plugins), workflow.tasks("train")
 
     async def side() -> list[Episode]:
@@ -120,9 +136,9 @@ def whole_rollouts(turns: int) -> Side:
     return side
 
 
-def completer_rollouts(turns: int) -> Side:
+def completer_rollouts(turns: int, engine: ScriptedEngine) -> Side:
     """With completers that ask the engine themselves."""
-    workflow, engine = _workflow(turns), ScriptedEngine()
+    workflow = _workflow(turns)
     tasks = workflow.tasks("train")
 
     async def side() -> list[Episode]:
@@ -135,9 +151,9 @@ def completer_rollouts(turns: int) -> Side:
     return side
 
 
-def bare_rollouts(turns: int) -> Side:
+def bare_rollouts(turns: int, engine: ScriptedEngine) -> Side:
     """Without the core."""
-    workflow, engine, parser = _workflow(turns), ScriptedEngine(), ByteParser()
+    workflow, parser = _workflow(turns), ByteParser()
     tasks = workflow.tasks("train")
 
     async def play(task: Task, seed: int) -> list[dict[str, Any]]:
@@ -248,9 +264,22 @@ class Groups:
 
 def figures(rows: Sequence[Row]) -> Figures:
     """Medians over the trials of differences between neighbouring sides, in microseconds."""
-    turns = of_kind(rows, "turns")
-    if not turns:
+    groups = of_kind(rows, "groups")
+    if not groups:
         return {}
+    seconds = {(row["trial"], row["side"]): row["cpu_seconds"] for row in groups}
+    trials: list[int] = sorted({row["trial"] for row in groups})
+    us_per_group = (
+        1e6 / groups[0]["groups"] * statistics.median(seconds[t, "whole"] - seconds[t, "bare"] for t in trials)
+    )
+    return {
+        **_turn_figures(of_kind(rows, "turns", suspended=False), ""),
+        **_turn_figures(of_kind(rows, "turns", suspended=True), "_suspended"),
+        "us_per_group": round(us_per_group, 1),
+    }
+
+
+def _turn_figures(turns: Sequence[Row], ending: str) -> Figures:
     cpu: dict[tuple[int, str, int], float] = {
         (row["trial"], row["side"], row["turns"]): row["cpu_seconds"] for row in turns
     }
@@ -268,15 +297,11 @@ def figures(rows: Sequence[Row]) -> Figures:
     def less(cost: Callable[[str, int], float], one: str, other: str) -> float:
         return round(statistics.median(cost(one, trial) - cost(other, trial) for trial in count), 1)
 
-    groups = of_kind(rows, "groups")
-    seconds = {(row["trial"], row["side"]): row["cpu_seconds"] for row in groups}
+    bare = round(statistics.median(per_turn("bare", trial) for trial in count), 1)
     return {
-        "us_per_turn": less(per_turn, "whole", "bare"),
-        "us_per_turn_orchestration": less(per_turn, "whole", "completer"),
-        "us_per_turn_tokens_and_records": less(per_turn, "completer", "bare"),
-        "us_per_turn_engine_and_parser": round(statistics.median(per_turn("bare", trial) for trial in count), 1),
-        "us_per_rollout": less(per_rollout, "whole", "bare"),
-        "us_per_group": round(
-            1e6 / groups[0]["groups"] * statistics.median(seconds[t, "whole"] - seconds[t, "bare"] for t in count), 1
-        ),
+        f"us_per_turn{ending}": less(per_turn, "whole", "bare"),
+        f"us_per_turn_orchestration{ending}": less(per_turn, "whole", "completer"),
+        f"us_per_turn_tokens_and_records{ending}": less(per_turn, "completer", "bare"),
+        f"us_per_turn_engine_and_parser{ending}": bare,
+        f"us_per_rollout{ending}": less(per_rollout, "whole", "bare"),
     }

@@ -29,8 +29,8 @@ def concurrency(trial: int, wall: float, lag: float, extra: float, *, spread: bo
     }
 
 
-def turns(trial: int, side: str, turns: int, cpu: float) -> dict[str, Any]:
-    about = {"kind": "turns", "side": side, "turns": turns, "trial": trial, "rollouts": 100}
+def turns(trial: int, side: str, turns: int, cpu: float, *, suspended: bool = False) -> dict[str, Any]:
+    about = {"kind": "turns", "suspended": suspended, "side": side, "turns": turns, "trial": trial, "rollouts": 100}
     return {**about, "cpu_seconds": cpu}
 
 
@@ -62,16 +62,19 @@ def test_a_turn_costs_what_a_long_conversation_costs_more_than_a_short_one() -> 
     rows = []
     for trial, slow in enumerate((1.0, 1.0, 9.0)):  # the last trial was disturbed
         for side, each_turn, each_rollout in (("whole", 90e-6, 50e-6), ("completer", 70e-6, 20e-6), ("bare", 30e-6, 0)):
-            rows += [turns(trial, side, n, slow * 100 * (each_rollout + n * each_turn)) for n in (2, 12)]
+            for n in (2, 12):
+                cpu = slow * 100 * (each_rollout + n * each_turn)
+                rows += [turns(trial, side, n, cpu), turns(trial, side, n, 2 * cpu, suspended=True)]
         rows += [groups(trial, "whole", slow * 3e-3), groups(trial, "bare", slow * 1e-3)]
-    assert bookkeeping.figures(rows) == {
+    expected = {
         "us_per_turn": 60.0,
         "us_per_turn_orchestration": 20.0,
         "us_per_turn_tokens_and_records": 40.0,
         "us_per_turn_engine_and_parser": 30.0,
         "us_per_rollout": 50.0,
-        "us_per_group": 200.0,
     }
+    suspended = {f"{name}_suspended": 2 * value for name, value in expected.items()}
+    assert bookkeeping.figures(rows) == {**expected, **suspended, "us_per_group": 200.0}
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
@@ -122,13 +125,16 @@ def test_a_tiny_measurement_of_the_bookkeeping_has_every_figure(
     rows = trials.read_rows(trials.raw_path("orchestrator"))
     assert found == bookkeeping.figures(rows)
     assert {"us_per_turn", "us_per_turn_orchestration", "us_per_group"} <= found.keys()
-    sides = [(row["side"], row["turns"]) for row in trials.of_kind(rows, "turns", trial=0)]
-    assert sorted(sides) == [(side, n) for side in ("bare", "completer", "whole") for n in (2, 12)]
+    for suspended in (False, True):
+        played = trials.of_kind(rows, "turns", trial=0, suspended=suspended)
+        sides = [(row["side"], row["turns"]) for row in played]
+        assert sorted(sides) == [(side, n) for side in ("bare", "completer", "whole") for n in (2, 12)]
 
 
-def test_all_sides_hold_the_same_conversations() -> None:
+@pytest.mark.parametrize("engine", [bookkeeping.ScriptedEngine, bookkeeping.SuspendingEngine])
+def test_all_sides_hold_the_same_conversations(engine: Any) -> None:
     whole, completer, bare = (
-        asyncio.run(side(3)())
+        asyncio.run(side(3, engine())())
         for side in (bookkeeping.whole_rollouts, bookkeeping.completer_rollouts, bookkeeping.bare_rollouts)
     )
     assert len(whole) == len(completer) == len(bare) == bookkeeping.ROLLOUTS

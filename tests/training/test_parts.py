@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 from typing import Any, ClassVar
@@ -180,6 +181,30 @@ def test_an_engine_that_returns_too_many_answers_has_failed(requests: int) -> No
             assert f"returned {2 * requests} completions instead of {requests}" in str(result)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("requests", "together"), [(512, 1), (1024, 4), (1100, 3), (511, 1)])
+def test_what_answers_leave_behind_is_collected_though_more_is_freed_than_made(requests: int, together: int) -> None:
+    collected: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            collected.append(info["generation"])
+
+    async def run() -> None:
+        merger = RequestMerger(ScriptedEngine(), RolloutConfig(), lockstep=False)
+        for first in range(0, requests, together):
+            asked = min(together, requests - first)
+            await asyncio.gather(*(ask(merger, [1], first + n) for n in range(asked)))
+
+    gc.disable()
+    gc.callbacks.append(note)
+    try:
+        asyncio.run(run())
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+    assert collected == [1] * (requests // 512)
 
 
 def test_concurrent_calls_are_bounded() -> None:
