@@ -27,8 +27,9 @@ class Books:
         self.dispatched += rollouts
 
     def book(self, account: Account, reason: str, rollouts: int = 1) -> None:
-        """Rollouts have ended."""
-        self._ended[account][reason] += rollouts
+        """Rollouts have ended; none leave no trace of the reason."""
+        if rollouts:
+            self._ended[account][reason] += rollouts
 
     def total(self, account: Account) -> int:
         """Rollouts in an account, over all reasons."""
