@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from rllm_core.algorithms.selection import Algorithm
-from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
+from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, UpdateResult
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import RunError, UserError
@@ -49,6 +49,7 @@ from rllm_core.training.validation import (
     summarise,
     written_samples,
 )
+from rllm_core.training.weights import Weights
 from rllm_core.types import Episode, Floats, TrainingSample
 from rllm_core.workflow import Workflow
 
@@ -105,7 +106,6 @@ class Trainer:
     ) -> None:
         self.config = config
         self.backend = backend
-        self.engine = engine
         self.crediting = Crediting(config, algorithm, self._compute_logprobs)
         self.observers = observers
         self.run_dir = run_dir
@@ -162,6 +162,17 @@ class Trainer:
             coordinator=self.coordinator,
             buffer=self.buffer,
         )
+        self.weights = Weights(
+            config=config,
+            backend=backend,
+            engine=engine,
+            colocated=self.colocated,
+            coordinator=self.coordinator,
+            reporter=self.reporter,
+            observers=observers,
+            pace=self.pace,
+            state=self.state,
+        )
         self.saving = Saving(
             config=config,
             run_dir=run_dir,
@@ -204,7 +215,7 @@ class Trainer:
             restored = self.buffer.ordinals()
             self.reporter.event("begin", incarnation=self.run_dir.incarnation, step=self.step, restored=restored)
             await self.observers.notify("on_train_start", state=self.state())
-            await self._publish("resume" if self.run_dir.resumed else "start")
+            await self.weights.publish(self.position, "resume" if self.run_dir.resumed else "start")
             self.progress.watch(self.pace.now)
             if self.step == 0 and not self.validations:
                 await self._validate()
@@ -241,10 +252,8 @@ class Trainer:
         )
 
     async def _backend(self, method: str, call: Awaitable[ResultT]) -> ResultT:
-        return await within(self.config.training.backend_timeout_seconds, self._call(method), call)
-
-    def _call(self, method: str) -> str:
-        return f"{method} of backend {self.config.backend!r}"
+        limit = self.config.training.backend_timeout_seconds
+        return await within(limit, f"{method} of backend {self.config.backend!r}", call)
 
     async def _run_halves(self) -> None:
         """Generation and training side by side, watched; the failure of any is the failure of the run."""
@@ -304,7 +313,7 @@ class Trainer:
         taken = await self._take()
         await self.observers.notify("on_batch_start", state=self.state(), step=step)
         if self.colocated:
-            await self._drained()
+            await self.weights.drained()
             await self._backend("enter_training", self.backend.enter_training())
         samples: list[TrainingSample] = []
         while True:
@@ -333,7 +342,7 @@ class Trainer:
         self.reporter.difficulty(self.generation.difficulty.take())
         self.reporter.trained(consumed, samples, result.metrics, self.coordinator.weight_version)
         if step % training.trigger_parameter_sync_step == 0 or step == training.steps:
-            await self._synchronise()
+            await self.weights.synchronise(self.position)
         elif self.colocated:
             await self._backend("enter_generation", self.backend.enter_generation())
         self._check_books()
@@ -372,38 +381,7 @@ class Trainer:
         return computed
 
     # ----------------------------------------------------------------------------------------------------------------
-    # Weights
-
-    async def _synchronise(self) -> None:
-        if not self.config.training.partial_rollout:
-            self.coordinator.pause()
-            await self._drained()
-        with self.pace.spending("sync"):
-            await self._publish("step")
-        self.coordinator.resume()
-
-    async def _drained(self) -> None:
-        with self.pace.spending("drain"):
-            await self.coordinator.drained()
-
-    async def _publish(self, reason: Literal["start", "step", "resume"]) -> None:
-        """New weights to the engine, then the version to everybody."""
-        coordinator = self.coordinator
-        is_new = reason == "step" or self.position.synced_step != self.step
-        update = PolicyUpdate(coordinator.weight_version + is_new, self.step, reason)
-        limit = self.config.training.sync_timeout_seconds
-        await within(limit, self._call("on_policy_updated"), self.backend.on_policy_updated(update))
-        if self.engine.weight_version != update.version:
-            raise RunError(
-                f"backend {self.backend.name!r} left its engine at weight version {self.engine.weight_version}, "
-                f"not {update.version}, after on_policy_updated"
-            )
-        self.position.synced_step = self.step
-        coordinator.on_synced(update.version)
-        if self.colocated:
-            await self._backend("enter_generation", self.backend.enter_generation())
-        self.reporter.event("sync", version=update.version, step=self.step, reason=reason)
-        await self.observers.notify("on_policy_updated", update=update, state=self.state())
+    # Validation
 
     async def _validate(self) -> None:
         if not self.validation_plan:
