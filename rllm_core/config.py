@@ -40,6 +40,7 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "Section",
+    "TeacherConfig",
     "TrainingConfig",
     "load_run_config",
     "to_toml",
@@ -265,6 +266,22 @@ class AlgorithmConfig(Section):
         return first + (last - first) * min(1.0, (step - 1) / (total_steps - 1))
 
 
+class TeacherConfig(Section):
+    """``[teacher]``: who scores what the policy samples, for estimators that need it (``distill``)."""
+
+    engine: Annotated[
+        str, Field(description="Name of a rollout engine that computes log-probabilities; unset is no teacher.")
+    ] = ""
+    model: Annotated[str, Field(description="Folder of the teacher's model, or its hub name.")] = ""
+    parser: Annotated[
+        str,
+        Field(
+            description="Name of the parser that writes its prompts. Unset, it reads the policy's tokens where both "
+            "have one vocabulary, and otherwise messages, through the run's parser for its own model."
+        ),
+    ] = ""
+
+
 class OptimizerConfig(Section):
     """``[optimizer]``: AdamW and its schedule."""
 
@@ -302,6 +319,7 @@ class RunConfig(Section):
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    teacher: TeacherConfig = Field(default_factory=TeacherConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     plugins: dict[str, Any] = Field(default_factory=dict, exclude=True)
 

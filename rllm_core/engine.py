@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from rllm_core.types import (
     FinishReason,
+    Floats,
     MessageLike,
     MessageView,
     ModelOutput,
@@ -86,9 +87,11 @@ class RolloutEngine(ABC):
         name: The name it is selected by, used in errors.
         parser: The parser whose tokens this engine takes; None if it has none.
         weight_version: Version of the weights it samples from now; the backend moves it in `on_policy_updated`.
+        computes_logprobs: Whether it has `compute_logprobs`, which a teacher needs.
     """
 
     name: ClassVar[str]
+    computes_logprobs: ClassVar[bool] = False
     parser: BaseParser | None = None
     weight_version: int = 0
 
@@ -157,6 +160,23 @@ class RolloutEngine(ABC):
                 )
             )
         )
+
+    async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
+        """Score given tokens; engines that can also set ``computes_logprobs``.
+
+        Args:
+            tokens: ``(tokens,)`` a prompt and what follows it.
+            start: Where the scored tokens begin, at least 1.
+
+        Returns:
+            ``(tokens - start,)`` natural-log probabilities at temperature 1 of ``tokens[start:]``, each after all tokens
+            before it. NaN for a token whose log-probability the engine does not have; never another number instead.
+
+        Raises:
+            EngineBusy: If the same call may be made again later, which the core does.
+            EngineError: If no answer could be had.
+        """
+        raise NotImplementedError(f"engine {self.name!r} does not compute log-probabilities of given tokens")
 
     async def get_model_response(
         self,

@@ -3,6 +3,7 @@
 from rllm_core.parser.contract import BaseParser, MaskMethod, ParsedCompletion, ParsedToolCall, Termination, ToolSpec
 from rllm_core.parser.session import BreakReason, ParserSession, SegmentBreak, SessionStats, TokenSegment, Turn
 from rllm_core.parser.supervised import MaskedTokens
+from rllm_core.parser.vocabulary import Vocabulary
 
 __all__ = [
     "BaseParser",
@@ -18,4 +19,5 @@ __all__ = [
     "TokenSegment",
     "ToolSpec",
     "Turn",
+    "Vocabulary",
 ]

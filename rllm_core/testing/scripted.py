@@ -20,7 +20,7 @@ import numpy as np
 
 from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
 from rllm_core.engine import Completer, RolloutEngine
-from rllm_core.parser import BaseParser, ParsedCompletion, Termination, ToolSpec
+from rllm_core.parser import BaseParser, ParsedCompletion, Termination, ToolSpec, Vocabulary
 from rllm_core.types import (
     Episode,
     FinishReason,
@@ -102,6 +102,11 @@ class ByteParser(BaseParser):
         """See `BaseParser.get_stop_token_ids`."""
         return (self.END,)
 
+    def vocabulary(self) -> Vocabulary:
+        """See `BaseParser.vocabulary`."""
+        spellings = [*(bytes([byte]) for byte in range(256)), None, None]
+        return Vocabulary(spellings, {"<start>": self.START, "<end>": self.END}, lambda text: list(text.encode()))
+
     def bridge_to_next_turn(
         self,
         prompt_ids: Sequence[int] | TokenIds,
@@ -124,12 +129,14 @@ class Script:
         good: The text it answers with probability ``skill``.
         bad: The text it answers otherwise.
         latency_seconds: Seconds one call takes, from the call's random generator.
+        unscored: Which places of scored tokens have no log-probability, as some engines' first ones have none.
         failure: Raised instead of an answer where it returns an exception; called with the number of the request.
     """
 
     good: str = "yes"
     bad: str = "no"
     latency_seconds: Callable[[random.Random], float] | None = None
+    unscored: Callable[[int], bool] | None = None
     failure: Callable[[int], Exception | None] | None = None
 
 
@@ -137,6 +144,7 @@ class ScriptedEngine(RolloutEngine):
     """Answers ``good`` with the policy's probability, deterministically per seed."""
 
     name: ClassVar[str] = "scripted"
+    computes_logprobs: ClassVar[bool] = True
 
     def __init__(self, parser: BaseParser | None = None, script: Script | None = None, *, skill: float = 0.5) -> None:
         self.parser = parser or ByteParser()
@@ -186,6 +194,17 @@ class ScriptedEngine(RolloutEngine):
                 raise error
             outputs.append(self._answer(seed, sampling_params, version, skill))
         return outputs
+
+    async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
+        """See `RolloutEngine.compute_logprobs`; of one answer, as likely as it is to be given."""
+        self.requests += 1
+        error = self.script.failure(self.requests) if self.script.failure is not None else None
+        if error is not None:
+            raise error
+        known = text_logprobs(self.script, self.skill, tokens[start:])
+        if self.script.unscored is not None:
+            known[[place for place in range(len(known)) if self.script.unscored(place)]] = np.nan
+        return known
 
     def _answer(self, seed: int, sampling_params: SamplingParams, version: int, skill: float) -> TokenOutput:
         good = random.Random(seed).random() < skill if sampling_params.temperature else skill >= 0.5

@@ -19,6 +19,7 @@ from rllm_core.algorithms.selection import Algorithm
 from rllm_core.algorithms.support import check_support
 from rllm_core.backend import BackendProtocol
 from rllm_core.config import RunConfig
+from rllm_core.distillation.opening import open_teacher
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, RunError, StallError
 from rllm_core.observers import Observers
@@ -164,18 +165,20 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
             gc.collect()
             gc.freeze()
             gc.set_threshold(2_000, 10, 300)
-            trainer = signals.trainer = Trainer(
-                config=config,
-                workflow=assembly.workflow,
-                backend=assembly.backend,
-                engine=engine,
-                algorithm=assembly.algorithm,
-                observers=observers,
-                run_dir=run_dir,
-                progress=progress,
-                trackers=trackers,
-            )
-            await trainer.run()
+            async with open_teacher(config, assembly.plugins, engine.parser) as teacher:
+                trainer = signals.trainer = Trainer(
+                    config=config,
+                    workflow=assembly.workflow,
+                    backend=assembly.backend,
+                    engine=engine,
+                    algorithm=assembly.algorithm,
+                    observers=observers,
+                    run_dir=run_dir,
+                    progress=progress,
+                    trackers=trackers,
+                    teacher=teacher,
+                )
+                await trainer.run()
         summary["status"] = "completed"
     except Interrupted as error:
         summary |= {"status": "interrupted", "error": str(error)}

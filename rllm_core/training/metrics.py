@@ -49,6 +49,10 @@ CORE_METRICS: dict[str, Reduction] = {
 }
 
 
+# In runs with a teacher.
+TEACHER_METRICS: dict[str, Reduction] = {"teacher_kl_mean": "last", "teacher_unscored_tokens": "last"}
+
+
 class MetricsAggregator:
     """Collects values during a step and reduces them at its end.
 

@@ -6,16 +6,19 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from rllm_core.algorithms.advantages.contract import rewards as rewards_of
 from rllm_core.algorithms.advantages.statistics import is_uniform
 from rllm_core.config import RunConfig
+from rllm_core.distillation.teacher import UNSCORED_TOKENS
 from rllm_core.training.buffer import CompleteGroup
-from rllm_core.training.metrics import CORE_METRICS, MetricsAggregator, Trackers
+from rllm_core.training.metrics import CORE_METRICS, TEACHER_METRICS, MetricsAggregator, Trackers
 from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import RolloutKey
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.validation import ValidationResult
-from rllm_core.types import Episode, FinishReason, TrainingSample
+from rllm_core.types import Episode, FinishReason, TrainingSample, Trajectory
 
 LENGTH = FinishReason.LENGTH
 
@@ -107,9 +110,24 @@ class Reporter:
         record("sampled_tokens", sum(sample.sampled_tokens for sample in samples))
         if samples:
             record("distinct_samples_share", len({s.token_ids.tobytes() for s in samples}) / len(samples))
+        if self.config.teacher.engine:
+            self._teacher(trajectories)
         for name, value in backend_metrics.items():
             self.metrics.declare(name, "last")
             record(name, value)
+
+    def _teacher(self, trajectories: Sequence[Trajectory]) -> None:
+        """How far the policy is from its teacher, as far as the teacher could tell."""
+        for name, reduction in TEACHER_METRICS.items():
+            self.metrics.declare(name, reduction)
+        sampled = [step for t in trajectories for step in t.steps if step.weight_version is not None]
+        steps = [step for step in sampled if step.advantages is not None]
+        unscored = sum(step.metadata.get(UNSCORED_TOKENS, 0) for step in steps)
+        scored = sum(len(step.completion_ids) for step in steps) - unscored
+        self.metrics.record("teacher_unscored_tokens", unscored)
+        if scored:
+            ratios = [float(s.advantages.sum(dtype=np.float64)) for s in steps if s.advantages is not None]
+            self.metrics.record("teacher_kl_mean", -sum(ratios) / scored)
 
     def step(
         self, step: int, weight_version: int, consumed: Sequence[CompleteGroup], pace: Mapping[str, float | None]

@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
@@ -17,6 +18,9 @@ from rllm_core.training.shared_timer import SharedTimer
 from rllm_core.training.slots import Slots
 from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, Trajectory, freeze, well_formed
 from rllm_core.workflow import Workflow
+
+if TYPE_CHECKING:
+    from rllm_core.distillation.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +66,8 @@ class RolloutRunner:
         observers: Told of every episode.
         lockstep: See `RequestMerger`.
         needs_reward: Whether a trajectory of a group (`Workflow.group_of`) without a reward is an error.
+        teacher: Who scores training rollouts that ended well; None for nobody.
+        needs_teacher: Whether the trajectories of a group are scored.
     """
 
     def __init__(
@@ -73,12 +79,16 @@ class RolloutRunner:
         *,
         lockstep: bool,
         needs_reward: Callable[[str], bool] = lambda group: True,
+        teacher: Teacher | None = None,
+        needs_teacher: Callable[[str], bool] = lambda group: True,
     ) -> None:
         self.workflow = workflow
         self.engine = engine
         self.config = config
         self.observers = observers
         self._needs_reward = needs_reward
+        self._teacher = teacher
+        self._needs_teacher = needs_teacher
         self.merger = RequestMerger(engine, config.rollout, lockstep=lockstep)
         self._slots = Slots(config.rollout.max_concurrent_rollouts)
         self._timer = SharedTimer(config.rollout.rollout_timeout_seconds)
@@ -126,6 +136,8 @@ class RolloutRunner:
                 episode = self._failure(task, error, expired=deadline.expired)
             finally:
                 self.merger.rollout_ended()
+            if self._teacher is not None and not is_validation and not episode.termination_reason.is_failure:
+                episode = await self._scored(self._teacher, task, episode)
         # Filling in the identity of a record that was validated a moment ago needs no second validation.
         identity = {"rollout_id": key.rollout_id, "rollout_index": key.index, "is_validation": is_validation}
         if type(episode) is not Episode:  # a plugin's own, which may hold more than fields
@@ -148,6 +160,17 @@ class RolloutRunner:
             if trajectory.has_reward or self._needs_reward(self.workflow.group_of(episode, trajectory)):
                 _check_rewards(trajectory)
         return episode
+
+    async def _scored(self, teacher: Teacher, task: Task, episode: Episode) -> Episode:
+        """The episode with what the teacher thinks of it; without that, it is a failed attempt like any other."""
+        try:
+            return await teacher.score(
+                episode, lambda whole, part: self._needs_teacher(self.workflow.group_of(whole, part))
+            )
+        except UserError:
+            raise
+        except Exception as error:  # somebody else's engine, parser and tokenizer
+            return self._failure(task, error, expired=False)
 
     def _failure(self, task: Task, error: Exception, *, expired: bool) -> Episode:
         """The episode of a rollout that ended with ``error``."""

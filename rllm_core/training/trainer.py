@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rllm_core.algorithms.selection import Algorithm
 from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, UpdateResult
@@ -52,6 +52,9 @@ from rllm_core.training.validation import (
 from rllm_core.training.weights import Weights
 from rllm_core.types import Episode, Floats, TrainingSample
 from rllm_core.workflow import Workflow
+
+if TYPE_CHECKING:
+    from rllm_core.distillation.teacher import Teacher
 
 ResultT = TypeVar("ResultT")
 
@@ -89,6 +92,7 @@ class Trainer:
         run_dir: Where everything is written.
         progress: Who is told how it goes.
         trackers: Where metrics are sent.
+        teacher: Who scores rollouts, if anybody does.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class Trainer:
         run_dir: RunDir,
         progress: Progress,
         trackers: Trackers,
+        teacher: Teacher | None = None,
     ) -> None:
         self.config = config
         self.backend = backend
@@ -123,6 +128,8 @@ class Trainer:
             observers,
             lockstep=capabilities.colocated and capabilities.deterministic,
             needs_reward=lambda group: algorithm.estimators.of(group).needs_rewards,
+            teacher=teacher,
+            needs_teacher=lambda group: algorithm.estimators.of(group).needs_teacher,
         )
         self.learns_written = algorithm.estimators.learns_written
         self.validation_plan = plan(
