@@ -28,6 +28,7 @@ def check_imitation(
                 raise ConfigError(f"{name}: estimator {key!r} uses no rewards")
     if chosen.estimators.learns_written:
         _check_written(config, capabilities, chosen, plugins)
+    _check_teacher(config, chosen, plugins)
 
 
 def _names(config: RunConfig) -> list[str]:
@@ -88,3 +89,24 @@ def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algori
             f"training.validation_rollouts must be 0: backend {config.backend!r} computes no log-probabilities, which "
             "validation on what others wrote reports"
         )
+
+
+def _check_teacher(config: RunConfig, chosen: Algorithm, plugins: PluginManager) -> None:
+    from rllm_core.distillation.opening import teacher_engine
+
+    wanting = [
+        name for name, estimator in zip(_names(config), chosen.estimators.all, strict=True) if estimator.needs_teacher
+    ]
+    if config.teacher.engine and not wanting:
+        raise ConfigError(
+            f"[teacher] is set, and estimator {config.algorithm.name!r} asks no teacher; set algorithm.name = 'distill', "
+            "or leave [teacher] out"
+        )
+    if not wanting:
+        return
+    if not config.teacher.engine:
+        raise ConfigError(
+            f"estimator {wanting[0]!r} needs a teacher: set teacher.engine to a rollout engine that computes "
+            "log-probabilities, and teacher.model to its model"
+        )
+    teacher_engine(config, plugins)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rllm_core.parser.session import ParserSession
     from rllm_core.parser.supervised import MaskedTokens
+    from rllm_core.parser.vocabulary import Vocabulary
 
 ToolSpec = Mapping[str, Any]
 MaskMethod = Literal["cumulative", "stepwise", "hf_template"]
@@ -180,6 +181,16 @@ class BaseParser(ABC):
     ) -> tuple[PlacedMedia, ...]:
         """Where the media of ``messages`` stand in ``prompt_ids[start:]``, which renders them; none for text."""
         return ()
+
+    def vocabulary(self) -> Vocabulary:
+        """What each of the tokenizer's tokens spells, to compare it with another's and to align the two by bytes.
+
+        Raises:
+            ConfigError: If that cannot be told.
+        """
+        from rllm_core.parser.vocabulary import hugging_face_vocabulary
+
+        return hugging_face_vocabulary(self.tokenizer)
 
     def session(
         self, *, tools: Sequence[ToolSpec] | None = None, on_break: Literal["segment", "raise"] = "segment"

@@ -81,7 +81,7 @@ class Distill(AdvantageEstimator):
         return [[[self._credit(group, step) for step in t.steps] for t in group.trajectories] for group in groups]
 
     def _credit(self, group: TrajectoryGroup, step: Step) -> Advantages:
-        if step.weight_version is None:
+        if step.weight_version is None or not len(step.completion_ids):
             return np.zeros(len(step.completion_ids))
         if step.advantages is None:
             raise RunError(f"task {group.task_id!r}: step {step.step_id} was sampled, and no teacher has scored it")

@@ -1,0 +1,1 @@
+"""Distillation on policy: a teacher scores what the student sampled."""

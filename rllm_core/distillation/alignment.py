@@ -1,0 +1,165 @@
+"""Two tokenisations of one text, aligned by bytes.
+
+Where both have a token boundary at the same byte, a chunk ends. What the two models think of a chunk can be compared:
+each one's log-probability of it is the sum over its own tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.parser.vocabulary import Vocabulary
+from rllm_core.types import TokenIds
+
+UNSCORED = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """The same completion, twice.
+
+    Attributes:
+        teacher_ids: ``(teacher_tokens,)`` how the teacher writes it.
+        chunk_of: ``(student_tokens,)`` the chunk each token of the student is in, `UNSCORED` if it is in none.
+        teacher_chunk_of: ``(teacher_tokens,)`` likewise.
+        chunks: How many there are.
+    """
+
+    teacher_ids: list[int]
+    chunk_of: npt.NDArray[np.int64]
+    teacher_chunk_of: npt.NDArray[np.int64]
+    chunks: int
+
+    def advantages(
+        self, student_logprobs: npt.NDArray[np.floating], teacher_logprobs: npt.NDArray[np.floating]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        """The teacher's log-probability of each chunk less the student's, spread evenly over the student's tokens.
+
+        Args:
+            student_logprobs: ``(student_tokens,)``.
+            teacher_logprobs: ``(teacher_tokens,)``; one that is not finite leaves its whole chunk unscored.
+
+        Returns:
+            ``(student_tokens,)`` advantages, 0 where unscored, and ``(student_tokens,)`` which tokens were scored.
+        """
+        covered, theirs = self.chunk_of >= 0, self.teacher_chunk_of >= 0
+        chunk, teacher_chunk = self.chunk_of[covered], self.teacher_chunk_of[theirs]
+        teacher = np.asarray(teacher_logprobs, np.float64)[theirs]
+        is_known = np.isfinite(teacher)
+        unknown = np.bincount(teacher_chunk[~is_known], minlength=self.chunks) > 0
+        difference = np.bincount(teacher_chunk, np.where(is_known, teacher, 0.0), self.chunks)
+        difference -= np.bincount(chunk, np.asarray(student_logprobs, np.float64)[covered], self.chunks)
+        tokens = np.bincount(chunk, minlength=self.chunks)
+        advantages = np.zeros(len(self.chunk_of), np.float32)
+        scored = np.zeros(len(self.chunk_of), np.bool_)
+        scored[covered] = ~unknown[chunk]
+        advantages[scored] = (difference / np.maximum(tokens, 1))[self.chunk_of[scored]]
+        return advantages, scored
+
+
+def one_to_one(tokens: TokenIds) -> Alignment:
+    """Two models with one vocabulary: every token is a chunk."""
+    places = np.arange(len(tokens))
+    return Alignment([int(token) for token in tokens], places, places, len(tokens))
+
+
+def align(completion_ids: TokenIds, student: Vocabulary, teacher: Vocabulary, stops: Mapping[int, int]) -> Alignment:
+    """A completion of the student in the teacher's tokens.
+
+    Control tokens stand for themselves where both vocabularies name them alike, and a stop token for the teacher's;
+    others are left out of what the teacher reads. From the first byte on that is not UTF-8, nothing is scored.
+
+    Args:
+        completion_ids: ``(student_tokens,)`` as sampled.
+        student: What these spell.
+        teacher: Whose tokens are wanted.
+        stops: The teacher's stop token for each one of the student.
+    """
+    names = {number: name for name, number in student.control_ids.items()}
+    builder = _Builder(teacher)
+    text: list[tuple[int, bytes]] = []
+    for position, token in enumerate(completion_ids.tolist()):
+        spelling = student.spelling(token)
+        if spelling is not None and token not in stops:
+            text.append((position, spelling))
+            continue
+        if not builder.add_text(text):
+            break
+        text = []
+        twin = stops.get(token, teacher.control_ids.get(names.get(token, "")))
+        if twin is not None:
+            builder.add_control(position, twin)
+    else:
+        builder.add_text(text)
+    return builder.alignment(len(completion_ids))
+
+
+class _Builder:
+    """Puts an alignment together, piece by piece."""
+
+    def __init__(self, teacher: Vocabulary) -> None:
+        self._teacher = teacher
+        self._ids: list[int] = []
+        self._teacher_chunks: list[int] = []
+        self._chunks: dict[int, int] = {}
+        self._count = 0
+
+    def add_control(self, position: int, twin: int) -> None:
+        """A token that is a chunk by itself."""
+        self._chunks[position] = self._count
+        self._ids.append(twin)
+        self._teacher_chunks.append(self._count)
+        self._count += 1
+
+    def add_text(self, tokens: Sequence[tuple[int, bytes]]) -> bool:
+        """Tokens that follow each other, with their places; False if something in them cannot be aligned."""
+        spelt = b"".join(spelling for _, spelling in tokens)
+        text = _valid_beginning(spelt)
+        ids = self._teacher.encode(text)
+        ends = _ends(self._spelt(ids, text.encode()))
+        if ends is None:
+            return False
+        mine = np.cumsum([len(spelling) for _, spelling in tokens], dtype=np.int64)
+        common = np.intersect1d(mine, ends)
+        chunks, theirs = np.searchsorted(common, mine), np.searchsorted(common, ends)
+        for (position, _), chunk in zip(tokens, chunks.tolist(), strict=True):
+            if chunk < len(common):
+                self._chunks[position] = self._count + chunk
+        self._ids += ids
+        self._teacher_chunks += [self._count + c if c < len(common) else UNSCORED for c in theirs.tolist()]
+        self._count += len(common)
+        return len(text.encode()) == len(spelt)
+
+    def _spelt(self, ids: Sequence[int], wanted: bytes) -> list[bytes] | None:
+        """The bytes of the teacher's tokens, if they are those of the text."""
+        spellings = [self._teacher.spelling(token) for token in ids]
+        known = [spelling for spelling in spellings if spelling is not None]
+        if len(known) < len(spellings):
+            return None
+        whole = b"".join(known)
+        if whole == b" " + wanted and known:  # SentencePiece puts a space in front of a text
+            known[0], whole = known[0][1:], wanted
+        return known if whole == wanted else None
+
+    def alignment(self, tokens: int) -> Alignment:
+        """What has been put together, for a completion of so many tokens."""
+        chunk_of = np.full(tokens, UNSCORED, np.int64)
+        for position, chunk in self._chunks.items():
+            chunk_of[position] = chunk
+        return Alignment(self._ids, chunk_of, np.array(self._teacher_chunks, np.int64), self._count)
+
+
+def _ends(spellings: Sequence[bytes] | None) -> npt.NDArray[np.int64] | None:
+    return None if spellings is None else np.cumsum([len(spelling) for spelling in spellings], dtype=np.int64)
+
+
+def _valid_beginning(text: bytes) -> str:
+    """As much of it, from the beginning, as is UTF-8."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        return text[: error.start].decode()

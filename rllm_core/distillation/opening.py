@@ -1,0 +1,65 @@
+"""From ``[teacher]`` to a teacher that answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rllm_core import providers
+from rllm_core.config import ModelConfig, RunConfig
+from rllm_core.distillation.teacher import Teacher
+from rllm_core.engine import RolloutEngine
+from rllm_core.errors import ConfigError
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+from rllm_core.training.deadlines import within
+
+CLOSING_TIMEOUT_SECONDS = 60.0
+
+
+def teacher_engine(config: RunConfig, plugins: PluginManager) -> type[RolloutEngine]:
+    """The class of the teacher's engine.
+
+    Raises:
+        ConfigError: If it cannot score tokens, or no model is named.
+    """
+    name = config.teacher.engine
+    engine_class: type[RolloutEngine] = plugins.load(plugins.select(providers.Engine, name))
+    if not engine_class.computes_logprobs:
+        raise ConfigError(f"teacher.engine = {name!r} cannot score given tokens: choose an engine that can")
+    if not config.teacher.model:
+        raise ConfigError(f"teacher.model is missing: the folder of the model that engine {name!r} shall score with")
+    return engine_class
+
+
+@asynccontextmanager
+async def open_teacher(
+    config: RunConfig, plugins: PluginManager, student: BaseParser | None
+) -> AsyncIterator[Teacher | None]:
+    """The run's teacher, awake; None if it has none.
+
+    Raises:
+        ConfigError: If its tokens and the policy's cannot be compared.
+    """
+    if not config.teacher.engine:
+        yield None
+        return
+    if student is None:
+        raise ConfigError("a teacher needs the policy's parser, and the engine of this backend has none")
+    engine_class = teacher_engine(config, plugins)
+    parser = _parser(config, plugins)
+    reads_tokens = not config.teacher.parser and student.vocabulary() == parser.vocabulary()
+    own_model = config.model_copy(update={"model": ModelConfig(path=config.teacher.model)})
+    engine = engine_class.from_config(own_model, parser)
+    what = f"the teacher, engine {config.teacher.engine!r},"
+    await within(config.training.backend_timeout_seconds, f"{what} wake_up", engine.wake_up())
+    try:
+        yield Teacher(engine, student, None if reads_tokens else parser, config.rollout)
+    finally:
+        await within(CLOSING_TIMEOUT_SECONDS, f"{what} sleep", engine.sleep())
+
+
+def _parser(config: RunConfig, plugins: PluginManager) -> BaseParser:
+    name = config.teacher.parser or config.parser
+    parser_class: type[BaseParser] = plugins.load(plugins.select(providers.Parser, name))
+    return parser_class.from_model(config.teacher.model, config.plugins.get(name))

@@ -1,0 +1,173 @@
+"""The teacher: scores what the policy sampled, before a rollout joins its group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.algorithms.samples import trained_segments
+from rllm_core.config import RolloutConfig
+from rllm_core.distillation.alignment import Alignment, align, one_to_one
+from rllm_core.engine import EngineBusy, EngineError, RolloutEngine
+from rllm_core.errors import ConfigError
+from rllm_core.parser import BaseParser
+from rllm_core.training.requests import pause_seconds
+from rllm_core.types import Episode, Floats, Step, TokenIds, Trajectory, freeze, starts_with, token_ids
+
+ResultT = TypeVar("ResultT")
+
+UNSCORED_TOKENS = "teacher_unscored_tokens"
+
+
+class Teacher:
+    """Puts ``log p_teacher - log p_student`` of every sampled token into `rllm_core.types.Step.advantages`.
+
+    A teacher with the student's vocabulary, and no parser of its own in the run file, reads exactly the student's
+    tokens. Any other reads the messages as its own parser writes them, and the bytes of the completion as its own
+    tokens (`rllm_core.distillation.alignment`). Tokens that it cannot score get 0 and are counted in the step's
+    metadata.
+
+    Args:
+        engine: Who scores.
+        student: The parser whose tokens are sampled.
+        parser: The teacher's, if it does not read the student's tokens.
+        limits: Deadline and tries per call, and calls at a time.
+    """
+
+    def __init__(
+        self, engine: RolloutEngine, student: BaseParser, parser: BaseParser | None, limits: RolloutConfig
+    ) -> None:
+        self.engine = engine
+        self.student = student
+        self.parser = parser
+        self._limits = limits
+        self._places = asyncio.Semaphore(limits.max_concurrent_requests)
+        self._vocabularies = None if parser is None else (student.vocabulary(), parser.vocabulary())
+        stop = parser.get_stop_token_ids()[0] if parser is not None else 0
+        self._stops = {token: stop for token in student.get_stop_token_ids()}
+
+    async def score(self, episode: Episode, wants: Callable[[Episode, Trajectory], bool]) -> Episode:
+        """The episode, the sampled steps of its trajectories scored where ``wants`` says so.
+
+        Raises:
+            EngineError: If the teacher did not answer, or the student's log-probabilities are unknown.
+        """
+
+        async def scored(trajectory: Trajectory) -> Trajectory:
+            wanted = trajectory.trainable and wants(episode, trajectory)
+            return await self._trajectory(trajectory) if wanted else trajectory
+
+        trajectories = await _together(scored(trajectory) for trajectory in episode.trajectories)
+        return episode.model_copy(update={"trajectories": trajectories})
+
+    async def _trajectory(self, trajectory: Trajectory) -> Trajectory:
+        steps = list(trajectory.steps)
+        for step in steps:
+            if step.weight_version is not None and step.logprobs is None:
+                raise EngineError(
+                    "distillation needs the log-probabilities of the policy, and its engine returned none"
+                )
+        if self.parser is None:
+            await self._same_tokens(trajectory, steps)
+        else:
+            sampled = [s.weight_version is not None and len(s.completion_ids) > 0 for s in steps]
+            await _together(self._own_tokens(steps, place) for place, wanted in enumerate(sampled) if wanted)
+        return trajectory.model_copy(update={"steps": steps})
+
+    async def _same_tokens(self, trajectory: Trajectory, steps: list[Step]) -> None:
+        """One call for every unbroken sequence, whose turns are cut out of it."""
+        for segment in trained_segments(trajectory):
+            last, first = steps[segment.last], steps[segment.trained[0]]
+            _refuse_media(last)
+            whole = np.concatenate((last.prompt_ids, last.completion_ids))
+            start = len(first.prompt_ids)
+            known = await self._ask(token_ids(whole), start)
+            for place in segment.trained:
+                step = steps[place]
+                begin = len(step.prompt_ids) - start
+                theirs = known[begin : begin + len(step.completion_ids)]
+                steps[place] = _scored(step, one_to_one(step.completion_ids), theirs)
+
+    async def _own_tokens(self, steps: list[Step], place: int) -> None:
+        step = steps[place]
+        assert self.parser is not None
+        assert self._vocabularies is not None
+        _refuse_media(step)
+        if place == 0:
+            self._check_prompt(step)
+        alignment = align(step.completion_ids, *self._vocabularies, self._stops)
+        prompt = self.parser.render(step.messages)
+        known = np.empty(0, np.float32)
+        if alignment.teacher_ids:
+            known = await self._ask(token_ids([*prompt, *alignment.teacher_ids]), len(prompt))
+        steps[place] = _scored(step, alignment, known)
+
+    def _check_prompt(self, step: Step) -> None:
+        """Steps do not keep the tools that a prompt listed, so a teacher could not be shown them."""
+        rendered = token_ids(self.student.render(step.messages))
+        if len(rendered) != len(step.prompt_ids) or not starts_with(rendered, step.prompt_ids):
+            raise ConfigError(
+                "the first prompt of a rollout is more than its messages (it lists tools, say), and a teacher with a "
+                "parser of its own is shown messages only; choose a teacher with the student's vocabulary, and leave "
+                "teacher.parser out"
+            )
+
+    async def _ask(self, tokens: TokenIds, start: int) -> npt.NDArray[np.float32]:
+        """The engine's answer, asked again after a pause while it is busy."""
+        engine, limits = self.engine, self._limits
+        for attempt in range(1, limits.max_request_attempts + 1):
+            try:
+                async with self._places, asyncio.timeout(limits.request_timeout_seconds) as deadline:
+                    known = await engine.compute_logprobs(tokens, start=start)
+            except EngineBusy as error:
+                busy = error
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise
+                seconds = limits.request_timeout_seconds
+                busy = EngineBusy(f"the teacher, engine {engine.name!r}, did not answer within {seconds:g} s")
+                busy.__cause__ = error
+            else:
+                if known.shape != (len(tokens) - start,):
+                    raise EngineError(
+                        f"the teacher, engine {engine.name!r}, returned {known.shape} log-probabilities for "
+                        f"{len(tokens) - start} tokens"
+                    )
+                return known
+            if attempt < limits.max_request_attempts:
+                await asyncio.sleep(pause_seconds(attempt, int(tokens[-1]), busy.retry_after_seconds))
+        raise busy
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """All results; the first failure stops the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(part) for part in work]
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return [task.result() for task in running]
+
+
+def _scored(step: Step, alignment: Alignment, teacher_logprobs: npt.NDArray[np.float32]) -> Step:
+    assert step.logprobs is not None
+    advantages, scored = alignment.advantages(step.logprobs, teacher_logprobs)
+    update: dict[str, Any] = {"advantages": _read_only(advantages)}
+    unscored = int((~scored).sum())
+    if unscored:
+        update["metadata"] = freeze({**step.metadata, UNSCORED_TOKENS: unscored})
+    return step.model_copy(update=update)
+
+
+def _read_only(array: Floats) -> Floats:
+    array.setflags(write=False)
+    return array
+
+
+def _refuse_media(step: Step) -> None:
+    if step.prompt_media:
+        raise ConfigError("a teacher reads text only, and a prompt holds images")
