@@ -169,8 +169,8 @@ class RolloutEngine(ABC):
             start: Where the scored tokens begin, at least 1.
 
         Returns:
-            ``(tokens - start,)`` natural-log probabilities at temperature 1 of ``tokens[start:]``, each after all tokens
-            before it. NaN for a token whose log-probability the engine does not have; never another number instead.
+            ``(tokens - start,)`` natural-log probabilities at temperature 1 of ``tokens[start:]``, each after all
+            tokens before it. NaN for a token whose log-probability the engine does not have; never another number instead.
 
         Raises:
             EngineBusy: If the same call may be made again later, which the core does.
