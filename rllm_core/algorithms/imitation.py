@@ -99,8 +99,8 @@ def _check_teacher(config: RunConfig, chosen: Algorithm, plugins: PluginManager)
     ]
     if config.teacher.engine and not wanting:
         raise ConfigError(
-            f"[teacher] is set, and estimator {config.algorithm.name!r} asks no teacher; set algorithm.name = 'distill', "
-            "or leave [teacher] out"
+            f"[teacher] is set, and estimator {config.algorithm.name!r} asks no teacher; set algorithm.name = "
+            "'distill', or leave [teacher] out"
         )
     if not wanting:
         return

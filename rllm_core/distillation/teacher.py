@@ -48,7 +48,7 @@ class Teacher:
         self._places = asyncio.Semaphore(limits.max_concurrent_requests)
         self._vocabularies = None if parser is None else (student.vocabulary(), parser.vocabulary())
         stop = parser.get_stop_token_ids()[0] if parser is not None else 0
-        self._stops = {token: stop for token in student.get_stop_token_ids()}
+        self._stops = dict.fromkeys(student.get_stop_token_ids(), stop)
 
     async def score(self, episode: Episode, wants: Callable[[Episode, Trajectory], bool]) -> Episode:
         """The episode, the sampled steps of its trajectories scored where ``wants`` says so.

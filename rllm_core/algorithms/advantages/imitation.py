@@ -67,7 +67,6 @@ class Distill(AdvantageEstimator):
     needs_rewards: ClassVar[bool] = False
     needs_teacher: ClassVar[bool] = True
     per_token: ClassVar[bool] = True
-    per_token: ClassVar[bool] = True
     options_model = DistillOptions
     options: DistillOptions
 
