@@ -15,6 +15,8 @@ from rllm_core.algorithms.samples import training_samples, with_token_rewards
 from rllm_core.algorithms.selection import Algorithm
 from rllm_core.backend import Policy
 from rllm_core.config import RunConfig
+from rllm_core.errors import RunError
+from rllm_core.tokens import logprobs
 from rllm_core.training.buffer import CompleteGroup
 from rllm_core.types import Floats, TrainingSample, TrajectoryGroup
 
@@ -49,6 +51,7 @@ class Crediting:
         self.algorithm = algorithm
         self.diagnostics = OffPolicyDiagnostics()
         self._compute_logprobs = compute_logprobs
+        self._task_ids: dict[int, str] = {}  # by group, of what was credited last
         self._forward_is_proximal = forward_is_proximal
         kl = config.algorithm.kl
         self._kl_in: Literal["loss", "reward"] | None = kl.place if kl.coefficient > 0 else None
@@ -62,6 +65,7 @@ class Crediting:
     async def credited(self, taken: Sequence[CompleteGroup]) -> list[list[TrainingSample]]:
         """Per complete group its samples, with advantages."""
         groups = [group for item in taken for group in item.groups]
+        self._task_ids = {group.group_id: group.task_id for group in groups}
         if self.when_completed(self.config, self.algorithm):
             credits = [credit for item in taken for credit in item.advantages or []]
         else:
@@ -79,8 +83,8 @@ class Crediting:
         kl = self.config.algorithm.kl
         samples = [training_samples(g, [np.zeros(len(t.steps)) for t in g.trajectories]) for g in groups]
         flat = [sample for of_group in samples for sample in of_group]
-        current = await self._compute_logprobs(flat, "current")
-        reference = await self._compute_logprobs(flat, "reference")
+        current = await self._logprobs(flat, "current")
+        reference = await self._logprobs(flat, "reference")
         penalties = iter(
             [
                 (-kl.coefficient * kl_estimate(mine, theirs, kl.estimator)).astype(np.float32)
@@ -91,6 +95,29 @@ class Crediting:
             with_token_rewards(group, [next(penalties) for _ in of_group])
             for group, of_group in zip(groups, samples, strict=True)
         ]
+
+    async def _logprobs(self, samples: Sequence[TrainingSample], policy: Policy) -> list[Floats]:
+        """What the backend computes, if it is one log-probability per sampled token.
+
+        Raises:
+            RunError: If it is not; names the task.
+        """
+        computed = await self._compute_logprobs(samples, policy)
+        if len(computed) != len(samples):
+            raise RunError(
+                f"compute_logprobs({policy!r}) of the backend answered {len(computed)} of {len(samples)} samples"
+            )
+        return [self._checked(sample, values, policy) for sample, values in zip(samples, computed, strict=True)]
+
+    def _checked(self, sample: TrainingSample, computed: Floats, policy: Policy) -> Floats:
+        try:
+            values = logprobs(computed)
+            if len(values) != sample.sampled_tokens:
+                raise ValueError(f"{len(values)} log-probabilities for {sample.sampled_tokens} sampled tokens")
+        except ValueError as error:
+            task_id = self._task_ids[sample.group_id]
+            raise RunError(f"task {task_id!r}: compute_logprobs({policy!r}) of the backend: {error}") from error
+        return values
 
     async def corrected(self, samples: list[TrainingSample], *, proximal_version: float) -> list[TrainingSample]:
         """The samples of one pass with what their loss needs beside advantages, corrections applied.
@@ -104,7 +131,7 @@ class Crediting:
             return samples
         algorithm = self.config.algorithm
         if algorithm.proximal_policy == "forward" and not self._forward_is_proximal:
-            proximal = await self._compute_logprobs(samples, "proximal")
+            proximal = await self._logprobs(samples, "proximal")
             samples = [_with(s, proximal_logprobs=known) for s, known in zip(samples, proximal, strict=True)]
             samples = self._weighted(samples, int(proximal_version))
         elif algorithm.proximal_policy == "forward":
@@ -113,7 +140,7 @@ class Crediting:
             step = 1 / self.config.training.trigger_parameter_sync_step
             samples = [_with(s, proximal_fractions=_fractions(s, proximal_version, step)) for s in samples]
         if self._kl_in == "loss":
-            reference = await self._compute_logprobs(samples, "reference")
+            reference = await self._logprobs(samples, "reference")
             samples = [_with(s, reference_logprobs=known) for s, known in zip(samples, reference, strict=True)]
         return samples
 
