@@ -23,6 +23,7 @@ STEPS, GROUPS, ROLLOUTS = 12, 3, 2
 SMALL = (f"training.steps={STEPS}", f"training.groups_per_step={GROUPS}", f"training.rollouts_per_group={ROLLOUTS}",
          "training.validation_rollouts=2", "training.checkpoint_every_steps=2", "say_yes.tasks=7")  # fmt: skip
 IN_FLIGHT = ("training.staleness_threshold=2", "training.partial_rollout=true")
+GO_WITHOUT = ("algorithm.filter_uniform_groups=true", "algorithm.refill_filtered_groups=false")
 MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "colocated": ("scripted_colocated", ()),
     "synchronous": ("scripted", ()),
@@ -30,8 +31,10 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "in flight": ("scripted", IN_FLIGHT),
     "strict": ("scripted", (*IN_FLIGHT, 'training.staleness="strict"')),
     "streamed": ("scripted", (*IN_FLIGHT, "training.groups_per_forward_backward=1")),
+    "going without": ("scripted_colocated", GO_WITHOUT),
+    "going without in flight": ("scripted", (*IN_FLIGHT, *GO_WITHOUT)),
 }
-SYNCHRONOUS = ("colocated", "synchronous")
+SYNCHRONOUS = ("colocated", "synchronous", "going without")
 KILLS = 36  # of each mode
 
 
@@ -85,7 +88,7 @@ def assert_whole(run_dir: Path, mode: str, uninterrupted: Path) -> None:
     assert found is not None
     assert found.steps == STEPS
     trained = [ordinal for event in events(run_dir) if event["event"] == "step" for ordinal in event["groups"]]
-    assert sorted(trained) == list(range(STEPS * GROUPS)), "every task of the stream once"
+    assert sorted(trained) == list(range(STEPS * GROUPS)), "every task of the stream once, trained or gone without"
     versions = [event["version"] for event in events(run_dir) if event["event"] == "sync" and event["reason"] == "step"]
     assert versions == sorted(set(versions)), "no version twice"
     if mode in SYNCHRONOUS:
@@ -93,8 +96,9 @@ def assert_whole(run_dir: Path, mode: str, uninterrupted: Path) -> None:
     if mode == "strict":
         assert found.max_staleness <= 2
     books = json.loads((run_dir / "summary.json").read_text())["books"]
-    assert books["dispatched"] == books["trained"] + books["cancelled"]
-    assert books["trained"] == STEPS * GROUPS * ROLLOUTS
+    assert books["dispatched"] == books["trained"] + books["filtered"] + books["cancelled"]
+    assert books["trained"] + books["filtered"] == STEPS * GROUPS * ROLLOUTS
+    assert (books["filtered"] > 0) == mode.startswith("going without")
 
 
 @pytest.mark.parametrize("mode", MODES)
