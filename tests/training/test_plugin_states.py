@@ -244,3 +244,29 @@ def test_what_a_plugin_returned_is_saved_as_it_was_then(run: Run) -> None:
 
     run.start(Shares())
     assert run.states() == {step: {"observer": {"step": step}} for step in (2, 4, 6)}
+
+
+def test_no_plugin_is_behind_what_an_asynchronous_checkpoint_holds(run: Run, run_scripted: Callable[..., Any]) -> None:
+    """Complete groups of the checkpoint are not played again, so who counts rollouts must have heard of theirs."""
+    heard: list[str] = []
+
+    class Counts:
+        @hookimpl
+        def on_episode_finished(self, episode: Any) -> None:
+            if not episode.is_validation:
+                heard.append(episode.rollout_id)
+
+        @hookimpl
+        def save_plugin_state(self) -> dict[str, Any]:
+            return {"rollouts": heard}
+
+    ahead = ("training.staleness_threshold=2", "training.partial_rollout=true", "training.keep_checkpoints=9")
+    result = run_scripted(EVERY_TWO, *ahead, observers=Counts(), path=run.folder)
+    assert result.error is None
+    held = 0
+    for step, states in run.states().items():
+        lines = (run.folder / f"checkpoints/step-{step:06d}/buffer.jsonl").read_text().splitlines()
+        waiting = {episode["rollout_id"] for line in lines for episode in json.loads(line)["episodes"]}
+        assert waiting <= set(states["observer"]["rollouts"])
+        held += len(waiting)
+    assert held > 0
