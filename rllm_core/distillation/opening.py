@@ -52,7 +52,10 @@ async def open_teacher(
     own_model = config.model_copy(update={"model": ModelConfig(path=config.teacher.model)})
     engine = engine_class.from_config(own_model, parser)
     what = f"the teacher, engine {config.teacher.engine!r},"
-    await within(config.training.backend_timeout_seconds, f"{what} wake_up", engine.wake_up())
+    try:
+        await within(config.training.backend_timeout_seconds, f"{what} wake_up", engine.wake_up())
+    except ConfigError as error:
+        raise ConfigError(f"teacher.engine = {config.teacher.engine!r}: {error}") from error
     try:
         yield Teacher(engine, student, None if reads_tokens else parser, config.rollout)
     finally:

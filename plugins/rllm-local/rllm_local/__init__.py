@@ -4,9 +4,9 @@ Importing this imports no torch: the classes behind the records are loaded when 
 """
 
 from rllm_core import hookimpl
-from rllm_core.providers import Backend
+from rllm_core.providers import Backend, Engine
 
-__all__ = ["__version__", "backends"]
+__all__ = ["__version__", "backends", "rollout_engines"]
 
 __version__ = "0.1.0"
 
@@ -21,5 +21,17 @@ def backends() -> list[Backend]:
             summary="transformers + torch in this process: one GPU or the CPU, full or LoRA.",
             config="rllm_local.config:LocalConfig",
             default_parser="chat_template",
+        )
+    ]
+
+
+@hookimpl
+def rollout_engines() -> list[Engine]:
+    """Its engine by itself, to evaluate a model or to be a teacher."""
+    return [
+        Engine(
+            name="local",
+            load="rllm_local.standalone:StandaloneEngine",
+            summary="transformers + torch in this process; samples and scores.",
         )
     ]

@@ -52,6 +52,14 @@ class Decoder(Protocol):
         """Read one more token per row, ``(rows,)``, and return logits ``(rows, vocabulary)`` in float32."""
         ...
 
+    def logits(self, prompts: torch.Tensor, padding: torch.Tensor, count: int) -> torch.Tensor:
+        """Read ``prompts`` as `prefill` does, and return the logits behind each one's last ``count`` tokens.
+
+        Returns:
+            ``(rows, count, vocabulary)`` in float32; those behind padding mean nothing.
+        """
+        ...
+
     def copied(self, model: PreTrainedModel) -> Any:
         """The weights of ``model`` for `use`, which later changes of it leave alone; another thread may be decoding."""
         ...
@@ -114,6 +122,19 @@ class TransformersDecoder:
             use_cache=True,
         ).last_hidden_state
         logits: torch.Tensor = self._model.get_output_embeddings()(hidden[:, -1]).float()
+        return logits
+
+    def logits(self, prompts: torch.Tensor, padding: torch.Tensor, count: int) -> torch.Tensor:
+        """See `Decoder`."""
+        columns = torch.arange(prompts.shape[1], device=prompts.device)
+        output = self._model(
+            input_ids=prompts,
+            attention_mask=(columns >= padding[:, None]).long(),
+            position_ids=(columns - padding[:, None]).clamp_(min=0),
+            use_cache=False,
+            logits_to_keep=count,
+        )
+        logits: torch.Tensor = output.logits.float()
         return logits
 
     def select(self, rows: torch.Tensor) -> None:
@@ -280,6 +301,10 @@ class FusedDecoder:
     def prefill(self, prompts: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement] = ()) -> torch.Tensor:
         """See `Decoder`."""
         assert not media
+        return self.logits(prompts, padding, 1)[:, 0]
+
+    def logits(self, prompts: torch.Tensor, padding: torch.Tensor, count: int) -> torch.Tensor:
+        """See `Decoder`."""
         rows, tokens = prompts.shape
         self._length, self._padding, self._bias = tokens, None, None
         if bool(padding.any()):
@@ -291,9 +316,9 @@ class FusedDecoder:
         self._allocate(rows)
         per_chunk = max(1, PREFILL_TOKENS // tokens)
         chunks = [slice(start, start + per_chunk) for start in range(0, rows, per_chunk)]
-        return torch.cat([self._prefill_chunk(prompts[chunk], chunk) for chunk in chunks])
+        return torch.cat([self._prefill_chunk(prompts[chunk], chunk, count) for chunk in chunks])
 
-    def _prefill_chunk(self, prompts: torch.Tensor, chunk: slice) -> torch.Tensor:
+    def _prefill_chunk(self, prompts: torch.Tensor, chunk: slice, count: int) -> torch.Tensor:
         rows, tokens = prompts.shape
         group, dim = self._heads // self._kv_heads, self._head_dim
         bias = torch.full((tokens, tokens), float("-inf"), device=prompts.device, dtype=self._dtype).triu_(1)
@@ -317,7 +342,7 @@ class FusedDecoder:
             mixed = torch.matmul(scores.softmax(-1).view(rows, self._kv_heads, group * tokens, tokens), v)
             mixed = mixed.view(rows, self._heads, tokens, dim).transpose(1, 2).reshape(rows * tokens, -1)
             x = self._mlp(x, mixed, layer)
-        return self._logits(x.view(rows, tokens, -1)[:, -1])
+        return self._logits(x.view(rows, tokens, -1)[:, tokens - count :])
 
     def select(self, rows: torch.Tensor) -> None:
         """See `Decoder`."""

@@ -17,6 +17,7 @@ from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser
 from rllm_core.types import (
     FinishReason,
+    Floats,
     MediaChunk,
     SamplingParams,
     TokenIds,
@@ -26,7 +27,7 @@ from rllm_core.types import (
     token_ids,
 )
 from rllm_local.decoders import Decoder
-from rllm_local.sampler import Completion, Request, generate
+from rllm_local.sampler import Completion, Request, Scoring, generate, score
 from rllm_local.vision import Placement
 
 if TYPE_CHECKING:
@@ -35,8 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Waiting:
-    request: Request
-    future: asyncio.Future[list[TokenOutput]]
+    request: Request | Scoring
+    future: asyncio.Future[Any]
+
+    @property
+    def rows(self) -> int:
+        return len(self.request.seeds) if isinstance(self.request, Request) else 1
 
 
 class LocalEngine(RolloutEngine):
@@ -58,6 +63,7 @@ class LocalEngine(RolloutEngine):
     """
 
     name: ClassVar[str] = "local"
+    computes_logprobs: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -114,20 +120,34 @@ class LocalEngine(RolloutEngine):
         is_validation: bool = False,
     ) -> list[TokenOutput]:
         """See `RolloutEngine`; the prompt is read once."""
+        prompt_ids, media = self._read(token_input)
+        self._check(prompt_ids, sampling_params.max_response_tokens)
+        parts = [
+            Request(prompt_ids, sampling_params, seeds[start : start + self._max_batch_rows], media)
+            for start in range(0, len(seeds), self._max_batch_rows)
+        ]
+        waiting = self._enqueue(parts)
+        return [output for item in waiting for output in await item.future]
+
+    async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
+        """See `RolloutEngine`; what arrives in one tick of the event loop is scored together."""
+        if not 1 <= start < len(tokens):
+            raise EngineError(f"engine {self.name!r} cannot score tokens {start} to {len(tokens)} of a sequence")
+        self._check(tokens, 0)
+        [waiting] = self._enqueue([Scoring(tokens, start)])
+        known: Floats = await waiting.future
+        return known
+
+    def _enqueue(self, requests: Sequence[Request | Scoring]) -> list[_Waiting]:
         if self._is_closed:
             raise EngineError(f"engine {self.name!r} is shut down")
-        prompt_ids, media = self._read(token_input)
-        self._check(prompt_ids, sampling_params)
         loop = asyncio.get_running_loop()
-        waiting = []
-        for start in range(0, len(seeds), self._max_batch_rows):
-            part = Request(prompt_ids, sampling_params, seeds[start : start + self._max_batch_rows], media)
-            waiting.append(_Waiting(part, loop.create_future()))
+        waiting = [_Waiting(request, loop.create_future()) for request in requests]
         self._waiting += waiting
         if not self._is_busy:
             self._is_busy = True
             loop.call_soon(self._start_batch, loop)
-        return [output for item in waiting for output in await item.future]
+        return waiting
 
     def _read(self, token_input: TokenInput) -> tuple[TokenIds, list[Placement]]:
         """A prompt as ids, and where its images begin; what the ids are there is never read."""
@@ -143,26 +163,29 @@ class LocalEngine(RolloutEngine):
                 ids.append(token)
         return token_ids(ids), media
 
-    def _check(self, prompt_ids: TokenIds, params: SamplingParams) -> None:
+    def _check(self, prompt_ids: TokenIds, new_tokens: int) -> None:
         if len(prompt_ids) == 0:
             raise EngineError(f"engine {self.name!r} needs at least one prompt token")
         largest = int(prompt_ids.max())
         if largest >= self._vocabulary_size:
             raise EngineError(f"token id {largest} is outside the model's vocabulary of {self._vocabulary_size}")
-        if len(prompt_ids) + params.max_response_tokens > self._max_model_tokens:
+        if len(prompt_ids) + new_tokens > self._max_model_tokens:
             raise EngineError(
-                f"{len(prompt_ids)} prompt tokens and up to {params.max_response_tokens} new ones do not fit the "
+                f"{len(prompt_ids)} prompt tokens and up to {new_tokens} new ones do not fit the "
                 f"model's {self._max_model_tokens} positions; lower rollout.max_response_tokens or shorten the prompt"
             )
 
     def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         batch: list[_Waiting] = []
         rows = 0
-        while self._waiting and rows + len(self._waiting[0].request.seeds) <= self._max_batch_rows:
+        kind = type(self._waiting[0].request) if self._waiting else None  # a batch samples, or it scores
+        while self._waiting and rows + self._waiting[0].rows <= self._max_batch_rows:
+            if type(self._waiting[0].request) is not kind:
+                break
             item = self._waiting.pop(0)
             if not item.future.done():  # its caller may have given up
                 batch.append(item)
-                rows += len(item.request.seeds)
+                rows += item.rows
         if not batch:
             self._is_busy = False
             return
@@ -170,7 +193,7 @@ class LocalEngine(RolloutEngine):
         running.add_done_callback(partial(self._end_batch, loop, batch))
 
     def _end_batch(
-        self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting], done: asyncio.Future[list[list[TokenOutput]]]
+        self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting], done: asyncio.Future[list[Any]]
     ) -> None:
         error = None if done.cancelled() else done.exception()
         for position, item in enumerate(batch):
@@ -186,12 +209,22 @@ class LocalEngine(RolloutEngine):
                 item.future.set_result(done.result()[position])
         loop.call_soon(self._start_batch, loop)
 
-    def _run(self, requests: list[Request]) -> list[list[TokenOutput]]:
+    def _run(self, batch: list[Request | Scoring]) -> list[Any]:
         with self._lock:
             loaded, self._loaded = self._loaded, None
         if loaded is not None:
             weights, self._version = loaded
             self._decoder.use(weights)
+        scorings = [item for item in batch if isinstance(item, Scoring)]
+        if scorings:
+            return score(
+                self._decoder,
+                scorings,
+                self._device,
+                vocabulary_size=self._vocabulary_size,
+                is_unwanted=lambda: self._is_closed,
+            )
+        requests = [item for item in batch if isinstance(item, Request)]
         return [
             [_output(completion, self._version) for completion in completions]
             for completions in generate(self._decoder, requests, self._device, is_unwanted=lambda: self._is_closed)

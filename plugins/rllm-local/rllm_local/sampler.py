@@ -24,6 +24,8 @@ from rllm_local.vision import Placement
 UNIFORM_BITS = 48  # few enough that uniform * total < total holds in float64
 BLOCK_POSITIONS = 32
 COMPACT_BELOW = 0.75
+SCORED_POSITIONS = 4096
+SCORED_LOGITS = 2**26  # numbers in float32, so 256 MB
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,24 @@ class Completion:
     token_ids: TokenIds
     logprobs: npt.NDArray[np.float32]
     stopped: bool
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Given tokens whose log-probabilities are wanted.
+
+    Attributes:
+        token_ids: ``(tokens,)``.
+        start: Where the wanted ones begin, at least 1.
+    """
+
+    token_ids: TokenIds
+    start: int
+
+    @property
+    def count(self) -> int:
+        """How many are wanted."""
+        return len(self.token_ids) - self.start
 
 
 class Unwanted(Exception):
@@ -136,6 +156,53 @@ def generate(
     ]
     ends = np.cumsum(counts).tolist()
     return [completions[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+@torch.inference_mode()
+def score(
+    decoder: Decoder,
+    scorings: Sequence[Scoring],
+    device: torch.device,
+    *,
+    vocabulary_size: int,
+    is_unwanted: Callable[[], bool] = lambda: False,
+) -> list[npt.NDArray[np.float32]]:
+    """Log-probabilities of given tokens, at temperature 1, in passes of sequences of about one length.
+
+    Args:
+        decoder: The forward pass.
+        scorings: What to score, each with at least one token.
+        device: Where the decoder is.
+        vocabulary_size: Width of the logits; bounds how many of them are kept at a time.
+        is_unwanted: Asked before every pass whether to stop.
+
+    Returns:
+        Per scoring ``(count,)``.
+
+    Raises:
+        Unwanted: If it was asked to stop.
+    """
+    result: list[npt.NDArray[np.float32]] = [np.empty(0, np.float32)] * len(scorings)
+    order = sorted(range(len(scorings)), key=lambda index: len(scorings[index].token_ids))
+    while order:
+        if is_unwanted():
+            raise Unwanted(f"stopped with {len(order)} sequences left")
+        rows, longest, most = 0, 0, 0
+        for index in order:
+            longest, most = len(scorings[index].token_ids), max(most, scorings[index].count)
+            too_long = (rows + 1) * longest > SCORED_POSITIONS
+            if rows and (too_long or (rows + 1) * most * vocabulary_size > SCORED_LOGITS):
+                break
+            rows += 1
+        part, order = order[:rows], order[rows:]
+        chosen = [scorings[index] for index in part]
+        count = max(scoring.count for scoring in chosen)
+        logits = decoder.logits(*_left_padded([scoring.token_ids[:-1] for scoring in chosen], device), count)
+        targets, _ = _left_padded([scoring.token_ids[scoring.start :] for scoring in chosen], device)
+        logprobs = torch.log_softmax(logits, -1).gather(2, targets[:, :, None])[:, :, 0].cpu().numpy()
+        for index, scoring, row in zip(part, chosen, logprobs, strict=True):
+            result[index] = row[count - scoring.count :].copy()
+    return result
 
 
 class _Places:

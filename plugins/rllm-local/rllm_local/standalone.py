@@ -1,0 +1,67 @@
+"""Engine ``local`` without a backend: a model that is sampled from or that scores, and never trained."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from rllm_core.config import RunConfig
+from rllm_core.parser import BaseParser
+from rllm_local.config import LocalConfig
+from rllm_local.engine import LocalEngine
+from rllm_local.model import load_model, make_decoder, use_matching_attention, vocabulary_size
+from rllm_local.vision import image_source
+
+
+class StandaloneEngine(LocalEngine):
+    """Loads ``model.path`` when it wakes up, with the settings of ``[local]``, and lets go of it when it sleeps."""
+
+    def __init__(self, config: RunConfig, parser: BaseParser) -> None:
+        self._config = config
+        self.parser = parser
+        self._is_closed = True
+
+    @classmethod
+    def from_config(cls, config: RunConfig, parser: BaseParser) -> StandaloneEngine:
+        """See `RolloutEngine.from_config`."""
+        return cls(config, parser)
+
+    async def wake_up(self) -> None:
+        """See `RolloutEngine.wake_up`."""
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="rllm-local-engine")
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._load)
+        except BaseException:
+            self._executor.shutdown(wait=False)
+            raise
+
+    def _load(self) -> None:
+        local: LocalConfig = self._config.plugins.get("local") or LocalConfig()
+        settings = local.model_copy(update={"lora": None})  # adapters are trained, and nothing is here
+        path = self._config.model.path
+        model = load_model(path, settings)
+        use_matching_attention(model, torch.get_float32_matmul_precision())
+        assert self.parser is not None
+        images = image_source(model, self.parser)
+        text_config: Any = model.config.get_text_config()
+        super().__init__(
+            make_decoder(model, settings, shares_weights=True, images=images),
+            self.parser,
+            self._executor,
+            device=model.device,
+            vocabulary_size=vocabulary_size(model),
+            max_model_tokens=text_config.max_position_embeddings,
+            max_batch_rows=settings.max_batch_rows,
+            takes_media=images is not None,
+        )
+
+    async def sleep(self) -> None:
+        """See `RolloutEngine.sleep`."""
+        if self._is_closed:
+            return
+        self.close()
+        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+        del self._decoder
