@@ -1,5 +1,6 @@
 """For plugin authors: a scripted engine and backend without torch, and checks of the contracts."""
 
+from rllm_core.testing.algorithms import check_correction, check_estimator, check_policy_loss
 from rllm_core.testing.drift import Drift, probe_drift
 from rllm_core.testing.parsers import CheckResult, check_parser
 from rllm_core.testing.scripted import ByteParser, ScriptedBackend, ScriptedEngine
@@ -10,6 +11,9 @@ __all__ = [
     "Drift",
     "ScriptedBackend",
     "ScriptedEngine",
+    "check_correction",
+    "check_estimator",
     "check_parser",
+    "check_policy_loss",
     "probe_drift",
 ]

@@ -63,6 +63,7 @@ def refused(result: subprocess.CompletedProcess[str], *expected: str, code: int 
         (["train", "missing.toml"], ["missing.toml does not exist"]),
         (["train", "sort", "--resume"], ["--resume needs --run-dir"]),
         (["train", "sort", "-o", "algorithm.name=grop"], ["no advantage estimator named 'grop'", "grpo"]),
+        (["train", "sort", "-o", "algorithm.correction_options.token_tis.cap=3"], ["belongs to no correction"]),
         (["train", "sort", "-o", 'training.trackers=["wandbb"]'], ["no tracker named 'wandbb'"]),
         (["eval", "sort", "-k", "4"], ["pass@4 needs"]),
     ],
@@ -88,6 +89,25 @@ def test_one_line_says_what_is_wrong_and_what_is_allowed(
 def test_what_the_backend_refuses_is_one_line_too(arguments: list[str], expected: list[str], tmp_path: Path) -> None:
     refused(rllm_core(*arguments, cwd=tmp_path), *expected)
     assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["name=grop"], ["algorithm.name = 'grop'", "did you mean 'grpo'?", "installed: ", "rloo"]),
+        (["loss=ppo_clipp"], ["algorithm.loss = 'ppo_clipp'", "reinforce", "did you mean 'ppo_clip'?"]),
+        (["roles.judge.name=rlo"], ["algorithm.roles.judge.name = 'rlo'", "did you mean 'rloo'?"]),
+        (["proximal_policy=forward", "corrections=['tokn_tis']"], ["'tokn_tis'", "did you mean 'token_tis'?"]),
+        (["loss=ppo_clip", "loss_options.clip_hi=1"], ["did you mean 'algorithm.loss_options.clip_high'?"]),
+        (["loss=ppo_clip", "loss_options.dual_clip=3.0"], ["option of 'dual_clip', and algorithm.loss = 'ppo_clip'"]),
+        (["name=dr_grpo", "estimator_options.discount=0.5"], ["option of 'return_to_go'", "name = 'dr_grpo'"]),
+    ],
+)  # fmt: skip
+def test_a_dry_run_finds_slips_in_the_algorithm(overrides: list[str], expected: list[str], tmp_path: Path) -> None:
+    options = [word for override in overrides for word in ("-o", f"algorithm.{override}")]
+    refused(rllm_core("train", "sort", "--dry-run", *options, cwd=tmp_path), *expected)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

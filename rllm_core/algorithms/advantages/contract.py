@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.options import Configured
-from rllm_core.errors import RunError
+from rllm_core.errors import RunError, UserError
 from rllm_core.loading import one_line
 from rllm_core.types import Trajectory, TrajectoryGroup
 
@@ -109,6 +109,8 @@ class RoleEstimators:
             try:
                 credits = estimator(compared)
                 counts = [len(credit) for credit in credits]
+            except UserError:
+                raise
             except Exception as error:  # it may be anybody's
                 raise RunError(f"{estimator.label} failed: {one_line(error)}") from error
             if len(counts) != len(positions):

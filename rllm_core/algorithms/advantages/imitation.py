@@ -22,7 +22,6 @@ class SFT(AdvantageEstimator):
 
     learns_written: ClassVar[bool] = True
     needs_rewards: ClassVar[bool] = False
-    per_token: ClassVar[bool] = True
 
     @property
     def min_group_size(self) -> int:

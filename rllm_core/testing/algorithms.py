@@ -1,0 +1,315 @@
+"""The contracts of estimators, corrections and losses as checks that authors can put theirs through.
+
+Like `rllm_core.testing.check_parser`, each check draws its own examples and tells what it saw. A piece is checked with
+the options it was made with: check it once for each way of using it that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.algorithms.advantages import AdvantageEstimator, Credit, RoleEstimators
+from rllm_core.algorithms.corrections import MAX_LOG_RATIO, Correction, Corrections
+from rllm_core.algorithms.options import Configured
+from rllm_core.algorithms.samples import training_samples
+from rllm_core.config import Section
+from rllm_core.errors import UserError
+from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
+from rllm_core.types import Step, Trajectory, TrajectoryGroup, token_ids
+
+if TYPE_CHECKING:
+    from rllm_core.algorithms.torch_losses import PolicyLoss
+
+PieceT = TypeVar("PieceT", bound=Configured)
+Check = Callable[[PieceT, np.random.Generator, int], str]
+
+EXAMPLES = 30
+
+
+def check_estimator(estimator: AdvantageEstimator, *, seed: int = 0, examples: int = EXAMPLES) -> list[CheckResult]:
+    """Hold an advantage estimator to its contract, on groups that are drawn at random.
+
+    For the tests of an estimator: ``assert not [r for r in check_estimator(mine) if r.outcome == "failed"]``.
+
+    Args:
+        estimator: What is checked.
+        seed: Equal seeds draw equal groups.
+        examples: Groups per check.
+
+    Returns:
+        A result per check; whatever the estimator raises is a failure of the check that met it.
+    """
+    return checked(estimator, ESTIMATOR_CHECKS, seed, examples)
+
+
+def check_correction(correction: Correction, *, seed: int = 0, examples: int = EXAMPLES) -> list[CheckResult]:
+    """Hold an off-policy correction to its contract; otherwise as `check_estimator`."""
+    return checked(correction, CORRECTION_CHECKS, seed, examples)
+
+
+def check_policy_loss(loss: PolicyLoss, *, seed: int = 0, examples: int = EXAMPLES) -> list[CheckResult]:
+    """Hold a policy loss to its contract, which imports torch; otherwise as `check_estimator`."""
+    from rllm_core.testing.losses import LOSS_CHECKS
+
+    return checked(loss, LOSS_CHECKS, seed, examples)
+
+
+def checked(piece: PieceT, checks: Mapping[str, Check[PieceT]], seed: int, examples: int) -> list[CheckResult]:
+    """The results of some checks, each with a generator of its own."""
+    return [_result(name, check, piece, seed, examples) for name, check in {"options": options, **checks}.items()]
+
+
+def _result(name: str, check: Check[PieceT], piece: PieceT, seed: int, examples: int) -> CheckResult:
+    try:
+        return CheckResult(name, "passed", check(piece, np.random.default_rng(seed), examples))
+    except NotApplicable as reason:
+        return CheckResult(name, "skipped", str(reason))
+    except Broken as problem:
+        return CheckResult(name, "failed", str(problem))
+    except Exception as error:  # nothing a piece does may keep the other checks from running
+        return CheckResult(name, "failed", " ".join(f"raised {type(error).__name__}: {error}".split()))
+
+
+def options(piece: Configured, rng: np.random.Generator, examples: int) -> str:
+    """Every option is documented, and unknown ones are refused."""
+    model = piece.options_model
+    if not issubclass(model, Section):
+        raise Broken(f"{model.__name__} is no subclass of rllm_core.config.Section, so unknown keys would be ignored")
+    silent = [name for name, field in model.model_fields.items() if not field.description]
+    if silent:
+        raise Broken(f"{', '.join(silent)} of {model.__name__} has no description")
+    if not isinstance(piece.options, model):
+        raise Broken(f"its options are a {type(piece.options).__name__}, not a {model.__name__}")
+    return ", ".join(model.model_fields) or "none"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Estimators
+
+
+def drawn_group(
+    estimator: AdvantageEstimator,
+    rng: np.random.Generator,
+    group_id: int,
+    size: int,
+    *,
+    rewards: Sequence[float] | None = None,
+    most_tokens: int = 4,
+) -> TrajectoryGroup:
+    """A group as rollouts leave it: several turns, empty completions, turns the policy did not sample.
+
+    Args:
+        estimator: Steps carry advantages (`rllm_core.types.Step.advantages`) as it may have them.
+        rng: Draws it.
+        group_id: Its number.
+        size: Trajectories.
+        rewards: Theirs; drawn if None, and given to trajectories, turns or single tokens.
+        most_tokens: Of a completion; the first of the group has at least one.
+    """
+    place = "trajectory" if rewards is not None else str(rng.choice(["trajectory", "turn", "token"]))
+    trajectories = []
+    for index in range(size):
+        reward = float(np.round(rng.normal(), 3)) if rewards is None else rewards[index]
+        prompt, steps = [1, 2], []
+        for turn in range(int(rng.integers(1, 4))):
+            is_first = index == turn == 0
+            tokens = max(int(is_first), int(rng.integers(0, most_tokens + 1)))
+            sampled = is_first or rng.random() < 0.9
+            completion = rng.integers(3, 9, tokens).tolist()
+            advantages = rng.normal(size=tokens if estimator.per_token else 1).astype(np.float32)
+            steps.append(
+                Step(
+                    prompt_ids=token_ids(prompt),
+                    completion_ids=token_ids(completion),
+                    logprobs=-rng.exponential(size=tokens).astype(np.float32) if sampled else None,
+                    weight_version=0 if sampled else None,
+                    reward=reward if place == "turn" else None,
+                    token_rewards=rng.normal(size=tokens).astype(np.float32) if place == "token" else None,
+                    advantages=np.broadcast_to(advantages, tokens).copy(),
+                )
+            )
+            prompt = [*prompt, *completion, 9]
+        trajectories.append(Trajectory(steps=steps, reward=reward if place == "trajectory" else None))
+    return TrajectoryGroup(
+        group_id=group_id,
+        task_id=f"task-{group_id}",
+        trajectories=trajectories,
+        rollout_ids=[f"rollout-{group_id}-{index}" for index in range(size)],
+        weight_version=0,
+    )
+
+
+def _drawn(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> Iterator[list[TrajectoryGroup]]:
+    """Optimizer steps of one to three groups."""
+    for _ in range(examples):
+        sizes = estimator.min_group_size + rng.integers(0, 6, rng.integers(1, 4))
+        yield [drawn_group(estimator, rng, number, int(size)) for number, size in enumerate(sizes)]
+
+
+def _credited(estimator: AdvantageEstimator, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+    """What the core makes of a step, as it checks it in a run."""
+    try:
+        credits = RoleEstimators(estimator)(groups)
+        for group, credit in zip(groups, credits, strict=True):
+            training_samples(group, credit, learns_written=estimator.learns_written, credited_by=estimator.label)
+    except (UserError, ValueError) as error:
+        raise Broken(str(error)) from error
+    return credits
+
+
+def _is_same(left: Credit, right: Credit) -> bool:
+    if isinstance(left, list) != isinstance(right, list):
+        return False
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(_is_same, left, right))
+    return np.shape(left) == np.shape(right) and bool(np.allclose(left, right, rtol=1e-6, atol=1e-8))
+
+
+def _shapes(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> str:
+    steps = list(_drawn(estimator, rng, examples))
+    credits = [credit for groups in steps for group in _credited(estimator, groups) for credit in group]
+    per_token = sum(isinstance(credit, list) for credit in credits)
+    return f"{len(credits)} trajectories in {len(steps)} steps, {per_token} of them credited token by token"
+
+
+def _edges(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> str:
+    smallest = estimator.min_group_size
+    if smallest < 1:
+        raise Broken(f"min_group_size = {smallest}, and no group is smaller than 1")
+    for size in (smallest, smallest + 3):
+        for rewards in (
+            [0.0] * size,
+            [0.1] * size,
+            [1e6] * size,
+            [*[0.0] * (size - 1), 1.0],
+            [(-1e6) ** (index % 2) for index in range(size)],
+            [1 + 1e-12 * index for index in range(size)],
+        ):
+            for most_tokens in (0, 4):
+                _credited(estimator, [drawn_group(estimator, rng, 0, size, rewards=rewards, most_tokens=most_tokens)])
+    return f"finite from {smallest} trajectories on, for equal, extreme and nearly equal rewards and empty completions"
+
+
+def _order_of_trajectories(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> str:
+    for groups in _drawn(estimator, rng, examples):
+        orders = [rng.permutation(len(group.trajectories)) for group in groups]
+        shuffled = [
+            group.model_copy(
+                update={
+                    "trajectories": [group.trajectories[index] for index in order],
+                    "rollout_ids": [group.rollout_ids[index] for index in order],
+                }
+            )
+            for group, order in zip(groups, orders, strict=True)
+        ]
+        before, after = _credited(estimator, groups), _credited(estimator, shuffled)
+        for old, new, order in zip(before, after, orders, strict=True):
+            if not all(_is_same(old[index], credit) for index, credit in zip(order, new, strict=True)):
+                raise Broken("the same trajectories in another order are credited otherwise")
+    return f"{examples} steps"
+
+
+def _order_of_groups(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> str:
+    for groups in _drawn(estimator, rng, examples):
+        together = _credited(estimator, groups)
+        if estimator.scope == "group":
+            alone = [_credited(estimator, [group])[0] for group in groups]
+            problem = 'a group is credited otherwise beside others, and its scope is "group"'
+        else:
+            alone = _credited(estimator, groups[::-1])[::-1]
+            problem = "the same groups in another order are credited otherwise"
+        for one, other in zip(alone, together, strict=True):
+            if not all(map(_is_same, one, other)):
+                raise Broken(problem)
+    return "independent of each other" if estimator.scope == "group" else "compared with each other, in any order"
+
+
+def _leaves_groups_alone(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> str:
+    for groups in _drawn(estimator, rng, examples):
+        before = [group.model_dump_json() for group in groups]
+        first, second = _credited(estimator, groups), _credited(estimator, groups)
+        if [group.model_dump_json() for group in groups] != before:
+            raise Broken("it changed the groups it was given")
+        for one, other in zip(first, second, strict=True):
+            if not all(map(_is_same, one, other)):
+                raise Broken("the same groups are credited otherwise the second time")
+    return f"{examples} steps"
+
+
+ESTIMATOR_CHECKS: dict[str, Check[AdvantageEstimator]] = {
+    "shapes": _shapes,
+    "edge cases": _edges,
+    "order of trajectories": _order_of_trajectories,
+    "order of groups": _order_of_groups,
+    "no side effects": _leaves_groups_alone,
+}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Corrections
+
+
+def _drawn_ratios(
+    rng: np.random.Generator, examples: int
+) -> Iterator[tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]]:
+    """Log ratios of some sequences, near 0 and far from it, and where the sequences begin."""
+    for _ in range(examples):
+        lengths = rng.integers(1, 6, rng.integers(1, 5))
+        scale = rng.choice([1e-4, 0.1, 1.0, 10.0])
+        ratios = rng.normal(scale=scale, size=lengths.sum()).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        yield ratios, np.cumsum([0, *lengths[:-1]]).astype(np.int64)
+
+
+def _weights(correction: Correction, ratios: npt.NDArray[np.float64], starts: npt.NDArray[np.int64]) -> list[float]:
+    try:
+        weights: list[float] = Corrections([correction]).weights(ratios, starts).tolist()
+    except UserError as error:
+        raise Broken(str(error)) from error
+    return weights
+
+
+def _weights_are_weights(correction: Correction, rng: np.random.Generator, examples: int) -> str:
+    found = [weight for drawn in _drawn_ratios(rng, examples) for weight in _weights(correction, *drawn)]
+    for extreme in (-MAX_LOG_RATIO, MAX_LOG_RATIO):
+        for tokens in (1, 100):
+            found += _weights(correction, np.full(tokens, extreme), np.zeros(1, np.int64))
+    return f"from {min(found):.3g} to {max(found):.3g}"
+
+
+def _on_policy(correction: Correction, rng: np.random.Generator, examples: int) -> str:
+    for ratios, starts in _drawn_ratios(rng, examples):
+        if not np.allclose(_weights(correction, np.zeros_like(ratios), starts), 1.0, rtol=0, atol=1e-9):
+            raise Broken("where the policy is still the one that sampled, a weight is not 1")
+    return "1 where nothing has moved"
+
+
+def _sequence_by_sequence(correction: Correction, rng: np.random.Generator, examples: int) -> str:
+    for ratios, starts in _drawn_ratios(rng, examples):
+        parts = np.split(ratios, starts[1:])
+        alone = [weight for part in parts for weight in _weights(correction, part, np.zeros(1, np.int64))]
+        if not np.allclose(_weights(correction, ratios, starts), alone, rtol=1e-9, atol=0):
+            raise Broken("a sequence has other weights beside others, so they would depend on how a step is cut")
+    return f"{examples} batches"
+
+
+def _leaves_ratios_alone(correction: Correction, rng: np.random.Generator, examples: int) -> str:
+    for ratios, starts in _drawn_ratios(rng, examples):
+        given = ratios.copy(), starts.copy()
+        first = np.array(correction(*given))
+        if not np.array_equal(given[0], ratios) or not np.array_equal(given[1], starts):
+            raise Broken("it changed the arrays it was given")
+        if not np.array_equal(first, correction(ratios, starts)):
+            raise Broken("the same ratios have other weights the second time")
+    return f"{examples} batches"
+
+
+CORRECTION_CHECKS: dict[str, Check[Correction]] = {
+    "weights": _weights_are_weights,
+    "on policy": _on_policy,
+    "sequence by sequence": _sequence_by_sequence,
+    "no side effects": _leaves_ratios_alone,
+}

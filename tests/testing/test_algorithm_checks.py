@@ -1,0 +1,225 @@
+"""The public checks of estimators, corrections and losses: they pass all of ours, and catch every kind of liar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import BaseModel, Field
+
+from rllm_core import providers
+from rllm_core.algorithms.advantages import AdvantageEstimator
+from rllm_core.algorithms.advantages.outcome import GRPO
+from rllm_core.algorithms.advantages.precomputed import Precomputed
+from rllm_core.algorithms.advantages.turns import ReturnToGo
+from rllm_core.algorithms.corrections import Correction, TokenTIS
+from rllm_core.algorithms.options import Configured
+from rllm_core.algorithms.pieces import PIECE_KINDS, piece_class
+from rllm_core.algorithms.torch_losses import PolicyLoss, PPOClip, Reinforce
+from rllm_core.config import Section
+from rllm_core.plugins import PluginManager
+from rllm_core.testing import CheckResult, check_correction, check_estimator, check_policy_loss
+
+PLUGINS = PluginManager.from_environment(no_plugins=True)
+CHECK_OF: dict[type[providers.Provider], Callable[..., list[CheckResult]]] = {
+    providers.AdvantageEstimator: check_estimator,
+    providers.PolicyLoss: check_policy_loss,
+    providers.Correction: check_correction,
+}
+OURS = [(kind, name) for kind in PIECE_KINDS for name in PLUGINS.providers(kind)]
+
+
+def failures(results: list[CheckResult]) -> dict[str, str]:
+    return {result.name: result.detail for result in results if result.outcome == "failed"}
+
+
+@pytest.mark.parametrize(("kind", "name"), OURS, ids=lambda value: getattr(value, "kind", value))
+def test_all_of_ours_pass(kind: type[providers.Provider], name: str) -> None:
+    piece = piece_class(PLUGINS, PLUGINS.select(kind, name))()
+    results = CHECK_OF[kind](piece, seed=7)
+    assert failures(results) == {}
+    assert sum(result.outcome == "passed" for result in results) >= 5
+
+
+@pytest.mark.parametrize(
+    ("piece", "check"),
+    [
+        (GRPO({"std": "sample"}), check_estimator),
+        (ReturnToGo({"baseline": "state", "discount": 0.5}), check_estimator),
+        (PPOClip({"clip_low": 0.0, "clip_high": 0.0}), check_policy_loss),
+        (TokenTIS({"cap": 1.0}), check_correction),
+    ],
+)
+def test_options_are_checked_as_they_are(piece: Any, check: Any) -> None:
+    assert failures(check(piece)) == {}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Liars
+
+
+class Silent(Section):
+    """Says nothing about its key."""
+
+    secret: int = 3
+
+
+class Lax(BaseModel):
+    """Takes any key."""
+
+    known: int = Field(default=3, description="Known.")
+
+
+def liar(base: type[Configured], **members: Any) -> Any:
+    return type("Liar", (base,), members)()
+
+
+def grpo(scale: Callable[..., Any]) -> Callable[..., Any]:
+    """GRPO with each group's advantages changed."""
+    return lambda self, groups: [scale(group, credit) for group, credit in zip(groups, GRPO()(groups), strict=True)]
+
+
+class Shares(GRPO):
+    """Compares groups with each other."""
+
+    def __call__(self, groups: Any) -> Any:
+        mean = np.mean([t.total_reward for group in groups for t in group.trajectories])
+        return [[np.full(len(t.steps), t.total_reward - mean) for t in group.trajectories] for group in groups]
+
+
+class Remembers(GRPO):
+    """Keeps a running mean."""
+
+    calls = 0
+
+    def __call__(self, groups: Any) -> Any:
+        self.calls += 1
+        return [[credit * self.calls for credit in group] for group in super().__call__(groups)]
+
+
+class Pays(GRPO):
+    """Writes a reward into what it was given."""
+
+    def __call__(self, groups: Any) -> Any:
+        groups[0].trajectories[0].reward = 0.5
+        return super().__call__(groups)
+
+
+class TokenByToken(Precomputed):
+    per_token = False
+
+
+@pytest.mark.parametrize(
+    ("estimator", "check", "detail"),
+    [
+        (liar(GRPO, options_model=Silent), "options", "secret of Silent has no description"),
+        (liar(GRPO, options_model=Lax), "options", "unknown keys would be ignored"),
+        (liar(GRPO, __call__=grpo(lambda group, credit: credit[1:])), "shapes", "Liar credited"),
+        (liar(GRPO, __call__=grpo(lambda group, credit: [c[:1] for c in credit])), "shapes", "returned advantages"),
+        (liar(GRPO, __call__=grpo(lambda group, credit: [c / 0 for c in credit])), "shapes", "returned advantages"),
+        (TokenByToken(), "shapes", "does not declare it: per_token = True"),
+        (
+            liar(GRPO, min_group_size=1, __call__=grpo(lambda group, credit: [c / (len(credit) - 1) for c in credit])),
+            "edge cases",
+            "returned advantages",
+        ),
+        (liar(GRPO, min_group_size=0), "edge cases", "no group is smaller than 1"),
+        (
+            liar(GRPO, __call__=grpo(lambda group, credit: [c + i for i, c in enumerate(credit)])),
+            "order of trajectories",
+            "in another order are credited otherwise",
+        ),
+        (Shares(), "order of groups", 'its scope is "group"'),
+        (liar(Remembers, scope="batch"), "order of groups", "the same groups in another order"),
+        (Remembers(), "no side effects", "otherwise the second time"),
+        (Pays(), "no side effects", ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.* encountered in .*divide:RuntimeWarning")
+def test_estimators_that_break_the_contract(estimator: AdvantageEstimator, check: str, detail: str) -> None:
+    found = failures(check_estimator(estimator))
+    assert check in found, found
+    assert detail in found[check]
+
+
+def test_a_batch_estimator_may_compare_groups() -> None:
+    assert failures(check_estimator(liar(Shares, scope="batch"))) == {}
+
+
+def weighing(weigh: Callable[..., Any], **members: Any) -> Any:
+    return liar(Correction, __call__=lambda self, ratios, starts: weigh(ratios, starts), **members)
+
+
+def scale_in_place(ratios: Any, starts: Any) -> Any:
+    ratios *= 0.5
+    return np.exp(ratios)
+
+
+@pytest.mark.parametrize(
+    ("correction", "check", "detail"),
+    [
+        (weighing(lambda ratios, starts: ratios), "weights", "one finite weight >= 0 per token"),
+        (weighing(lambda ratios, starts: np.ones(len(starts))), "weights", "one finite weight >= 0 per token"),
+        (weighing(lambda ratios, starts: np.exp(ratios), is_mask=True), "weights", "says that it is a mask"),
+        (weighing(lambda ratios, starts: np.exp(ratios) / 2), "on policy", "a weight is not 1"),
+        (
+            weighing(lambda ratios, starts: np.exp(ratios - ratios.mean())),
+            "sequence by sequence",
+            "depend on how a step is cut",
+        ),
+        (weighing(scale_in_place), "no side effects", "it changed the arrays"),
+        (weighing(lambda ratios, starts: np.exp(ratios), options_model=Silent), "options", "has no description"),
+    ],
+)
+def test_corrections_that_break_the_contract(correction: Correction, check: str, detail: str) -> None:
+    found = failures(check_correction(correction))
+    assert check in found, found
+    assert detail in found[check]
+
+
+def losing(lose: Callable[..., Any], base: type[PolicyLoss] = Reinforce, **members: Any) -> Any:
+    return liar(base, __call__=lambda self, inputs: lose(inputs), **members)
+
+
+def forgetful(inputs: Any) -> Any:
+    with torch.no_grad():
+        inputs.advantages.mul_(1.5)
+    return -inputs.logprobs * inputs.advantages
+
+
+HIDDEN = torch.ones((), dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("loss", "check", "detail"),
+    [
+        (losing(lambda i: (-i.logprobs * i.advantages).mean()), "shapes", "must return one loss per token"),
+        (losing(lambda i: (-i.logprobs * i.advantages)[:, None]), "shapes", "must return one loss per token"),
+        (losing(lambda i: -i.logprobs.detach() * i.advantages), "shapes", "no gradient of its losses reaches"),
+        (losing(lambda i: -HIDDEN * i.advantages), "shapes", "does not go through inputs.logprobs"),
+        (losing(lambda i: -HIDDEN * i.logprobs * i.advantages), "gradient", "does not come from inputs.logprobs"),
+        (losing(lambda i: i.logprobs * i.advantages), "gradient", "praised tokens likelier"),
+        (losing(lambda i: -torch.exp(-i.logprobs) * i.advantages), "edge cases", "not finite"),
+        (losing(lambda i: -i.logprobs * (i.advantages + 1)), "edge cases", "whose advantage is 0 gets a gradient"),
+        (losing(lambda i: -i.logprobs * i.advantages.sign()), "scale of advantages", "would not be weights"),
+        (
+            losing(lambda i: -i.logprobs * i.advantages / len(i.logprobs)),
+            "sequence by sequence",
+            "depend on how a step is cut",
+        ),
+        (losing(lambda i: -i.log_ratios() * i.advantages), "old log-probabilities", "unknown"),
+        (losing(forgetful), "no side effects", "it changed the tensors"),
+        (
+            losing(lambda i: -i.logprobs * i.advantages, clipped=lambda self, inputs: 3),
+            "shapes",
+            "whether it is clipped",
+        ),
+    ],
+)
+def test_losses_that_break_the_contract(loss: PolicyLoss, check: str, detail: str) -> None:
+    found = failures(check_policy_loss(loss))
+    assert check in found, found
+    assert detail in found[check]
