@@ -62,12 +62,15 @@ class Corrections:
     def __bool__(self) -> bool:
         return bool(self.corrections)
 
-    def weights(self, log_ratios: npt.NDArray[np.floating], starts: Starts) -> Weights:
+    def weights(
+        self, log_ratios: npt.NDArray[np.floating], starts: Starts, task_ids: Sequence[str] | None = None
+    ) -> Weights:
         """``(tokens,)`` the product of all weights; 1 without corrections.
 
         Args:
             log_ratios: ``(tokens,)`` of proximal over rollout log-probabilities.
             starts: ``(sequences,)`` where each sequence begins.
+            task_ids: ``(sequences,)`` for errors.
 
         Raises:
             RunError: If a correction fails, or its weights are not finite, negative, or not one per token.
@@ -79,8 +82,12 @@ class Corrections:
                 weights = np.asarray(correction(clamped, starts), np.float64)
             except Exception as error:  # it may be anybody's
                 raise RunError(f"{correction.label} failed: {one_line(error)}") from error
-            if weights.shape != clamped.shape or not np.isfinite(weights).all() or (weights < 0).any():
-                raise RunError(f"{correction.label} must return one finite weight >= 0 per token")
+            wrong = None if weights.shape != clamped.shape else np.flatnonzero(~np.isfinite(weights) | (weights < 0))
+            if wrong is None or wrong.size:
+                what = f"{correction.label} must return one finite weight >= 0 per token"
+                if wrong is not None and task_ids is not None:
+                    what = f"task {task_ids[np.searchsorted(starts, wrong[0], 'right') - 1]!r}: {what}"
+                raise RunError(what)
             if correction.is_mask and not ((weights == 0) | (weights == 1)).all():
                 raise RunError(f"{correction.label} says that it is a mask, and must return 0 or 1 per token")
             product *= weights

@@ -115,9 +115,13 @@ class Crediting:
             if len(values) != sample.sampled_tokens:
                 raise ValueError(f"{len(values)} log-probabilities for {sample.sampled_tokens} sampled tokens")
         except ValueError as error:
-            task_id = self._task_ids[sample.group_id]
-            raise RunError(f"task {task_id!r}: compute_logprobs({policy!r}) of the backend: {error}") from error
+            raise RunError(
+                f"task {self._task_of(sample)!r}: compute_logprobs({policy!r}) of the backend: {error}"
+            ) from error
         return values
+
+    def _task_of(self, sample: TrainingSample) -> str:
+        return self._task_ids.get(sample.group_id, f"of group {sample.group_id}")
 
     async def corrected(self, samples: list[TrainingSample], *, proximal_version: float) -> list[TrainingSample]:
         """The samples of one pass with what their loss needs beside advantages, corrections applied.
@@ -153,7 +157,8 @@ class Crediting:
         log_ratios = np.concatenate(list(known.values()))
         starts = np.cumsum([0, *(len(ratios) for ratios in known.values())])[:-1]
         corrections = self.algorithm.corrections
-        weights = corrections.weights(log_ratios, starts) if corrections else None
+        task_ids = [self._task_of(samples[index]) for index in known]
+        weights = corrections.weights(log_ratios, starts, task_ids) if corrections else None
         self.diagnostics.add(
             np.concatenate([samples[index].advantages for index in known]),
             token_ages([samples[index] for index in known], weight_version),

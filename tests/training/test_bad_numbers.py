@@ -1,0 +1,270 @@
+"""What is no number is refused where it enters, with the task it belongs to; no backend ever trains on it."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rllm_core import hookimpl, providers
+from rllm_core.algorithms.advantages import AdvantageEstimator, Credit
+from rllm_core.algorithms.corrections import Correction
+from rllm_core.plugins import PluginManager
+from rllm_core.testing.scripted import ScriptedBackend, ScriptedEngine
+from rllm_core.training import launch
+from rllm_core.types import Episode, TokenOutput, TrajectoryGroup
+
+RunScripted = Callable[..., Any]
+ONCE = ("training.steps=1", "training.validation_rollouts=0", "say_yes.tasks=3", "rollout.max_attempts=1",
+        "rollout.quarantine_after_groups=1")  # fmt: skip
+BAD_TASK = "train-1"
+NAN, INF = float("nan"), float("inf")
+
+
+def trained(run: Any) -> bool:
+    return bool({"process_backend_batch", "update_policy"} & {*run.assembly.backend.calls.names()})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# In a rollout: an error of that rollout
+
+
+def changes(change: Callable[[Episode], Episode]) -> Callable[[launch.Assembly], None]:
+    """Change what the workflow returns for one task."""
+
+    def prepare(assembly: launch.Assembly) -> None:
+        play = assembly.workflow.run
+
+        async def run(task: Any, completer: Any) -> Episode:
+            episode = await play(task, completer)
+            return change(episode) if task.task_id == BAD_TASK else episode
+
+        assembly.workflow.run = run  # type: ignore[method-assign]
+
+    return prepare
+
+
+def assigned(**fields: Any) -> Callable[[Episode], Episode]:
+    """Assign to the trajectory."""
+
+    def change(episode: Episode) -> Episode:
+        for name, value in fields.items():
+            setattr(episode.trajectories[0], name, value)
+        return episode
+
+    return change
+
+
+def assigned_to_step(**fields: Any) -> Callable[[Episode], Episode]:
+    def change(episode: Episode) -> Episode:
+        for name, value in fields.items():
+            setattr(episode.trajectories[0].steps[0], name, value)
+        return episode
+
+    return change
+
+
+def slipped_in(**fields: Any) -> Callable[[Episode], Episode]:
+    """Replace fields of the trajectory behind the back of every check of its type."""
+
+    def change(episode: Episode) -> Episode:
+        return episode.model_copy(update={"trajectories": [episode.trajectories[0].model_copy(update=fields)]})
+
+    return change
+
+
+def slipped_into_step(**fields: Any) -> Callable[[Episode], Episode]:
+    def change(episode: Episode) -> Episode:
+        [step] = episode.trajectories[0].steps
+        arrays = {"token_rewards", "logprobs"} & fields.keys()
+        values = {
+            name: np.full(len(step.completion_ids), fields[name]) if name in arrays else fields[name] for name in fields
+        }
+        return slipped_in(reward=None, steps=[step.model_copy(update=values)])(episode)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(assigned(reward=wrong) for wrong in (NAN, INF, -INF, None, "1", True, 1e308)),
+        *(assigned_to_step(reward=wrong) for wrong in (NAN, INF, "1", True, 1e308)),
+        *(assigned_to_step(token_rewards=[wrong] * 3) for wrong in (NAN, INF, "1", None, 1e39)),
+        *(assigned_to_step(token_rewards=wrong) for wrong in ([1.0], 1.0, "111")),
+        *(slipped_in(reward=wrong) for wrong in (NAN, INF, None, "1")),
+        *(slipped_into_step(reward=wrong) for wrong in (NAN, -INF, None, "1")),
+        *(slipped_into_step(token_rewards=wrong) for wrong in (NAN, INF)),
+    ],
+)
+def test_a_reward_that_is_no_number(run_scripted: RunScripted, change: Callable[[Episode], Episode]) -> None:
+    run = run_scripted(*ONCE, prepare=changes(change))
+    assert run.error is None
+    assert {event["task"] for event in run.lines("events") if event["event"] == "error"} == {BAD_TASK}
+    assert list(run.summary["quarantined"]) == [BAD_TASK]
+    assert run.summary["books"]["trained"] == 16
+
+
+@pytest.mark.parametrize("wrong", [NAN, INF, -INF, 0.5, "-1", None])
+def test_a_logprob_that_is_none(run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    answer = ScriptedEngine._answer
+
+    def wrongly(self: ScriptedEngine, seed: int, *of_request: Any) -> TokenOutput:
+        output = answer(self, seed, *of_request)
+        if seed % 3:
+            return output
+        logprobs = np.array([wrong] * len(output.token_ids), None if isinstance(wrong, float) else object)
+        return TokenOutput.model_validate({**dict(output), "logprobs": logprobs})
+
+    monkeypatch.setattr(ScriptedEngine, "_answer", wrongly)
+    run = run_scripted("training.steps=1", "training.validation_rollouts=0", "rollout.max_attempts=20")
+    assert run.error is None
+    assert run.summary["retries"] > 0
+    errors = [event for event in run.lines("events") if event["event"] == "error"]
+    assert all(event["task"].startswith("train-") and "log-probabilities" in event["error"] for event in errors)
+    assert run.summary["books"]["trained"] == 16
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# From a plugin: the end of the run
+
+
+class Thirds(AdvantageEstimator):
+    """Somebody's estimator: right, except for one task."""
+
+    answer: Any = None
+
+    def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        credit = np.zeros(1)
+        return [[self.answer if g.task_id == BAD_TASK else credit for _ in g.trajectories] for g in groups]
+
+
+class ThirdsOfSteps(Thirds):
+    scope = "batch"
+
+
+class Weights(Correction):
+    """Somebody's correction: right, except for one sequence of the step."""
+
+    answer: Any = None
+
+    def __call__(self, log_ratios: Any, starts: Any) -> Any:
+        weights = np.ones(len(log_ratios))
+        weights[starts[-1] - 1] = self.answer
+        return weights
+
+
+HERE = "rllm_thirds"  # the name under which this module is found where it is selected
+
+
+class Plugin:
+    @hookimpl
+    def advantage_estimators(self) -> list[providers.AdvantageEstimator]:
+        return [
+            providers.AdvantageEstimator(name=name, load=f"{HERE}:{name}", summary="Wrong.")
+            for name in ("thirds", "thirds_of_steps")
+        ]
+
+    @hookimpl
+    def corrections(self) -> list[providers.Correction]:
+        return [providers.Correction(name="thirds", load=f"{HERE}:Weights", summary="Wrong.")]
+
+
+@pytest.fixture
+def thirds(plugins: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType(HERE)
+    vars(module).update(thirds=Thirds, thirds_of_steps=ThirdsOfSteps, Weights=Weights)
+    monkeypatch.setitem(sys.modules, HERE, module)
+    plugins.register(Plugin(), "thirds")
+
+
+@pytest.mark.usefixtures("thirds")
+@pytest.mark.parametrize("name", ["thirds", "thirds_of_steps"])
+@pytest.mark.parametrize(
+    "answer", [np.array([NAN]), np.array([INF]), np.array(["1"]), np.array([None]), np.array([1.0, 2.0]), "1", 3, None]
+)
+def test_an_advantage_that_is_no_number(
+    run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch, name: str, answer: Any
+) -> None:
+    monkeypatch.setattr(Thirds, "answer", answer)
+    run = run_scripted(*ONCE, f"algorithm.name={name}")
+    assert f"task {BAD_TASK!r}" in str(run.error)
+    assert name in str(run.error)
+    assert not trained(run)
+
+
+@pytest.mark.usefixtures("thirds")
+@pytest.mark.parametrize("answer", [NAN, INF, -1.0])
+def test_a_weight_that_is_none(run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch, answer: float) -> None:
+    monkeypatch.setattr(Weights, "answer", answer)
+    monkeypatch.setattr(ScriptedBackend, "capability_overrides", {"policies": frozenset({"current", "proximal"})})
+    run = run_scripted(*ONCE, "algorithm.proximal_policy=forward", 'algorithm.corrections=["thirds"]')
+    [consumed] = [event["groups"] for event in run.lines("events") if event["event"] == "consume"]
+    tasks = {event["group"]: event["task"] for event in run.lines("events") if event["event"] == "dispatch"}
+    complaint = f"task {tasks[consumed[-1]]!r}: correction 'thirds' (thirds) must return one finite weight >= 0"
+    assert complaint in str(run.error)
+    assert not trained(run)
+
+
+@pytest.mark.parametrize("advantage", [NAN, INF])
+def test_precomputed_advantages_that_are_no_numbers(run_scripted: RunScripted, advantage: float) -> None:
+    def prepare(assembly: launch.Assembly) -> None:
+        play = assembly.workflow.run
+
+        async def run(task: Any, completer: Any) -> Episode:
+            episode = await play(task, completer)
+            step = episode.trajectories[0].steps[0]
+            wrong = np.full(len(step.completion_ids), advantage if task.task_id == BAD_TASK else 1.0)
+            return slipped_in(steps=[step.model_copy(update={"advantages": wrong})])(episode)
+
+        assembly.workflow.run = run  # type: ignore[method-assign]
+
+    run = run_scripted(*ONCE, "algorithm.name=precomputed", prepare=prepare)
+    assert f"task {BAD_TASK!r}" in str(run.error)
+    assert not trained(run)
+
+
+@pytest.mark.parametrize("wrong", [NAN, INF, -INF, 0.5, "short", "fewer"])
+@pytest.mark.parametrize(
+    ("policy", "overrides"),
+    [
+        ("proximal", ("algorithm.proximal_policy=forward",)),
+        ("reference", ("algorithm.kl.coefficient=0.1",)),
+        ("reference", ("algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward")),
+        ("current", ("algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward")),
+    ],
+)
+def test_a_logprob_of_the_backend_that_is_none(
+    run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch, policy: str, overrides: tuple[str, ...], wrong: Any
+) -> None:
+    able = {"policies": frozenset({"current", "proximal", "reference"}), "kl_loss": True}
+    monkeypatch.setattr(ScriptedBackend, "capability_overrides", able)
+    bad_groups: set[int] = set()
+
+    async def compute_logprobs(self: ScriptedBackend, samples: Any, asked: str = "current") -> Any:
+        computed = [sample.logprobs for sample in samples]
+        if asked != policy:
+            return computed
+        if wrong == "fewer":
+            return computed[1:]
+        index = next(i for i, sample in enumerate(samples) if sample.group_id in bad_groups)
+        computed[index] = computed[index][1:] if wrong == "short" else np.full(len(computed[index]), wrong)
+        return computed
+
+    monkeypatch.setattr(ScriptedBackend, "compute_logprobs", compute_logprobs)
+    build = launch.Trainer.__init__
+
+    def remember(self: Any, **parts: Any) -> None:
+        build(self, **parts)
+        stream = self.generation.stream
+        bad_groups.update(ordinal for ordinal in range(12) if stream[ordinal].task_id == BAD_TASK)
+
+    monkeypatch.setattr(launch.Trainer, "__init__", remember)
+    run = run_scripted(*ONCE, *overrides)
+    assert f"compute_logprobs({policy!r})" in str(run.error)
+    assert wrong == "fewer" or f"task {BAD_TASK!r}" in str(run.error)
+    assert not trained(run)
