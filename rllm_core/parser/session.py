@@ -270,7 +270,8 @@ class ParserSession:
         if pending is None:
             raise RuntimeError("next_prompt() comes before record()")
         parsed = self.parser.parse_completion(completion, prompt_ids=pending.turn.prompt_ids, tools=pending.tools)
-        self._answer = message(parsed.to_message(turn=self.stats.turns))
+        answer = parsed.to_message(turn=self.stats.turns)
+        self._answer = answer if type(answer) is FrozenDict else message(answer)
         if pending.turn.segment != self._segment:
             self._closed.append((self._tokens, self._spans))
             self._spans = []
@@ -319,14 +320,13 @@ class ParserSession:
             if bridged:
                 return self._break(view, tools, before, BreakReason.PREFIX_MISMATCH, tail)
             return self._break(view, tools, before, BreakReason.BRIDGE_NONE, tail, ids)
-        new = token_ids(ids[known:])  # what is before it has been compared with ids
         media = self._media + self.parser.place_media(ids, tail, start=known)
         control_tokens = _count(self.parser.count_control_tokens(tail))
+        self._tokens.extend(ids[known:])  # which are checked; what is before them has been compared with ids
         if bridged:
             self.stats.bridged += 1
         else:
             self.stats.rendered += 1
-        self._tokens.extend_checked(new)
         turn = Turn(self._tokens.view(0, len(self._tokens)), self._segment, None, media, control_tokens)
         return _Pending(turn, view, tools, self._tokens, before)
 

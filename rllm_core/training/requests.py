@@ -41,7 +41,7 @@ def _rest_of_tick() -> Generator[None, None, None]:
     yield
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Merged:
     token_input: TokenInput
     sampling_params: SamplingParams
@@ -75,7 +75,7 @@ class RequestMerger:
         self._answers = 0
         self._slots = Slots(limits.max_concurrent_requests)
         self._timer = SharedTimer(limits.request_timeout_seconds)
-        self._pending: dict[tuple[object, ...], _Merged] = {}
+        self._pending: dict[bytes | tuple[object, ...], list[_Merged]] = {}
         self._pending_requests = 0
         self._running_rollouts = 0
         self._running_calls: set[asyncio.Task[None]] = set()
@@ -98,11 +98,15 @@ class RequestMerger:
     ) -> TokenOutput:
         """Sample one completion; see `RolloutEngine.get_token_output_from_token_input`."""
         prompt = token_input if isinstance(token_input, np.ndarray) else tuple(token_input)
-        key = (prompt.tobytes() if isinstance(prompt, np.ndarray) else prompt, sampling_params, is_validation)
+        key = prompt.tobytes() if isinstance(prompt, np.ndarray) else prompt
         self.requests += 1
-        merged = self._pending.get(key)
-        if merged is None:
-            merged = self._pending[key] = _Merged(prompt, sampling_params, is_validation)
+        pending = self._pending.setdefault(key, [])
+        for merged in pending:
+            if merged.is_validation == is_validation and merged.sampling_params == sampling_params:
+                break
+        else:
+            merged = _Merged(prompt, sampling_params, is_validation)
+            pending.append(merged)
             if not self.lockstep:
                 merged.seeds.append(seed)
                 try:
@@ -113,7 +117,9 @@ class RequestMerger:
                         self._start(merged)
                     raise
                 finally:
-                    del self._pending[key]
+                    pending.remove(merged)
+                    if not pending:
+                        del self._pending[key]
                 if not merged.futures:
                     del key  # as long as the prompt, and the engine may take its time
                     [output] = await self._outputs(merged)
@@ -160,8 +166,9 @@ class RequestMerger:
             self._grace.cancel()
             self._grace = None
         pending, self._pending, self._pending_requests = self._pending, {}, 0
-        for merged in pending.values():
-            self._start(merged)
+        for equal_prompts in pending.values():
+            for merged in equal_prompts:
+                self._start(merged)
 
     def _start(self, merged: _Merged) -> None:
         self._requests_in_engine += len(merged.futures)

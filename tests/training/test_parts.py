@@ -22,7 +22,7 @@ from rllm_core.training.journal import JsonLines, cut_after, read_json_lines
 from rllm_core.training.metrics import MetricsAggregator, Tracker, Trackers
 from rllm_core.training.requests import RequestMerger, pause_seconds
 from rllm_core.training.tasks import TaskStream, spread
-from rllm_core.types import SamplingParams, Task
+from rllm_core.types import SamplingParams, Task, token_ids
 
 TASKS = [Task(task_id=str(number)) for number in range(7)]
 
@@ -65,6 +65,28 @@ def test_equal_prompts_of_one_tick_become_one_call() -> None:
         assert (engine.calls, engine.requests) == (2, 9)
         alone = [await ask(merger, [1, 2], seed) for seed in range(8)]
         assert [a.to_json() for a in answers[:8]] == [a.to_json() for a in alone], "each keeps its own seed"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_only_what_is_equal_in_everything_is_merged(lockstep: bool) -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        merger = RequestMerger(engine, RolloutConfig(max_concurrent_requests=20), lockstep=lockstep)
+        asked = []
+        for temperature in (1.0, 0.0):
+            for is_validation in (False, True):
+                for seed in range(3):  # of objects that are equal and not the same
+                    params = SamplingParams(temperature=temperature, stop_token_ids=(257,))
+                    asked.append(
+                        merger.get_token_output_from_token_input(
+                            token_ids([1, 2]), sampling_params=params, seed=seed, is_validation=is_validation
+                        )
+                    )
+        await asyncio.gather(*asked)
+        assert (engine.calls, engine.requests) == (4, 12)
+        assert not merger._pending
 
     asyncio.run(run())
 
@@ -353,7 +375,7 @@ def test_dry_run_allocates_nothing_and_prints_what_follows(plugins: PluginManage
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("algorithm.loss=gspo", "algorithm.loss = 'gspo' is not among what backend 'scripted' can do: reinforce"),
+        ("algorithm.loss=gspo", "algorithm.loss = 'gspo' is not among what backend 'scripted' can do: cross_entropy, reinforce"),
         ("algorithm.aggregation=sequence_mean_token_sum", "algorithm.aggregation = 'sequence_mean_token_sum' is not"),
         ("algorithm.name=grppo", "grpo"),
         ('requires=["rllm-verl>=9"]', "rllm-verl"),
