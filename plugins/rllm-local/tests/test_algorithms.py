@@ -1,0 +1,302 @@
+"""Every estimator with every loss: a gradient of its own, and whole runs, synchronous and asynchronous.
+
+Estimators and losses are taken from the hooks, so that a new one is covered by being registered. Those that learn what
+others wrote, or from a teacher, need other runs than these and have tests of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import rllm_local
+import rllm_renderers
+import torch
+from rllm_local.training import Trainer
+from transformers import AutoModelForCausalLM
+
+from rllm_core import hookimpl, providers
+from rllm_core.algorithms.advantages import RoleEstimators
+from rllm_core.algorithms.aggregation import Aggregation
+from rllm_core.algorithms.corrections import Correction
+from rllm_core.algorithms.samples import training_samples
+from rllm_core.algorithms.torch_losses import LossInputs, Reinforce
+from rllm_core.config import OptimizerConfig, load_run_config
+from rllm_core.engine import Completer
+from rllm_core.plugins import PluginManager
+from rllm_core.training import launch, report
+from rllm_core.training.progress import Progress
+from rllm_core.training.verify import verify
+from rllm_core.types import Episode, Step, Task, TrainingSample, Trajectory, TrajectoryGroup
+from rllm_core.workflow import Split, Workflow
+
+OWN = PluginManager.from_environment(no_plugins=True)
+
+
+def classes(kind: Any) -> dict[str, Any]:
+    return {name: OWN.load(provided) for name, provided in sorted(OWN.providers(kind).items())}
+
+
+LOSSES = classes(providers.PolicyLoss)
+ESTIMATORS = {
+    name: found
+    for name, found in classes(providers.AdvantageEstimator).items()
+    if not found.learns_written and not found.needs_teacher
+}
+# An untrained model gives every token a small probability, which no step moves by 0.2.
+LOSS_OPTIONS: dict[str, dict[str, float]] = {"dppo_tv": {"limit_low": 5e-4, "limit_high": 5e-4}}
+ALIKE = {frozenset({"reinforce", "cross_entropy"})}
+"""Losses with one gradient on any policy: they differ in their value."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Gradients
+
+
+def sampled_groups() -> list[TrajectoryGroup]:
+    """Six groups of four trajectories with one to three turns, rewarded turn by turn and at the end."""
+    rng = np.random.default_rng(0)
+    return [
+        TrajectoryGroup(
+            group_id=number,
+            task_id=f"task-{number}",
+            trajectories=[
+                Trajectory(steps=random_steps(rng, turns), reward=float(rng.integers(-1, 2))) for turns in (1, 2, 2, 3)
+            ],
+            rollout_ids=list("abcd"),
+            weight_version=0,
+        )
+        for number in range(6)
+    ]
+
+
+def random_steps(rng: np.random.Generator, turns: int) -> list[Step]:
+    steps: list[Step] = []
+    ids = rng.integers(10, 250, 6).tolist()
+    for turn in range(turns):
+        completion = rng.integers(10, 250, int(rng.integers(2, 6))).tolist()
+        steps.append(
+            Step(
+                prompt_ids=ids,
+                completion_ids=completion,
+                logprobs=[-5.0] * len(completion),
+                weight_version=0,
+                reward=float(turn) / 4,
+                advantages=rng.normal(size=len(completion)),
+            )
+        )
+        ids = [*ids, *completion, 5]
+    return steps
+
+
+@pytest.fixture
+def gradient(model_folder: Path) -> Callable[..., npt.NDArray[np.float64]]:
+    """The gradient of one step; ``spread`` is how far what sampled the tokens is from the policy in training."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
+
+    def trainer(loss: str) -> Trainer:
+        return Trainer(
+            model=model,
+            loss=LOSSES[loss](LOSS_OPTIONS.get(loss, {})),
+            aggregation=Aggregation("token_mean"),
+            temperature=1.0,
+            optimizer_config=OptimizerConfig(),
+            share_prefixes=True,
+            max_batch_tokens=4096,
+        )
+
+    @cache
+    def samples(estimator: str, spread: float) -> list[TrainingSample]:
+        groups = sampled_groups()
+        credits = RoleEstimators(ESTIMATORS[estimator]())(groups)
+        found = [s for group, credit in zip(groups, credits, strict=True) for s in training_samples(group, credit)]
+        rng = np.random.default_rng(1)
+        current = trainer("reinforce").logprobs(found)
+        return [
+            s.model_copy(update={"logprobs": np.minimum(c + rng.normal(0, spread, len(c)), 0).astype(np.float32)})
+            for s, c in zip(found, current, strict=True)
+        ]
+
+    def compute(estimator: str, loss: str, spread: float) -> npt.NDArray[np.float64]:
+        built = trainer(loss)
+        built.forward_backward(built.batch(samples(estimator, spread), skip_zero_advantages=True), 0.0)
+        gradients = [p.grad.flatten() for p in built.parameters.values() if p.grad is not None]
+        return torch.cat(gradients).double().numpy()
+
+    return compute
+
+
+def differ(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> float:
+    return float(np.abs(left - right).max() / max(np.abs(left).max(), np.abs(right).max()))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_losses_differ_where_their_formulas_do(gradient: Callable[..., Any], estimator: str) -> None:
+    off_policy = {loss: gradient(estimator, loss, 1.0) for loss in LOSSES}
+    assert all(np.abs(found).max() > 1e-4 for found in off_policy.values())
+    for one, other in combinations(LOSSES, 2):
+        if frozenset({one, other}) in ALIKE:
+            assert differ(off_policy[one], off_policy[other]) < 1e-5, f"{one} and {other}"
+        else:
+            assert differ(off_policy[one], off_policy[other]) > 1e-3, f"{one} and {other}"
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_on_policy_all_losses_are_one(gradient: Callable[..., Any], estimator: str) -> None:
+    on_policy = {loss: gradient(estimator, loss, 0.0) for loss in LOSSES}
+    for loss, found in on_policy.items():
+        assert differ(found, on_policy["reinforce"]) < 1e-4, loss
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_estimators_differ(gradient: Callable[..., Any], loss: str) -> None:
+    found = {estimator: gradient(estimator, loss, 1.0) for estimator in ESTIMATORS}
+    for one, other in combinations(ESTIMATORS, 2):
+        assert differ(found[one], found[other]) > 1e-3, f"{one} and {other}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Whole runs
+
+
+class Graded(Workflow):
+    """Two turns; the reward is the share of even tokens, and every token has an advantage for who asks for it."""
+
+    name: ClassVar[str] = "graded"
+
+    def tasks(self, split: Split) -> list[Task]:
+        return [Task(task_id=f"{split}-{letter}", data={"letter": letter}) for letter in "abcd"]
+
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        messages: list[Any] = [{"role": "user", "content": task.data["letter"]}]
+        steps = [await completer.complete(messages)]
+        messages += [steps[0].response, {"role": "user", "content": "more"}]
+        steps.append(await completer.complete(messages))
+        tokens = np.concatenate([step.completion_ids for step in steps])
+        graded = [s.model_copy(update={"advantages": (s.completion_ids % 5 - 2).astype(np.float32)}) for s in steps]
+        return self.episode(task, graded, reward=float((tokens % 2 == 0).mean()))
+
+
+class Doubled(Reinforce):
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        return 2 * super().__call__(inputs)
+
+    def clipped(self, inputs: LossInputs) -> torch.Tensor:
+        return inputs.advantages > 0
+
+
+class Halved(Correction):
+    def __call__(self, log_ratios: Any, starts: Any) -> Any:
+        return np.full(len(log_ratios), 0.5)
+
+
+class Plugin:
+    @hookimpl
+    def workflows(self) -> list[providers.Workflow]:
+        return [providers.Workflow(name="graded", load="graded:Graded", summary="Even tokens.")]
+
+    @hookimpl
+    def policy_losses(self) -> list[providers.PolicyLoss]:
+        return [providers.PolicyLoss(name="doubled", load="graded:Doubled", summary="Twice the policy gradient.")]
+
+    @hookimpl
+    def corrections(self) -> list[providers.Correction]:
+        return [providers.Correction(name="halved", load="graded:Halved", summary="Half of everything.")]
+
+
+MODES = {
+    "synchronous": ("local.generation=colocated",),
+    "asynchronous": (
+        "local.generation=separated",
+        "training.staleness_threshold=1",
+        "training.partial_rollout=true",
+        "training.groups_per_forward_backward=1",
+    ),
+}
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, model_folder: Path, tmp_path: Path) -> Callable[..., list[dict[str, float]]]:
+    monkeypatch.setitem(sys.modules, "graded", sys.modules[__name__])  # pytest's name for it is no import path
+    monkeypatch.setattr(report, "plot_reward", lambda path: path)  # half of the time of such a short run
+    plugins = PluginManager.from_environment(no_plugins=True)
+    for name, plugin in (("local", rllm_local), ("renderers", rllm_renderers), ("graded", Plugin())):
+        plugins.register(plugin, name)
+
+    def run(*overrides: str, folder: str = "run") -> list[dict[str, float]]:
+        """The metrics of the run's steps."""
+        settings = (
+            f"model.path={model_folder}",
+            "local.device=cpu",
+            "training.steps=2",
+            "training.groups_per_step=2",
+            "training.rollouts_per_group=4",
+            "training.validation_rollouts=0",
+            "rollout.max_response_tokens=4",
+            "optimizer.learning_rate=1e-3",
+        )
+        config = load_run_config("graded", plugins, overrides=(*settings, *overrides))
+        assembly = launch.assemble(config, plugins)
+        summary = asyncio.run(launch.train(assembly, tmp_path / folder, resume=False, progress=Progress()))
+        assert summary["status"] == "completed"
+        assert verify(tmp_path / folder).problems == []
+        return [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_whole_runs(play: Callable[..., list[dict[str, float]]], estimator: str, loss: str, mode: str) -> None:
+    options = [f"algorithm.loss_options.{key}={value}" for key, value in LOSS_OPTIONS.get(loss, {}).items()]
+    first, second = play(f"algorithm.name={estimator}", f"algorithm.loss={loss}", *options, *MODES[mode])
+    assert first["grad_norm"] > 0
+    assert (first["staleness_max"], second["staleness_max"]) == (0, int(mode == "asynchronous"))
+    for row in (first, second):
+        assert row["off_policy_effective_share"] <= 1
+        assert ("clipped_share" in row) == (loss not in ("reinforce", "cross_entropy", "importance_sampling"))
+    assert first["off_policy_log_ratio"] < 1e-4
+    assert (second["off_policy_log_ratio"] > 1e-4) == (mode == "asynchronous")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("proximal_policy", ["forward", "interpolated"])
+@pytest.mark.parametrize("correction", classes(providers.Correction))
+def test_whole_runs_with_corrections(
+    play: Callable[..., list[dict[str, float]]], correction: str, proximal_policy: str, mode: str
+) -> None:
+    first, _ = play(
+        "algorithm.loss=ppo_clip",
+        f"algorithm.proximal_policy={proximal_policy}",
+        f"algorithm.corrections=['{correction}']",
+        *MODES[mode],
+    )
+    assert first["grad_norm"] > 0, "the first step is on policy, and nothing of it is masked"
+
+
+def test_a_loss_and_a_correction_of_somebody_else(play: Callable[..., list[dict[str, float]]]) -> None:
+    mine = play("algorithm.loss=reinforce", folder="mine")
+    theirs = play(
+        "algorithm.loss=doubled",
+        "algorithm.proximal_policy=interpolated",
+        "algorithm.corrections=['halved']",
+        folder="theirs",
+    )
+    for own, other in zip(mine, theirs, strict=True):
+        assert other["grad_norm"] == pytest.approx(own["grad_norm"], rel=1e-6)
+        assert other["correction_weight_mean"] == 0.5
+        assert other["clipped_share/positive"] == 1
+        assert other["clipped_share/negative"] == 0
+        assert "clipped_share" not in own
