@@ -1,0 +1,246 @@
+"""Estimators in the loop: each role has its own, and the same groups get the same advantages however they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rllm_core import hookimpl
+from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
+from rllm_core.algorithms.advantages.batch import PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from rllm_core.algorithms.advantages.outcome import GRPO, RLOO, DrGRPO, Reinforce
+from rllm_core.algorithms.advantages.turns import ReturnToGo
+from rllm_core.algorithms.grouping import group_trajectories
+from rllm_core.algorithms.samples import training_samples
+from rllm_core.algorithms.shaping import OverlongPenalty
+from rllm_core.errors import ConfigError, UserError
+from rllm_core.testing.scripted import ScriptedBackend, ScriptedBatch
+from rllm_core.training import launch
+from rllm_core.types import Episode, Floats, TrainingSample, Trajectory
+
+RunScripted = Callable[..., Any]
+ESTIMATORS: dict[str, type[AdvantageEstimator]] = {
+    "grpo": GRPO,
+    "dr_grpo": DrGRPO,
+    "rloo": RLOO,
+    "reinforce": Reinforce,
+    "reinforce_plus_plus": ReinforcePlusPlus,
+    "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
+    "prpo": PRPO,
+    "return_to_go": ReturnToGo,
+}
+MODES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "synchronous": ("scripted", ()),
+    "colocated": ("scripted_colocated", ()),
+    "streamed": ("scripted", ("training.groups_per_forward_backward=1",)),
+    "in flight": (
+        "scripted",
+        (
+            "training.staleness_threshold=2",
+            "training.partial_rollout=true",
+            "training.trigger_parameter_sync_step=2",
+            "training.groups_per_forward_backward=2",
+        ),
+    ),
+}
+SMALL = ("training.steps=4", "training.groups_per_step=2", "training.rollouts_per_group=3", "say_yes.turns=2",
+         "training.validation_rollouts=0")  # fmt: skip
+
+
+class Watched:
+    """What a run played, and what its backend was given."""
+
+    def __init__(self) -> None:
+        self.episodes: dict[str, Episode] = {}
+        self.samples: list[TrainingSample] = []
+
+    @hookimpl
+    def on_episode_finished(self, episode: Episode) -> None:
+        self.episodes[episode.rollout_id] = episode
+
+    def prepare(self, assembly: launch.Assembly) -> None:
+        transform = assembly.backend.transform_to_backend_batch
+
+        def transform_to_backend_batch(samples: Any) -> ScriptedBatch:
+            self.samples += samples
+            return transform(samples)
+
+        assembly.backend.transform_to_backend_batch = transform_to_backend_batch  # type: ignore[method-assign]
+
+    def expected(self, run: Any, estimators: RoleEstimators) -> dict[tuple[str, str], Floats]:
+        """Advantages by rollout and role, from the episodes of each optimizer step at once."""
+        result = {}
+        for event in run.lines("events"):
+            if event["event"] != "step":
+                continue
+            groups = []
+            for ordinal in event["groups"]:
+                played = [e for e in self.episodes.values() if e.rollout_id.split("-")[2] == str(ordinal)]
+                played.sort(key=lambda episode: episode.rollout_index)
+                groups += group_trajectories(ordinal, played[0].task_id, played)
+            for group, credits in zip(groups, estimators(groups), strict=True):
+                for sample in training_samples(group, credits):
+                    result[sample.rollout_id, sample.role] = sample.advantages
+        return result
+
+    def check(self, run: Any, estimators: RoleEstimators) -> None:
+        assert run.error is None
+        expected = self.expected(run, estimators)
+        assert len(self.samples) == len(expected) == run.summary["books"]["trained"] * len(estimators.by_role or [0])
+        for sample in self.samples:
+            wanted = expected[sample.rollout_id, sample.role]
+            assert sample.advantages.tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_same_groups_get_the_same_advantages(run_scripted: RunScripted, name: str, mode: str) -> None:
+    backend, overrides = MODES[mode]
+    watched = Watched()
+    run = run_scripted(
+        *SMALL, *overrides, f"algorithm.name={name}", backend=backend, observers=watched, prepare=watched.prepare
+    )
+    watched.check(run, RoleEstimators(ESTIMATORS[name]()))
+    assert any(sample.advantages.any() for sample in watched.samples)
+    if name not in ("reinforce", "prpo"):
+        assert len({float(value) for sample in watched.samples for value in sample.advantages}) > 2
+
+
+def solver_and_judge(assembly: launch.Assembly) -> None:
+    """A workflow of two roles: the second trajectory is rewarded for saying whether the first was good."""
+    play = assembly.workflow.run
+
+    async def run(task: Any, completer: Any) -> Episode:
+        solved, judged = await play(task, completer), await play(task, completer.fork())
+        [solver], [judge] = solved.trajectories, judged.trajectories
+        agrees = float((judge.reward == 1) == (solver.reward == 1))
+        roles = [
+            Trajectory(role="solver", steps=solver.steps, reward=solver.reward),
+            Trajectory(role="judge", steps=judge.steps, reward=agrees),
+        ]
+        return Episode(task_id=task.task_id, trajectories=roles, is_correct=solved.is_correct)
+
+    assembly.workflow.run = run  # type: ignore[method-assign]
+
+
+ROLES = (
+    "algorithm.name=rloo",
+    "algorithm.roles.judge.name=reinforce_plus_plus_baseline",
+    "algorithm.roles.solver.name=grpo",
+    "algorithm.roles.solver.estimator_options.std=sample",
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_role_is_credited_by_its_own_estimator(run_scripted: RunScripted, mode: str) -> None:
+    backend, overrides = MODES[mode]
+    watched = Watched()
+
+    def prepare(assembly: launch.Assembly) -> None:
+        solver_and_judge(assembly)
+        watched.prepare(assembly)
+
+    run = run_scripted(*SMALL, *overrides, *ROLES, backend=backend, observers=watched, prepare=prepare)
+    estimators = RoleEstimators(RLOO(), {"judge": ReinforcePlusPlusBaseline(), "solver": GRPO({"std": "sample"})})
+    watched.check(run, estimators)
+    assert {sample.role for sample in watched.samples} == {"solver", "judge"}
+    trained: dict[str, list[float]] = {"solver": [], "judge": []}
+    for episode in watched.episodes.values():
+        for trajectory in episode.trajectories:
+            trained[trajectory.role].append(trajectory.total_reward)
+    rows = run.lines("metrics")
+    for role, rewards in trained.items():
+        assert np.mean([row[f"reward_mean/{role}"] for row in rows]) == pytest.approx(np.mean(rewards))
+    both = [np.mean([row["reward_mean/solver"], row["reward_mean/judge"]]) for row in rows]
+    assert [row["reward_mean"] for row in rows] == pytest.approx(both)
+
+
+def test_one_role_has_no_metrics_of_its_own(run_scripted: RunScripted) -> None:
+    assert not any("/" in name for name in run_scripted("training.steps=1").lines("metrics")[0])
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("algorithm.roles.judge.name=grpoo", "'grpo'"),
+        (
+            "algorithm.roles.judge={name='grpo', estimator_options={std='biased'}}",
+            "algorithm.roles.judge.estimator_options",
+        ),
+        ("algorithm.roles.judge={name='rloo', estimator_options={epsilon=0.1}}", "epsilon"),
+        ("algorithm.name=reinforce_plusplus", "'reinforce_plus_plus'"),
+    ],
+)
+def test_what_is_misspelt_says_where(run_scripted: RunScripted, override: str, complaint: str) -> None:
+    with pytest.raises(UserError) as raised:
+        run_scripted(override)
+    assert complaint in str(raised.value)
+
+
+def test_overlong_responses_are_punished_in_advantages_and_not_in_metrics(run_scripted: RunScripted) -> None:
+    """ "yes" is longer than "no": here it costs more than it earns."""
+    punished = ("algorithm.name=dr_grpo", "algorithm.overlong.max_tokens=4", "algorithm.overlong.penalty_tokens=1",
+                "algorithm.overlong.penalty=3.0")  # fmt: skip
+    watched = Watched()
+    options = (*SMALL, "say_yes.turns=1", *punished)
+    run = run_scripted(*options, observers=watched, prepare=watched.prepare)
+    watched.check(run, RoleEstimators(DrGRPO(), shaped=OverlongPenalty(4, 1, 3.0)))
+    rows = run.lines("metrics")
+    rewards = [episode.trajectories[0].total_reward for episode in watched.episodes.values()]
+    assert np.mean([row["reward_mean"] for row in rows]) == pytest.approx(np.mean(rewards))
+    assert all(0 <= row["reward_mean"] <= 1 for row in rows)
+    assert rows[-1]["skill"] < 0.5, "it learns the short answer"
+
+
+def test_a_penalty_that_begins_before_the_first_token_is_refused(run_scripted: RunScripted) -> None:
+    with pytest.raises(ConfigError, match="penalty_tokens = 5000 must not exceed"):
+        run_scripted("algorithm.overlong.penalty_tokens=5000")
+
+
+def test_a_backend_without_advantages_of_tokens_is_told_before_anything_starts(
+    run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedBackend, "capability_overrides", {"per_token_advantages": False})
+    for name in ("reinforce_plus_plus", "precomputed"):
+        with pytest.raises(ConfigError, match=name):
+            run_scripted(f"algorithm.name={name}")
+    assert run_scripted("training.steps=1", "algorithm.name=reinforce_plus_plus_baseline").error is None
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "return_to_go"])
+def test_what_compares_within_a_group_is_told_that_there_is_none(run_scripted: RunScripted, name: str) -> None:
+    with pytest.raises(ConfigError, match="rollouts_per_group = 1 is too small"):
+        run_scripted(f"algorithm.name={name}", "training.rollouts_per_group=1")
+
+
+@pytest.mark.parametrize("name", ["reinforce", "reinforce_plus_plus", "prpo"])
+def test_what_does_not_trains_single_rollouts(run_scripted: RunScripted, name: str) -> None:
+    run = run_scripted(f"algorithm.name={name}", "training.rollouts_per_group=1", "training.groups_per_step=8")
+    assert run.error is None
+    assert run.lines("metrics")[-1]["skill"] > 0.5
+
+
+def test_a_lone_survivor_is_filtered_and_not_pushed(run_scripted: RunScripted) -> None:
+    """Of two rollouts one may end for a reason that is left out; the other has nothing to be compared with."""
+
+    def prepare(assembly: launch.Assembly) -> None:
+        play = assembly.workflow.run
+
+        async def run(task: Any, completer: Any) -> Episode:
+            episode = await play(task, completer)
+            reason = "max_turns_exceeded" if episode.is_correct else "done"
+            return episode.model_copy(update={"termination_reason": type(episode.termination_reason)(reason)})
+
+        assembly.workflow.run = run  # type: ignore[method-assign]
+
+    left_out = ("training.rollouts_per_group=2", 'algorithm.filter_termination_reasons=["max_turns_exceeded"]')
+    run = run_scripted(*left_out, prepare=prepare)
+    assert run.error is None
+    reasons = run.summary["books_by_reason"]["filtered"]
+    assert reasons["too_few_trajectories"] > 0
+    assert reasons["termination_reason"] > 0
+    for row in run.lines("metrics"):
+        assert row["trajectories"] == 2 * row["groups"] == 2 * 4
