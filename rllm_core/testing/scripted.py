@@ -11,7 +11,7 @@ import asyncio
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -196,15 +196,28 @@ class ScriptedEngine(RolloutEngine):
         return outputs
 
     async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
-        """See `RolloutEngine.compute_logprobs`; of one answer, as likely as it is to be given."""
+        """See `RolloutEngine.compute_logprobs`; every answer is as likely as it is to be given."""
         self.requests += 1
         error = self.script.failure(self.requests) if self.script.failure is not None else None
         if error is not None:
             raise error
-        known = text_logprobs(self.script, self.skill, tokens[start:])
+        known = np.full(len(tokens) - start, np.nan, np.float32)
+        for begin, end in self._answers(tokens, start):
+            known[begin - start : end - start] = text_logprobs(self.script, self.skill, tokens[begin:end])
         if self.script.unscored is not None:
             known[[place for place in range(len(known)) if self.script.unscored(place)]] = np.nan
         return known
+
+    @staticmethod
+    def _answers(tokens: TokenIds, start: int) -> Iterator[tuple[int, int]]:
+        """The answer that begins at ``start`` and those after it, in the spelling of `ByteParser`."""
+        opening = [ByteParser.START, *b"assistant\n"]
+        ids, begin = tokens.tolist(), start
+        while begin < len(ids):
+            end = ids.index(ByteParser.END, begin) + 1 if ByteParser.END in ids[begin:] else len(ids)
+            yield begin, end
+            openings = (at for at in range(end, len(ids)) if ids[at : at + len(opening)] == opening)
+            begin = next(openings, len(ids)) + len(opening)
 
     def _answer(self, seed: int, sampling_params: SamplingParams, version: int, skill: float) -> TokenOutput:
         good = random.Random(seed).random() < skill if sampling_params.temperature else skill >= 0.5
