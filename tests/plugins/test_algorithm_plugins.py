@@ -221,6 +221,7 @@ def test_a_loss_is_not_blamed_for_a_policy_that_is_lost(scripted: Manager) -> No
 # The command line
 
 
+@pytest.mark.slow
 def test_algorithms_lists_them_beside_ours_and_says_what_is_wrong(rllm_core: Run) -> None:
     packages, only = ("rllm-thirds", "rllm-wrongs"), {"RLLM_PLUGINS": "thirds,wrongs"}
     run = rllm_core("algorithms", "--json", packages=packages, **only)

@@ -157,9 +157,7 @@ def test_show_has_the_requirements_and_what_is_missing(rllm_core: Run) -> None:
     assert "warnings" not in shown, "what is empty is left out"
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"), [("parsers", "plain"), ("workflows", "echo"), ("engines", None)]
-)
+@pytest.mark.parametrize(("command", "expected"), [("parsers", "plain"), ("workflows", "echo"), ("engines", None)])
 def test_lists_of_what_can_be_selected(rllm_core: Run, command: str, expected: str | None) -> None:
     packages = ("rllm-good", "rllm-broken", "rllm-chatty")
     variables = {"RLLM_PLUGINS": "good,broken,chatty"}

@@ -1,0 +1,26 @@
+"""One backend that can do everything, and some that are wrong. Their names say how."""
+
+from rllm_core import hookimpl
+from rllm_core.providers import Backend
+
+
+@hookimpl
+def backends():
+    return [
+        Backend(
+            name="able",
+            load="rllm_backends.stacks:Able",
+            summary="Can do everything.",
+            config="rllm_backends.stacks:AbleConfig",
+        ),
+        Backend(
+            name="needy",
+            load="rllm_backends.stacks:Able",
+            summary="Needs a setting.",
+            config="rllm_backends.stacks:NeedyConfig",
+        ),
+        Backend(name="fails", load="rllm_backends.stacks:Fails", summary="Cannot say what it can do."),
+        Backend(name="no-backend", load="rllm_backends.stacks:AbleConfig", summary="Is none."),
+        Backend(name="unloadable", load="rllm_backends.no_such_module:Any", summary="Cannot be imported."),
+        Backend(name="exits", load="rllm_backends.exits:Any", summary="Ends the process."),
+    ]

@@ -1,0 +1,5 @@
+"""Waits for ever."""
+
+import threading
+
+threading.Event().wait()
