@@ -26,19 +26,20 @@ def algorithms(context: click.Context, as_json: bool) -> None:
     if as_json:
         echo_json(rows)
         return
-    echo_table(
-        ["kind", "name", "summary", "options", "package"],
-        [
+    for number, kind in enumerate(dict.fromkeys(row["kind"] for row in rows)):
+        if number:
+            click.echo()
+        lines = [
             [
-                row["kind"],
                 row["name"],
                 row["error"] or row["summary"],
                 ", ".join(f"{option['name']}={_shown(option)}" for option in row["options"] or ()),
                 f"{row['package']} {row['version']}",
             ]
             for row in rows
-        ],
-    )
+            if row["kind"] == kind
+        ]
+        echo_table([kind, "summary", "options", "package"], lines)
 
 
 def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:

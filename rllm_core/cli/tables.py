@@ -23,7 +23,9 @@ def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(*headers, box=None, header_style="bold", pad_edge=False)
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for number, header in enumerate(headers):
+            table.add_column(header, overflow="fold", no_wrap=number == 0)  # what is typed again is never cut
         for row in clean:
             table.add_row(*(Text(cell) for cell in row))
         Console().print(table)

@@ -244,7 +244,7 @@ def test_algorithms_lists_them_beside_ours_and_says_what_is_wrong(rllm_core: Run
     assert broken == {"cannot_be_imported", "raises_at_import", "no_estimator", "no_loss", "no_correction"}
     assert all((row["options"] is None) == (row["status"] == "broken") == bool(row["error"]) for row in rows)
     plain = rllm_core("algorithms", packages=packages, **only).stdout
-    [line] = [line for line in plain.splitlines() if " young_mask " in line]
+    [line] = [line for line in plain.splitlines() if line.startswith("young_mask ")]
     assert line.split()[-3:] == ["limit=0.5", "rllm-thirds", "0.7"]
 
 
