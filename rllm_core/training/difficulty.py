@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from rllm_core.types import Episode
 
@@ -10,35 +11,42 @@ NONE, SOME, ALL = "groups_solved_by_none", "groups_solved_by_some", "groups_solv
 
 
 class Difficulty:
-    """Counts the groups that were completed since the last optimizer step by how many of their rollouts solved them.
+    """Counts groups by how many of their rollouts solved the task: those of a step, and those filtered before it.
 
-    Groups that are filtered count as well: with ``filter_uniform_groups`` those that are trained are nearly all solved
-    by some. Groups of workflows that do not say ``is_correct``, and those that lost a rollout, do not count.
+    With ``filter_uniform_groups`` those that are trained are nearly all solved by some; only with the others beside
+    them do the shares tell how hard the tasks are. Groups of workflows that do not say ``is_correct`` do not count.
     """
 
     def __init__(self) -> None:
-        self._solved_by: dict[int, str] = {}  # metric name by ordinal
+        self._filtered: Counter[str] = Counter()  # since the last step, by metric
 
-    def completed(self, ordinal: int, episodes: Iterable[Episode]) -> None:
-        """All rollouts of a group have ended well."""
-        judged = [episode.is_correct for episode in episodes if episode.is_correct is not None]
-        if judged:
-            self._solved_by[ordinal] = (ALL if all(judged) else SOME) if any(judged) else NONE
+    def filtered(self, episodes: Iterable[Episode]) -> None:
+        """A group whose rollouts all ended well is not trained, and another takes its place."""
+        self._filtered.update(_solved_by(episodes))
 
-    def forget(self, ordinals: Iterable[int]) -> None:
-        """Groups were given up; they will be completed again."""
-        for ordinal in ordinals:
-            self._solved_by.pop(ordinal, None)
+    def take(self, groups: Iterable[Sequence[Episode]]) -> dict[str, float]:
+        """The shares of an optimizer step, by metric; none where nobody says what is correct.
 
-    def take(self) -> dict[str, list[bool]]:
-        """Per metric, for each group since the last call, whether it belongs there."""
-        solved_by, self._solved_by = list(self._solved_by.values()), {}
-        return {name: [by == name for by in solved_by] for name in (NONE, SOME, ALL)}
+        Args:
+            groups: The episodes of each group of the step.
+        """
+        counts, self._filtered = self._filtered, Counter()
+        for episodes in groups:
+            counts.update(_solved_by(episodes))
+        return {name: counts[name] / counts.total() for name in (NONE, SOME, ALL)} if counts else {}
 
-    def state_dict(self, due: Collection[int]) -> list[tuple[int, str]]:
-        """For the manifest, without the groups that are ``due`` again after a restart."""
-        return [(ordinal, by) for ordinal, by in self._solved_by.items() if ordinal not in due]
+    def state_dict(self) -> dict[str, int]:
+        """For the manifest."""
+        return dict(self._filtered)
 
-    def load_state_dict(self, state: Iterable[tuple[int, str]]) -> None:
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
         """From the manifest."""
-        self._solved_by = dict(state)
+        self._filtered = Counter(state)
+
+
+def _solved_by(episodes: Iterable[Episode]) -> list[str]:
+    """The metric a group counts for, if any."""
+    judged = [episode.is_correct for episode in episodes if episode.is_correct is not None]
+    if not judged:
+        return []
+    return [(ALL if all(judged) else SOME) if any(judged) else NONE]

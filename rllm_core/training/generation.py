@@ -132,7 +132,6 @@ class Generation:
             self.books.book("cancelled", reason, len(ordinals) * self.config.training.rollouts_per_group)
             self.reporter.event("cancel", groups=ordinals, reason=reason)
         self._again = sorted({*self._again, *ordinals})
-        self.difficulty.forget(ordinals)
 
     def restore_buffer(self, path: Path, state: dict[str, Any]) -> None:
         """Read what `TrajectoryGroupBuffer.write` wrote: these groups need not be generated again.
@@ -162,14 +161,13 @@ class Generation:
 
     def state_dict(self, buffered_ordinals: list[int]) -> dict[str, Any]:
         """For the manifest; ``buffered_ordinals`` are the groups that the checkpoint holds whole."""
-        due = {*self._assemblies, *self._again, *self.buffer.ordinals()} - set(buffered_ordinals)
         return {
             "next_ordinal": self._next_ordinal,
-            "due_ordinals": sorted(due),
+            "due_ordinals": sorted({*self._assemblies, *self._again, *self.buffer.ordinals()} - set(buffered_ordinals)),
             "buffered_ordinals": buffered_ordinals,
             "epoch": self.epoch,
             "quarantine": self.quarantine.state_dict(),
-            "difficulty": self.difficulty.state_dict(due),
+            "difficulty": self.difficulty.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -180,7 +178,7 @@ class Generation:
             self.buffer.expect(ordinal)
         self.epoch = state["epoch"]
         self.quarantine.load_state_dict(state["quarantine"])
-        self.difficulty.load_state_dict(state.get("difficulty", []))  # earlier versions wrote none
+        self.difficulty.load_state_dict(state.get("difficulty", {}))  # earlier versions wrote none
 
     def _skip(self, ordinal: int) -> None:
         task_id = self.stream[ordinal].task_id
@@ -229,7 +227,6 @@ class Generation:
         del self._assemblies[assembly.ordinal], self._groups[assembly.ordinal]
         if outcome is not FilterReason.INCOMPLETE_GROUP:
             self.quarantine.group_played(assembly.task_id)
-            self.difficulty.completed(assembly.ordinal, assembly.episodes.values())
         if isinstance(outcome, CompleteGroup):
             self.reporter.event(
                 "enqueue",
@@ -249,6 +246,8 @@ class Generation:
         self.reporter.event("filter", group=assembly.ordinal, reason=outcome.value, failed=dict(failed))
         if outcome is FilterReason.INCOMPLETE_GROUP:
             self._group_lost(assembly)
+        else:
+            self.difficulty.filtered(assembly.episodes.values())
         self.buffer.drop(assembly.ordinal)
         self.coordinator.on_dropped()
 

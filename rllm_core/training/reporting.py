@@ -57,10 +57,10 @@ class Reporter:
             self._error(episode)
             self.progress.problem(episode)
 
-    def difficulty(self, solved_by: Mapping[str, Sequence[bool]]) -> None:
+    def difficulty(self, shares: Mapping[str, float]) -> None:
         """Record what `rllm_core.training.difficulty.Difficulty.take` returned for an optimizer step."""
-        for name, groups in solved_by.items():
-            self.metrics.record(name, *groups)
+        for name, share in shares.items():
+            self.metrics.record(name, share)
 
     def trained(
         self,

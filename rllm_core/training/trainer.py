@@ -346,7 +346,7 @@ class Trainer:
             for account, reason, rollouts in item.accounts:
                 self.books.book(account, reason, rollouts)
         self.reporter.event("step", step=step, groups=[item.ordinal for item in consumed])
-        self.reporter.difficulty(self.generation.difficulty.take())
+        self.reporter.difficulty(self.generation.difficulty.take(item.episodes for item in consumed))
         self.reporter.trained(consumed, samples, result.metrics, self.coordinator.weight_version)
         if step % training.trigger_parameter_sync_step == 0 or step == training.steps:
             await self.weights.synchronise(self.position)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -222,20 +221,15 @@ def episodes(*is_correct: bool | None) -> list[Episode]:
 
 def test_difficulty_by_hand() -> None:
     difficulty = Difficulty()
-    difficulty.completed(0, episodes(True, True))
-    difficulty.completed(1, episodes(False, False))
-    difficulty.completed(2, episodes(False, True))
-    difficulty.completed(3, episodes(None, None))
-    difficulty.completed(4, episodes(True, None))
-    difficulty.completed(5, episodes(False))
-    difficulty.forget([5, 9])
+    difficulty.filtered(episodes(True, True))
+    difficulty.filtered(episodes(False, False))
+    difficulty.filtered(episodes(None, None))
     restored = Difficulty()
-    restored.load_state_dict(json.loads(json.dumps(difficulty.state_dict({0}))))
-    taken = difficulty.take()
-    assert {name: Counter(groups)[True] for name, groups in taken.items()} == {NONE: 1, SOME: 1, ALL: 2}
-    assert {len(groups) for groups in taken.values()} == {4}
-    assert difficulty.take() == {NONE: [], SOME: [], ALL: []}
-    assert restored.take() == {NONE: [True, False, False], SOME: [False, True, False], ALL: [False, False, True]}
+    restored.load_state_dict(json.loads(json.dumps(difficulty.state_dict())))
+    step = [episodes(False, True), episodes(True, None), episodes(None)]
+    assert difficulty.take(step) == restored.take(step) == {NONE: 0.25, SOME: 0.25, ALL: 0.5}
+    assert difficulty.take([episodes(False)]) == {NONE: 1, SOME: 0, ALL: 0}, "what was filtered counts once"
+    assert difficulty.take([]) == difficulty.take([episodes(None)]) == {}
 
 
 def test_without_is_correct_nobody_says_how_hard_it_was(run_scripted: RunScripted) -> None:
