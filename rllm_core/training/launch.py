@@ -15,6 +15,7 @@ from typing import Any
 
 from rllm_core import providers
 from rllm_core.algorithms.imitation import check_imitation
+from rllm_core.algorithms.kl import kl_notes
 from rllm_core.algorithms.selection import Algorithm
 from rllm_core.algorithms.support import check_support
 from rllm_core.backend import BackendProtocol
@@ -94,7 +95,7 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
         raise ConfigError(f"workflow {config.workflow!r} has no training tasks")
     backend = backend_class(config, plugins)
     not_checked = backend.validate_config()
-    notes = []
+    notes = kl_notes(config.algorithm.kl)
     if not workflow.samples:
         rows, trained = len(workflow.tasks("train")), config.training.steps * config.training.groups_per_step
         notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")
