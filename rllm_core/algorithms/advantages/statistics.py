@@ -51,10 +51,10 @@ def whitened(values: npt.NDArray[np.float64], tokens: npt.NDArray[np.float64]) -
         ``(n,)``; exactly 0 where all values that count are equal, or only one token does.
     """
     counted = values[tokens > 0]
-    total = math.fsum(tokens.tolist())
+    total = float(tokens.sum())
     if total < 2 or is_uniform(counted):
         return np.zeros_like(values)
     shifted: npt.NDArray[np.float64] = values - counted.min()
-    deviations = shifted - math.fsum((shifted * tokens).tolist()) / total
-    variance = math.fsum((np.square(deviations) * tokens).tolist()) / (total - 1)
+    deviations = shifted - float((shifted * tokens).sum()) / total
+    variance = float((np.square(deviations) * tokens).sum()) / (total - 1)
     return deviations / math.sqrt(variance + WHITENING_EPSILON)
