@@ -32,6 +32,7 @@ class Reporter:
         self.progress = progress
         self.trackers = trackers
         self.metrics = MetricsAggregator(CORE_METRICS)
+        self._named_roles = set(config.algorithm.roles)  # in the run file, and not yet looked for
 
     def event(self, event: str, **fields: Any) -> None:
         """Append to ``events.jsonl``."""
@@ -72,6 +73,7 @@ class Reporter:
         """Record the metrics of an optimizer step; ``weight_version`` is the one before it."""
         record = self.metrics.record
         groups = [group for item in consumed for group in item.groups]
+        self._look_for_roles({group.role for group in groups})
         trained = [trajectory for group in groups for trajectory in group.trajectories]
         # Without those that were filtered and not replaced, the rewards of a step would say nothing about the policy.
         untrained = [t for item in consumed if not item.groups for e in item.episodes for t in e.trajectories]
@@ -128,6 +130,16 @@ class Reporter:
         if scored:
             ratios = [float(s.advantages.sum(dtype=np.float64)) for s in steps if s.advantages is not None]
             self.metrics.record("teacher_kl_mean", -sum(ratios) / scored)
+
+    def _look_for_roles(self, found: set[str]) -> None:
+        """Say once which of the roles that the run file names do not occur: which there are, nobody knows before."""
+        if not found:
+            return  # all filtered
+        for role in sorted(self._named_roles - found):
+            self.progress.note(
+                f"algorithm.roles.{role} credits nobody so far: the first groups are of {', '.join(sorted(found))}"
+            )
+        self._named_roles = set()
 
     def step(
         self, step: int, weight_version: int, consumed: Sequence[CompleteGroup], pace: Mapping[str, float | None]

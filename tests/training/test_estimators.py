@@ -19,6 +19,7 @@ from rllm_core.algorithms.shaping import OverlongPenalty
 from rllm_core.errors import ConfigError, UserError
 from rllm_core.testing.scripted import ScriptedBackend, ScriptedBatch
 from rllm_core.training import launch
+from rllm_core.training.progress import Progress
 from rllm_core.types import Episode, Floats, TrainingSample, Trajectory
 
 RunScripted = Callable[..., Any]
@@ -183,6 +184,25 @@ def test_what_is_misspelt_says_where(run_scripted: RunScripted, override: str, c
     with pytest.raises(UserError) as raised:
         run_scripted(override)
     assert complaint in str(raised.value)
+
+
+class Notes(Progress):
+    """A display that remembers its notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_role_that_does_not_occur_is_said(run_scripted: RunScripted) -> None:
+    """Nobody knows a workflow's roles before it is played, so a misspelt one cannot be refused."""
+    progress = Notes()
+    misspelt = ("algorithm.roles.solver.name=rloo", "algorithm.roles.jugde.name=rloo")
+    assert run_scripted(*SMALL, *misspelt, prepare=solver_and_judge, progress=progress).error is None
+    said = [note for note in progress.notes if note.startswith("algorithm.roles")]
+    assert said == ["algorithm.roles.jugde credits nobody so far: the first groups are of judge, solver"]
 
 
 def test_overlong_responses_are_punished_in_advantages_and_not_in_metrics(run_scripted: RunScripted) -> None:
