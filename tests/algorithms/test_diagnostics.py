@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,3 +134,18 @@ def test_ages_are_those_of_each_turn() -> None:
 
     samples = [sample((3, 5), ((1, 3), (4, 5))), sample((1,), ((2, 4),))]
     assert token_ages(samples, 5).tolist() == [2, 2, 0, 4, 4]
+
+
+def test_every_name_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("### Off-policy diagnostics\n")
+    rows = set(re.findall(r"^\| `(\w+)` ", section.partition("\n## ")[0], re.M))
+    found = diagnosed(
+        [1, -1, 1, -1],
+        [0, 1, 2, 4],
+        log_ratios=LOG_RHO,
+        weights=np.ones(4),
+        clipped=np.ones(4, np.bool_),
+    )
+    assert {name.partition("/")[0] for name in found} == rows
+    assert {name.partition("/")[2] for name in found} - {""} == set(re.findall(r"/((?:age|pos|neg)\w+)`", section))
