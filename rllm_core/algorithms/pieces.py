@@ -12,6 +12,7 @@ from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.options import Configured
+from rllm_core.config import Section
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.loading import one_line
 from rllm_core.plugins import PluginManager, Provided
@@ -36,6 +37,11 @@ def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configu
         raise PluginError(
             f"{record.kind} {record.name!r} ({provided.plugin.label}): {record.load} is no subclass of "
             f"{base.__module__}.{base.__name__}; choose another, and tell its authors"
+        )
+    if not issubclass(found.options_model, Section):
+        raise PluginError(
+            f"{record.kind} {record.name!r} ({provided.plugin.label}): its options_model is no subclass of "
+            "rllm_core.config.Section, so unknown keys would be ignored; choose another, and tell its authors"
         )
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from rllm_core import providers
-from rllm_core.algorithms.selection import Algorithm
+from rllm_core.algorithms.selection import Algorithm, policy_loss
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
@@ -104,8 +104,8 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
     """Refuse what the backend cannot honour.
 
     Raises:
-        ConfigError: With the first setting that it cannot.
-        PluginError: If two plugins have a loss of the name that is asked for.
+        ConfigError: With the first setting that it cannot, or if parameters of the loss are wrong.
+        PluginError: If the loss is broken, or two plugins have one of its name.
     """
     support = Support.of(capabilities, plugins)
     algorithm, training, backend = config.algorithm, config.training, f"backend {config.backend!r}"
@@ -120,6 +120,8 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
 
     if algorithm.loss not in support.losses and not _is_qualified_loss(algorithm.loss, capabilities, plugins):
         raise refuse("algorithm.loss", algorithm.loss, support.losses)
+    if algorithm.loss not in capabilities.losses:
+        policy_loss(config, plugins)  # one of the hook's: it can be loaded, and its parameters are right
     if algorithm.aggregation not in support.aggregations:
         raise refuse("algorithm.aggregation", algorithm.aggregation, support.aggregations)
     if algorithm.corrections and support.proximal_policies == ("rollout",):

@@ -101,6 +101,10 @@ def test_their_options_are_checked_as_ours_are(scripted: Manager) -> None:
         ConfigError, match=r"'algorithm.estimator_options.sprad'; did you mean .*estimator_options.spread"
     ):
         assembled(plugins, "algorithm.name=ranks", "algorithm.estimator_options.sprad=1.0")
+    with pytest.raises(
+        ConfigError, match=r"'algorithm.loss_options.with'; did you mean 'algorithm.loss_options.width'"
+    ):
+        assembled(plugins, "algorithm.loss=soft_clip", "algorithm.loss_options.with=1.0")
     with pytest.raises(ConfigError, match=r"algorithm.estimator_options.spread = -1.0: must be greater than 0"):
         assembled(plugins, "algorithm.name=ranks", "algorithm.estimator_options.spread=-1.0")
     with pytest.raises(
@@ -133,6 +137,8 @@ def test_a_name_that_two_packages_have_must_say_whose(scripted: Manager) -> None
             ["algorithm.name=no_estimator"],
             "is no subclass of rllm_core.algorithms.advantages.contract.AdvantageEstimator",
         ),
+        (["algorithm.name=lax_options"], "so unknown keys would be ignored"),
+        (["algorithm.loss=no_loss"], "is no subclass of rllm_core.algorithms.torch_losses.PolicyLoss"),
         (["algorithm.name=cannot_be_made"], "cannot be made: KeyError: 'ABACUS_HOME'"),
         (["algorithm.roles.helper.name=no_estimator"], "is no subclass of"),
         (["algorithm.corrections=['no_correction']", "algorithm.proximal_policy=forward"], "is no subclass of"),
@@ -241,7 +247,14 @@ def test_algorithms_lists_them_beside_ours_and_says_what_is_wrong(rllm_core: Run
     assert found["policy loss", "ppo_clip"]["plugin"] == "core"
     assert {("advantage estimator", "rllm-core/rloo"), ("advantage estimator", "rllm-wrongs/rloo")} <= set(found)
     broken = {name for (_, name), row in found.items() if row["status"] == "broken"}
-    assert broken == {"cannot_be_imported", "raises_at_import", "no_estimator", "no_loss", "no_correction"}
+    assert broken == {
+        "cannot_be_imported",
+        "raises_at_import",
+        "no_estimator",
+        "lax_options",
+        "no_loss",
+        "no_correction",
+    }
     assert all((row["options"] is None) == (row["status"] == "broken") == bool(row["error"]) for row in rows)
     plain = rllm_core("algorithms", packages=packages, **only).stdout
     [line] = [line for line in plain.splitlines() if line.startswith("young_mask ")]

@@ -27,6 +27,7 @@ def advantage_estimators():
             wrong_count="WrongCount",
             fails="Fails",
             undeclared_tokens="UndeclaredTokens",
+            lax_options="LaxOptions",
         ),
         *records(AdvantageEstimator, "estimators", rloo="WrongCount"),
     ]

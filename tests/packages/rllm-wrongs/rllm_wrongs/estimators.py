@@ -1,6 +1,7 @@
 """Estimators that are wrong."""
 
 import numpy as np
+from pydantic import BaseModel
 
 from rllm_core.algorithms.advantages import AdvantageEstimator
 
@@ -47,3 +48,14 @@ class WrongCount(AdvantageEstimator):
 class UndeclaredTokens(Wrong):
     def credit(self, trajectory):
         return [np.zeros(len(step.completion_ids)) for step in trajectory.steps]
+
+
+class AnyKey(BaseModel):
+    known: int = 0
+
+
+class LaxOptions(Wrong):
+    options_model = AnyKey
+
+    def credit(self, trajectory):
+        return np.zeros(len(trajectory.steps))
