@@ -31,7 +31,7 @@ help:
 	@echo "make lint            ruff and mypy"
 	@echo "make starter-model   make the starter model and print its folder"
 	@echo "make verl-env        the environment in which we are compared with verl (4 GB)"
-	@echo "make docs-reference  write docs/run-file.md from the configuration models"
+	@echo "make docs-reference  write the generated parts of docs/ from the code"
 	@echo "make clean           remove the environments and caches; runs/ stays"
 
 train: $(VENV)/.installed
