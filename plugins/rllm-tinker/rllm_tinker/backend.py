@@ -1,0 +1,290 @@
+"""Backend ``tinker``: LoRA through the tinker SDK. The training path reads from top to bottom here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rllm_core.algorithms.aggregation import AGGREGATIONS
+from rllm_core.backend import (
+    BackendProtocol,
+    Capabilities,
+    OptimizerStep,
+    Policy,
+    PolicyUpdate,
+    UpdateResult,
+)
+from rllm_core.config import ConfigError, RunConfig
+from rllm_core.errors import RunError
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+from rllm_core.types import Floats, TrainingSample
+from rllm_tinker import sdk
+from rllm_tinker.config import TinkerConfig, api_key
+from rllm_tinker.engine import TinkerEngine
+from rllm_tinker.losses import LOSSES, ServerLoss
+from rllm_tinker.remote import Pass, RemotePolicy, ServerSettings
+
+CHECKPOINT = "tinker.json"
+NO_CLIPPING = 1e6  # gradients are never that long
+
+
+@dataclass(frozen=True)
+class TinkerBatch:
+    """One pass, as the server takes it, and the samples its answer is read with.
+
+    Attributes:
+        request: What is sent.
+        samples: In the same order.
+        factors: What their advantages were multiplied by.
+    """
+
+    request: Pass
+    samples: Sequence[TrainingSample]
+
+
+class TinkerBackend(BackendProtocol[TinkerBatch]):
+    """Trains adapters on a server, hosted or of one's own.
+
+    See `rllm_tinker.losses` for what is optimised and `rllm_tinker.remote` for what happens when the server goes away.
+    """
+
+    name: ClassVar[str] = "tinker"
+
+    def __init__(self, config: RunConfig, plugins: PluginManager) -> None:
+        super().__init__(config, plugins)
+        self.tinker: TinkerConfig = _settings(config)
+        self._policy: RemotePolicy | None = None
+        self._engine: TinkerEngine | None = None
+        self._batches: list[TinkerBatch] = []
+        self._states: list[str] = []  # of checkpoints, oldest first
+        self._step = 0
+        self._version: int | None = None  # live, if no optimizer step was taken since
+
+    @classmethod
+    def capabilities(cls, config: RunConfig) -> Capabilities:
+        """See `BackendProtocol.capabilities`."""
+        service, aggregation = _settings(config).scale(), config.algorithm.aggregation
+        return Capabilities(
+            losses=LOSSES,
+            aggregations=AGGREGATIONS,
+            policies=frozenset({"current", "proximal", "reference"}),
+            lora=True,
+            full=False,
+            deferred_normalisation=service == "skyrl" and aggregation != "token_mean",
+        )
+
+    def validate_config(self) -> list[str]:
+        """See `BackendProtocol.validate_config`."""
+        if importlib.util.find_spec("tinker") is None:
+            raise ConfigError("backend 'tinker' needs the tinker SDK: pip install rllm-tinker")
+        self.tinker.check()
+        ServerLoss.of(self.config, self.tinker.scale())
+        if not self.config.model.path:
+            raise ConfigError(
+                "model.path is not set: set it to the model's hub name or folder; its tokenizer is read from there, and "
+                "the server knows it by that name unless tinker.base_model says otherwise"
+            )
+        if self.config.rollout.temperature != 1:
+            raise ConfigError(
+                f"rollout.temperature = {self.config.rollout.temperature} must be 1: Tinker servers train the "
+                "distribution at temperature 1, so at another one the policy that is trained would not be the one that "
+                "samples"
+            )
+        clipping = self.config.optimizer.max_grad_norm
+        if self.tinker.scale() == "skyrl" and clipping < NO_CLIPPING:
+            raise ConfigError(
+                f"optimizer.max_grad_norm = {clipping:g} cannot be honoured: tinker.service = 'skyrl' does not clip "
+                f"gradients; set it to {NO_CLIPPING:g}, which is no clipping"
+            )
+        return [
+            f"{self._server().label}: whether it is there, takes the key, and has model {self._server().base_model!r}"
+        ]
+
+    def _server(self) -> ServerSettings:
+        tinker, training = self.tinker, self.config.training
+        is_synchronous = training.staleness_threshold == 0 and training.trigger_parameter_sync_step == 1
+        return ServerSettings(
+            base_url=tinker.address(),
+            key=api_key(is_hosted=not tinker.address()),
+            base_model=tinker.base_model or self.config.model.path,
+            rank=tinker.rank,
+            seed=training.seed if tinker.seed is None else tinker.seed,
+            separate_samplers=tinker.scale() == "skyrl" and not is_synchronous,
+            expires_states=tinker.scale() == "hosted",
+            future_timeout_seconds=tinker.future_timeout_seconds,
+            reconnect_timeout_seconds=tinker.reconnect_timeout_seconds,
+            recovery_every_steps=tinker.recovery_every_steps,
+        )
+
+    async def init_rollout_engine(self, parser: BaseParser) -> TinkerEngine:
+        """See `BackendProtocol.init_rollout_engine`."""
+        self._policy = RemotePolicy(self._server())
+        await self._policy.open()
+        self._engine = TinkerEngine(
+            self._policy,
+            parser,
+            vocabulary_size=len(parser.tokenizer),
+            request_timeout_seconds=self.config.rollout.request_timeout_seconds,
+        )
+        return self._engine
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # One optimizer step
+
+    def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> TinkerBatch:
+        """See `BackendProtocol.transform_to_backend_batch`; position ``p`` is trained to say token ``p + 1``."""
+        loss = ServerLoss.of(self.config, self.tinker.scale())
+        data = []
+        for sample, factor in zip(samples, loss.factors(samples), strict=True):
+            data.append(_datum(sample, loss.inputs(sample, factor)))
+        return TinkerBatch(Pass(data, loss.server_name, loss.settings), samples)
+
+    async def process_backend_batch(self, batch: TinkerBatch) -> None:
+        """See `BackendProtocol.process_backend_batch`; it is sent and not waited for."""
+        self._allocated().forward_backward(batch.request)
+        self._batches.append(batch)
+
+    async def update_policy(self, step: OptimizerStep) -> UpdateResult:
+        """See `BackendProtocol.update_policy`."""
+        optimizer, batches = self.config.optimizer, self._batches
+        learning_rate = optimizer.learning_rate_at(step.step, step.total_steps)
+        clipping = {} if optimizer.max_grad_norm >= NO_CLIPPING else {"grad_clip_norm": optimizer.max_grad_norm}
+        adam = sdk.adam(
+            learning_rate,
+            beta1=optimizer.beta1,
+            beta2=optimizer.beta2,
+            eps=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
+            **clipping,
+        )
+        outputs, reported = await self._allocated().optimizer_step(adam)
+        self._batches = []
+        samples = [sample for batch in batches for sample in batch.samples]
+        logprobs = [_sampled_logprobs(sample, output) for sample, output in zip(samples, outputs, strict=True)]
+        metrics = self._metrics(step, samples, logprobs)
+        metrics["learning_rate"] = learning_rate
+        grad_norm = next((value for name, value in reported.items() if name.rpartition("/")[2] == "grad_norm"), None)
+        if grad_norm is not None:
+            metrics["grad_norm"] = float(grad_norm)
+        self._step, self._version = step.step, None
+        return UpdateResult(metrics)
+
+    def _metrics(
+        self, step: OptimizerStep, samples: Sequence[TrainingSample], logprobs: Sequence[Floats]
+    ) -> dict[str, float]:
+        loss = ServerLoss.of(self.config, self.tinker.scale())
+        total, fresh, stale = 0.0, [], []
+        for sample, current in zip(samples, logprobs, strict=True):
+            if not len(current):
+                continue
+            weight = loss.aggregation.token_weight(len(current)) / loss.aggregation.denominator(step)
+            total += weight * float(loss.token_losses(sample, current).sum(dtype=np.float64))
+            if sample.logprobs is None:
+                continue
+            gaps, position = np.abs(current - sample.logprobs), 0
+            for (start, stop), version in zip(sample.turn_spans, sample.weight_versions, strict=True):
+                turn = gaps[position : position + stop - start]
+                (fresh if version == self._version else stale).append(turn)
+                position += stop - start
+        metrics = {"loss": total}
+        for name, arrays in (("rollout_logprob_difference", fresh), ("stale_logprob_difference", stale)):
+            if arrays:
+                differences = np.concatenate(arrays)
+                metrics[f"{name}_mean"] = float(differences.mean())
+                if arrays is fresh:
+                    metrics[f"{name}_max"] = float(differences.max())
+        return metrics
+
+    async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
+        """See `BackendProtocol.compute_logprobs`.
+
+        Weights change in `update_policy` only, so the proximal policy is the current one until then. The reference is
+        the base model, which every run begins with.
+        """
+        data = [_datum(sample, {"weights": np.ones(sample.sampled_tokens, np.float32)}) for sample in samples]
+        outputs = await self._allocated().forward(data, reference=policy == "reference")
+        return [_sampled_logprobs(sample, output) for sample, output in zip(samples, outputs, strict=True)]
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Weights
+
+    async def on_policy_updated(self, update: PolicyUpdate) -> None:
+        """See `BackendProtocol.on_policy_updated`; nothing pauses, requests in flight are answered by old weights."""
+        await self._allocated().publish(update.version)
+        assert self._engine is not None
+        self._engine.weight_version = self._version = update.version
+
+    async def save_checkpoint(self, directory: Path) -> None:
+        """See `BackendProtocol.save_checkpoint`: the weights stay on the server, the folder holds their address."""
+        policy = self._allocated()
+        path = await policy.save(self.tinker.checkpoint_ttl_seconds)
+        state = {"path": path, "step": self._step, "base_model": self.tinker.base_model or self.config.model.path}
+        (directory / CHECKPOINT).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+        # One more than is kept here: the newest checkpoint is not complete yet.
+        kept = self.config.training.keep_checkpoints + 1
+        forgotten, self._states = self._states[: -kept + 1], [*self._states[-kept + 1 :], path]
+        await policy.forget(forgotten)
+
+    async def load_checkpoint(self, directory: Path) -> None:
+        """See `BackendProtocol.load_checkpoint`; the optimizer's state comes with the weights."""
+        state = json.loads((directory / CHECKPOINT).read_text(encoding="utf-8"))
+        try:
+            await self._allocated().resume(state["path"], state["step"])
+        except RunError as error:
+            raise RunError(f"the checkpoint in {directory.parent.name} cannot be loaded: {error}") from None
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `BackendProtocol.state_dict`."""
+        return {"step": self._step, "states": list(self._states)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `BackendProtocol.load_state_dict`."""
+        self._step, self._states = int(state["step"]), list(state["states"])
+
+    async def shutdown(self) -> None:
+        """See `BackendProtocol.shutdown`."""
+        if self._policy is not None:
+            self._policy.close()
+        self._policy = self._engine = None
+
+    def _allocated(self) -> RemotePolicy:
+        if self._policy is None:
+            raise RunError("backend 'tinker' has not been initialised")
+        return self._policy
+
+
+def _settings(config: RunConfig) -> TinkerConfig:
+    return config.plugins.get("tinker") or TinkerConfig()
+
+
+def _end(sample: TrainingSample) -> int:
+    """What follows the last sampled token is not worth sending."""
+    return sample.turn_spans[-1][1] if sample.turn_spans else len(sample.token_ids)
+
+
+def _datum(sample: TrainingSample, arrays: dict[str, Floats]) -> Any:
+    """A sample as inputs, targets, and arrays that are 0 where nothing was sampled."""
+    ids = sample.token_ids[: _end(sample)].tolist()
+    sampled = sample.loss_mask[1 : len(ids)]
+    spread = {}
+    for name, values in arrays.items():
+        spread[name] = np.zeros(len(sampled), np.float32)
+        spread[name][sampled] = values
+    return sdk.datum(ids[:-1], ids[1:], spread)
+
+
+def _sampled_logprobs(sample: TrainingSample, output: Any) -> Floats:
+    """``(sampled_tokens,)`` of what a training example gave for every position."""
+    given = np.array(output["logprobs"].data, np.float32)
+    sampled = sample.loss_mask[1 : _end(sample)]
+    if given.shape != sampled.shape:
+        raise RunError(f"the server gave {len(given)} log-probabilities for {len(sampled)} positions")
+    found: Floats = given[sampled]
+    return found

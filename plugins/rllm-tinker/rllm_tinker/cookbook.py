@@ -1,0 +1,275 @@
+"""tinker-cookbook's renderers behind a door of our own: its version, its table of models, and the tokenizer it gets.
+
+The cookbook is imported when it is first needed; it brings torch along.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Protocol
+
+from packaging.specifiers import SpecifierSet
+
+from rllm_core.errors import ConfigError
+from rllm_core.parser import ToolSpec
+from rllm_core.types import thaw
+from rllm_renderers.encoding import Encoder
+
+VERSIONS = ">=0.5.7,<0.6"
+"""Releases whose renderers are tested here: 0.5.7 goes with SDK 0.24.1, 0.5.8 with 0.38.0."""
+
+_WITHOUT = 'or set parser = "chat_template" or "renderer", which need no cookbook'
+_INSTALL = "pip install 'rllm-tinker[cookbook]'"
+# How the families that the cookbook knows spell control tokens.
+_CONTROL = re.compile(r"<\|[^|<>\s]+\|>|<｜[^｜<>\s]+｜>|\[gMASK\]")
+
+Messages = list[dict[str, Any]]
+
+
+class Refused(ValueError):
+    """A renderer does not take a conversation."""
+
+
+class Renderer(Protocol):
+    """What is used of the cookbook's renderers."""
+
+    def build_generation_prompt(self, messages: Messages) -> Any:
+        """The prompt as a ``ModelInput``."""
+
+    def build_supervised_example(self, messages: Messages, train_on_what: Any) -> tuple[Any, Any]:
+        """A whole conversation as a ``ModelInput``, and weights."""
+
+    def create_conversation_prefix_with_tools(self, tools: Messages, system_prompt: str) -> Messages:
+        """What stands before a conversation that may call tools."""
+
+    def get_stop_sequences(self) -> list[str] | list[int]:
+        """What ends a turn."""
+
+    def parse_response(self, response: list[int]) -> tuple[Any, Any]:
+        """A message, and how it ended."""
+
+
+class CookbookTokenizer:
+    """A tokenizer as the cookbook uses it, on top of an `Encoder`, so that protected text keeps its protection.
+
+    Args:
+        tokenizer: The parser's own; read here.
+        encoder: Its private copy.
+    """
+
+    def __init__(self, tokenizer: Any, encoder: Encoder) -> None:
+        self.name_or_path = ""  # read by the cookbook to find a tokenizer again, which it shall not do
+        self.bos_token: str | None = tokenizer.bos_token
+        self.eos_token: str | None = tokenizer.eos_token
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+        self._encoder = encoder
+        special = [str(token) for token in tokenizer.all_special_tokens if str(token) in encoder.control_tokens]
+        protected = encoder.protect([{"role": "user", "content": token} for token in special])
+        self._protected = {token: str(message["content"]) for token, message in zip(special, protected, strict=True)}
+        longest_first = sorted(map(re.escape, special), key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(longest_first) or r"(?!)")
+
+    def encode(self, text: str, add_special_tokens: bool = False, split_special_tokens: bool = False) -> list[int]:
+        """See `Encoder.encode`; nothing is ever added.
+
+        Args:
+            text: What to encode.
+            add_special_tokens: Not honoured: renderers write their own.
+            split_special_tokens: Special tokens in the text are ordinary text.
+        """
+        if split_special_tokens:
+            text = self._special_pattern.sub(lambda found: self._protected[found[0]], text)
+        return self._encoder.encode(text)
+
+    def decode(self, token_ids: int | Sequence[int]) -> str:
+        """See `Encoder.decode`; nothing is ever left out."""
+        return self._encoder.decode([token_ids] if isinstance(token_ids, int) else token_ids)
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        """The id of a control token."""
+        return self._encoder.control_tokens.get(token)
+
+
+def load_cookbook() -> None:
+    """Import the cookbook's renderers.
+
+    Raises:
+        ConfigError: If it is missing, or another version than is tested here.
+    """
+    try:
+        version = importlib.metadata.version("tinker-cookbook")
+        if version not in SpecifierSet(VERSIONS):
+            raise ConfigError(
+                f"parser 'tinker' works with tinker-cookbook{VERSIONS}, but {version} is installed; run: {_INSTALL}, "
+                f"{_WITHOUT}"
+            )
+        importlib.import_module("tinker_cookbook.renderers")
+    except ImportError as error:  # PackageNotFoundError is one
+        raise ConfigError(
+            f"parser 'tinker' needs Tinker's own renderers, and {error.name or 'tinker-cookbook'} is not installed; run: "
+            f"{_INSTALL} (it brings torch), {_WITHOUT}"
+        ) from error
+
+
+def recommended_renderer(model: str) -> str:
+    """What the cookbook's table recommends for a model's name.
+
+    Raises:
+        ConfigError: If the table does not have it.
+    """
+    table = importlib.import_module("tinker_cookbook.model_info")
+    exceptions = importlib.import_module("tinker_cookbook.exceptions")
+    try:
+        return str(table.get_recommended_renderer_name(model))
+    except (exceptions.ConfigurationError, KeyError, ValueError):
+        raise ConfigError(
+            f"tinker-cookbook's table of models has no {model!r}; set tinker.renderer to the renderer that the model was "
+            f"trained with (one of {', '.join(recommended_names())}, ...)"
+        ) from None
+
+
+def recommended_names() -> list[str]:
+    """The renderers that the cookbook recommends for any model; it lists no others."""
+    table = importlib.import_module("tinker_cookbook.model_info")
+    models = [model for name in dir(table) if re.fullmatch(r"get_\w+_info", name) for model in getattr(table, name)().values()]
+    return sorted({name for model in models for name in model.recommended_renderers})
+
+
+def make_renderer(name: str, tokenizer: CookbookTokenizer) -> Renderer:
+    """One of the cookbook's renderers.
+
+    Raises:
+        ConfigError: If there is none of this name, or the tokenizer lacks its tokens.
+    """
+    renderers = importlib.import_module("tinker_cookbook.renderers")
+    exceptions = importlib.import_module("tinker_cookbook.exceptions")
+    try:
+        renderer: Renderer = renderers.get_renderer(name, tokenizer)
+        ids = [*_stops(renderer), *renderer.build_generation_prompt([{"role": "user", "content": "?"}]).to_ints()]
+    except exceptions.RendererError as error:
+        names = recommended_names()
+        near = get_close_matches(name, names, n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"tinker.renderer = {name!r}{meant}: {_line(error)}; choose auto, {', '.join(names)}") from error
+    except (AssertionError, ImportError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+        # That is how renderers say that the tokenizer is of another family.
+        raise ConfigError(f"tinker.renderer = {name!r} cannot be used with this model's tokenizer: {_line(error)}") from error
+    missing = sorted(set(_CONTROL.findall(tokenizer.decode(ids))).difference(tokenizer._encoder.control_tokens))
+    if missing:
+        raise ConfigError(
+            f"tinker.renderer = {name!r} cannot be used with this model's tokenizer, which has no token {missing[0]}"
+        )
+    return renderer
+
+
+def _stops(renderer: Renderer) -> list[int]:
+    return [stop for stop in renderer.get_stop_sequences() if isinstance(stop, int)]
+
+
+def stop_token_ids(name: str, renderer: Renderer, tokenizer: CookbookTokenizer) -> tuple[int, ...]:
+    """Ids that end a turn; where a renderer has only text for that, the end of sequence if it takes it for an end.
+
+    Raises:
+        ConfigError: If there are none.
+    """
+    stops = _stops(renderer)
+    eos = tokenizer.eos_token_id
+    if not stops and eos is not None:
+        _, ending = renderer.parse_response([*tokenizer.encode("Yes."), eos])
+        stops = [eos] if ending.is_clean else []
+    if not stops:
+        raise ConfigError(f"tinker.renderer = {name!r} has no token that ends a turn; choose another")
+    return tuple(dict.fromkeys(stops))
+
+
+def rendered(
+    renderer: Renderer, messages: Messages, tools: Messages | None, *, add_generation_prompt: bool = True
+) -> list[int]:
+    """The ids of a conversation in the cookbook's own types.
+
+    Raises:
+        Refused: If the renderer does not take it.
+    """
+    exceptions = importlib.import_module("tinker_cookbook.exceptions")
+    base = importlib.import_module("tinker_cookbook.renderers")
+    try:
+        if tools:
+            system = ""
+            if messages and messages[0]["role"] == "system":
+                system, messages = base.ensure_text(messages[0]["content"]), messages[1:]
+            messages = [*renderer.create_conversation_prefix_with_tools(tools, system), *messages]
+        if add_generation_prompt:
+            ids: list[int] = renderer.build_generation_prompt(messages).to_ints()
+        else:
+            whole, _ = renderer.build_supervised_example(messages, base.TrainOnWhat.ALL_ASSISTANT_MESSAGES)
+            ids = whole.to_ints()
+    except (
+        exceptions.RendererError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise Refused(f"the renderer does not take the conversation: {_line(error)}") from error
+    return ids
+
+
+def cookbook_message(plain: Mapping[str, Any], *, with_reasoning: bool) -> dict[str, Any]:
+    """A message in OpenAI's shape as one of the cookbook's.
+
+    Args:
+        plain: The message.
+        with_reasoning: Whether to keep its reasoning.
+
+    Raises:
+        ConfigError: If it holds something else than text.
+    """
+    renderers = importlib.import_module("tinker_cookbook.renderers")
+    text = _text(plain.get("content"))
+    found: dict[str, Any] = {"role": plain["role"], "content": text}
+    reasoning = next((plain[key] for key in ("reasoning_content", "reasoning", "thinking") if plain.get(key)), None)
+    if reasoning is not None and with_reasoning:
+        parts = [{"type": "thinking", "thinking": str(reasoning)}]
+        found["content"] = [*parts, {"type": "text", "text": text}] if text else parts
+    calls = []
+    for call in plain.get("tool_calls") or ():
+        function = call.get("function", call)
+        arguments = function.get("arguments")
+        written = arguments if isinstance(arguments, str) else json.dumps(thaw(arguments or {}), ensure_ascii=False)
+        body = renderers.ToolCall.FunctionBody(name=function.get("name"), arguments=written)
+        calls.append(renderers.ToolCall(id=call.get("id"), function=body))
+    if calls:
+        found["tool_calls"] = calls
+    return found | {key: plain[key] for key in ("tool_call_id", "name") if plain["role"] == "tool" and plain.get(key)}
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(map(_text_of_part, content))
+
+
+def _text_of_part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise ConfigError(f"parser 'tinker' takes text only, a message holds {kind!r}; set parser = \"chat_template\"")
+
+
+def cookbook_tool(tool: ToolSpec) -> dict[str, Any]:
+    """A tool, flat or in OpenAI's envelope, as the cookbook has it."""
+    function = thaw(dict(tool.get("function", tool)))
+    return {"description": "", "parameters": {"type": "object", "properties": {}}, **function}
+
+
+def _line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().partition("\n")[0]

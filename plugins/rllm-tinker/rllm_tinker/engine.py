@@ -1,0 +1,158 @@
+"""The rollout engine: whole groups in one request, from the sampler of the live version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rllm_core.engine import EngineError, RolloutEngine, derive_seed
+from rllm_core.errors import RunError
+from rllm_core.parser import BaseParser
+from rllm_core.types import (
+    FinishReason,
+    Floats,
+    SamplingParams,
+    TokenIds,
+    TokenInput,
+    TokenOutput,
+    text_only,
+    token_ids,
+)
+from rllm_tinker import sdk
+from rllm_tinker.remote import RemotePolicy, Sampler
+from rllm_tinker.sdk import Lost
+
+# Of the core's own deadline of a request, so that the engine is the one who notices and reconnects.
+DEADLINE_SHARE = 0.95
+MAX_SEED = 2**31 - 1
+
+
+class TinkerEngine(RolloutEngine):
+    """Samples from a policy on a server.
+
+    Every request is answered by the sampler it was sent to, and stamped with that one's version; new weights are there
+    from the next request on, so that nothing pauses (``training.partial_rollout``). A request whose server is lost ends
+    its rollouts as ``engine_error``; the policy is made again before the next one is sent.
+
+    Args:
+        policy: On the server.
+        parser: Whose tokens it takes.
+        vocabulary_size: Ids must be smaller: servers are known to loop for ever on others.
+        request_timeout_seconds: The core's deadline of a request.
+    """
+
+    name: ClassVar[str] = "tinker"
+    computes_logprobs: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        policy: RemotePolicy,
+        parser: BaseParser | None,
+        *,
+        vocabulary_size: int,
+        request_timeout_seconds: float,
+    ) -> None:
+        self.policy = policy
+        self.parser = parser
+        self._vocabulary_size = vocabulary_size
+        self._deadline_seconds = DEADLINE_SHARE * request_timeout_seconds
+
+    @property
+    def supports_token_in_token_out(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def max_model_tokens(self) -> int | None:
+        """What the server says, if it does."""
+        return self.policy.max_model_tokens
+
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        """See `RolloutEngine`."""
+        outputs = await self.get_token_outputs_from_token_input(
+            token_input, sampling_params=sampling_params, seeds=(seed,), is_validation=is_validation
+        )
+        return outputs[0]
+
+    async def get_token_outputs_from_token_input(
+        self,
+        token_input: TokenInput,
+        *,
+        sampling_params: SamplingParams,
+        seeds: Sequence[int],
+        is_validation: bool = False,
+    ) -> list[TokenOutput]:
+        """See `RolloutEngine`; one request, whose one seed stands for all of them."""
+        prompt_ids = text_only(token_input, f"engine {self.name!r}")
+        self._check(prompt_ids, sampling_params.max_response_tokens)
+        settings = sdk.sampling_params(
+            max_tokens=sampling_params.max_response_tokens,
+            seed=derive_seed(*seeds) % MAX_SEED,
+            stop=sampling_params.stop_token_ids,
+            temperature=sampling_params.temperature,
+            top_p=sampling_params.top_p,
+            top_k=sampling_params.top_k,
+        )
+
+        def ask(sampler: Sampler) -> Any:
+            return sampler.client.sample(sdk.prompt(prompt_ids.tolist()), len(seeds), settings)
+
+        sampler, found = await self._answer("sample", ask)
+        if len(found.sequences) != len(seeds):
+            raise EngineError(f"{len(found.sequences)} completions came back instead of {len(seeds)}")
+        return [self._output(sequence, sampler.version) for sequence in found.sequences]
+
+    def _output(self, sequence: Any, version: int) -> TokenOutput:
+        ids = token_ids(sequence.tokens)
+        if len(ids) and int(ids.max()) >= self._vocabulary_size:
+            raise EngineError(
+                f"the server sampled token id {int(ids.max())}, and the tokenizer has {self._vocabulary_size}"
+            )
+        return TokenOutput(
+            token_ids=ids,
+            logprobs=None if sequence.logprobs is None else np.array(sequence.logprobs, np.float32),
+            finish_reason=FinishReason.STOP if sequence.stop_reason == "stop" else FinishReason.LENGTH,
+            weight_version=version,
+        )
+
+    async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
+        """See `RolloutEngine`."""
+        self._check(tokens, 0)
+
+        def ask(sampler: Sampler) -> Any:
+            return sampler.client.compute_logprobs(sdk.prompt(tokens.tolist()))
+
+        _, found = await self._answer("compute_logprobs", ask)
+        return sdk.prompt_logprobs(found, len(tokens))[start - 1 :]
+
+    async def _answer(self, what: str, ask: Any) -> tuple[Sampler, Any]:
+        sampler = self.policy.sampler
+        if sampler is None:
+            raise RunError(f"engine {self.name!r} samples nothing before weights are published")
+        try:
+            with sampler:
+                return sampler, await sdk.answer(self._deadline_seconds, what, ask(sampler))
+        except asyncio.CancelledError:
+            self.policy.doubt()
+            raise
+        except Lost as lost:
+            error = lost
+        await self.policy.recover(sampler, error)
+        raise EngineError(f"the server lost a request: {error}")
+
+    def _check(self, ids: TokenIds, new_tokens: int) -> None:
+        if len(ids) == 0:
+            raise EngineError(f"engine {self.name!r} needs at least one prompt token")
+        if int(ids.max()) >= self._vocabulary_size:
+            raise EngineError(f"token id {int(ids.max())} is outside the vocabulary of {self._vocabulary_size} tokens")
+        longest = self.max_model_tokens
+        if longest is not None and len(ids) + new_tokens > longest:
+            raise EngineError(
+                f"{len(ids)} prompt tokens and up to {new_tokens} new ones do not fit the model's {longest} positions; "
+                "lower rollout.max_response_tokens or shorten the prompt"
+            )

@@ -1,0 +1,190 @@
+r"""Which of the core's losses a server computes, and how samples are weighed so that it computes *exactly* these.
+
+A step's loss is ``sum_t w_s l_t / D`` (`rllm_core.algorithms.aggregation`): ``l_t`` the loss of a sampled token, ``w_s``
+the weight of its sequence, ``D`` a count of the step. Every loss here is positively homogeneous in the advantage,
+``l(c A) = c l(A)`` for ``c > 0``, so a factor on the advantage is a factor on the token. What servers do with tokens:
+
+=========  ==============================================  ==============================================
+service    gradient of the optimizer step                  so advantages are multiplied by
+=========  ==============================================  ==============================================
+hosted     ``sum_s sum_t grad l_t``                        ``w_s / D``
+skyrl      ``1/N sum_s 1/n_s sum_t grad l_t``              ``w_s n_s N / D``
+=========  ==============================================  ==============================================
+
+with ``n_s`` sampled tokens in sequence ``s`` (sent as ``weights``, 1 on sampled tokens) and ``N`` sequences since the last
+optimizer step. ``D`` is ``N`` for the aggregations over sequences, so that with skyrl their factor does not depend on the
+rest of the step, and its passes may go out while groups still arrive. Everywhere else a step is one pass.
+
+How the losses are spelt (``r`` is the ratio to the policy before):
+
+======================  ======================================  ===========================================================
+``algorithm.loss``      formula                                 on the server
+======================  ======================================  ===========================================================
+``reinforce``           ``-r_sg A``, gradient ``-A grad logp``  hosted: ``cross_entropy`` with ``weights = A``. skyrl:
+                                                                ``cispo`` with both bounds at 1, because its
+                                                                ``cross_entropy`` divides by the sum of ``weights``.
+``cross_entropy``       ``-A logp``                             the same
+``importance_sampling`` ``-r A``                                ``importance_sampling``
+``ppo_clip``            ``-min(r A, clip(r) A)``                ``ppo``, ``clip_low_threshold = 1 - clip_low`` and so on
+``cispo``               ``-sg(clip(r)) A logp``                 ``cispo``, likewise
+======================  ======================================  ===========================================================
+
+The core bounds ``log r`` at +-20 in its own losses, servers do not; nothing else differs. ``dual_clip``, ``gspo`` and
+``dppo_tv`` have no counterpart and are refused, as are losses of plugins, which are written in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from pydantic import Field
+
+from rllm_core.algorithms.aggregation import Aggregation
+from rllm_core.backend import OptimizerStep
+from rllm_core.config import RunConfig, Section
+from rllm_core.errors import RunError
+from rllm_core.run_file import validated
+from rllm_core.types import Floats, TrainingSample
+from rllm_tinker.config import Service
+
+
+class NoOptions(Section):
+    """Losses without parameters."""
+
+
+class PPOClipOptions(Section):
+    """``algorithm.loss_options`` of ``ppo_clip``."""
+
+    clip_low: float = Field(default=0.2, ge=0, lt=1, description="Ratios below 1 - clip_low get no gradient.")
+    clip_high: float = Field(default=0.2, ge=0, description="Ratios above 1 + clip_high get no gradient.")
+
+
+class CISPOOptions(Section):
+    """``algorithm.loss_options`` of ``cispo``."""
+
+    clip_low: float = Field(default=1.0, ge=0, le=1, description="Weights are at least 1 - clip_low; 1 is no bound.")
+    clip_high: float = Field(default=4.0, ge=0, description="Weights are at most 1 + clip_high.")
+
+
+OPTIONS: dict[str, type[NoOptions] | type[PPOClipOptions] | type[CISPOOptions]] = {
+    "reinforce": NoOptions,
+    "cross_entropy": NoOptions,
+    "importance_sampling": NoOptions,
+    "ppo_clip": PPOClipOptions,
+    "cispo": CISPOOptions,
+}
+LOSSES = frozenset(OPTIONS)
+WITHOUT_RATIO = frozenset({"reinforce", "cross_entropy"})
+
+
+@dataclass(frozen=True)
+class ServerLoss:
+    """A loss of the core as a server is asked for it.
+
+    Attributes:
+        name: ``algorithm.loss``.
+        service: Whose scale.
+        aggregation: How token losses are added up.
+        server_name: What the server calls it.
+        settings: Its ``loss_fn_config``.
+    """
+
+    name: str
+    service: Service
+    aggregation: Aggregation
+    server_name: str
+    settings: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: RunConfig, service: Service) -> ServerLoss:
+        """That of a run.
+
+        Raises:
+            ConfigError: If its parameters are wrong.
+        """
+        name, aggregation = config.algorithm.loss, Aggregation.of(config)
+        options = validated(OPTIONS[name], config.algorithm.loss_options, "algorithm.loss_options", ())
+        if name in WITHOUT_RATIO:
+            if service == "hosted":
+                return cls(name, service, aggregation, "cross_entropy")
+            return cls(name, service, aggregation, "cispo", _thresholds(0.0, 0.0))
+        if isinstance(options, PPOClipOptions | CISPOOptions):
+            server_name = "ppo" if name == "ppo_clip" else name
+            return cls(name, service, aggregation, server_name, _thresholds(options.clip_low, options.clip_high))
+        return cls(name, service, aggregation, name)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the factors of a pass are known before the rest of the step is."""
+        return self.service == "skyrl" and self.aggregation.name != "token_mean"
+
+    def factors(self, samples: Sequence[TrainingSample]) -> list[float]:
+        """Per sample what its advantages are multiplied by.
+
+        Args:
+            samples: Of the whole optimizer step, or if `streams`, of one pass.
+        """
+        whole = OptimizerStep(
+            step=0,
+            total_steps=0,
+            samples=len(samples),
+            sampled_tokens=sum(sample.sampled_tokens for sample in samples),
+            trajectories=0,
+        )
+        denominator = self.aggregation.denominator(whole)
+        factors = []
+        for sample in samples:
+            tokens = sample.sampled_tokens
+            weight = self.aggregation.token_weight(max(tokens, 1)) / denominator
+            factors.append(weight * tokens * len(samples) if self.service == "skyrl" else weight)
+        return factors
+
+    def inputs(self, sample: TrainingSample, factor: float) -> dict[str, Floats]:
+        """What the server needs beside token ids, per sampled token, ``(sampled_tokens,)`` each.
+
+        Raises:
+            RunError: If the loss needs log-probabilities that are unknown.
+        """
+        advantages = (sample.advantages.astype(np.float64) * factor).astype(np.float32)
+        if self.server_name == "cross_entropy":
+            return {"weights": advantages}
+        old = np.zeros_like(advantages) if self.name in WITHOUT_RATIO else self.old_logprobs(sample)
+        arrays = {"advantages": advantages, "logprobs": old}
+        if self.service == "skyrl":
+            arrays["weights"] = np.ones_like(advantages)
+        return arrays
+
+    def old_logprobs(self, sample: TrainingSample) -> Floats:
+        """``(sampled_tokens,)`` of the policy ratios begin at.
+
+        Raises:
+            RunError: If they are unknown.
+        """
+        old = sample.logprobs if sample.proximal_logprobs is None else sample.proximal_logprobs
+        if old is None:
+            raise RunError(
+                f"algorithm.loss = {self.name!r} needs the log-probabilities of the policy that sampled, and rollout "
+                f"{sample.rollout_id} has none"
+            )
+        return old
+
+    def token_losses(self, sample: TrainingSample, logprobs: Floats) -> Floats:
+        """``(sampled_tokens,)`` the losses that these log-probabilities of the trained policy mean, unscaled."""
+        advantages = sample.advantages
+        if self.name == "reinforce":
+            return -advantages
+        if self.name == "cross_entropy":
+            return -advantages * logprobs
+        ratio = np.exp(logprobs - self.old_logprobs(sample))
+        if self.name == "importance_sampling":
+            return -ratio * advantages
+        clipped = np.clip(ratio, self.settings["clip_low_threshold"], self.settings["clip_high_threshold"])
+        if self.name == "cispo":
+            return -clipped * advantages * logprobs
+        return -np.minimum(ratio * advantages, clipped * advantages)
+
+
+def _thresholds(clip_low: float, clip_high: float) -> dict[str, float]:
+    return {"clip_low_threshold": 1 - clip_low, "clip_high_threshold": 1 + clip_high}

@@ -1,0 +1,38 @@
+"""The part of ``[tinker]`` that parser ``tinker`` reads; backend and parser share one section. Light: no SDK."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rllm_core.config import Section
+
+
+class ParserConfig(Section):
+    """How conversations are written, if that is done by Tinker's own renderers (parser ``tinker``)."""
+
+    renderer: Annotated[
+        str,
+        Field(
+            description="Parser tinker: name of a renderer of tinker-cookbook (qwen3, llama3, ...); auto is the one that "
+            "the cookbook's table recommends for the model's name, which says nothing about folders."
+        ),
+    ] = "auto"
+    bridge: Annotated[
+        bool,
+        Field(
+            description="Parser tinker: carry a conversation's sampled tokens, reasoning included, into its next prompt "
+            "where that is proven exact; false renders every turn anew, with the renderer's rules for dropping reasoning."
+        ),
+    ] = True
+    control_tokens: Annotated[
+        Literal["neutralise", "raw"],
+        Field(
+            description="Parser tinker: what becomes of text of users and tools that spells a control token: neutralise "
+            "writes it with ordinary tokens, raw lets it become that token."
+        ),
+    ] = "neutralise"
+    trust_remote_code: Annotated[
+        bool, Field(description="Parser tinker: run tokenizer code that comes with the model; only if you trust it.")
+    ] = False

@@ -1,0 +1,206 @@
+"""One of the cookbook's renderers with a tokenizer: conversations to ids, what follows an answer, and what it can do.
+
+What it can do is found out by rendering short conversations, as parser ``chat_template`` does with templates.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from rllm_core.parser import ToolSpec
+from rllm_core.types import MessageLike
+from rllm_renderers.encoding import Encoder
+from rllm_renderers.self_check import TAILS, Tail
+from rllm_renderers.template import Suffix, made_up_call
+from rllm_tinker import cookbook
+
+_SENTINEL = "sentinel0of0an0answer"
+_MADE_UP, _OTHER = "made_up", "other"
+_QUESTION = {"role": "user", "content": "What is it now?"}
+_ANSWER, _NAME = "Let me see", "look_up"
+_TOOL: dict[str, Any] = {
+    "name": _NAME,
+    "description": "Looks a key up.",
+    "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+}
+
+
+class Rendering:
+    """A renderer with its tokenizer; picklable, which the cookbook's are only with a hub's tokenizers.
+
+    Args:
+        name: Of the renderer.
+        tokenizer: A fast tokenizer.
+        encoder: Its private copy.
+
+    Attributes:
+        encoder: Text to ids and back.
+        stop_token_ids: What ends a turn.
+        opens_reasoning: Whether prompts end with the beginning of a reasoning.
+    """
+
+    def __init__(self, name: str, tokenizer: Any, encoder: Encoder) -> None:
+        self._made_of = (name, tokenizer, encoder)
+        self.encoder = encoder
+        self._chat_template = tokenizer if tokenizer.chat_template else None
+        facade = cookbook.CookbookTokenizer(tokenizer, encoder)
+        self._renderer = cookbook.make_renderer(name, facade)
+        self.stop_token_ids = cookbook.stop_token_ids(name, self._renderer, facade)
+        self._writes_reasoning = True
+        thoughtful = {"role": "assistant", "content": _ANSWER, "reasoning_content": _ANSWER}
+        self._writes_reasoning = self.ids_or_none([_QUESTION, thoughtful, _QUESTION]) is not None
+        self.opens_reasoning = encoder.decode(self.ids([_QUESTION])).rstrip().endswith("<think>")
+
+    def __reduce__(self) -> tuple[type[Rendering], tuple[str, Any, Encoder]]:
+        return (type(self), self._made_of)
+
+    def ids(
+        self,
+        messages: Sequence[MessageLike],
+        tools: Sequence[ToolSpec] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The ids of a conversation.
+
+        Raises:
+            ConfigError: If a message holds something else than text.
+            Refused: If the renderer does not take it.
+        """
+        # Families without reasoning leave it out, as their chat templates do; their renderers would refuse it.
+        plain = [
+            cookbook.cookbook_message(one, with_reasoning=self._writes_reasoning)
+            for one in self.encoder.protect(_with_names(messages))
+        ]
+        offered = [cookbook.cookbook_tool(self.encoder.escape(dict(tool))) for tool in tools] if tools else None
+        return cookbook.rendered(self._renderer, plain, offered, add_generation_prompt=add_generation_prompt)
+
+    def ids_or_none(
+        self,
+        messages: Sequence[MessageLike],
+        tools: Sequence[ToolSpec] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int] | None:
+        """`ids`, or None if the renderer refuses the conversation."""
+        try:
+            return self.ids(messages, tools, add_generation_prompt=add_generation_prompt)
+        except cookbook.Refused:
+            return None
+
+    def read(self, sampled: Sequence[int], stop: int | None) -> tuple[Mapping[str, Any], bool] | None:
+        """What the renderer makes of a completion: a message, and whether it ended as it should.
+
+        Args:
+            sampled: What was sampled before the first stop token.
+            stop: That token; without one, it is read as if the first of all had been sampled.
+
+        Returns:
+            None if it holds JSON that Python refuses: numbers of thousands of digits, nesting of thousands of levels.
+        """
+        exceptions = importlib.import_module("tinker_cookbook.exceptions")
+        closing = self.stop_token_ids[0] if stop is None else stop
+        try:
+            said, ending = self._renderer.parse_response([*sampled, closing])
+        except (exceptions.RendererError, RecursionError, ValueError):
+            return None
+        return said, bool(ending.is_clean)
+
+    def suffix(
+        self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, called: str | None = None
+    ) -> Suffix | None:
+        """What follows an assistant's message when ``new_messages`` come next; None if that cannot be told apart.
+
+        Args:
+            new_messages: What comes next.
+            tools: The tools on offer.
+            called: The tool whose results have no name.
+        """
+        results = [one for one in new_messages if one.get("role") == "tool"]
+        answer: dict[str, Any] = {"role": "assistant", "content": _SENTINEL}
+        if results:
+            answer["tool_calls"] = [
+                made_up_call(one.get("tool_call_id") or f"call{number}", called or _MADE_UP, {"of": _SENTINEL})
+                for number, one in enumerate(results)
+            ]
+        ids = self.ids_or_none([{"role": "user", "content": "?"}, answer, *new_messages], tools)
+        return None if ids is None else self.after(ids, _SENTINEL)
+
+    def after(self, ids: Sequence[int], said: str, start: int = 0) -> Suffix | None:
+        """The stop token after ``said`` in ``ids[start:]``, and what follows it; None if either is missing."""
+        for at in range(start, len(ids)):
+            if ids[at] in self.stop_token_ids:
+                if said in self.encoder.decode(ids[start:at]):
+                    return Suffix(ids[at], list(ids[at + 1 :]))
+                start = at + 1
+        return None
+
+    def compared_with_template(self) -> str:
+        """How the prompt for a first question compares with what the model's own chat template writes."""
+        if self._chat_template is None:
+            return "none in the model folder"
+        conversation = [{"role": "system", "content": "Be brief."}, _QUESTION]
+        text = self._chat_template.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+        same = self.encoder.encode(text) == self.ids_or_none(conversation)
+        return "writes the same prompt for a first question" if same else "writes another prompt for a first question"
+
+
+def _with_names(messages: Sequence[MessageLike]) -> list[MessageLike]:
+    """Messages whose tool results have the names of what was called, which some renderers write."""
+    names: dict[Any, Any] = {}
+    named: list[MessageLike] = []
+    for one in messages:
+        for call in one.get("tool_calls") or ():
+            names[call.get("id")] = call.get("function", call).get("name")
+        known = names.get(one.get("tool_call_id")) if one.get("role") == "tool" and not one.get("name") else None
+        named.append({**one, "name": known} if known else one)
+    return named
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What a renderer can do
+
+
+def shows_tools(rendering: Rendering) -> bool:
+    """Whether the renderer prints the tools it is given."""
+    offered = rendering.ids_or_none([_QUESTION], [_TOOL])
+    return offered is not None and offered != rendering.ids_or_none([_QUESTION])
+
+
+def bridged_tails(rendering: Rendering, *, with_tools: bool) -> frozenset[Tail]:
+    """The tails after which appending a suffix equals, token for token, rendering a whole conversation."""
+    proven = set()
+    for tools in [[], [_TOOL]] if with_tools else [[]]:
+        for messages in TAILS:
+            tail = Tail.of(messages, tools)
+            if tail is not None and _is_exact(rendering, messages, tools):
+                proven.add(tail)
+    return frozenset(proven)
+
+
+def names_calls(rendering: Rendering, tails: Collection[Tail]) -> bool:
+    """Whether what the renderer writes after a call depends on the name of what was called."""
+    return any(
+        rendering.suffix(messages, tools, _MADE_UP) != rendering.suffix(messages, tools, _OTHER)
+        for messages in TAILS
+        for tools in ([], [_TOOL])
+        if Tail.of(messages, tools) in tails
+    )
+
+
+def _is_exact(rendering: Rendering, tail: Sequence[MessageLike], tools: Sequence[ToolSpec]) -> bool:
+    answer: dict[str, Any] = {"role": "assistant", "content": _ANSWER}
+    calls = [made_up_call(one["tool_call_id"], _NAME, {"key": _ANSWER}) for one in tail if one["role"] == "tool"]
+    if calls:
+        answer["tool_calls"] = calls
+    whole = rendering.ids_or_none([_QUESTION, answer, *tail], tools)
+    # With a prompt for an answer, and without one: some prompts close a reasoning that old answers do not have.
+    asked = [rendering.ids_or_none([_QUESTION], tools, add_generation_prompt=prompt) for prompt in (True, False)]
+    # Where later messages change what stands before the answer, a suffix could not know it.
+    before = next((ids for ids in asked if ids is not None and whole is not None and whole[: len(ids)] == ids), None)
+    if whole is None or before is None:
+        return False
+    expected = rendering.after(whole, _ANSWER, len(before))
+    return expected is not None and rendering.suffix(tail, tools, _NAME) == expected

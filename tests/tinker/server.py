@@ -1,0 +1,212 @@
+"""A Tinker-compatible server on this machine: SkyRL's, on the CPU, with the starter model; for tests and benchmarks.
+
+It runs in an environment of its own (``make tinker-server``), listens on the loopback interface only, and keeps its
+database, checkpoints and logs in a scratch folder. It is no part of any distribution.
+
+SDK 0.38 speaks another wire format; a shim for it would wrap the application in ``serve.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+PYTHON = REPOSITORY / ".venv-tinker-server" / "bin" / "python"
+START_SECONDS = 180.0
+STOP_SECONDS = 20.0
+# Every batch has one shape, so that nothing is compiled twice; stale clients lose their adapters soon, so that many
+# short runs share a server with few.
+ENGINE = {"max_lora_adapters": 12, "max_lora_rank": 8, "train_micro_batch_size": 32, "sample_max_num_sequences": 32}
+LIMITS = {"session-timeout-sec": 25, "session-cleanup-interval-sec": 5}
+
+
+def starter_model(cache: Path) -> Path:
+    """The folder of the starter model of rllm-local, made in the server's environment, which has torch.
+
+    Raises:
+        RuntimeError: If that environment is missing, or cannot make it.
+    """
+    return Path(_run("-m", "rllm_local.starter", cache=cache).strip().splitlines()[-1])
+
+
+def _run(*arguments: str, cache: Path) -> str:
+    if not PYTHON.exists():
+        raise RuntimeError(f"{PYTHON} is missing: make tinker-server")
+    done = subprocess.run(
+        [PYTHON, *arguments],
+        env=_environment(cache),
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{PYTHON} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _environment(cache: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TINKER"))}
+    return inherited | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "HF_HUB_OFFLINE": "1",
+        "RLLM_CACHE_DIR": str(cache),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+@dataclass
+class TinkerServer:
+    """One server, which may be stopped, killed, stalled and started again with the same port and database.
+
+    Attributes:
+        folder: Scratch: database, checkpoints, logs.
+        model: The base model.
+        cache: Compiled programs, kept between servers.
+        port: On the loopback interface.
+        engine: SkyRL's settings of its engine.
+    """
+
+    folder: Path
+    model: Path
+    cache: Path
+    port: int = 0
+    engine: dict[str, int] = field(default_factory=lambda: dict(ENGINE))
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where clients find it."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def request_log(self) -> Path:
+        """See `serve.RequestLog`."""
+        return self.folder / "requests.jsonl"
+
+    def start(self) -> None:
+        """Start it and wait until the engine answers, which is well after the API does.
+
+        Raises:
+            RuntimeError: If it ends, or is not ready in time.
+        """
+        self.spawn()
+        self.wait_until_ready()
+
+    def spawn(self) -> None:
+        """Start it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not PYTHON.exists():
+            raise RuntimeError(f"{PYTHON} is missing: make tinker-server")
+        if not self.port:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = free.getsockname()[1]
+        options = {
+            "base-model": self.model,
+            "port": self.port,
+            "database-url": f"sqlite:///{self.folder / 'tinker.db'}",
+            "checkpoints-base": self.folder / "checkpoints",
+            "backend-config": json.dumps(self.engine),
+            "request-log": self.request_log,
+            **LIMITS,
+        }
+        command = [str(PYTHON), str(Path(__file__).with_name("serve.py"))]
+        for name, value in options.items():
+            command += [f"--{name}", str(value)]
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env=_environment(self.cache), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def wait_until_ready(self) -> None:
+        """Wait for the first token of the base model.
+
+        Raises:
+            RuntimeError: If the server ends, or none comes in time.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        asked: dict[str, Any] | None = None
+        sample = {
+            "base_model": str(self.model),
+            "prompt": {"chunks": [{"tokens": [1, 2, 3]}]},
+            "sampling_params": {"max_tokens": 6, "seed": 0},
+        }
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                raise RuntimeError(f"the Tinker server ended while starting:\n{self.log_tail()}")
+            try:
+                if asked is None:
+                    asked = self._post("asample", sample, seconds=5)
+                self._post("retrieve_future", {"request_id": asked["request_id"]}, seconds=60)
+                return
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                time.sleep(0.1)
+        raise RuntimeError(f"the Tinker server was not ready within {START_SECONDS:g} s:\n{self.log_tail()}")
+
+    def _post(self, path: str, body: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"{self.base_url}/api/v1/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    @property
+    def pids(self) -> list[int]:
+        """The API's process and its engine's, while they live."""
+        if self._process is None or self._process.poll() is not None:
+            return []
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        return [self._process.pid, *map(int, children)]
+
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait(STOP_SECONDS)
+        self._process = None
+
+    def stop(self) -> None:
+        """Ask it to end, and kill it if it does not."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+    def stall(self, *, is_stalled: bool) -> None:
+        """Freeze its engine, or let it go on."""
+        _, engine = self.pids
+        os.kill(engine, signal.SIGSTOP if is_stalled else signal.SIGCONT)
+
+    def requests(self, since: int = 0) -> Counter[str]:
+        """How often each path was asked for, from request ``since`` on."""
+        lines = self.request_log.read_text(encoding="utf-8").splitlines()[since:]
+        return Counter(json.loads(line)[2].rpartition("/")[2] for line in lines)
+
+    def request_count(self) -> int:
+        """Requests so far."""
+        return len(self.request_log.read_text(encoding="utf-8").splitlines()) if self.request_log.exists() else 0
+
+    def log_tail(self) -> str:
+        """The end of what it wrote."""
+        return (self.folder / "server.log").read_text(encoding="utf-8", errors="replace")[-3000:]
