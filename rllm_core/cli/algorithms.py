@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from rllm_core.cli import no_plugins_option, session
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import PluginError
 from rllm_core.plugins import PluginManager
+from rllm_core.providers import PolicyLoss
 
 
 @click.command(short_help="List advantage estimators, policy losses and corrections.")
@@ -46,21 +48,25 @@ def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:
     """One JSON object per piece; ``options`` is null where ``error`` says why."""
     from rllm_core.algorithms.pieces import PIECE_KINDS, option_rows, piece_class
 
+    has_torch = importlib.util.find_spec("torch") is not None
     rows = []
     for kind in PIECE_KINDS:
         for name, provided in plugins.providers(kind).items():
-            options, error = None, None
-            try:
-                options = option_rows(piece_class(plugins, provided).options_model)
-            except PluginError as problem:
-                error = str(problem)
+            status, options, error = "loaded", None, None
+            if kind is PolicyLoss and not has_torch:
+                status, error = "available", "losses need torch, which is not installed"
+            else:
+                try:
+                    options = option_rows(piece_class(plugins, provided).options_model)
+                except PluginError as problem:
+                    status, error = "broken", str(problem)
             rows.append(
                 {
                     "kind": kind.kind,
                     "name": name,
                     "summary": provided.record.summary,
                     "options": options,
-                    "status": "broken" if error else "loaded",
+                    "status": status,
                     "error": error,
                     "package": provided.plugin.package,
                     "version": provided.plugin.version,

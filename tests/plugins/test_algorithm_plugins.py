@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rllm_core.algorithms.corrections import Correction, Corrections
 from rllm_core.algorithms.pieces import configured
 from rllm_core.algorithms.torch_losses import LossInputs, losses_of
 from rllm_core.backend import Capabilities
+from rllm_core.cli.algorithms import piece_rows
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.plugins import PluginManager
@@ -259,6 +261,16 @@ def test_algorithms_lists_them_beside_ours_and_says_what_is_wrong(rllm_core: Run
     plain = rllm_core("algorithms", packages=packages, **only).stdout
     [line] = [line for line in plain.splitlines() if line.startswith("young_mask ")]
     assert line.split()[-3:] == ["limit=0.5", "rllm-thirds", "0.7"]
+
+
+def test_losses_are_listed_where_torch_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    rows = piece_rows(PluginManager.from_environment(no_plugins=True))
+    losses = [row for row in rows if row["kind"] == "policy loss"]
+    assert {(row["status"], row["error"]) for row in losses} == {
+        ("available", "losses need torch, which is not installed")
+    }
+    assert {row["status"] for row in rows if row["kind"] != "policy loss"} == {"loaded"}
 
 
 def test_backends_count_the_losses_and_corrections_of_plugins(rllm_core: Run) -> None:
