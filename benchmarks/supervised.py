@@ -73,7 +73,7 @@ model = "{teacher}"
 starter_seed = {seed}
 """
 
-ASYNCHRONOUS = ("training.staleness_threshold=1", "local.generation=separated")
+ASYNCHRONOUS = ("training.staleness_threshold=1", "local.generation=separated", "algorithm.loss=ppo_clip")
 
 
 def walk(rng: random.Random, start: int) -> tuple[str, float]:
