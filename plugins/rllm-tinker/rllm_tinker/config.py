@@ -1,4 +1,4 @@
-"""``[tinker]``: the section of the run file that backend and parser share, and the key, which is never in it. Light: no SDK."""
+"""``[tinker]``, the section that backend and parser share, and the key, which is never in it. Light: no SDK."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ from difflib import get_close_matches
 from typing import Any, Protocol
 
 from packaging.specifiers import SpecifierSet
+from rllm_renderers.encoding import Encoder
 
 from rllm_core.errors import ConfigError
 from rllm_core.parser import ToolSpec
 from rllm_core.types import thaw
-from rllm_renderers.encoding import Encoder
 
 VERSIONS = ">=0.5.7,<0.6"
 """Releases whose renderers are tested here: 0.5.7 goes with SDK 0.24.1, 0.5.8 with 0.38.0."""
@@ -26,7 +26,7 @@ VERSIONS = ">=0.5.7,<0.6"
 _WITHOUT = 'or set parser = "chat_template" or "renderer", which need no cookbook'
 _INSTALL = "pip install 'rllm-tinker[cookbook]'"
 # How the families that the cookbook knows spell control tokens.
-_CONTROL = re.compile(r"<\|[^|<>\s]+\|>|<｜[^｜<>\s]+｜>|\[gMASK\]")
+_CONTROL = re.compile(r"<\|[^|<>\s]+\|>|<\uff5c[^\uff5c<>\s]+\uff5c>|\[gMASK\]")
 
 Messages = list[dict[str, Any]]
 
@@ -111,8 +111,8 @@ def load_cookbook() -> None:
         importlib.import_module("tinker_cookbook.renderers")
     except ImportError as error:  # PackageNotFoundError is one
         raise ConfigError(
-            f"parser 'tinker' needs Tinker's own renderers, and {error.name or 'tinker-cookbook'} is not installed; run: "
-            f"{_INSTALL} (it brings torch), {_WITHOUT}"
+            f"parser 'tinker' needs Tinker's own renderers, but {error.name or 'tinker-cookbook'} is not installed; "
+            f"run: {_INSTALL} (it brings torch), {_WITHOUT}"
         ) from error
 
 
@@ -128,7 +128,7 @@ def recommended_renderer(model: str) -> str:
         return str(table.get_recommended_renderer_name(model))
     except (exceptions.ConfigurationError, KeyError, ValueError):
         raise ConfigError(
-            f"tinker-cookbook's table of models has no {model!r}; set tinker.renderer to the renderer that the model was "
+            f"tinker-cookbook's table of models has no {model!r}; set tinker.renderer to the one that the model was "
             f"trained with (one of {', '.join(recommended_names())}, ...)"
         ) from None
 
@@ -136,7 +136,9 @@ def recommended_renderer(model: str) -> str:
 def recommended_names() -> list[str]:
     """The renderers that the cookbook recommends for any model; it lists no others."""
     table = importlib.import_module("tinker_cookbook.model_info")
-    models = [model for name in dir(table) if re.fullmatch(r"get_\w+_info", name) for model in getattr(table, name)().values()]
+    models = [
+        model for name in dir(table) if re.fullmatch(r"get_\w+_info", name) for model in getattr(table, name)().values()
+    ]
     return sorted({name for model in models for name in model.recommended_renderers})
 
 
@@ -155,10 +157,14 @@ def make_renderer(name: str, tokenizer: CookbookTokenizer) -> Renderer:
         names = recommended_names()
         near = get_close_matches(name, names, n=1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"tinker.renderer = {name!r}{meant}: {_line(error)}; choose auto, {', '.join(names)}") from error
+        raise ConfigError(
+            f"tinker.renderer = {name!r}{meant}: {_line(error)}; choose auto, {', '.join(names)}"
+        ) from error
     except (AssertionError, ImportError, LookupError, NotImplementedError, TypeError, ValueError) as error:
         # That is how renderers say that the tokenizer is of another family.
-        raise ConfigError(f"tinker.renderer = {name!r} cannot be used with this model's tokenizer: {_line(error)}") from error
+        raise ConfigError(
+            f"tinker.renderer = {name!r} cannot be used with this model's tokenizer: {_line(error)}"
+        ) from error
     missing = sorted(set(_CONTROL.findall(tokenizer.decode(ids))).difference(tokenizer._encoder.control_tokens))
     if missing:
         raise ConfigError(
@@ -188,7 +194,7 @@ def stop_token_ids(name: str, renderer: Renderer, tokenizer: CookbookTokenizer) 
 
 
 def rendered(
-    renderer: Renderer, messages: Messages, tools: Messages | None, *, add_generation_prompt: bool = True
+    renderer: Renderer, messages: Messages, tools: Messages, *, add_generation_prompt: bool = True
 ) -> list[int]:
     """The ids of a conversation in the cookbook's own types.
 
@@ -206,7 +212,7 @@ def rendered(
         if add_generation_prompt:
             ids: list[int] = renderer.build_generation_prompt(messages).to_ints()
         else:
-            whole, _ = renderer.build_supervised_example(messages, base.TrainOnWhat.ALL_ASSISTANT_MESSAGES)
+            whole, _ = renderer.build_supervised_example(messages, base.TrainOnWhat.ALL_TOKENS)
             ids = whole.to_ints()
     except (
         exceptions.RendererError,

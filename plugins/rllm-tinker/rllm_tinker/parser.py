@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel
-
-from rllm_core.errors import ConfigError
-from rllm_core.parser import BaseParser, ParsedCompletion, ParsedToolCall, ToolSpec
-from rllm_core.types import MessageLike, TokenIds, message, token_ids
 from rllm_renderers.encoding import Encoder
 from rllm_renderers.formats.tool_format import Schemas, checked_call, schemas_of, termination
 from rllm_renderers.loading import load_tokenizer
 from rllm_renderers.self_check import Tail
+
+from rllm_core.errors import ConfigError
+from rllm_core.parser import BaseParser, ParsedCompletion, ParsedToolCall, ToolSpec
+from rllm_core.types import MessageLike, TokenIds, message, token_ids
 from rllm_tinker import cookbook
 from rllm_tinker.config import TinkerConfig
-from rllm_tinker.rendering import Rendering, bridged_tails, names_calls, shows_tools
+from rllm_tinker.rendering import Rendering, bridged_tails, names_calls
 
 if TYPE_CHECKING:
     import tinker
@@ -32,9 +32,9 @@ ANALYSIS, END_OF_ANALYSIS = "<|channel|>analysis<|message|>", "<|end|>"
 class TinkerParser(BaseParser):
     """Renders with one of the cookbook's renderers, and reads completions with it.
 
-    Bridging is the suffix method of parser ``chat_template``: what the renderer writes after an assistant's message of a
-    short made-up conversation is appended to prompt and completion as they are. It is on only for the kinds of tail in
-    ``bridged_tails``, for which a check at construction found it equal, token for token, to rendering a whole
+    Bridging is the suffix method of parser ``chat_template``: what the renderer writes after an assistant's message of
+    a short made-up conversation is appended to prompt and completion as they are. It is on only for the kinds of tail
+    in ``bridged_tails``, for which a check at construction found it equal, token for token, to rendering a whole
     conversation. There is no bridge after unfinished reasoning, after another stop token than the one that the renderer
     writes, nor where anything follows the stop token.
 
@@ -56,10 +56,10 @@ class TinkerParser(BaseParser):
         self.renderer = renderer
         self._tokenizer = tokenizer
         self._rendering = Rendering(renderer, tokenizer, Encoder(tokenizer, self.config.control_tokens))
-        self.supports_tools = shows_tools(self._rendering)
+        self.supports_tools = self._rendering.shows_tools
         self.bridged_tails: frozenset[Tail] = frozenset()
         if self.config.bridge:
-            self.bridged_tails = bridged_tails(self._rendering, with_tools=self.supports_tools)
+            self.bridged_tails = bridged_tails(self._rendering)
         self._names_calls = names_calls(self._rendering, self.bridged_tails)
         self.supports_bridge = bool(self.bridged_tails)
 
@@ -78,11 +78,13 @@ class TinkerParser(BaseParser):
             model = section.base_model or str(path)
             if Path(model).expanduser().is_dir():
                 raise ConfigError(
-                    f"tinker.renderer is auto, but the folder {model} does not tell which renderer its model was trained "
+                    f"tinker.renderer is auto, but the folder {model} does not tell which one its model was trained "
                     f"with; set it to one of {', '.join(cookbook.recommended_names())}"
                 )
             name = cookbook.recommended_renderer(model)
-        return cls(load_tokenizer(str(path), trust_remote_code=section.trust_remote_code, parser=cls.name), name, section)
+        return cls(
+            load_tokenizer(str(path), trust_remote_code=section.trust_remote_code, parser=cls.name), name, section
+        )
 
     @property
     def tokenizer(self) -> Any:

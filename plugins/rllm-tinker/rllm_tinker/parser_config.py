@@ -15,22 +15,22 @@ class ParserConfig(Section):
     renderer: Annotated[
         str,
         Field(
-            description="Parser tinker: name of a renderer of tinker-cookbook (qwen3, llama3, ...); auto is the one that "
-            "the cookbook's table recommends for the model's name, which says nothing about folders."
+            description="Parser tinker: name of a renderer of tinker-cookbook (qwen3, llama3, ...); auto is the one "
+            "that the cookbook's table recommends for the model's name, which says nothing about folders."
         ),
     ] = "auto"
     bridge: Annotated[
         bool,
         Field(
-            description="Parser tinker: carry a conversation's sampled tokens, reasoning included, into its next prompt "
-            "where that is proven exact; false renders every turn anew, with the renderer's rules for dropping reasoning."
+            description="Parser tinker: carry a conversation's sampled tokens, reasoning included, into its next "
+            "prompt where that is proven exact; false renders every turn anew, as the renderer has it."
         ),
     ] = True
     control_tokens: Annotated[
         Literal["neutralise", "raw"],
         Field(
-            description="Parser tinker: what becomes of text of users and tools that spells a control token: neutralise "
-            "writes it with ordinary tokens, raw lets it become that token."
+            description="Parser tinker: what becomes of text of users and tools that spells a control token: "
+            "neutralise writes it with ordinary tokens, raw lets it become that token."
         ),
     ] = "neutralise"
     trust_remote_code: Annotated[

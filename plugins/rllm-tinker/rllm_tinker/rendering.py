@@ -9,11 +9,12 @@ import importlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rllm_core.parser import ToolSpec
-from rllm_core.types import MessageLike
 from rllm_renderers.encoding import Encoder
 from rllm_renderers.self_check import TAILS, Tail
 from rllm_renderers.template import Suffix, made_up_call
+
+from rllm_core.parser import ToolSpec
+from rllm_core.types import MessageLike
 from rllm_tinker import cookbook
 
 _SENTINEL = "sentinel0of0an0answer"
@@ -38,6 +39,7 @@ class Rendering:
     Attributes:
         encoder: Text to ids and back.
         stop_token_ids: What ends a turn.
+        shows_tools: Whether the renderer prints the tools it is given; one that refuses tools is given none.
         opens_reasoning: Whether prompts end with the beginning of a reasoning.
     """
 
@@ -48,7 +50,9 @@ class Rendering:
         facade = cookbook.CookbookTokenizer(tokenizer, encoder)
         self._renderer = cookbook.make_renderer(name, facade)
         self.stop_token_ids = cookbook.stop_token_ids(name, self._renderer, facade)
-        self._writes_reasoning = True
+        self.shows_tools = self._writes_reasoning = True
+        offered = self.ids_or_none([_QUESTION], [_TOOL])
+        self.shows_tools = offered is not None and offered != self.ids([_QUESTION])
         thoughtful = {"role": "assistant", "content": _ANSWER, "reasoning_content": _ANSWER}
         self._writes_reasoning = self.ids_or_none([_QUESTION, thoughtful, _QUESTION]) is not None
         self.opens_reasoning = encoder.decode(self.ids([_QUESTION])).rstrip().endswith("<think>")
@@ -74,7 +78,9 @@ class Rendering:
             cookbook.cookbook_message(one, with_reasoning=self._writes_reasoning)
             for one in self.encoder.protect(_with_names(messages))
         ]
-        offered = [cookbook.cookbook_tool(self.encoder.escape(dict(tool))) for tool in tools] if tools else None
+        offered: list[dict[str, Any]] = []
+        if tools and self.shows_tools:
+            offered = [cookbook.cookbook_tool(self.encoder.escape(dict(tool))) for tool in tools]
         return cookbook.rendered(self._renderer, plain, offered, add_generation_prompt=add_generation_prompt)
 
     def ids_or_none(
@@ -163,16 +169,10 @@ def _with_names(messages: Sequence[MessageLike]) -> list[MessageLike]:
 # What a renderer can do
 
 
-def shows_tools(rendering: Rendering) -> bool:
-    """Whether the renderer prints the tools it is given."""
-    offered = rendering.ids_or_none([_QUESTION], [_TOOL])
-    return offered is not None and offered != rendering.ids_or_none([_QUESTION])
-
-
-def bridged_tails(rendering: Rendering, *, with_tools: bool) -> frozenset[Tail]:
+def bridged_tails(rendering: Rendering) -> frozenset[Tail]:
     """The tails after which appending a suffix equals, token for token, rendering a whole conversation."""
     proven = set()
-    for tools in [[], [_TOOL]] if with_tools else [[]]:
+    for tools in [[], [_TOOL]] if rendering.shows_tools else [[]]:
         for messages in TAILS:
             tail = Tail.of(messages, tools)
             if tail is not None and _is_exact(rendering, messages, tools):
