@@ -441,7 +441,7 @@ def test_synchronous_training_learns_as_colocated_does(
 def test_asynchronous_training_needs_it(configured: Build, plugins: PluginManager, more: tuple[str, ...]) -> None:
     asynchronous = ("training.staleness_threshold=1", *more)
     assert not launch.assemble(configured(*asynchronous), plugins).backend.capabilities(configured()).colocated
-    with pytest.raises(ConfigError, match=r"training\.staleness_threshold must be 0: backend 'local' shares"):
+    with pytest.raises(ConfigError, match=r"training\.staleness_threshold = 1\.0 must be 0: backend 'local' shares"):
         launch.assemble(configured(*asynchronous, "local.generation=colocated"), plugins)
 
 
