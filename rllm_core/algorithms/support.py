@@ -111,11 +111,11 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
     algorithm, training, backend = config.algorithm, config.training, f"backend {config.backend!r}"
     elsewhere = "or another backend (rllm-core backends shows what each can do)"
 
-    def refuse(key: str, value: object, allowed: Collection[str], otherwise: str = elsewhere) -> ConfigError:
-        near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.6)
+    def refuse(key: str, value: str, allowed: Collection[str]) -> ConfigError:
+        near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.6)
         return ConfigError(
             f"{key} = {value!r} is not among what {backend} can do: {', '.join(allowed)}; "
-            + (f"did you mean {near[0]!r}?" if near else f"choose one of these, {otherwise}")
+            + (f"did you mean {near[0]!r}?" if near else f"choose one of these, {elsewhere}")
         )
 
     if algorithm.loss not in support.losses and not _is_qualified_loss(algorithm.loss, capabilities, plugins):
@@ -133,7 +133,7 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
         raise refuse("algorithm.proximal_policy", algorithm.proximal_policy, support.proximal_policies)
     if algorithm.kl.coefficient > 0 and not support.kl_places:
         raise ConfigError(
-            f"algorithm.kl.coefficient = {algorithm.kl.coefficient} must be 0: {backend} has no reference model; "
+            f"algorithm.kl.coefficient = {algorithm.kl.coefficient} must be 0: {backend} compares with no reference model; "
             f"leave it out, {elsewhere}"
         )
     if algorithm.kl.coefficient > 0 and algorithm.kl.place not in support.kl_places:

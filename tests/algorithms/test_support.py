@@ -95,7 +95,7 @@ def test_every_choice_of_the_matrix_is_accepted_and_no_other(plugins: PluginMana
         (["algorithm.aggregation=sequence_mean_token_sum"], "algorithm.aggregation = 'sequence_mean_token_sum' is not"),
         (["algorithm.proximal_policy=interpolated"], "algorithm.proximal_policy = 'interpolated' is not among"),
         (["algorithm.corrections=['token_tis']", "algorithm.proximal_policy=forward"], "['token_tis'] must be empty"),
-        (["algorithm.kl.coefficient=0.1"], "algorithm.kl.coefficient = 0.1 must be 0: backend 'scripted' has"),
+        (["algorithm.kl.coefficient=0.1"], "algorithm.kl.coefficient = 0.1 must be 0: backend 'scripted'"),
         (["algorithm.entropy_coefficient=0.1"], "algorithm.entropy_coefficient = 0.1 must be 0"),
         (["algorithm.entropy_coefficient_final=0.1"], "algorithm.entropy_coefficient_final = 0.1 must be 0"),
         (["algorithm.name=precomputed"], "algorithm.name = 'precomputed' credits single tokens, and backend"),
