@@ -133,8 +133,8 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
         raise refuse("algorithm.proximal_policy", algorithm.proximal_policy, support.proximal_policies)
     if algorithm.kl.coefficient > 0 and not support.kl_places:
         raise ConfigError(
-            f"algorithm.kl.coefficient = {algorithm.kl.coefficient} must be 0: {backend} compares with no reference model; "
-            f"leave it out, {elsewhere}"
+            f"algorithm.kl.coefficient = {algorithm.kl.coefficient} must be 0: {backend} compares with no reference "
+            f"model; leave it out, {elsewhere}"
         )
     if algorithm.kl.coefficient > 0 and algorithm.kl.place not in support.kl_places:
         raise refuse("algorithm.kl.place", algorithm.kl.place, support.kl_places)
