@@ -170,7 +170,7 @@ class RolloutEngine(ABC):
 
         Returns:
             ``(tokens - start,)`` natural-log probabilities at temperature 1 of ``tokens[start:]``, each after all
-            tokens before it. NaN for a token whose log-probability the engine does not have; never another number instead.
+            tokens before it. NaN for a token whose log-probability the engine does not have, and never another number.
 
         Raises:
             EngineBusy: If the same call may be made again later, which the core does.

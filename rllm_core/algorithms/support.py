@@ -74,6 +74,22 @@ class Support:
         return dict(sorted({**flat, **{name: list(values) for name, values in written.items()}}.items()))
 
 
+def backend_class(provided: Provided[providers.Backend], plugins: PluginManager) -> type[BackendProtocol[Any]]:
+    """The class of a backend.
+
+    Raises:
+        PluginError: If it is broken, or is none.
+    """
+    found: Any = plugins.load(provided)
+    if not isinstance(found, type) or not issubclass(found, BackendProtocol):
+        record = provided.record
+        raise PluginError(
+            f"backend {record.name!r} ({provided.plugin.label}): {record.load} is no subclass of "
+            "rllm_core.backend.BackendProtocol"
+        )
+    return found
+
+
 def default_capabilities(provided: Provided[providers.Backend], plugins: PluginManager) -> Capabilities:
     """What a backend declares where the run file says nothing; settings of its own may change it.
 
@@ -83,9 +99,7 @@ def default_capabilities(provided: Provided[providers.Backend], plugins: PluginM
     """
     record = provided.record
     label = f"backend {record.name!r} ({provided.plugin.label})"
-    found: Any = plugins.load(provided)
-    if not isinstance(found, type) or not issubclass(found, BackendProtocol):
-        raise PluginError(f"{label}: {record.load} is no subclass of rllm_core.backend.BackendProtocol")
+    found = backend_class(provided, plugins)
     sections = {}
     if record.config is not None:
         sections[record.name] = validated(plugins.load(provided, record.config), {}, record.name, ())

@@ -25,7 +25,7 @@ from rllm_core.types import Task
 
 # Thousands that begin in one tick would block the event loop for a second, and again when an engine answers all of them
 # together. Engines that collect the requests of a tick for a batch should find a good many.
-MAX_ROLLOUTS_PER_TICK = 256
+MAX_ROLLOUTS_PER_TICK = 128
 
 
 class Generation:

@@ -17,7 +17,7 @@ from rllm_core import providers
 from rllm_core.algorithms.imitation import check_imitation
 from rllm_core.algorithms.kl import kl_notes
 from rllm_core.algorithms.selection import Algorithm
-from rllm_core.algorithms.support import check_support
+from rllm_core.algorithms.support import backend_class, check_support
 from rllm_core.backend import BackendProtocol
 from rllm_core.config import RunConfig
 from rllm_core.distillation.opening import open_teacher
@@ -86,14 +86,14 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     """
     _check_requirements(config)
     workflow = workflow_of(config, plugins)
-    backend_class: type[BackendProtocol[Any]] = plugins.load(plugins.select(providers.Backend, config.backend))
+    chosen_backend = backend_class(plugins.select(providers.Backend, config.backend), plugins)
     algorithm = Algorithm.of(config, plugins)
-    capabilities = backend_class.capabilities(config)
+    capabilities = chosen_backend.capabilities(config)
     check_imitation(config, capabilities, algorithm, workflow, plugins)
     check_support(config, capabilities, algorithm, plugins)
     if not workflow.tasks("train"):
         raise ConfigError(f"workflow {config.workflow!r} has no training tasks")
-    backend = backend_class(config, plugins)
+    backend = chosen_backend(config, plugins)
     not_checked = backend.validate_config()
     notes = kl_notes(config.algorithm.kl)
     if not workflow.samples:
@@ -224,7 +224,7 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
             trackers.finish(summary["status"])
             _write_down(summary, run_dir, progress)
             if summary["optimizer_steps"]:
-                _draw(path, progress)
+                await asyncio.to_thread(_draw, path, progress)
             if summary["status"] == "interrupted":
                 progress.note(f"to go on: rllm-core train --resume --run-dir {path}")
     return summary
