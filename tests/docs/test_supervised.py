@@ -54,10 +54,12 @@ def test_fine_tuning(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_distillation(folder: Path) -> None:
+@pytest.mark.parametrize("own_tokens", [False, True])
+def test_distillation(folder: Path, own_tokens: bool) -> None:
     from rllm_local.starter import starter_model
 
-    settings = ["-o", f"teacher.model={json.dumps(str(starter_model()))}", "-o", "training.steps=2"]
+    settings = ["-o", "teacher.parser=chat_template"] if own_tokens else []
+    settings += ["-o", f"teacher.model={json.dumps(str(starter_model()))}", "-o", "training.steps=2"]
     rllm_core(folder, "train", "distill.toml", "--run-dir", "run", *settings)
     assert rllm_core(folder, "verify", "run").endswith("the books balance\n")
     metrics = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,15 @@ from rllm_local.config import LocalConfig
 from rllm_local.decoders import FusedDecoder, TransformersDecoder
 from rllm_local.sampler import Scoring, score
 from rllm_local.standalone import StandaloneEngine
+from rllm_local.starter import make_model, make_tokenizer
+from rllm_renderers.chat_template import ChatTemplateParser
 from transformers import AutoModelForCausalLM
 
-from rllm_core.config import RunConfig
+from rllm_core.config import ModelConfig, RunConfig
+from rllm_core.distillation.teacher import Teacher
 from rllm_core.engine import EngineError
 from rllm_core.errors import ConfigError
-from rllm_core.types import SamplingParams, TokenIds, token_ids
+from rllm_core.types import Episode, SamplingParams, Step, TokenIds, Trajectory, token_ids
 
 PARSER: Any = SimpleNamespace(supports_media=False, get_stop_token_ids=lambda: (2,))
 
@@ -109,3 +113,41 @@ async def test_a_model_that_is_not_there(run_config: Callable[..., RunConfig], t
     missing = config.model_copy(update={"model": config.model.model_copy(update={"path": str(tmp_path)})})
     with pytest.raises(ConfigError, match="cannot be loaded"):
         await StandaloneEngine.from_config(missing, PARSER).wake_up()
+
+
+async def test_a_teacher_with_another_tokenizer(
+    model_folder: Path, tmp_path: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    def other_conversations(rng: random.Random) -> Iterator[list[dict[str, Any]]]:
+        while True:
+            yield [{"role": "user", "content": "sort: abc"}, {"role": "assistant", "content": "hello abcabc"}]
+
+    tokenizer = make_tokenizer(other_conversations, 0)
+    make_model(tokenizer).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    student, own = (ChatTemplateParser.from_model(folder) for folder in (model_folder, tmp_path))
+    assert student.vocabulary() != own.vocabulary()
+
+    messages = [{"role": "user", "content": "sort: cba"}]
+    said = [*student.vocabulary().encode("hello abcabc é"), student.get_stop_token_ids()[0]]
+    logprobs = -np.linspace(0.5, 3.0, len(said), dtype=np.float32)
+    prompt = student.render(messages)
+    step = Step(messages=messages, prompt_ids=prompt, completion_ids=said, logprobs=logprobs, weight_version=0)
+    episode = Episode(task_id="t", trajectories=[Trajectory(steps=[step])])
+
+    config = run_config()
+    engine = StandaloneEngine.from_config(config.model_copy(update={"model": ModelConfig(path=str(tmp_path))}), own)
+    await engine.wake_up()
+    scored = await Teacher(engine, student, own, config.rollout).score(episode, lambda whole, part: True)
+    await engine.sleep()
+
+    advantages = scored.trajectories[0].steps[0].advantages
+    assert advantages is not None
+    text = [*own.vocabulary().encode("hello abcabc é"), own.get_stop_token_ids()[0]]
+    assert len(text) < len(said), "the teacher has whole words where the student has letters"
+    asked = own.render(messages)
+    teacher_model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    theirs = plainly(teacher_model, token_ids([*asked, *text]), len(asked))
+    assert float(advantages.sum()) == pytest.approx(theirs.sum() - logprobs.sum(), abs=1e-3)
+    assert float(advantages[-1]) == pytest.approx(theirs[-1] - logprobs[-1], abs=1e-4), "the stop tokens"
+    assert not scored.trajectories[0].steps[0].metadata
