@@ -39,7 +39,7 @@ SFT = """
 workflow = "sft"
 
 [training]
-steps = 160
+steps = 280
 seed = {seed}
 
 [optimizer]
