@@ -272,9 +272,11 @@ def _text_of_part(part: Any) -> str:
 
 
 def cookbook_tool(tool: ToolSpec) -> dict[str, Any]:
-    """A tool, flat or in OpenAI's envelope, as the cookbook has it."""
-    function = thaw(dict(tool.get("function", tool)))
-    return {"description": "", "parameters": {"type": "object", "properties": {}}, **function}
+    """A tool, flat or in OpenAI's envelope, as the cookbook has it; keys keep their order, because it is printed."""
+    function: dict[str, Any] = thaw(dict(tool.get("function", tool)))
+    function.setdefault("description", "")
+    function.setdefault("parameters", {"type": "object", "properties": {}})
+    return function
 
 
 def _line(error: BaseException) -> str:

@@ -24,6 +24,7 @@ from rllm_tinker.rendering import Rendering, bridged_tails, names_calls
 if TYPE_CHECKING:
     import tinker
 
+UNCLOSED = "unclosed_block"
 THINK, END_OF_THINKING = "<think>", "</think>"
 # How harmony, which has no such tags, begins and ends reasoning.
 ANALYSIS, END_OF_ANALYSIS = "<|channel|>analysis<|message|>", "<|end|>"
@@ -154,6 +155,10 @@ class TinkerParser(BaseParser):
         said, is_clean = found
         content, reasoning = _content(said["content"])
         calls = _calls(said, schemas)
+        if said.get("tool_calls") and said["content"] == text:
+            content = ""  # where there is nothing but calls, some renderers repeat them as content
+        for call in calls:
+            content = content.removesuffix(call.raw) if call.status == UNCLOSED else content
         is_open, before, thought = _open_reasoning(text, self._rendering.opens_reasoning)
         if is_open and thought is not None:
             content, reasoning = before, thought
@@ -217,7 +222,7 @@ def _calls(said: Mapping[str, Any], schemas: Schemas | None) -> tuple[ParsedTool
         raw = f"{call.function.name} {call.function.arguments}"
         calls.append(checked_call(call.function.name, call.function.arguments, raw, schemas, call.id))
     for call in said.get("unparsed_tool_calls") or ():
-        status = "unclosed_block" if "unterminated" in call.error else "invalid_json"
+        status = UNCLOSED if "unterminated" in call.error else "invalid_json"
         calls.append(ParsedToolCall(None, None, call.raw_text, status))
     return tuple(calls)
 

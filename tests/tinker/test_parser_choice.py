@@ -1,0 +1,24 @@
+"""Which parser a run gets: this environment has no cookbook, as most that train through the SDK have none."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllm_core.config import load_run_config
+from rllm_core.errors import ConfigError
+from rllm_core.training import launch
+
+
+def test_the_default_says_what_to_install_or_what_to_choose_instead(plugins, model):
+    overrides = [
+        f"model.path={model}",
+        "tinker.base_url=http://127.0.0.1:9",
+        "tinker.service=skyrl",
+        "optimizer.max_grad_norm=1e6",
+        "algorithm.entropy_coefficient=0",
+    ]
+    assembly = launch.assemble(load_run_config("sort", plugins, overrides=overrides, backend="tinker"), plugins)
+    assert assembly.config.parser == "tinker"
+    expected = r"run: pip install 'rllm-tinker\[cookbook\]' .* set parser = \"chat_template\" or \"renderer\""
+    with pytest.raises(ConfigError, match=expected):
+        assembly.parser()
