@@ -111,7 +111,6 @@ class Trainer:
     ) -> None:
         self.config = config
         self.backend = backend
-        self.crediting = Crediting(config, algorithm, self._compute_logprobs)
         self.observers = observers
         self.run_dir = run_dir
         self.progress = progress
@@ -119,6 +118,9 @@ class Trainer:
         self.books = Books()
         self.position = Position()
         training, capabilities = config.training, type(backend).capabilities(config)
+        self.crediting = Crediting(
+            config, algorithm, self._compute_logprobs, forward_is_proximal=capabilities.forward_is_proximal
+        )
         self.colocated = capabilities.colocated
         self.groups_per_pass, self.groups_per_take = passes(config, capabilities, algorithm)
         self.runner = RolloutRunner(
@@ -347,7 +349,8 @@ class Trainer:
                 self.books.book(account, reason, rollouts)
         self.reporter.event("step", step=step, groups=[item.ordinal for item in consumed])
         self.reporter.difficulty(self.generation.difficulty.take(item.episodes for item in consumed))
-        self.reporter.trained(consumed, samples, result.metrics, self.coordinator.weight_version)
+        known = {**result.metrics, **self.crediting.diagnostics.flush()}
+        self.reporter.trained(consumed, samples, known, self.coordinator.weight_version)
         if step % training.trigger_parameter_sync_step == 0 or step == training.steps:
             await self.weights.synchronise(self.position)
         elif self.colocated:

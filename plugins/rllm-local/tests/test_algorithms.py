@@ -21,6 +21,7 @@ import pytest
 import rllm_local
 import rllm_renderers
 import torch
+from rllm_local.backend import LocalBackend
 from rllm_local.training import Trainer
 from transformers import AutoModelForCausalLM
 
@@ -300,3 +301,16 @@ def test_a_loss_and_a_correction_of_somebody_else(play: Callable[..., list[dict[
         assert other["clipped_share/positive"] == 1
         assert other["clipped_share/negative"] == 0
         assert "clipped_share" not in own
+
+
+def test_local_needs_no_pass_of_its_own_for_the_proximal_policy(
+    play: Callable[..., list[dict[str, float]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def compute(*_: Any) -> Any:
+        raise AssertionError("one forward pass is enough")
+
+    monkeypatch.setattr(LocalBackend, "compute_logprobs", compute)
+    corrected = ("algorithm.proximal_policy=forward", "algorithm.corrections=['token_tis']")
+    for row in play("algorithm.loss=ppo_clip", *corrected):
+        assert row["correction_weight_mean"] == pytest.approx(1, abs=1e-4)
+        assert row["clipped_share"] == 0
