@@ -29,11 +29,11 @@ def die_with_parent():
 
 
 class RequestLog:
-    """ASGI middleware: one JSON line per request, ``[unix_seconds, method, path, status]``, written when it is answered."""
+    """ASGI middleware: a line of JSON per request when it is answered, ``[unix_seconds, method, path, status]``."""
 
     def __init__(self, app, path):
         self.app = app
-        self.file = Path(path).open("a", encoding="utf-8", buffering=1)
+        self.file = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - as long as the process
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
@@ -67,10 +67,16 @@ def api():
     add_model(parser, EngineConfig)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--request-log", required=True)
+    parser.add_argument("--newer-clients", action="store_true")
     arguments = vars(parser.parse_args())
     settings = {name: value for name, value in arguments.items() if name in EngineConfig.model_fields}
     api.app.state.engine_config = EngineConfig.model_validate(settings)
-    app = RequestLog(api.app, arguments["request_log"])
+    app = api.app
+    if arguments["newer_clients"]:
+        from newer_clients import NewerClients
+
+        app = NewerClients(app)
+    app = RequestLog(app, arguments["request_log"])
     uvicorn.run(app, host="127.0.0.1", port=arguments["port"], log_level="warning")
 
 

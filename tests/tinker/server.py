@@ -3,7 +3,7 @@
 It runs in an environment of its own (``make tinker-server``), listens on the loopback interface only, and keeps its
 database, checkpoints and logs in a scratch folder. It is no part of any distribution.
 
-SDK 0.38 speaks another wire format; a shim for it would wrap the application in ``serve.py``.
+SDK 0.38 speaks another wire format; where that is installed, ``newer_clients.py`` translates.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = REPOSITORY / ".venv-tinker-server" / "bin" / "python"
@@ -27,7 +30,7 @@ START_SECONDS = 180.0
 STOP_SECONDS = 20.0
 # Every batch has one shape, so that nothing is compiled twice; stale clients lose their adapters soon, so that many
 # short runs share a server with few.
-ENGINE = {"max_lora_adapters": 12, "max_lora_rank": 8, "train_micro_batch_size": 32, "sample_max_num_sequences": 32}
+ENGINE = {"max_lora_adapters": 20, "max_lora_rank": 8, "train_micro_batch_size": 16, "sample_max_num_sequences": 32}
 LIMITS = {"session-timeout-sec": 25, "session-cleanup-interval-sec": 5}
 
 
@@ -67,6 +70,11 @@ def _environment(cache: Path) -> dict[str, str]:
         "RLLM_CACHE_DIR": str(cache),
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def _has_newer_client() -> bool:
+    """Whether the SDK of this environment speaks the newer wire format."""
+    return Version(metadata.version("tinker")) >= Version("0.25")
 
 
 @dataclass
@@ -125,7 +133,7 @@ class TinkerServer:
             "request-log": self.request_log,
             **LIMITS,
         }
-        command = [str(PYTHON), str(Path(__file__).with_name("serve.py"))]
+        command = [str(PYTHON), str(Path(__file__).with_name("serve.py")), *["--newer-clients"] * _has_newer_client()]
         for name, value in options.items():
             command += [f"--{name}", str(value)]
         with (self.folder / "server.log").open("ab") as log:

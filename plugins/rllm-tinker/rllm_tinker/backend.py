@@ -42,7 +42,6 @@ class TinkerBatch:
     Attributes:
         request: What is sent.
         samples: In the same order.
-        factors: What their advantages were multiplied by.
     """
 
     request: Pass
@@ -88,8 +87,15 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         ServerLoss.of(self.config, self.tinker.scale())
         if not self.config.model.path:
             raise ConfigError(
-                "model.path is not set: set it to the model's hub name or folder; its tokenizer is read from there, and "
-                "the server knows it by that name unless tinker.base_model says otherwise"
+                "model.path is not set: set it to the model's hub name or folder; its tokenizer is read from there, "
+                "and the server knows it by that name unless tinker.base_model says otherwise"
+            )
+        needed = self.tinker.future_timeout_seconds + self.tinker.reconnect_timeout_seconds
+        limit = self.config.training.sync_timeout_seconds
+        if needed >= limit:
+            raise ConfigError(
+                f"training.sync_timeout_seconds = {limit:g} must be more than tinker.future_timeout_seconds + "
+                f"tinker.reconnect_timeout_seconds = {needed:g}: a server that is lost is waited for that long"
             )
         if self.config.rollout.temperature != 1:
             raise ConfigError(
@@ -180,7 +186,9 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         self, step: OptimizerStep, samples: Sequence[TrainingSample], logprobs: Sequence[Floats]
     ) -> dict[str, float]:
         loss = ServerLoss.of(self.config, self.tinker.scale())
-        total, fresh, stale = 0.0, [], []
+        total = 0.0
+        fresh: list[Floats] = []
+        stale: list[Floats] = []
         for sample, current in zip(samples, logprobs, strict=True):
             if not len(current):
                 continue
@@ -251,7 +259,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
     async def shutdown(self) -> None:
         """See `BackendProtocol.shutdown`."""
         if self._policy is not None:
-            self._policy.close()
+            await self._policy.close()
         self._policy = self._engine = None
 
     def _allocated(self) -> RemotePolicy:

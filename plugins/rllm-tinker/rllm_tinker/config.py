@@ -33,8 +33,8 @@ class TinkerConfig(ParserConfig):
     service: Annotated[
         Literal["hosted", "skyrl"] | None,
         Field(
-            description="What answers there, because losses are scaled differently: hosted sums them over tokens; skyrl "
-            "(SkyRL's JAX engine) averages over tokens, then sequences. Required with a base_url."
+            description="What answers there, because losses are scaled differently: hosted sums them over tokens; "
+            "skyrl (SkyRL's JAX engine) averages over tokens, then sequences. Required with a base_url."
         ),
     ] = None
     base_model: Annotated[
@@ -46,10 +46,10 @@ class TinkerConfig(ParserConfig):
     ] = None
     future_timeout_seconds: Annotated[
         Seconds, Field(description="Deadline of one request for training; then the server is taken for lost.")
-    ] = 600.0
+    ] = 300.0
     reconnect_timeout_seconds: Annotated[
         Seconds, Field(description="How long a lost server is waited for before the run ends.")
-    ] = 300.0
+    ] = 200.0
     recovery_every_steps: Annotated[
         int,
         Field(
@@ -79,8 +79,8 @@ class TinkerConfig(ParserConfig):
         if self.address() and self.service is None:
             where = "tinker.base_url" if self.base_url else URL_VARIABLE
             raise ConfigError(
-                f"{where} = {self.address()!r} needs tinker.service: 'skyrl' for SkyRL's server, which averages losses, or "
-                "'hosted' for one that sums them, as the hosted service does; a learning rate fits only one of them"
+                f"{where} = {self.address()!r} needs tinker.service: 'skyrl' for SkyRL's server, which averages "
+                "losses, or 'hosted' for one that sums them, as the hosted service does"
             )
         if not self.address() and self.service == "skyrl":
             raise ConfigError("tinker.service = 'skyrl' needs tinker.base_url, the address of that server")
@@ -96,11 +96,11 @@ def api_key(*, is_hosted: bool) -> str:
     key = os.environ.get(KEY_VARIABLE, "").strip()
     if not key and is_hosted:
         raise ConfigError(
-            f"{KEY_VARIABLE} is not set: set it to your key of the hosted service (export {KEY_VARIABLE}=tml-...), or set "
-            "tinker.base_url to a server of your own"
+            f"{KEY_VARIABLE} is not set: set it to your key of the hosted service (export {KEY_VARIABLE}=tml-...), or "
+            "set tinker.base_url to a server of your own"
         )
     if key and not key.startswith(("tml-", "eyJ")):
         raise ConfigError(
-            f"{KEY_VARIABLE} does not hold a Tinker key: these begin with 'tml-'; set it to your key (it is not shown here)"
+            f"{KEY_VARIABLE} does not hold a Tinker key, which begins with 'tml-'; set it to yours (not shown here)"
         )
     return key or NO_KEY

@@ -131,6 +131,7 @@ class TinkerEngine(RolloutEngine):
         return sdk.prompt_logprobs(found, len(tokens))[start - 1 :]
 
     async def _answer(self, what: str, ask: Any) -> tuple[Sampler, Any]:
+        await self.policy.ready()
         sampler = self.policy.sampler
         if sampler is None:
             raise RunError(f"engine {self.name!r} samples nothing before weights are published")

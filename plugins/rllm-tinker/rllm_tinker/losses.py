@@ -1,33 +1,33 @@
-r"""Which of the core's losses a server computes, and how samples are weighed so that it computes *exactly* these.
+"""Which of the core's losses a server computes, and how samples are weighed so that it computes *exactly* these.
 
-A step's loss is ``sum_t w_s l_t / D`` (`rllm_core.algorithms.aggregation`): ``l_t`` the loss of a sampled token, ``w_s``
-the weight of its sequence, ``D`` a count of the step. Every loss here is positively homogeneous in the advantage,
-``l(c A) = c l(A)`` for ``c > 0``, so a factor on the advantage is a factor on the token. What servers do with tokens:
+A step's loss is ``sum_t w_s l_t / D`` (`rllm_core.algorithms.aggregation`): ``l_t`` the loss of a sampled token,
+``w_s`` the weight of its sequence, ``D`` a count of the step. Every loss here is positively homogeneous in the
+advantage, ``l(c A) = c l(A)`` for ``c > 0``, so a factor on the advantage is a factor on the token. What servers do:
 
-=========  ==============================================  ==============================================
-service    gradient of the optimizer step                  so advantages are multiplied by
-=========  ==============================================  ==============================================
-hosted     ``sum_s sum_t grad l_t``                        ``w_s / D``
-skyrl      ``1/N sum_s 1/n_s sum_t grad l_t``              ``w_s n_s N / D``
-=========  ==============================================  ==============================================
+=======  =================================  ================================
+service  gradient of the optimizer step     so advantages are multiplied by
+=======  =================================  ================================
+hosted   ``sum_s sum_t grad l_t``           ``w_s / D``
+skyrl    ``1/N sum_s 1/n_s sum_t grad l_t`` ``w_s n_s N / D``
+=======  =================================  ================================
 
-with ``n_s`` sampled tokens in sequence ``s`` (sent as ``weights``, 1 on sampled tokens) and ``N`` sequences since the last
-optimizer step. ``D`` is ``N`` for the aggregations over sequences, so that with skyrl their factor does not depend on the
-rest of the step, and its passes may go out while groups still arrive. Everywhere else a step is one pass.
+with ``n_s`` sampled tokens in sequence ``s`` (sent as ``weights``, 1 on sampled tokens) and ``N`` sequences since the
+last optimizer step. ``D`` is ``N`` for the aggregations over sequences, so that with skyrl their factor does not depend
+on the rest of the step, and its passes may go out while groups still arrive. Everywhere else a step is one pass.
 
 How the losses are spelt (``r`` is the ratio to the policy before):
 
-======================  ======================================  ===========================================================
-``algorithm.loss``      formula                                 on the server
-======================  ======================================  ===========================================================
-``reinforce``           ``-r_sg A``, gradient ``-A grad logp``  hosted: ``cross_entropy`` with ``weights = A``. skyrl:
-                                                                ``cispo`` with both bounds at 1, because its
-                                                                ``cross_entropy`` divides by the sum of ``weights``.
-``cross_entropy``       ``-A logp``                             the same
-``importance_sampling`` ``-r A``                                ``importance_sampling``
-``ppo_clip``            ``-min(r A, clip(r) A)``                ``ppo``, ``clip_low_threshold = 1 - clip_low`` and so on
-``cispo``               ``-sg(clip(r)) A logp``                 ``cispo``, likewise
-======================  ======================================  ===========================================================
+=======================  ======================================  ======================================================
+``algorithm.loss``       formula                                 on the server
+=======================  ======================================  ======================================================
+``reinforce``            gradient ``-A grad logp``               hosted: ``cross_entropy``, its ``weights`` being ``A``.
+                                                                 skyrl: ``cispo`` with both bounds at 1, because its
+                                                                 ``cross_entropy`` divides by the sum of ``weights``.
+``cross_entropy``        ``-A logp``                             the same
+``importance_sampling``  ``-r A``                                ``importance_sampling``
+``ppo_clip``             ``-min(r A, clip(r) A)``                ``ppo`` with ``clip_low_threshold = 1 - clip_low`` ...
+``cispo``                ``-stop_gradient(clip(r)) A logp``      ``cispo``, likewise
+=======================  ======================================  ======================================================
 
 The core bounds ``log r`` at +-20 in its own losses, servers do not; nothing else differs. ``dual_clip``, ``gspo`` and
 ``dppo_tv`` have no counterpart and are refused, as are losses of plugins, which are written in torch.
@@ -172,18 +172,18 @@ class ServerLoss:
 
     def token_losses(self, sample: TrainingSample, logprobs: Floats) -> Floats:
         """``(sampled_tokens,)`` the losses that these log-probabilities of the trained policy mean, unscaled."""
-        advantages = sample.advantages
-        if self.name == "reinforce":
-            return -advantages
+        advantages, losses = sample.advantages, -sample.advantages
         if self.name == "cross_entropy":
-            return -advantages * logprobs
-        ratio = np.exp(logprobs - self.old_logprobs(sample))
-        if self.name == "importance_sampling":
-            return -ratio * advantages
-        clipped = np.clip(ratio, self.settings["clip_low_threshold"], self.settings["clip_high_threshold"])
-        if self.name == "cispo":
-            return -clipped * advantages * logprobs
-        return -np.minimum(ratio * advantages, clipped * advantages)
+            losses = losses * logprobs
+        elif self.name != "reinforce":
+            ratio = np.exp(logprobs - self.old_logprobs(sample))
+            low = self.settings.get("clip_low_threshold", 0.0)
+            clipped = np.clip(ratio, low, self.settings.get("clip_high_threshold", np.inf))
+            if self.name == "cispo":
+                losses = losses * clipped * logprobs
+            else:
+                losses = -np.minimum(ratio * advantages, clipped * advantages)
+        return losses.astype(np.float32)
 
 
 def _thresholds(clip_low: float, clip_high: float) -> dict[str, float]:

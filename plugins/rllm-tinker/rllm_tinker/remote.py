@@ -2,18 +2,20 @@
 
 A server that restarts forgets every model. What the run did since the last saved state is kept here (`_Step`), so after
 a loss a new model is made from that state, the steps since are trained again, and the weights are those that were lost:
-versions mean what they meant. States for this are saved where a version goes live, so that its sampler can be made again.
+versions mean what they meant. States for this are saved where a version goes live, so that its sampler can be made
+again.
 
 **SkyRL's JAX engine has one set of adapter weights per model**, which trains *and* samples. Requests to a sampler of an
-old version are answered with the newest weights; and the first request to a sampler loads its file into the model, which
-undoes the optimizer steps since. Both were measured with skyrl 0.3.0. While nothing is sampled between an optimizer step
-and the next version, as in synchronous training, neither can happen. Otherwise (`separate_samplers`) two further models
-take turns to sample: each version's state is loaded into the one that no request uses any more.
+old version are answered with the newest weights; and the first request to a sampler loads its file into the model,
+which undoes the optimizer steps since. Both were measured with skyrl 0.3.0. While nothing is sampled between an
+optimizer step and the next version, as in synchronous training, neither can happen. Otherwise (`separate_samplers`) two
+further models take turns to sample: each version's state is loaded into the one that no request uses any more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -33,6 +35,7 @@ ResultT = TypeVar("ResultT")
 
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 10.0
+CLOSE_SECONDS = 10.0
 RECOVERY_TTL_SECONDS = 7 * 24 * 3600
 
 
@@ -161,6 +164,7 @@ class RemotePolicy:
         self._current = _Step(0)
         self._is_doubtful = False
         self._lock = asyncio.Lock()
+        self._reopening: asyncio.Task[None] | None = None
         self._gone: RunError | None = None
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -195,10 +199,11 @@ class RemotePolicy:
                 port = url.port or (443 if url.scheme == "https" else 80)
                 _, writer = await asyncio.open_connection(url.hostname, port)
                 writer.close()
+                await writer.wait_closed()
         except OSError as error:
             raise RunError(
-                f"nothing answers at tinker.base_url = {self.settings.base_url!r} ({error.strerror or error}); check the "
-                "address, and that the server runs"
+                f"nothing answers at tinker.base_url = {self.settings.base_url!r} ({error.strerror or error}); check "
+                "the address, and that the server runs"
             ) from None
 
     async def resume(self, path: str, step: int) -> None:
@@ -238,10 +243,17 @@ class RemotePolicy:
     async def _answer(self, what: str, future: Any) -> Any:
         return await sdk.answer(self.settings.future_timeout_seconds, what, future)
 
-    def close(self) -> None:
-        """Let go of the server."""
-        self._service = self._trainer = self._reference = self.sampler = None
-        self._sampling = []
+    async def close(self) -> None:
+        """Let go of the server and of the models there; saved states stay."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        if self._service is not None:
+            service, self._service = self._service, None
+            with contextlib.suppress(Lost):  # it is gone already
+                await sdk.made(CLOSE_SECONDS, "ending the session", sdk.disconnect, service)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Training
@@ -372,18 +384,41 @@ class RemotePolicy:
         """A request was given up, and may still be answered at a time that does harm."""
         self._is_doubtful = not self.settings.separate_samplers
 
+    async def ready(self) -> None:
+        """Wait while the model is made again for a sampler's sake.
+
+        Raises:
+            RunError: If the server did not come back.
+        """
+        if self._gone is not None:
+            raise self._gone
+        if self._reopening is not None:
+            await asyncio.shield(self._reopening)
+
     async def recover(self, sampler: Sampler, lost: Lost) -> None:
         """A request to ``sampler`` was lost: make the model again, unless that has been done.
+
+        It goes on if the caller gives up: a rollout may have less time than a server needs.
 
         Raises:
             RunError: If the server does not come back.
         """
-        await self._recover(sampler.generation, lost)
+        if self._reopening is None:
+            self._reopening = asyncio.create_task(self._recover(sampler.generation, lost), name="recovery")
+            self._reopening.add_done_callback(self._reopened)
+        await asyncio.shield(self._reopening)
+
+    def _reopened(self, task: asyncio.Task[None]) -> None:
+        self._reopening = None
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; if nobody does any more, `ready` says so
 
     async def _surely(self, ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """What ``ask`` returns; it is called again, from its beginning, after a loss."""
         async with self._lock:
             while True:
+                if self._gone is not None:
+                    raise self._gone
                 try:
                     return await ask()
                 except Lost as lost:
@@ -391,12 +426,10 @@ class RemotePolicy:
 
     async def _recover(self, generation: int, lost: Lost) -> None:
         async with self._lock:
-            if generation == self._generation:
+            if generation == self._generation and self._gone is None:
                 await self._reconnected(lost)
 
     async def _reconnected(self, lost: Lost) -> None:
-        if self._gone is not None:
-            raise self._gone
         seconds = self.settings.reconnect_timeout_seconds
         deadline, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
         logger.warning("%s; making the model again", lost)
@@ -422,6 +455,7 @@ class RemotePolicy:
     async def _reopen(self) -> None:
         """Everything that the server may have forgotten, made again."""
         self._generation += 1
+        await self._disconnect()
         await self._connect()
         self._is_doubtful = False
         live = None if self.sampler is None else self.sampler.version

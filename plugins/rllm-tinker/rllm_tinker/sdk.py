@@ -1,10 +1,10 @@
 """The tinker SDK behind one face: what its versions do differently, deadlines, and what its errors mean.
 
-Nothing in the SDK bounds the wait for a future: while a server is away or answers 5xx, it asks again for ever. So everything
-here has a deadline. What differs between 0.24 and 0.38:
+Nothing in the SDK bounds the wait for a future: while a server is away or answers 5xx, it asks again for ever. So
+everything here has a deadline. What differs between 0.24 and 0.38:
 
-* ``create_*`` and ``save_weights_and_get_sampling_client`` block and return the object in 0.24, and return a future of it
-  in 0.38, which warns about the names ending in ``_async``. Here the plain names are called in a thread (`made`).
+* ``create_*`` and ``save_weights_and_get_sampling_client`` block and return the object in 0.24, and return a future of
+  it in 0.38, which warns about the names ending in ``_async``. Here the plain names are called in a thread (`made`).
 * Futures of requests are the SDK's own or `concurrent.futures.Future` (`answer`).
 * ``compute_logprobs`` of N tokens returns N values, the first None, or N - 1 (`prompt_logprobs`).
 
@@ -120,6 +120,11 @@ def service_client(base_url: str, key: str) -> Any:
     import tinker
 
     return tinker.ServiceClient(api_key=key, **({"base_url": base_url} if base_url else {}))
+
+
+def disconnect(service: Any) -> None:
+    """End the session, whose heartbeat keeps its models on the server; closing is new in 0.38."""
+    (getattr(service, "close", None) or service.holder.close)()
 
 
 def adam(learning_rate: float, **settings: float) -> Any:

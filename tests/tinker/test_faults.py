@@ -1,0 +1,209 @@
+"""Servers that go away, come back, stall and refuse."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from conftest import COMMAND, StartRun
+from rllm_tinker.remote import RemotePolicy
+from server import TinkerServer
+from test_weights import ANSWER, LONG_ANSWER, OVERLAPPING, begin, logprobs_of, rows, train
+
+from rllm_core.backend import PolicyUpdate
+from rllm_core.engine import EngineError
+from rllm_core.errors import ConfigError, RunError
+from rllm_core.types import SamplingParams
+
+KEY = "tml-a-key-that-must-not-show-anywhere-4f1c"
+
+
+def verified(path) -> bool:
+    return subprocess.run([COMMAND, "verify", str(path)], capture_output=True, check=False).returncode == 0
+
+
+def test_a_run_survives_that_its_server_is_killed_and_restarted(
+    fragile_server: TinkerServer, start_run: StartRun
+) -> None:
+    run = start_run(
+        fragile_server,
+        "training.steps=10",
+        "training.checkpoint_every_steps=4",
+        "training.staleness_threshold=1",
+        "training.partial_rollout=true",
+        "algorithm.loss=ppo_clip",
+        key=KEY,
+    )
+    run.wait_for_step(5)
+    fragile_server.kill()
+    fragile_server.start()
+    assert run.wait() == 0, run.printed()
+    summary = run.summary()
+    assert summary["optimizer_steps"] == 10
+    assert summary["books"]["dispatched"] == summary["books"]["trained"] + summary["books"]["failed"]
+    assert summary["retries"] > 0
+    assert verified(run.path)
+    gaps = [line.get("rollout_logprob_difference_max", 0.0) for line in run.lines("metrics")]
+    assert 0 < max(gaps) < 1e-4
+    for artefact in [run.log, *(path for path in run.path.rglob("*") if path.is_file())]:
+        assert KEY.encode() not in artefact.read_bytes(), artefact
+
+
+@pytest.mark.parametrize("overrides", [(), OVERLAPPING], ids=["synchronous", "asynchronous"])
+async def test_lost_weights_are_trained_again(
+    fragile_server, make_backend, parser, sample_of, prompt_ids, overrides
+) -> None:
+    """Killed after a pass was sent, two steps after the last saved state: the weights are those that were lost."""
+    up, down = sample_of(ANSWER, 1.0, logprobs=[-1.0] * 4), sample_of(LONG_ANSWER, -1.0, logprobs=[-1.0] * 8)
+    scored = np.concatenate([prompt_ids, ANSWER]).astype(np.int32)
+    found = []
+    for is_killed in (False, True):
+        backend = make_backend(fragile_server, *overrides, "algorithm.aggregation=sequence_mean_token_sum")
+        engine = await begin(backend, parser)
+        await train(backend, [up], step=1)
+        await backend.on_policy_updated(PolicyUpdate(1, 1, "step"))
+        live = await engine.compute_logprobs(scored, start=len(prompt_ids))
+        await train(backend, [down], step=2)
+        await backend.process_backend_batch(backend.transform_to_backend_batch(rows([up])))
+        if is_killed:
+            fragile_server.kill()
+            fragile_server.start()
+        await train(backend, [down], step=3)
+        current = await logprobs_of(backend, up, down)
+        found.append([live, *current])
+        if is_killed:
+            assert backend._policy is not None
+            assert backend._policy.recoveries == 1
+            again = await engine.compute_logprobs(scored, start=len(prompt_ids))
+            np.testing.assert_allclose(again, live, atol=1e-4) if overrides else None
+        await backend.shutdown()
+    for before, after in zip(*found, strict=True):
+        np.testing.assert_allclose(after, before, atol=1e-4)
+
+
+async def test_a_request_to_a_restarted_server_is_an_engine_error_and_the_next_one_is_answered(
+    fragile_server, make_backend, parser, prompt_ids
+) -> None:
+    backend = make_backend(fragile_server)
+    engine = await begin(backend, parser)
+    params = SamplingParams(max_response_tokens=6)
+    fragile_server.kill()
+    fragile_server.start()
+    with pytest.raises(EngineError, match="lost a request"):
+        await engine.get_token_output_from_token_input(prompt_ids, sampling_params=params, seed=0)
+    output = await engine.get_token_output_from_token_input(prompt_ids, sampling_params=params, seed=0)
+    assert output.weight_version == 0
+    await backend.shutdown()
+
+
+def test_a_server_that_is_gone_for_good_ends_the_run(fragile_server: TinkerServer, start_run: StartRun) -> None:
+    run = start_run(
+        fragile_server,
+        "training.steps=200",
+        "training.checkpoint_every_steps=2",
+        "tinker.future_timeout_seconds=8",
+        "tinker.reconnect_timeout_seconds=4",
+        "rollout.request_timeout_seconds=8",
+    )
+    run.wait_for_step(3)
+    fragile_server.kill()
+    killed = time.monotonic()
+    assert run.wait() == 1, run.printed()
+    assert time.monotonic() - killed < 45
+    assert "did not come back within 4 s" in run.printed()
+    assert "the last state saved there is tinker://" in run.printed()
+    assert verified(run.path)
+
+
+@pytest.mark.parametrize("stalled_seconds", [8, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_stalled_engine_is_waited_for(
+    fragile_server: TinkerServer, start_run: StartRun, stalled_seconds: int
+) -> None:
+    run = start_run(fragile_server, "training.steps=8")
+    run.wait_for_step(4)
+    fragile_server.stall(is_stalled=True)
+    time.sleep(stalled_seconds)
+    fragile_server.stall(is_stalled=False)
+    assert run.wait() == 0, run.printed()
+    assert run.summary()["books"]["failed"] == 0
+    assert verified(run.path)
+
+
+async def test_a_name_that_is_taken_costs_one_deadline(server, make_backend, parser) -> None:
+    """The SDK takes the refusal for a passing one, and everything after it waits; a new model has no such name."""
+    backend = make_backend(server, "tinker.future_timeout_seconds=6")
+    await begin(backend, parser)
+    policy = backend._policy
+    assert isinstance(policy, RemotePolicy)
+    await policy.save(None)
+    policy._saves -= 1  # as if it had lost count
+    path = await policy.save(None)
+    assert policy.recoveries == 1
+    assert path.startswith("tinker://")
+    await backend.shutdown()
+
+
+async def test_a_rank_that_the_server_has_not_got(server, make_backend, parser) -> None:
+    backend = make_backend(server, "tinker.rank=4096")
+    with pytest.raises(RunError, match=r"rank 4096 must be between 1 and 8"):
+        await backend.init_rollout_engine(parser)
+
+
+async def test_nobody_listens(server, make_backend, parser) -> None:
+    backend = make_backend(server, "tinker.base_url=http://127.0.0.1:9")
+    with pytest.raises(RunError, match=r"nothing answers at tinker.base_url = 'http://127.0.0.1:9'.*check the address"):
+        await backend.init_rollout_engine(parser)
+
+
+@pytest.mark.parametrize("loss", ["gspo", "dual_clip", "no_such_loss"])
+def test_a_loss_that_no_server_has(server, make_backend, loss: str) -> None:
+    with pytest.raises(ConfigError, match=f"algorithm.loss = '{loss}' is not among what backend 'tinker' can do"):
+        make_backend(server, f"algorithm.loss={loss}")
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """Answers everything with 401 and the key it was given, as no server should."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = json.dumps({"detail": f"bad key {self.headers.get('X-API-Key')}"}).encode()
+        self.send_response(401)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST
+
+    def log_message(self, *_: object) -> None:
+        """Not in the test's output."""
+
+
+@dataclass
+class RefusingServer:
+    base_url: str
+    model: object
+
+
+@pytest.fixture
+def refusing_server(model) -> Iterator[RefusingServer]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield RefusingServer(f"http://127.0.0.1:{listening.server_port}", model)
+        listening.shutdown()
+
+
+def test_a_key_that_the_server_refuses_is_not_shown(refusing_server, start_run: StartRun) -> None:
+    run = start_run(refusing_server, key=KEY)
+    assert run.wait() == 2, run.printed()
+    assert "set TINKER_API_KEY to one that is valid there" in run.printed()
+    assert "bad key <TINKER_API_KEY>" in run.printed()
+    for artefact in [run.log, *(path for path in run.path.rglob("*") if path.is_file())]:
+        assert KEY.encode() not in artefact.read_bytes(), artefact

@@ -1,0 +1,77 @@
+"""Whole runs of the starter task, each in a process of its own, against the shared server."""
+
+from __future__ import annotations
+
+import subprocess
+from statistics import fmean
+
+import pytest
+from conftest import COMMAND, StartRun
+from server import TinkerServer
+
+SEEDS = (0, 1, 2)
+STEPS = 36
+# By how much the mean reward of the last 10 steps must exceed that of the first 10. Chance moves such a mean of 640
+# rewards by about 0.02.
+MARGIN = 0.08
+GREATEST_GAP = 1e-4
+ASYNCHRONOUS = (
+    "training.staleness_threshold=0.5",
+    "training.partial_rollout=true",
+    "algorithm.loss=ppo_clip",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), ASYNCHRONOUS], ids=["synchronous", "asynchronous"])
+def test_the_starter_task_is_learnt_on_every_seed(server: TinkerServer, start_run: StartRun, overrides) -> None:
+    seen = server.request_count()
+    common = [f"training.steps={STEPS}", *overrides]
+    runs = [start_run(server, *common, f"training.seed={seed}", name=f"seed-{seed}") for seed in SEEDS]
+    assert [run.wait() for run in runs] == [0, 0, 0], "\n".join(run.printed() for run in runs)
+    for run in runs:
+        metrics = run.lines("metrics")
+        rewards = [line["reward_mean"] for line in metrics]
+        assert len(rewards) == STEPS
+        assert fmean(rewards[-10:]) - fmean(rewards[:10]) > MARGIN, rewards
+        gaps = [line["rollout_logprob_difference_max"] for line in metrics if "rollout_logprob_difference_max" in line]
+        assert gaps
+        assert max(gaps) < GREATEST_GAP
+        verified = subprocess.run([COMMAND, "verify", str(run.path)], capture_output=True, text=True, check=False)
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+        oldest = max(line["staleness_max"] for line in metrics)
+        assert oldest == 0 if not overrides else oldest >= 1
+    # Version 0 and one more per step.
+    assert server.requests(seen)["save_weights_for_sampler"] == len(SEEDS) * (STEPS + 1)
+
+
+def test_weights_are_saved_once_per_version(server: TinkerServer, start_run: StartRun) -> None:
+    seen = server.request_count()
+    run = start_run(server, "training.steps=7", "training.trigger_parameter_sync_step=3")
+    assert run.wait() == 0, run.printed()
+    versions = [event["version"] for event in run.events() if event["event"] == "sync"]
+    assert versions == [0, 1, 2, 3]  # at the start, after steps 3 and 6, and after the last
+    assert server.requests(seen)["save_weights_for_sampler"] == len(versions)
+    assert [line["weight_version"] for line in run.lines("metrics")] == [0, 0, 1, 1, 1, 2, 3]
+    gaps = [line["rollout_logprob_difference_max"] for line in run.lines("metrics")[::3]]
+    assert max(gaps) < GREATEST_GAP
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(server: TinkerServer, start_run: StartRun) -> None:
+    run = start_run(server, "training.steps=400", "training.checkpoint_every_steps=2")
+    run.wait_for_step(3)
+    run.process.terminate()
+    assert run.wait() == 128 + 15, run.printed()
+    stopped_at = run.summary()["optimizer_steps"]
+    resumed = start_run(server, resume=True)
+    resumed.wait_for_step(stopped_at + 2)
+    resumed.process.terminate()
+    assert resumed.wait() == 128 + 15, resumed.printed()
+    summary = resumed.summary()
+    assert summary["resumed_from_step"] == stopped_at
+    assert summary["optimizer_steps"] >= stopped_at + 2
+    steps = [line["step"] for line in resumed.lines("metrics")]
+    assert steps == list(range(1, summary["optimizer_steps"] + 1))
+    gaps = [line["rollout_logprob_difference_max"] for line in resumed.lines("metrics")]
+    assert max(gaps) < GREATEST_GAP
+    assert subprocess.run([COMMAND, "verify", str(run.path)], check=False).returncode == 0
