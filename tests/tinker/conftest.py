@@ -59,13 +59,19 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ti
     shared.stop()
 
 
-@pytest.fixture
-def fragile_server(model: Path, tmp_path: Path) -> Iterator[TinkerServer]:
-    """A server of one test, which may do to it what it likes."""
-    own = TinkerServer(tmp_path / "server", model, CACHE)
-    own.start()
+@pytest.fixture(scope="session")
+def second_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    own = TinkerServer(tmp_path_factory.mktemp("fragile"), model, CACHE)
     yield own
     own.stop()
+
+
+@pytest.fixture
+def fragile_server(second_server: TinkerServer) -> TinkerServer:
+    """A server that a test may kill; it runs at the beginning of each."""
+    if not second_server.pids:
+        second_server.start()
+    return second_server
 
 
 @dataclass

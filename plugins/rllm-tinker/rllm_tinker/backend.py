@@ -236,9 +236,8 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         state = {"path": path, "step": self._step, "base_model": self.tinker.base_model or self.config.model.path}
         (directory / CHECKPOINT).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         # One more than is kept here: the newest checkpoint is not complete yet.
-        kept = self.config.training.keep_checkpoints + 1
-        forgotten, self._states = self._states[: -kept + 1], [*self._states[-kept + 1 :], path]
-        await policy.forget(forgotten)
+        states, kept = [*self._states, path], self.config.training.keep_checkpoints + 1
+        self._states = [*await policy.forget(states[:-kept]), *states[-kept:]]
 
     async def load_checkpoint(self, directory: Path) -> None:
         """See `BackendProtocol.load_checkpoint`; the optimizer's state comes with the weights."""

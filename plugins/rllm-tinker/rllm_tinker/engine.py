@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rllm_core.engine import EngineError, RolloutEngine, derive_seed
+from rllm_core.engine import EngineBusy, EngineError, RolloutEngine, derive_seed
 from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser
 from rllm_core.types import (
@@ -23,7 +23,7 @@ from rllm_core.types import (
 )
 from rllm_tinker import sdk
 from rllm_tinker.remote import RemotePolicy, Sampler
-from rllm_tinker.sdk import Lost
+from rllm_tinker.sdk import Busy, Lost
 
 # Of the core's own deadline of a request, so that the engine is the one who notices and reconnects.
 DEADLINE_SHARE = 0.95
@@ -141,10 +141,14 @@ class TinkerEngine(RolloutEngine):
         except asyncio.CancelledError:
             self.policy.doubt()
             raise
+        except RunError as error:
+            raise EngineError(str(error)) from None  # this request is refused; others need not be
+        except Busy as busy:
+            raise EngineBusy(str(busy)) from None
         except Lost as lost:
-            error = lost
-        await self.policy.recover(sampler, error)
-        raise EngineError(f"the server lost a request: {error}")
+            reason = lost
+        await self.policy.recover(sampler, reason)
+        raise EngineError(f"the server lost a request: {reason}")
 
     def _check(self, ids: TokenIds, new_tokens: int) -> None:
         if len(ids) == 0:

@@ -223,7 +223,9 @@ class RemotePolicy:
 
     async def _connect(self) -> None:
         service = sdk.service_client(self.settings.base_url, self.settings.key)
-        capabilities = await self._made("asking for the server's models", service.get_server_capabilities)
+        capabilities = await self._made(
+            "asking for the server's models", sdk.capabilities, service, self.settings.base_url, self.settings.key
+        )
         self._service, self._reference, self._sampling = service, None, []
         self.max_model_tokens = next(
             (
@@ -235,7 +237,14 @@ class RemotePolicy:
         )
 
     async def _from_state(self, path: str) -> Any:
-        return await self._made(f"loading {path}", self._service.create_training_client_from_state_with_optimizer, path)
+        try:
+            return await self._made(
+                f"loading {path}", self._service.create_training_client_from_state_with_optimizer, path
+            )
+        except Lost as lost:
+            if "not found" in str(lost).lower():
+                raise RunError(f"{self.settings.label} has no state {path} any more ({lost})") from None
+            raise
 
     async def _made(self, what: str, make: Callable[..., Any], *arguments: Any) -> Any:
         return await sdk.made(self.settings.future_timeout_seconds, what, make, *arguments)
@@ -335,7 +344,7 @@ class RemotePolicy:
         trainer, generation = self._trainer, self._generation
         if state is not None:
             trainer = await self._free_sampler()
-            await self._answer("loading the sampler's weights", trainer.load_state(state))
+            await self._answer("loading the sampler's weights", sdk.load_state(trainer, state))
         client = await self._made("saving the sampler's weights", trainer.save_weights_and_get_sampling_client)
         sampler = Sampler(client, version, generation)
         if state is not None:
@@ -369,13 +378,23 @@ class RemotePolicy:
         self.last_saved = str(saved.path)
         return self.last_saved
 
-    async def forget(self, paths: Sequence[str]) -> None:
-        """Delete states that are no longer needed, where the server does that."""
-        if not self.settings.expires_states:
-            return
-        client = self._service.create_rest_client()
-        for path in paths:
-            await self._answer(f"deleting {path}", client.delete_checkpoint_from_tinker_path(path))
+    async def forget(self, paths: Sequence[str]) -> list[str]:
+        """Delete states that no checkpoint needs any more, where the server does that.
+
+        Returns:
+            Those that are kept for now, because the model would be made again from them.
+        """
+        needed = [path for path in paths if self._recovery is not None and path == self._recovery[0]]
+        if self.settings.expires_states:
+            client = self._service.create_rest_client()
+            for path in paths:
+                if path in needed:
+                    continue
+                try:
+                    await self._answer(f"deleting {path}", client.delete_checkpoint_from_tinker_path(path))
+                except (Lost, RunError) as error:  # costs storage, and nothing else
+                    logger.warning("%s", error)
+        return needed
 
     # ----------------------------------------------------------------------------------------------------------------
     # Recovery

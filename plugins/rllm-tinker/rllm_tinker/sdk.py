@@ -6,6 +6,8 @@ everything here has a deadline. What differs between 0.24 and 0.38:
 * ``create_*`` and ``save_weights_and_get_sampling_client`` block and return the object in 0.24, and return a future of
   it in 0.38, which warns about the names ending in ``_async``. Here the plain names are called in a thread (`made`).
 * Futures of requests are the SDK's own or `concurrent.futures.Future` (`answer`).
+* What the server has is asked by the service client in 0.24, by one of its own in 0.38 (`capabilities`).
+* Closing a client is new in 0.38 (`disconnect`); loading a state into an existing model is deprecated (`load_state`).
 * ``compute_logprobs`` of N tokens returns N values, the first None, or N - 1 (`prompt_logprobs`).
 
 The SDK is imported when it is first used.
@@ -17,6 +19,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +36,10 @@ FORGOTTEN = ("not loaded", "not found", "expired", "unknown session", "no such m
 
 class Lost(Exception):
     """The server did not answer, or no longer knows the model: reconnecting may help."""
+
+
+class Busy(Lost):
+    """The server answers, but not now."""
 
 
 async def made(seconds: float, what: str, make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -66,9 +73,9 @@ async def answer(seconds: float, what: str, future: Any) -> Any:
     """
     try:
         async with asyncio.timeout(seconds):
-            if isinstance(future, concurrent.futures.Future):
-                return await asyncio.wrap_future(future)
-            return await future.result_async()
+            if hasattr(future, "result_async"):
+                return await future.result_async()
+            return await asyncio.wrap_future(future)
     except TimeoutError:
         raise Lost(f"{what} was not answered within {seconds:g} s") from None
     except asyncio.CancelledError:
@@ -91,7 +98,9 @@ def meaning(what: str, error: Exception) -> Exception:
         return ConfigError(f"set {KEY_VARIABLE} to your key ({said})")
     if isinstance(error, tinker.ConflictError):
         return RunError(f"{said}; that name is in use already")
-    if isinstance(error, tinker.RateLimitError | tinker.InternalServerError | tinker.APIConnectionError):
+    if isinstance(error, tinker.RateLimitError | tinker.InternalServerError):
+        return Busy(said)
+    if isinstance(error, tinker.APIConnectionError):
         return Lost(said)
     if isinstance(error, tinker.RequestFailedError):
         is_users = getattr(error.category, "value", "") == "user"
@@ -122,9 +131,29 @@ def service_client(base_url: str, key: str) -> Any:
     return tinker.ServiceClient(api_key=key, **({"base_url": base_url} if base_url else {}))
 
 
+def capabilities(service: Any, base_url: str, key: str) -> Any:
+    """What the server has; in 0.38 a client of its own asks."""
+    import tinker
+
+    if not hasattr(tinker, "RestClient"):
+        return service.get_server_capabilities()
+    client = tinker.RestClient(api_key=key, **({"base_url": base_url} if base_url else {}))
+    return client.get_server_capabilities().result()
+
+
 def disconnect(service: Any) -> None:
     """End the session, whose heartbeat keeps its models on the server; closing is new in 0.38."""
     (getattr(service, "close", None) or service.holder.close)()
+
+
+def load_state(trainer: Any, path: str) -> Any:
+    """The future of a state loaded into a model that is there already.
+
+    0.38 warns that later versions will make a new model instead; that takes one of the server's adapters each time.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="DEPRECATED: TrainingClient.load_state", category=FutureWarning)
+        return trainer.load_state(path)
 
 
 def adam(learning_rate: float, **settings: float) -> Any:
