@@ -36,6 +36,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "loss": "ppo_clip",
         "loss_options": CLIP_HIGHER,
         "filter_uniform_groups": "true",
+        "refill_filtered_groups": "false",  # nearly all words are solved in the end
         "overlong.penalty_tokens": "2",
     },
     "rloo": {"name": "rloo"},
