@@ -28,7 +28,7 @@ def check_imitation(
                 raise ConfigError(f"{name}: estimator {key!r} uses no rewards")
     if chosen.estimators.learns_written:
         _check_written(config, capabilities, chosen, plugins)
-    _check_teacher(config, chosen, plugins)
+    _check_teacher(config, capabilities, chosen, plugins)
 
 
 def _names(config: RunConfig) -> list[str]:
@@ -91,7 +91,7 @@ def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algori
         )
 
 
-def _check_teacher(config: RunConfig, chosen: Algorithm, plugins: PluginManager) -> None:
+def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
     from rllm_core.distillation.opening import teacher_engine
 
     wanting = [
@@ -108,5 +108,10 @@ def _check_teacher(config: RunConfig, chosen: Algorithm, plugins: PluginManager)
         raise ConfigError(
             f"estimator {wanting[0]!r} needs a teacher: set teacher.engine to a rollout engine that computes "
             "log-probabilities, and teacher.model to its model"
+        )
+    if config.training.staleness_threshold > 0 and "current" not in capabilities.policies:
+        raise ConfigError(
+            f"training.staleness_threshold must be 0: backend {config.backend!r} computes no log-probabilities, with "
+            "which what older weights sampled is compared with the teacher"
         )
     teacher_engine(config, plugins)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -86,7 +86,25 @@ def with_token_rewards(group: TrajectoryGroup, rewards: Sequence[Floats]) -> Tra
         group: Trajectories.
         rewards: Per sample of `training_samples`, ``(sampled_tokens,)``.
     """
-    remaining = iter(rewards)
+
+    def rewarded(step: Step, more: Floats) -> Step:
+        before = step.token_rewards
+        return step.model_copy(update={"token_rewards": more if before is None else before + more})
+
+    return with_tokens(group, rewards, rewarded)
+
+
+def with_tokens(
+    group: TrajectoryGroup, values: Sequence[Floats], changed: Callable[[Step, Floats], Step]
+) -> TrajectoryGroup:
+    """The group with every sampled step replaced by ``changed`` of it and of the values of its completion's tokens.
+
+    Args:
+        group: Trajectories.
+        values: Per sample of `training_samples`, ``(sampled_tokens,)``.
+        changed: From a step and ``(completion_tokens,)`` to a step.
+    """
+    remaining = iter(values)
     trajectories = []
     for trajectory in group.trajectories:
         steps = list(trajectory.steps)
@@ -94,10 +112,7 @@ def with_token_rewards(group: TrajectoryGroup, rewards: Sequence[Floats]) -> Tra
             lengths = [len(steps[position].completion_ids) for position in segment.trained]
             parts = np.split(next(remaining), np.cumsum(lengths)[:-1])
             for position, part in zip(segment.trained, parts, strict=True):
-                before = steps[position].token_rewards
-                steps[position] = steps[position].model_copy(
-                    update={"token_rewards": part if before is None else before + part}
-                )
+                steps[position] = changed(steps[position], part)
         trajectories.append(trajectory.model_copy(update={"steps": steps}))
     return group.model_copy(update={"trajectories": trajectories})
 

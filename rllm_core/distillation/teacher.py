@@ -28,8 +28,8 @@ class Teacher:
 
     A teacher with the student's vocabulary, and no parser of its own in the run file, reads exactly the student's
     tokens. Any other reads the messages as its own parser writes them, and the bytes of the completion as its own
-    tokens (`rllm_core.distillation.alignment`). Tokens that it cannot score get 0 and are counted in the step's
-    metadata.
+    tokens (`rllm_core.distillation.alignment`). Tokens that it cannot score get 0, and the step's metadata says which
+    they are.
 
     Args:
         engine: Who scores.
@@ -157,9 +157,9 @@ def _scored(step: Step, alignment: Alignment, teacher_logprobs: npt.NDArray[np.f
     assert step.logprobs is not None
     advantages, scored = alignment.advantages(step.logprobs, teacher_logprobs)
     update: dict[str, Any] = {"advantages": _read_only(advantages)}
-    unscored = int((~scored).sum())
-    if unscored:
-        update["metadata"] = freeze({**step.metadata, UNSCORED_TOKENS: unscored})
+    if not scored.all():
+        places = np.flatnonzero(~scored).tolist()
+        update["metadata"] = freeze({**step.metadata, UNSCORED_TOKENS: places})
     return step.model_copy(update=update)
 
 

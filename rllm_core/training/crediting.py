@@ -11,14 +11,15 @@ import numpy.typing as npt
 from rllm_core.algorithms.advantages import Credit
 from rllm_core.algorithms.diagnostics import OffPolicyDiagnostics, token_ages
 from rllm_core.algorithms.kl import kl_estimate
-from rllm_core.algorithms.samples import training_samples, with_token_rewards
+from rllm_core.algorithms.samples import training_samples, with_token_rewards, with_tokens
 from rllm_core.algorithms.selection import Algorithm
 from rllm_core.backend import Policy
 from rllm_core.config import RunConfig
+from rllm_core.distillation.teacher import UNSCORED_TOKENS
 from rllm_core.errors import RunError
 from rllm_core.tokens import logprobs
 from rllm_core.training.buffer import CompleteGroup
-from rllm_core.types import Floats, TrainingSample, TrajectoryGroup
+from rllm_core.types import Floats, Step, TrainingSample, TrajectoryGroup
 
 ComputeLogprobs = Callable[[Sequence[TrainingSample], Policy], Awaitable[list[Floats]]]
 
@@ -60,17 +61,24 @@ class Crediting:
     def when_completed(config: RunConfig, algorithm: Algorithm) -> bool:
         """Whether advantages are known as soon as a group is complete."""
         kl = config.algorithm.kl
-        return algorithm.estimators.scope == "group" and not (kl.coefficient > 0 and kl.place == "reward")
+        if algorithm.estimators.scope == "batch" or any(e.needs_teacher for e in algorithm.estimators.all):
+            return False
+        return not (kl.coefficient > 0 and kl.place == "reward")
 
-    async def credited(self, taken: Sequence[CompleteGroup]) -> list[list[TrainingSample]]:
-        """Per complete group its samples, with advantages."""
+    async def credited(self, taken: Sequence[CompleteGroup], *, weight_version: int) -> list[list[TrainingSample]]:
+        """Per complete group its samples, with advantages.
+
+        Args:
+            taken: What is consumed.
+            weight_version: Of the policy that is about to be trained.
+        """
         groups = [group for item in taken for group in item.groups]
         self._task_ids = {group.group_id: group.task_id for group in groups}
         if self.when_completed(self.config, self.algorithm):
             credits = [credit for item in taken for credit in item.advantages or []]
         else:
             rewarded = await self._less_kl(groups) if self._kl_in == "reward" and groups else groups
-            credits = self.algorithm.estimators(rewarded)
+            credits = self.algorithm.estimators(await self._compared_now(rewarded, weight_version))
         remaining = iter(zip(groups, credits, strict=True))
         return [[sample for _ in item.groups for sample in self._samples(*next(remaining))] for item in taken]
 
@@ -78,10 +86,31 @@ class Crediting:
         estimator = self.algorithm.estimators.of(group.role)
         return training_samples(group, credits, learns_written=estimator.learns_written, credited_by=estimator.label)
 
+    async def _compared_now(self, groups: Sequence[TrajectoryGroup], weight_version: int) -> list[TrajectoryGroup]:
+        """The groups whose tokens a teacher scored, compared with the policy as it is and not as it was.
+
+        What the teacher's log-probability less that of an older policy was, becomes the one less that of the policy
+        about to be trained. What this policy sampled is left as it is.
+        """
+        result = list(groups)
+        stale = [
+            place
+            for place, group in enumerate(groups)
+            if self.algorithm.estimators.of(group.role).needs_teacher and group.weight_version < weight_version
+        ]
+        samples = {place: training_samples(groups[place], _zeros(groups[place])) for place in stale}
+        flat = [sample for place in stale for sample in samples[place]]
+        if not flat:
+            return result
+        current = iter(await self._compute_logprobs(flat, "current"))
+        for place in stale:
+            result[place] = with_tokens(groups[place], [next(current) for _ in samples[place]], _compared)
+        return result
+
     async def _less_kl(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """The groups with each token's divergence from the reference taken off its reward."""
         kl = self.config.algorithm.kl
-        samples = [training_samples(g, [np.zeros(len(t.steps)) for t in g.trajectories]) for g in groups]
+        samples = [training_samples(group, _zeros(group)) for group in groups]
         flat = [sample for of_group in samples for sample in of_group]
         current = await self._logprobs(flat, "current")
         reference = await self._logprobs(flat, "reference")
@@ -170,6 +199,19 @@ class Crediting:
                 corrected = (samples[index].advantages * part).astype(np.float32)
                 result[index] = _with(samples[index], advantages=corrected)
         return result
+
+
+def _zeros(group: TrajectoryGroup) -> list[Credit]:
+    return [np.zeros(len(trajectory.steps)) for trajectory in group.trajectories]
+
+
+def _compared(step: Step, current: Floats) -> Step:
+    """A step that a teacher scored, with ``(completion_tokens,)`` log-probabilities of the policy as it is now."""
+    assert step.advantages is not None
+    assert step.logprobs is not None
+    advantages = step.advantages + step.logprobs - current
+    advantages[list(step.metadata.get(UNSCORED_TOKENS, ()))] = 0
+    return step.model_copy(update={"advantages": advantages})
 
 
 def _with(sample: TrainingSample, **arrays: Floats) -> TrainingSample:

@@ -124,7 +124,7 @@ class Reporter:
             self.metrics.declare(name, reduction)
         sampled = [step for t in trajectories for step in t.steps if step.weight_version is not None]
         steps = [step for step in sampled if step.advantages is not None]
-        unscored = sum(step.metadata.get(UNSCORED_TOKENS, 0) for step in steps)
+        unscored = sum(len(step.metadata.get(UNSCORED_TOKENS, ())) for step in steps)
         scored = sum(len(step.completion_ids) for step in steps) - unscored
         self.metrics.record("teacher_unscored_tokens", unscored)
         if scored:

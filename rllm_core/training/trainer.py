@@ -373,7 +373,7 @@ class Trainer:
         """Advantages and samples of what was taken, then forward and backward in passes."""
         training, trained = self.config.training, []
         since_sync = (self.step - self.position.synced_step) / training.trigger_parameter_sync_step
-        credited = await self.crediting.credited(taken)
+        credited = await self.crediting.credited(taken, weight_version=self.coordinator.weight_version)
         for start in range(0, len(credited), self.groups_per_pass):
             chunk = [sample for group in credited[start : start + self.groups_per_pass] for sample in group]
             if not chunk:

@@ -25,7 +25,7 @@ from rllm_core.testing.scripted import (
     text_logprobs,
 )
 from rllm_core.training import launch
-from rllm_core.types import Floats, TokenIds
+from rllm_core.types import Floats, TokenIds, TrainingSample
 
 SKILL = 0.9
 DISTILL = ("algorithm.name=distill", "teacher.engine=scripted", "teacher.model=wise")
@@ -97,6 +97,34 @@ def test_advantages_are_differences_of_log_probabilities(distil: Distil, teacher
         ratio = (said - math.log(0.5)) / len(step["completion_ids"])
         assert step["advantages"] == pytest.approx([ratio] * len(step["completion_ids"]), abs=1e-5)
     assert teacher is None
+
+
+def test_what_older_weights_sampled_is_compared_with_the_policy_as_it_is(
+    distil: Distil, teachers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teachers(unscored=lambda place: place == 0)
+    seen: list[tuple[float, TrainingSample]] = []
+    transform = ScriptedBackend.transform_to_backend_batch
+
+    async def compute(self: ScriptedBackend, samples: Sequence[TrainingSample], policy: str) -> list[Floats]:
+        assert policy == "current"
+        assert all(max(sample.weight_versions) < self.rollout_engine.weight_version for sample in samples)
+        return [self._of_written(sample) for sample in samples]
+
+    def spy(self: ScriptedBackend, samples: Sequence[TrainingSample]) -> Any:
+        seen.extend((self.skill, sample) for sample in samples)
+        return transform(self, samples)
+
+    monkeypatch.setattr(ScriptedBackend, "compute_logprobs", compute)
+    monkeypatch.setattr(ScriptedBackend, "transform_to_backend_batch", spy)
+    run = distil("training.steps=12", "training.staleness_threshold=2", "training.partial_rollout=true")
+    assert run.error is None
+    assert max(line["staleness_max"] for line in run.lines("metrics")) > 0
+    for skill, sample in seen:
+        spans = [sample.token_ids[start:stop] for start, stop in sample.turn_spans]
+        theirs, ours = (np.concatenate([text_logprobs(Script(), s, span) for span in spans]) for s in (SKILL, skill))
+        assert sample.advantages[0] == 0, "the teacher did not say"
+        assert sample.advantages[1:] == pytest.approx((theirs - ours)[1:], abs=1e-5)
 
 
 def test_validation_asks_no_teacher(distil: Distil, teachers: Any) -> None:
