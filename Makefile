@@ -89,7 +89,7 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/mypy
 
 docs-reference: $(VENV)/.installed
-	$(VENV)/bin/python docs/generate.py
+	PYTHONPATH=plugins/rllm-tinker $(VENV)/bin/python docs/generate.py
 
 clean:
 	rm -rf .venv* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,7 +28,12 @@ CAPABILITIES = Path(__file__).parent / "capabilities.md"
 MARKER = "<!-- Generated from the configuration models by `make docs-reference`; edit those. -->\n"
 DECLARED_MARKER = "<!-- Generated from what the backends declare by `make docs-reference`. -->\n"
 # What else is installed on the machine must not show up in the page.
-FIRST_PARTY = {"local": "rllm_local", "renderers": "rllm_renderers", "workflows": "rllm_workflows"}
+FIRST_PARTY = {
+    "local": "rllm_local",
+    "renderers": "rllm_renderers",
+    "tinker": "rllm_tinker",
+    "workflows": "rllm_workflows",
+}
 WITH_SECTIONS = (providers.Backend, providers.Parser, providers.Workflow, providers.Tracker)
 OPTIONS_OF: dict[type[providers.Provider], str] = {
     providers.AdvantageEstimator: "algorithm.estimator_options",
