@@ -29,7 +29,7 @@ from rllm_tinker import sdk
 from rllm_tinker.config import TinkerConfig, api_key
 from rllm_tinker.engine import TinkerEngine
 from rllm_tinker.losses import LOSSES, ServerLoss
-from rllm_tinker.remote import Pass, RemotePolicy, ServerSettings
+from rllm_tinker.remote import Pass, RemotePolicy, Samplers, ServerSettings
 
 CHECKPOINT = "tinker.json"
 NO_CLIPPING = 1e6  # gradients are never that long
@@ -116,13 +116,14 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
     def _server(self) -> ServerSettings:
         tinker, training = self.tinker, self.config.training
         is_synchronous = training.staleness_threshold == 0 and training.trigger_parameter_sync_step == 1
+        on_skyrl: Samplers = "shared" if is_synchronous else "separate"
         return ServerSettings(
             base_url=tinker.address(),
             key=api_key(is_hosted=not tinker.address()),
             base_model=tinker.base_model or self.config.model.path,
             rank=tinker.rank,
             seed=training.seed if tinker.seed is None else tinker.seed,
-            separate_samplers=tinker.scale() == "skyrl" and not is_synchronous,
+            samplers=on_skyrl if tinker.scale() == "skyrl" else "snapshots",
             expires_states=tinker.scale() == "hosted",
             future_timeout_seconds=tinker.future_timeout_seconds,
             reconnect_timeout_seconds=tinker.reconnect_timeout_seconds,

@@ -8,8 +8,9 @@ again.
 **SkyRL's JAX engine has one set of adapter weights per model**, which trains *and* samples. Requests to a sampler of an
 old version are answered with the newest weights; and the first request to a sampler loads its file into the model,
 which undoes the optimizer steps since. Both were measured with skyrl 0.3.0. While nothing is sampled between an
-optimizer step and the next version, as in synchronous training, neither can happen. Otherwise (`separate_samplers`) two
-further models take turns to sample: each version's state is loaded into the one that no request uses any more.
+optimizer step and the next version, as in synchronous training, neither can happen (samplers are ``shared``). Otherwise
+they are ``separate``: two further models take turns to sample, and each version's state is loaded into the one that no
+request uses any more. Hosted samplers are ``snapshots``, and need none of this.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -32,6 +33,8 @@ from rllm_tinker.sdk import Lost
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+
+Samplers = Literal["snapshots", "shared", "separate"]
 
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 10.0
@@ -49,7 +52,7 @@ class ServerSettings:
         base_model: What the server calls the model.
         rank: Of the adapters.
         seed: Of their first weights.
-        separate_samplers: See the module.
+        samplers: Whose weights they have, see the module.
         expires_states: Whether the server forgets states after a time that is asked for, and deletes them when asked.
         future_timeout_seconds: Deadline of one request.
         reconnect_timeout_seconds: How long a lost server is waited for.
@@ -61,7 +64,7 @@ class ServerSettings:
     base_model: str
     rank: int
     seed: int
-    separate_samplers: bool
+    samplers: Samplers
     expires_states: bool
     future_timeout_seconds: float
     reconnect_timeout_seconds: float
@@ -325,7 +328,8 @@ class RemotePolicy:
         """Make the current weights ``version``, and sample from them."""
 
         async def ask() -> None:
-            await self._keep(every_steps=1 if self.settings.separate_samplers else self.settings.recovery_every_steps)
+            is_separate = self.settings.samplers == "separate"
+            await self._keep(every_steps=1 if is_separate else self.settings.recovery_every_steps)
             await self._republish(version)
             self._live_step = self.step
 
@@ -401,7 +405,7 @@ class RemotePolicy:
 
     def doubt(self) -> None:
         """A request was given up, and may still be answered at a time that does harm."""
-        self._is_doubtful = not self.settings.separate_samplers
+        self._is_doubtful = self.settings.samplers == "shared"
 
     async def ready(self) -> None:
         """Wait while the model is made again for a sampler's sake.
@@ -494,7 +498,7 @@ class RemotePolicy:
 
     async def _republish(self, version: int) -> None:
         state = None
-        if self.settings.separate_samplers:
+        if self.settings.samplers == "separate":
             assert self._recovery is not None  # saved with every version
             state = self._recovery[0]
         await self._make_sampler(version, state)

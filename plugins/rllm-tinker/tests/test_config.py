@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import rllm_tinker
 from rllm_tinker.backend import TinkerBackend
 from rllm_tinker.config import TinkerConfig
 
@@ -102,6 +105,30 @@ from rllm_core.config import RunConfig
 print(sorted(TinkerBackend.capabilities(RunConfig(workflow="any", backend="tinker")).losses))
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(Path(rllm_tinker.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert "importance_sampling" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("service", "training", "samplers"),
+    [
+        ("hosted", {}, "snapshots"),
+        ("hosted", {"staleness_threshold": 1.0}, "snapshots"),
+        ("skyrl", {}, "shared"),
+        ("skyrl", {"staleness_threshold": 0.5}, "separate"),
+        ("skyrl", {"trigger_parameter_sync_step": 3}, "separate"),
+    ],
+)
+def test_samplers_have_weights_of_their_own_where_training_goes_on(
+    service: Any, training: dict[str, Any], samplers: str
+) -> None:
+    config = RunConfig(
+        workflow="sort",
+        backend="tinker",
+        training=TrainingConfig(**training),
+        plugins={"tinker": TinkerConfig(base_url=SERVER, service=service)},
+    )
+    backend = TinkerBackend(config, PluginManager.from_environment(no_plugins=True))
+    assert backend._server().samplers == samplers
