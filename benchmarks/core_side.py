@@ -12,9 +12,12 @@ from benchmarks.sides import Gate, serve
 from benchmarks.trials import Row
 from benchmarks.workloads import plugin_manager, run_config
 from rllm_core.config import RunConfig
+from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.validation import ValidationResult
+
+COUNTS = ("sampled_tokens", "trained_tokens", "reward_mean")
 
 
 class _GatedProgress(Progress):
@@ -37,12 +40,9 @@ class _GatedProgress(Progress):
 
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """See `Progress`."""
-        self._gate.step_ended(
-            metrics["step"],
-            sampled_tokens=metrics["sampled_tokens"],
-            trained_tokens=metrics["trained_tokens"],
-            reward_mean=metrics["reward_mean"],
-        )
+        # What is trained depends on the backend's layout, and only some say how much that is.
+        counts = {name: metrics[name] for name in COUNTS if name in metrics}
+        self._gate.step_ended(metrics["step"], **counts)
 
 
 def train(request: Row, gate: Gate) -> Row:
@@ -56,6 +56,11 @@ def train(request: Row, gate: Gate) -> Row:
     config = run_config(
         plugins, request["workload"], model=request["model"], seed=request["seed"], steps=request["steps"]
     )
+    return train_gated(config, plugins, gate)
+
+
+def train_gated(config: RunConfig, plugins: PluginManager, gate: Gate) -> Row:
+    """Train a run that waits at the gate between steps; what its last validation found."""
     assembly = launch.assemble(config, plugins)
     with tempfile.TemporaryDirectory() as folder:
         progress = _GatedProgress(gate, config)

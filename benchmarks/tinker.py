@@ -1,0 +1,147 @@
+"""Backend ``tinker`` beside tinker-cookbook's own RL loop, and above the least that a step needs.
+
+    python -m benchmarks.tinker
+
+One Tinker server on this machine (SkyRL's, on the CPU), one model, one task, groups of one size; three processes that
+take turns step by step, so that what else the machine does hits all alike: ours, the cookbook's loop unedited, and a
+loop of the bare SDK with one request per group. Per step: seconds, CPU seconds of the client, of the server's API and
+of its engine, and HTTP requests as the server saw them. Goals: ``steps_per_second_over_cookbook`` at least 2.5,
+``seconds_per_step_over_floor`` at most 1.15.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.environments import ROOT
+from benchmarks.environments import SETTINGS as ENVIRONMENT
+from benchmarks.sides import Side
+from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
+
+if TYPE_CHECKING:
+    from server import TinkerServer
+
+CLIENT, SERVER = ROOT / ".venv-tinker-cookbook", ROOT / ".venv-tinker-server"
+SIDES = ("ours", "cookbook", "floor")
+WARM_UP_STEPS = 3
+"""The server compiles in these, anew for every model."""
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def enter_environment(arguments: Sequence[str]) -> None:
+    """Go on in the environment that holds the cookbook and ours, making it and the server's if need be."""
+    os.environ.update(ENVIRONMENT | {"TINKER_TELEMETRY": "0", "TINKER_API_KEY": "tml-none", "TQDM_DISABLE": "1"})
+    if Path(sys.prefix).resolve() == CLIENT.resolve():
+        return
+    subprocess.run(
+        ["make", f"{CLIENT.name}/.installed", f"{SERVER.name}/.installed"], check=True, cwd=ROOT, stdout=sys.stderr
+    )
+    os.chdir(ROOT)
+    python = CLIENT / "bin" / "python"
+    os.execv(python, [str(python), "-m", "benchmarks.tinker", *arguments])
+
+
+def measure(options: argparse.Namespace, trials: RawTrials) -> None:
+    """Let the three take turns; who goes first changes with every step."""
+    sys.path.insert(0, str(ROOT / "tests" / "tinker"))
+    from server import TinkerServer, starter_model
+
+    cache = SERVER / "cache"
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as open_sides:
+        server = TinkerServer(Path(folder) / "server", starter_model(cache), cache)
+        server.start()
+        open_sides.callback(server.stop)
+        sides = [open_sides.enter_context(Side(name, "benchmarks.tinker_sides")) for name in SIDES]
+        steps = WARM_UP_STEPS + options.steps
+        for side in sides:
+            # One step more than is timed, which the cookbook's loop ends with a save.
+            side.begin(
+                {
+                    "side": side.name,
+                    "model": str(server.model),
+                    "base_url": server.base_url,
+                    "steps": steps + 1,
+                    "seed": options.seed,
+                }
+            )
+        for step in range(steps):
+            for side in [*sides[step % 3 :], *sides[: step % 3]]:
+                row = {"kind": "step", "side": side.name, "warm_up": step < WARM_UP_STEPS, **_timed(side, server)}
+                trials.add(row)
+                print(
+                    f"{row['side']:>8} step {row['step']}: {row['wall_seconds']:.3f} s, {row['requests']} requests",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+def _timed(side: Side, server: TinkerServer) -> Row:
+    requests, cpu, load = server.request_count(), _cpu_seconds(server.pids), os.getloadavg()[0]
+    row = side.step()
+    api, engine = (after - before for before, after in zip(cpu, _cpu_seconds(server.pids), strict=True))
+    paths: Counter[str] = server.requests(requests)
+    return {
+        **row,
+        "api_cpu_seconds": api,
+        "engine_cpu_seconds": engine,
+        "requests": paths.total(),
+        "paths": dict(paths),
+        "load_average": load,
+    }
+
+
+def _cpu_seconds(pids: Sequence[int]) -> list[float]:
+    seconds = []
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        seconds.append((int(fields[11]) + int(fields[12])) / CLOCK_TICKS)
+    return seconds
+
+
+def figures(rows: Sequence[Row]) -> Figures:
+    """Ratios of neighbouring steps, and medians per side; requests are means."""
+    timed = {name: of_kind(rows, "step", side=name, warm_up=False) for name in SIDES}
+    seconds = {name: [row["wall_seconds"] for row in timed[name]] for name in SIDES}
+    ours, cookbook, floor = (seconds[name] for name in SIDES)
+    found: Figures = {
+        "steps": len(ours),
+        "steps_per_second_over_cookbook": round(paired_ratio(zip(ours, cookbook, strict=True)), 3),
+        "seconds_per_step_over_floor": round(paired_ratio(zip(floor, ours, strict=True)), 3),
+        "steps_per_second_over_cookbook_total": round(sum(cookbook) / sum(ours), 3),
+        "seconds_per_step_over_floor_total": round(sum(ours) / sum(floor), 3),
+        "load_average": round(statistics.fmean(row["load_average"] for row in timed["ours"]), 1),
+    }
+    for name in SIDES:
+        found[f"{name}_seconds"] = round(statistics.median(seconds[name]), 3)
+        for part in ("", "api_", "engine_"):
+            cpu = statistics.median(row[f"{part}cpu_seconds"] for row in timed[name])
+            found[f"{name}_{part or 'client_'}cpu_seconds"] = round(cpu, 3)
+        found[f"{name}_requests"] = round(statistics.fmean(row["requests"] for row in timed[name]), 1)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tinker", description=__doc__)
+    parser.add_argument(
+        "--steps", type=int, default=28, help="timed steps of each side; 25 hold one of our recovery states"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the tasks")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if "--from-raw" not in " ".join(given) and not {"-h", "--help"} & set(given):
+        enter_environment(given)
+    run("tinker", parser, measure, figures, given)
+
+
+if __name__ == "__main__":
+    main()

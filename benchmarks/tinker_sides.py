@@ -1,0 +1,264 @@
+"""Three ways to train the starter task on one Tinker server, each in a process that waits between steps (see `sides`).
+
+``ours`` is ``rllm-core train sort --backend tinker``; ``cookbook`` is `tinker_cookbook.rl.train.main`, unedited, with
+the same tasks and rewards as its environment; ``floor`` is the least that a step needs, written with the bare SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import chz
+import tinker
+from rllm_renderers.chat_template import ChatTemplateParser
+from rllm_workflows.sort import SortWorkflow, prompt, score
+from tinker_cookbook.rl import train as cookbook_train
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder, StepResult
+
+from benchmarks.core_side import train_gated
+from benchmarks.sides import Gate, serve
+from benchmarks.trials import Row
+from benchmarks.workloads import training_tasks
+from rllm_core.config import RunConfig, load_run_config
+from rllm_core.plugins import PluginManager
+from rllm_core.types import Task
+
+GROUPS, ROLLOUTS = 8, 8
+RANK = 8
+SETTINGS: dict[str, Any] = {
+    "training.groups_per_step": GROUPS,
+    "training.rollouts_per_group": ROLLOUTS,
+    "training.validation_rollouts": 0,
+    "rollout.max_response_tokens": 6,
+    "algorithm.loss": "importance_sampling",
+    "algorithm.entropy_coefficient": 0.0,
+    # So low that what is sampled, and so what has to be computed, is the same all along and on every side.
+    "optimizer.learning_rate": 1e-5,
+    "optimizer.schedule": "constant",
+    "optimizer.warmup_steps": 0,
+    "optimizer.max_grad_norm": 1e6,
+    "tinker.service": "skyrl",
+    "tinker.rank": RANK,
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What all sides train on.
+
+    Attributes:
+        model: The folder, which is the server's name of it, too.
+        base_url: The server.
+        steps: How many.
+        seed: Of tasks.
+    """
+
+    model: str
+    base_url: str
+    steps: int
+    seed: int
+
+    @cached_property
+    def plugins(self) -> PluginManager:
+        """What is installed."""
+        return PluginManager.from_environment()
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """Our run file."""
+        settings = {
+            **SETTINGS,
+            "model.path": f'"{self.model}"',
+            "tinker.base_url": f'"{self.base_url}"',
+            "training.steps": self.steps,
+            "training.seed": self.seed,
+        }
+        overrides = [f"{key}={value}" for key, value in settings.items()]
+        return load_run_config("sort", self.plugins, overrides=overrides, backend="tinker", parser="chat_template")
+
+    @cached_property
+    def tasks(self) -> Sequence[Task]:
+        """Of all steps, in the order in which ours visits them."""
+        return training_tasks(SortWorkflow(), self.config)
+
+    @cached_property
+    def parser(self) -> ChatTemplateParser:
+        """Writes everybody's prompts."""
+        return ChatTemplateParser.from_model(self.model)
+
+    @cached_property
+    def stops(self) -> list[int]:
+        """What ends a turn."""
+        return list(self.parser.get_stop_token_ids())
+
+    def prompt_ids(self, task: Task) -> list[int]:
+        """The prompt of a task."""
+        return self.parser.render([{"role": "user", "content": prompt(task.data["word"])}])
+
+    def reward(self, task: Task, completion: Sequence[int]) -> float:
+        """As the workflow has it."""
+        if not completion or completion[-1] not in self.stops:
+            return 0.0
+        return score(self.parser.parse_completion(list(completion)).content.strip(), task.data["answer"])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The cookbook's loop
+
+
+@dataclass
+class _SortEnv(Env):
+    workload: Workload
+    task: Task
+
+    async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
+        return tinker.ModelInput.from_ints(self.workload.prompt_ids(self.task)), self.workload.stops
+
+    async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
+        return StepResult(
+            reward=self.workload.reward(self.task, action),
+            episode_done=True,
+            next_observation=tinker.ModelInput.empty(),
+            next_stop_condition=self.workload.stops,
+        )
+
+
+@dataclass
+class _SortGroup(EnvGroupBuilder):
+    workload: Workload
+    task: Task
+
+    async def make_envs(self) -> list[Env]:
+        return [_SortEnv(self.workload, self.task) for _ in range(ROLLOUTS)]
+
+
+@dataclass
+class _GatedDataset(RLDataset):
+    """The loop asks for a batch where a step begins: it waits there."""
+
+    workload: Workload
+    gate: Gate
+
+    def get_batch(self, index: int) -> list[EnvGroupBuilder]:
+        if index:
+            self.gate.step_ended(index)
+        else:
+            self.gate.open_first()
+        return [_SortGroup(self.workload, task) for task in self.workload.tasks[index * GROUPS : (index + 1) * GROUPS]]
+
+    def __len__(self) -> int:
+        return self.workload.steps
+
+
+def _dataset_builder(workload: Workload, gate: Gate) -> RLDatasetBuilder:
+    """One without fields: the cookbook copies and writes down those of its configuration."""
+
+    @chz.chz
+    class Builder(RLDatasetBuilder):
+        async def __call__(self) -> tuple[RLDataset, None]:
+            return _GatedDataset(workload, gate), None
+
+    return Builder()
+
+
+def train_cookbook(workload: Workload, gate: Gate) -> Row:
+    """The cookbook's synchronous loop, without the reports it writes by default, which cost it a fifth more."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = cookbook_train.Config(
+            learning_rate=SETTINGS["optimizer.learning_rate"],
+            dataset_builder=_dataset_builder(workload, gate),
+            model_name=workload.model,
+            recipe_name="sort",
+            max_tokens=SETTINGS["rollout.max_response_tokens"],
+            log_path=folder,
+            lora_rank=RANK,
+            base_url=workload.base_url,
+            loss_fn=SETTINGS["algorithm.loss"],
+            eval_every=0,
+            save_every=0,
+            num_groups_to_log=0,
+            rollout_json_export=False,
+        )
+        asyncio.run(cookbook_train.main(config))
+    return {}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The floor
+
+
+def train_floor(workload: Workload, gate: Gate) -> Row:
+    """One request per group, one ``forward_backward``, one ``optim_step``; nothing is checked, kept or said."""
+    asyncio.run(_floor(workload, gate))
+    return {}
+
+
+async def _floor(workload: Workload, gate: Gate) -> None:
+    service = tinker.ServiceClient(base_url=workload.base_url)
+    trainer = await service.create_lora_training_client_async(workload.model, rank=RANK)
+    adam = tinker.AdamParams(learning_rate=SETTINGS["optimizer.learning_rate"])
+    params = tinker.SamplingParams(
+        max_tokens=SETTINGS["rollout.max_response_tokens"], temperature=1.0, stop=workload.stops
+    )
+    gate.open_first()
+    for step in range(workload.steps):
+        sampler = await trainer.save_weights_and_get_sampling_client_async()
+        tasks = workload.tasks[step * GROUPS : (step + 1) * GROUPS]
+        prompts = [workload.prompt_ids(task) for task in tasks]
+        answers = await asyncio.gather(
+            *(sampler.sample_async(tinker.ModelInput.from_ints(ids), ROLLOUTS, params) for ids in prompts)
+        )
+        data = []
+        for task, ids, answer in zip(tasks, prompts, answers, strict=True):
+            rewards = [workload.reward(task, sequence.tokens) for sequence in answer.sequences]
+            mean = statistics.fmean(rewards)
+            for sequence, reward in zip(answer.sequences, rewards, strict=True):
+                data.append(_datum(ids, sequence.tokens, sequence.logprobs, reward - mean))
+        losses, optimized = trainer.forward_backward(data, SETTINGS["algorithm.loss"]), trainer.optim_step(adam)
+        await losses.result_async()
+        await optimized.result_async()
+        gate.step_ended(step + 1)
+
+
+def _datum(ids: list[int], sampled: list[int], logprobs: Sequence[float], advantage: float) -> tinker.Datum:
+    whole, before = [*ids, *sampled], [0.0] * (len(ids) - 1)
+
+    def floats(values: Sequence[float]) -> tinker.TensorData:
+        return tinker.TensorData(data=[*before, *values], dtype="float32")
+
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(whole[:-1]),
+        loss_fn_inputs={
+            "target_tokens": tinker.TensorData(data=whole[1:], dtype="int64"),
+            "logprobs": floats(logprobs),
+            "advantages": floats([advantage] * len(sampled)),
+        },
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# All of them
+
+
+def train_ours(workload: Workload, gate: Gate) -> Row:
+    """``rllm-core train``."""
+    return train_gated(workload.config, workload.plugins, gate)
+
+
+SIDES = {"ours": train_ours, "cookbook": train_cookbook, "floor": train_floor}
+
+
+def train(request: Row, gate: Gate) -> Row:
+    """Train one side; the request is its name and the fields of `Workload`."""
+    name = request.pop("side")
+    return SIDES[name](Workload(**request), gate)
+
+
+if __name__ == "__main__":
+    serve(train)
