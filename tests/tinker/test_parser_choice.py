@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import pytest
 
 from rllm_core.config import load_run_config
@@ -22,3 +25,10 @@ def test_the_default_says_what_to_install_or_what_to_choose_instead(plugins, mod
     expected = r"run: pip install 'rllm-tinker\[cookbook\]' .* set parser = \"chat_template\" or \"renderer\""
     with pytest.raises(ConfigError, match=expected):
         assembly.parser()
+
+
+def test_the_rest_of_the_extra_is_named_alike(monkeypatch):
+    monkeypatch.delitem(sys.modules, "rllm_tinker.parser", raising=False)
+    monkeypatch.setitem(sys.modules, "rllm_renderers.encoding", None)
+    with pytest.raises(ConfigError, match=r"rllm_renderers.* is not installed; run: .*rllm-tinker\[cookbook\]"):
+        importlib.import_module("rllm_tinker.parser")

@@ -19,12 +19,11 @@ from rllm_renderers.encoding import Encoder
 from rllm_core.errors import ConfigError
 from rllm_core.parser import ToolSpec
 from rllm_core.types import thaw
+from rllm_tinker.parser_config import INSTALL, WITHOUT, missing
 
 VERSIONS = ">=0.5.7,<0.6"
 """Releases whose renderers are tested here: 0.5.7 goes with SDK 0.24.1, 0.5.8 with 0.38.0."""
 
-_WITHOUT = 'or set parser = "chat_template" or "renderer", which need no cookbook'
-_INSTALL = "pip install 'rllm-tinker[cookbook]'"
 # How the families that the cookbook knows spell control tokens.
 _CONTROL = re.compile(r"<\|[^|<>\s]+\|>|<\uff5c[^\uff5c<>\s]+\uff5c>|\[gMASK\]")
 
@@ -105,15 +104,12 @@ def load_cookbook() -> None:
         version = importlib.metadata.version("tinker-cookbook")
         if version not in SpecifierSet(VERSIONS):
             raise ConfigError(
-                f"parser 'tinker' works with tinker-cookbook{VERSIONS}, but {version} is installed; run: {_INSTALL}, "
-                f"{_WITHOUT}"
+                f"parser 'tinker' works with tinker-cookbook{VERSIONS}, but {version} is installed; run: {INSTALL}, "
+                f"{WITHOUT}"
             )
         importlib.import_module("tinker_cookbook.renderers")
     except ImportError as error:  # PackageNotFoundError is one
-        raise ConfigError(
-            f"parser 'tinker' needs Tinker's own renderers, but {error.name or 'tinker-cookbook'} is not installed; "
-            f"run: {_INSTALL} (it brings torch), {_WITHOUT}"
-        ) from error
+        raise missing(error) from error
 
 
 def recommended_renderer(model: str) -> str:

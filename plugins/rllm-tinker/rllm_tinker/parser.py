@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel
-from rllm_renderers.encoding import Encoder
-from rllm_renderers.formats.tool_format import Schemas, checked_call, schemas_of, termination
-from rllm_renderers.loading import load_tokenizer
-from rllm_renderers.self_check import Tail
 
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, ParsedCompletion, ParsedToolCall, ToolSpec
 from rllm_core.types import MessageLike, TokenIds, message, token_ids
-from rllm_tinker import cookbook
 from rllm_tinker.config import TinkerConfig
-from rllm_tinker.rendering import Rendering, bridged_tails, names_calls
+from rllm_tinker.parser_config import missing
+
+try:
+    from rllm_renderers.encoding import Encoder
+    from rllm_renderers.formats.tool_format import Schemas, checked_call, schemas_of, termination
+    from rllm_renderers.loading import load_tokenizer
+    from rllm_renderers.self_check import Tail
+
+    from rllm_tinker import cookbook
+    from rllm_tinker.rendering import Rendering, bridged_tails, names_calls
+except ImportError as error:  # it comes with the extra, too
+    raise missing(error) from error
 
 if TYPE_CHECKING:
     import tinker

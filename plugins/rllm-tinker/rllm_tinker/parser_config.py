@@ -7,6 +7,18 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rllm_core.config import Section
+from rllm_core.errors import ConfigError
+
+INSTALL = "pip install 'rllm-tinker[cookbook]'"
+WITHOUT = 'or set parser = "chat_template" or "renderer" (of rllm-renderers), which need no cookbook'
+
+
+def missing(error: ImportError) -> ConfigError:
+    """What to say where something of the extra is not installed."""
+    return ConfigError(
+        f"parser 'tinker' needs Tinker's own renderers, but {error.name or 'tinker-cookbook'} is not installed; "
+        f"run: {INSTALL} (it brings torch), {WITHOUT}"
+    )
 
 
 class ParserConfig(Section):
