@@ -51,12 +51,18 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    """The server that tests share, and leave as it is."""
+def shared_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
     shared = TinkerServer(tmp_path_factory.mktemp("server"), model, CACHE)
     shared.start()
     yield shared
     shared.stop()
+
+
+@pytest.fixture
+def server(shared_server: TinkerServer) -> Iterator[TinkerServer]:
+    """The server that tests share, and leave as it is; it forgets their models, for which it has few places."""
+    yield shared_server
+    shared_server.unload_models()
 
 
 @pytest.fixture(scope="session")

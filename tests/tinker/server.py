@@ -95,6 +95,7 @@ class TinkerServer:
     port: int = 0
     engine: dict[str, int] = field(default_factory=lambda: dict(ENGINE))
     _process: subprocess.Popen[bytes] | None = None
+    _unloaded: set[str] = field(default_factory=set)
 
     @property
     def base_url(self) -> str:
@@ -173,6 +174,15 @@ class TinkerServer:
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
+
+    def unload_models(self) -> None:
+        """Give the places of all models back; it does so itself only for clients whose heartbeat it has heard."""
+        with urllib.request.urlopen(f"{self.base_url}/api/v1/training_runs?limit=100000", timeout=10) as answer:
+            models = {run["training_run_id"] for run in json.load(answer)["training_runs"]}
+        for model in sorted(models - self._unloaded):
+            asked = self._post("unload_model", {"model_id": model}, seconds=10)
+            self._post("retrieve_future", {"request_id": asked["request_id"]}, seconds=60)
+        self._unloaded |= models
 
     @property
     def pids(self) -> list[int]:

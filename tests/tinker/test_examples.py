@@ -36,4 +36,4 @@ def test_an_example_is_valid(path: Path) -> None:
 
 
 def test_there_is_one_for_each_loop() -> None:
-    assert [path.stem for path in EXAMPLES] == ["countdown", "countdown-async"]
+    assert [path.stem for path in EXAMPLES] == ["countdown-async", "countdown"]

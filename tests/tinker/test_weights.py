@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -218,3 +219,44 @@ async def test_a_checkpoint_holds_the_optimizer_too(server, make_backend, parser
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     await resumed.shutdown()
+
+
+class Overtaken:
+    """A training client whose requests meet SkyRL's race: the optimizer step is there before its gradient."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.held: list[Any] = []
+
+    def forward_backward(self, *arguments: Any) -> concurrent.futures.Future[Any]:
+        self.held.append((arguments, concurrent.futures.Future()))
+        return self.held[-1][1]
+
+    def optim_step(self, adam: Any) -> Any:
+        stepped = self.client.optim_step(adam)
+        for arguments, answer in self.held:
+            late = self.client.forward_backward(*arguments).future()
+            late.add_done_callback(lambda done, answer=answer: answer.set_result(done.result()))
+        return stepped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+
+async def test_a_step_that_went_ahead_of_its_gradient_is_done_again(server, make_backend, parser, sample_of) -> None:
+    up, down = sample_of(ANSWER, 1.0), sample_of(LONG_ANSWER, -1.0)
+    found = []
+    for is_overtaken in (False, True):
+        backend = make_backend(server)
+        await begin(backend, parser)
+        await train(backend, [up], step=1)
+        policy = backend._policy
+        assert policy is not None
+        if is_overtaken:
+            policy._trainer = Overtaken(policy._trainer)
+        norm = (await train(backend, [down], step=2))["grad_norm"]
+        assert policy.recoveries == is_overtaken
+        found.append([np.array([norm]), *await logprobs_of(backend, up, down)])
+        await backend.shutdown()
+    for mine, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)

@@ -27,9 +27,10 @@ from rllm_core.plugins import PluginManager
 from rllm_core.types import Floats, TrainingSample
 from rllm_tinker import sdk
 from rllm_tinker.config import TinkerConfig, api_key
+from rllm_tinker.connection import Samplers, ServerSettings
 from rllm_tinker.engine import TinkerEngine
 from rllm_tinker.losses import LOSSES, ServerLoss
-from rllm_tinker.remote import Pass, RemotePolicy, Samplers, ServerSettings
+from rllm_tinker.remote import Pass, RemotePolicy, grad_norm
 
 CHECKPOINT = "tinker.json"
 NO_CLIPPING = 1e6  # gradients are never that long
@@ -64,6 +65,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         self._batches: list[TinkerBatch] = []
         self._states: list[str] = []  # of checkpoints, oldest first
         self._step = 0
+        self._recoveries = 0
         self._version: int | None = None  # live, if no optimizer step was taken since
 
     @classmethod
@@ -124,7 +126,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
             rank=tinker.rank,
             seed=training.seed if tinker.seed is None else tinker.seed,
             samplers=on_skyrl if tinker.scale() == "skyrl" else "snapshots",
-            expires_states=tinker.scale() == "hosted",
+            orders_requests=tinker.scale() == "hosted",
             future_timeout_seconds=tinker.future_timeout_seconds,
             reconnect_timeout_seconds=tinker.reconnect_timeout_seconds,
             recovery_every_steps=tinker.recovery_every_steps,
@@ -151,7 +153,8 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         data = []
         for sample, factor in zip(samples, loss.factors(samples), strict=True):
             data.append(_datum(sample, loss.inputs(sample, factor)))
-        return TinkerBatch(Pass(data, loss.server_name, loss.settings), samples)
+        has_signal = any(sample.advantages.any() for sample in samples)
+        return TinkerBatch(Pass(data, loss.server_name, loss.settings, has_signal), samples)
 
     async def process_backend_batch(self, batch: TinkerBatch) -> None:
         """See `BackendProtocol.process_backend_batch`; it is sent and not waited for."""
@@ -177,9 +180,11 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         logprobs = [_sampled_logprobs(sample, output) for sample, output in zip(samples, outputs, strict=True)]
         metrics = self._metrics(step, samples, logprobs)
         metrics["learning_rate"] = learning_rate
-        grad_norm = next((value for name, value in reported.items() if name.rpartition("/")[2] == "grad_norm"), None)
-        if grad_norm is not None:
-            metrics["grad_norm"] = float(grad_norm)
+        recoveries = self._allocated().recoveries
+        metrics["recoveries"], self._recoveries = float(recoveries - self._recoveries), recoveries
+        norm = grad_norm(reported)
+        if norm is not None:
+            metrics["grad_norm"] = norm
         self._step, self._version = step.step, None
         return UpdateResult(metrics)
 

@@ -16,64 +16,26 @@ request uses any more. Hosted samplers are ``snapshots``, and need none of this.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+from typing import Any, TypeVar
 
 from rllm_core.errors import RunError
 from rllm_tinker import sdk
+from rllm_tinker.connection import Connection, ServerSettings
 from rllm_tinker.sdk import Lost
 
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-Samplers = Literal["snapshots", "shared", "separate"]
 
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 10.0
-CLOSE_SECONDS = 10.0
 RECOVERY_TTL_SECONDS = 7 * 24 * 3600
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """Which server, which model, and how patient to be.
-
-    Attributes:
-        base_url: Empty for the hosted service.
-        key: Never shown.
-        base_model: What the server calls the model.
-        rank: Of the adapters.
-        seed: Of their first weights.
-        samplers: Whose weights they have, see the module.
-        expires_states: Whether the server forgets states after a time that is asked for, and deletes them when asked.
-        future_timeout_seconds: Deadline of one request.
-        reconnect_timeout_seconds: How long a lost server is waited for.
-        recovery_every_steps: Steps between two saved states.
-    """
-
-    base_url: str
-    key: str = field(repr=False)
-    base_model: str
-    rank: int
-    seed: int
-    samplers: Samplers
-    expires_states: bool
-    future_timeout_seconds: float
-    reconnect_timeout_seconds: float
-    recovery_every_steps: int
-
-    @property
-    def label(self) -> str:
-        """What errors call the server."""
-        return f"the Tinker server at {self.base_url}" if self.base_url else "the hosted Tinker service"
 
 
 @dataclass(frozen=True)
@@ -84,11 +46,13 @@ class Pass:
         data: Training examples of the SDK.
         loss: What the server calls the loss.
         settings: Its parameters.
+        has_signal: Whether any advantage is not 0.
     """
 
     data: list[Any]
     loss: str
     settings: dict[str, float]
+    has_signal: bool
 
 
 @dataclass
@@ -143,7 +107,6 @@ class RemotePolicy:
         step: Optimizer steps done.
         sampler: Of the live version.
         last_saved: Path of the newest state on the server.
-        max_model_tokens: Longest prompt plus completion, if the server says.
         recoveries: How often the model was made again.
     """
 
@@ -153,11 +116,10 @@ class RemotePolicy:
         self.sampler: Sampler | None = None
         self.last_saved: str | None = None
         self.recoveries = 0
-        self.max_model_tokens: int | None = None
         self._name = f"rllm-{secrets.token_hex(4)}"  # of this start of the run: no state of another one is in the way
         self._saves = 0
         self._generation = 0
-        self._service: Any = None
+        self._server = Connection(settings)
         self._trainer: Any = None
         self._reference: Any = None
         self._sampling: list[tuple[Any, Sampler]] = []  # models that are only sampled, and what is
@@ -170,6 +132,11 @@ class RemotePolicy:
         self._reopening: asyncio.Task[None] | None = None
         self._gone: RunError | None = None
 
+    @property
+    def max_model_tokens(self) -> int | None:
+        """Longest prompt plus completion, if the server says."""
+        return self._server.max_model_tokens
+
     # ----------------------------------------------------------------------------------------------------------------
     # Life cycle
 
@@ -179,35 +146,7 @@ class RemotePolicy:
         Raises:
             UserError: If the server is not there, or refuses.
         """
-        await self._reach()
-        seconds = self.settings.reconnect_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await self._connect()
-                self._trainer = await self._made("creating the model", self._create)
-        except TimeoutError:
-            raise RunError(
-                f"{self.settings.label} did not answer within {seconds:g} s (tinker.reconnect_timeout_seconds)"
-            ) from None
-        except Lost as lost:
-            raise RunError(f"{self.settings.label} does not answer as it should: {lost}") from None
-
-    async def _reach(self) -> None:
-        """The SDK tries for minutes to connect; that nobody listens at an address of one's own is known at once."""
-        url = urlsplit(self.settings.base_url)
-        if not url.hostname or url.scheme in getproxies():
-            return
-        try:
-            async with asyncio.timeout(self.settings.reconnect_timeout_seconds):
-                port = url.port or (443 if url.scheme == "https" else 80)
-                _, writer = await asyncio.open_connection(url.hostname, port)
-                writer.close()
-                await writer.wait_closed()
-        except OSError as error:
-            raise RunError(
-                f"nothing answers at tinker.base_url = {self.settings.base_url!r} ({error.strerror or error}); check "
-                "the address, and that the server runs"
-            ) from None
+        self._trainer = await self._server.open()
 
     async def resume(self, path: str, step: int) -> None:
         """Go on from a saved state, its optimizer included."""
@@ -217,55 +156,13 @@ class RemotePolicy:
 
     async def _load(self, path: str) -> None:
         # The model that `open` made is of no use any more; servers unload it when its session ends.
-        self._trainer = await self._from_state(path)
-
-    def _create(self) -> Any:
-        return self._service.create_lora_training_client(
-            base_model=self.settings.base_model, rank=self.settings.rank, seed=self.settings.seed
-        )
-
-    async def _connect(self) -> None:
-        service = sdk.service_client(self.settings.base_url, self.settings.key)
-        capabilities = await self._made(
-            "asking for the server's models", sdk.capabilities, service, self.settings.base_url, self.settings.key
-        )
-        self._service, self._reference, self._sampling = service, None, []
-        self.max_model_tokens = next(
-            (
-                getattr(model, "max_context_length", None)
-                for model in capabilities.supported_models
-                if model.model_name == self.settings.base_model
-            ),
-            None,
-        )
-
-    async def _from_state(self, path: str) -> Any:
-        try:
-            return await self._made(
-                f"loading {path}", self._service.create_training_client_from_state_with_optimizer, path
-            )
-        except Lost as lost:
-            if "not found" in str(lost).lower():
-                raise RunError(f"{self.settings.label} has no state {path} any more ({lost})") from None
-            raise
-
-    async def _made(self, what: str, make: Callable[..., Any], *arguments: Any) -> Any:
-        return await sdk.made(self.settings.future_timeout_seconds, what, make, *arguments)
-
-    async def _answer(self, what: str, future: Any) -> Any:
-        return await sdk.answer(self.settings.future_timeout_seconds, what, future)
+        self._trainer = await self._server.from_state(path)
 
     async def close(self) -> None:
         """Let go of the server and of the models there; saved states stay."""
         if self._reopening is not None:
             self._reopening.cancel()
-        await self._disconnect()
-
-    async def _disconnect(self) -> None:
-        if self._service is not None:
-            service, self._service = self._service, None
-            with contextlib.suppress(Lost):  # it is gone already
-                await sdk.made(CLOSE_SECONDS, "ending the session", sdk.disconnect, service)
+        await self._server.disconnect()
 
     # ----------------------------------------------------------------------------------------------------------------
     # Training
@@ -297,15 +194,24 @@ class RemotePolicy:
         return outputs, metrics
 
     async def _trained(self, step: _Step) -> tuple[list[Any], dict[str, float]]:
-        if step.generation != self._generation:
+        is_new = step.generation == self._generation
+        if not is_new:
             step.generation, step.futures = self._generation, [self._submitted(part) for part in step.passes]
-        # Submitted before anything is waited for: hosted servers then do it in the same cycle.
-        optimizer = self._trainer.optim_step(step.adam)
+        # Hosted servers do in one cycle what is sent before anything is waited for. SkyRL's engine looks for passes and
+        # for optimizer steps one after the other, and steps without the gradient if both arrive in between: this costs
+        # nothing where it can be noticed and made good, and otherwise the passes are waited for.
+        is_sent_ahead = self.settings.orders_requests or (is_new and len(step.passes) == 1)
+        optimizer = self._trainer.optim_step(step.adam) if is_sent_ahead else None
         outputs: list[Any] = []
         for future in step.futures:
-            outputs += (await self._answer("forward_backward", future)).loss_fn_outputs
-        done = await self._answer("optim_step", optimizer)
-        return outputs, dict(done.metrics or {})
+            outputs += (await self._server.answer("forward_backward", future)).loss_fn_outputs
+        if optimizer is None:
+            optimizer = self._trainer.optim_step(step.adam)
+        metrics = dict((await self._server.answer("optim_step", optimizer)).metrics or {})
+        may_have_slipped = is_sent_ahead and not self.settings.orders_requests
+        if may_have_slipped and grad_norm(metrics) == 0 and any(part.has_signal for part in step.passes):
+            raise Lost("the optimizer step went ahead of its gradient")
+        return outputs, metrics
 
     async def forward(self, data: list[Any], *, reference: bool) -> list[Any]:
         """What each example gives, under the current weights or those that the base model has."""
@@ -314,9 +220,11 @@ class RemotePolicy:
             trainer = self._trainer
             if reference:
                 if self._reference is None:  # adapters that were never trained change nothing
-                    self._reference = await self._made("creating the reference model", self._create)
+                    self._reference = await self._server.create("the reference model")
                 trainer = self._reference
-            found: list[Any] = (await self._answer("forward", trainer.forward(data, "cross_entropy"))).loss_fn_outputs
+            found: list[Any] = (
+                await self._server.answer("forward", trainer.forward(data, "cross_entropy"))
+            ).loss_fn_outputs
             return found
 
         return await self._surely(ask)
@@ -338,7 +246,7 @@ class RemotePolicy:
     async def _keep(self, *, every_steps: int) -> None:
         """Save a state to recover from, if the last one is so many steps old."""
         if self._recovery is None or self.step - self._recovery[1] >= every_steps:
-            ttl = RECOVERY_TTL_SECONDS if self.settings.expires_states else None
+            ttl = RECOVERY_TTL_SECONDS if self.settings.samplers == "snapshots" else None
             await self._saved("recovery", ttl)
             assert self.last_saved is not None
             self._recovery, self._since = (self.last_saved, self.step), []
@@ -348,8 +256,8 @@ class RemotePolicy:
         trainer, generation = self._trainer, self._generation
         if state is not None:
             trainer = await self._free_sampler()
-            await self._answer("loading the sampler's weights", sdk.load_state(trainer, state))
-        client = await self._made("saving the sampler's weights", trainer.save_weights_and_get_sampling_client)
+            await self._server.answer("loading the sampler's weights", sdk.load_state(trainer, state))
+        client = await self._server.made("saving the sampler's weights", trainer.save_weights_and_get_sampling_client)
         sampler = Sampler(client, version, generation)
         if state is not None:
             self._sampling.append((trainer, sampler))
@@ -358,7 +266,7 @@ class RemotePolicy:
     async def _free_sampler(self) -> Any:
         """A model that nothing is sampled from any more."""
         if len(self._sampling) < 2:
-            return await self._made("creating a model to sample from", self._create)
+            return await self._server.create("a model to sample from")
         trainer, sampler = self._sampling.pop(0)
         await sampler.idle.wait()
         return trainer
@@ -378,7 +286,7 @@ class RemotePolicy:
         self._saves += 1
         name = f"{self._name}-{purpose}-step-{self.step:06d}-{self._saves}"
         lasting = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
-        saved = await self._answer(f"saving {name}", self._trainer.save_state(name, **lasting))
+        saved = await self._server.answer(f"saving {name}", self._trainer.save_state(name, **lasting))
         self.last_saved = str(saved.path)
         return self.last_saved
 
@@ -389,15 +297,10 @@ class RemotePolicy:
             Those that are kept for now, because the model would be made again from them.
         """
         needed = [path for path in paths if self._recovery is not None and path == self._recovery[0]]
-        if self.settings.expires_states:
-            client = self._service.create_rest_client()
+        if self.settings.samplers == "snapshots":
             for path in paths:
-                if path in needed:
-                    continue
-                try:
-                    await self._answer(f"deleting {path}", client.delete_checkpoint_from_tinker_path(path))
-                except (Lost, RunError) as error:  # costs storage, and nothing else
-                    logger.warning("%s", error)
+                if path not in needed:
+                    await self._server.delete(path)
         return needed
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -478,14 +381,15 @@ class RemotePolicy:
     async def _reopen(self) -> None:
         """Everything that the server may have forgotten, made again."""
         self._generation += 1
-        await self._disconnect()
-        await self._connect()
+        await self._server.disconnect()
+        await self._server.connect()
+        self._reference, self._sampling = None, []
         self._is_doubtful = False
         live = None if self.sampler is None else self.sampler.version
         if self._recovery is None:
-            self._trainer = await self._made("creating the model", self._create)
+            self._trainer = await self._server.create("the model")
         else:
-            self._trainer = await self._from_state(self._recovery[0])
+            self._trainer = await self._server.from_state(self._recovery[0])
         step = self.step - len(self._since)
         if live is not None and step == self._live_step:
             await self._republish(live)
@@ -502,3 +406,8 @@ class RemotePolicy:
             assert self._recovery is not None  # saved with every version
             state = self._recovery[0]
         await self._make_sampler(version, state)
+
+
+def grad_norm(metrics: Mapping[str, float]) -> float | None:
+    """What a server calls the norm of the gradient, whatever stands before it."""
+    return next((float(value) for name, value in metrics.items() if name.rpartition("/")[2] == "grad_norm"), None)

@@ -1,0 +1,181 @@
+"""One session with a server: what can be had from it, each within its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from rllm_core.errors import RunError
+from rllm_tinker import sdk
+from rllm_tinker.sdk import Lost
+
+logger = logging.getLogger(__name__)
+
+Samplers = Literal["snapshots", "shared", "separate"]
+
+CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Which server, which model, and how patient to be.
+
+    Attributes:
+        base_url: Empty for the hosted service.
+        key: Never shown.
+        base_model: What the server calls the model.
+        rank: Of the adapters.
+        seed: Of their first weights.
+        samplers: Whose weights they have, see `rllm_tinker.remote`.
+        orders_requests: Whether an ``optim_step`` surely waits for what was sent before it.
+        future_timeout_seconds: Deadline of one request.
+        reconnect_timeout_seconds: How long a lost server is waited for.
+        recovery_every_steps: Steps between two saved states.
+    """
+
+    base_url: str
+    key: str = field(repr=False)
+    base_model: str
+    rank: int
+    seed: int
+    samplers: Samplers
+    orders_requests: bool
+    future_timeout_seconds: float
+    reconnect_timeout_seconds: float
+    recovery_every_steps: int
+
+    @property
+    def label(self) -> str:
+        """What errors call the server."""
+        return f"the Tinker server at {self.base_url}" if self.base_url else "the hosted Tinker service"
+
+
+class Connection:
+    """A session, which may be begun anew.
+
+    Args:
+        settings: Where, and how patient to be.
+
+    Attributes:
+        max_model_tokens: Longest prompt plus completion, if the server says.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.max_model_tokens: int | None = None
+        self._service: Any = None
+
+    async def open(self) -> Any:
+        """Begin the first session, and make a new model.
+
+        Raises:
+            UserError: If the server is not there, or refuses.
+        """
+        await self._reach()
+        seconds = self.settings.reconnect_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self.connect()
+                return await self.create("the model")
+        except TimeoutError:
+            raise RunError(
+                f"{self.settings.label} did not answer within {seconds:g} s (tinker.reconnect_timeout_seconds)"
+            ) from None
+        except Lost as lost:
+            raise RunError(f"{self.settings.label} does not answer as it should: {lost}") from None
+
+    async def _reach(self) -> None:
+        """The SDK tries for minutes to connect; that nobody listens at an address of one's own is known at once."""
+        url = urlsplit(self.settings.base_url)
+        if not url.hostname or url.scheme in getproxies():
+            return
+        try:
+            async with asyncio.timeout(self.settings.reconnect_timeout_seconds):
+                port = url.port or (443 if url.scheme == "https" else 80)
+                _, writer = await asyncio.open_connection(url.hostname, port)
+                writer.close()
+                await writer.wait_closed()
+        except OSError as error:
+            raise RunError(
+                f"nothing answers at tinker.base_url = {self.settings.base_url!r} ({error.strerror or error}); check "
+                "the address, and that the server runs"
+            ) from None
+
+    async def create(self, what: str) -> Any:
+        """A model of its own, with adapters that change nothing yet.
+
+        Raises:
+            Lost: If the server does not answer.
+            UserError: If it refuses.
+        """
+        return await self.made(f"creating {what}", self._created)
+
+    def _created(self) -> Any:
+        return self._service.create_lora_training_client(
+            base_model=self.settings.base_model, rank=self.settings.rank, seed=self.settings.seed
+        )
+
+    async def connect(self) -> None:
+        """Begin a session.
+
+        Raises:
+            Lost: If the server does not answer.
+        """
+        service = sdk.service_client(self.settings.base_url, self.settings.key)
+        capabilities = await self.made(
+            "asking for the server's models", sdk.capabilities, service, self.settings.base_url, self.settings.key
+        )
+        self._service = service
+        self.max_model_tokens = next(
+            (
+                getattr(model, "max_context_length", None)
+                for model in capabilities.supported_models
+                if model.model_name == self.settings.base_model
+            ),
+            None,
+        )
+
+    async def from_state(self, path: str) -> Any:
+        """A model made from a saved state, its optimizer included.
+
+        Raises:
+            Lost: If the server does not answer.
+            RunError: If it has no such state.
+        """
+        try:
+            return await self.made(
+                f"loading {path}", self._service.create_training_client_from_state_with_optimizer, path
+            )
+        except Lost as lost:
+            if "not found" in str(lost).lower():
+                raise RunError(f"{self.settings.label} has no state {path} any more ({lost})") from None
+            raise
+
+    async def made(self, what: str, make: Callable[..., Any], *arguments: Any) -> Any:
+        """See `rllm_tinker.sdk.made`."""
+        return await sdk.made(self.settings.future_timeout_seconds, what, make, *arguments)
+
+    async def answer(self, what: str, future: Any) -> Any:
+        """See `rllm_tinker.sdk.answer`."""
+        return await sdk.answer(self.settings.future_timeout_seconds, what, future)
+
+    async def delete(self, path: str) -> None:
+        """Delete a saved state; one that stays costs storage, and nothing else."""
+        try:
+            client = self._service.create_rest_client()
+            await self.answer(f"deleting {path}", client.delete_checkpoint_from_tinker_path(path))
+        except (Lost, RunError) as error:
+            logger.warning("%s", error)
+
+    async def disconnect(self) -> None:
+        """End the session, if the server still answers."""
+        if self._service is not None:
+            service, self._service = self._service, None
+            with contextlib.suppress(Lost):  # it is gone already
+                await sdk.made(CLOSE_SECONDS, "ending the session", sdk.disconnect, service)
