@@ -29,7 +29,8 @@ from rllm_core.config import RunConfig, load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Task
 
-GROUPS, ROLLOUTS = 8, 8
+GROUPS, ROLLOUTS = 16, 16
+"""As ``rllm-core train sort`` has them."""
 RANK = 8
 SETTINGS: dict[str, Any] = {
     "training.groups_per_step": GROUPS,
