@@ -80,3 +80,21 @@ def test_a_resumed_run_goes_on_where_it_stopped(server: TinkerServer, start_run:
     gaps = [line["rollout_logprob_difference_max"] for line in resumed.lines("metrics")]
     assert max(gaps) < GREATEST_GAP
     assert subprocess.run([COMMAND, "verify", str(run.path)], check=False).returncode == 0
+
+
+def test_what_only_the_hosted_service_does_is_asked_for(server: TinkerServer, start_run: StartRun) -> None:
+    """This server sums no losses, clips nothing and deletes nothing, but all of it goes out and nothing stumbles."""
+    run = start_run(
+        server,
+        "tinker.service=hosted",
+        "tinker.checkpoint_ttl_seconds=1000",
+        "optimizer.max_grad_norm=1.0",
+        "training.steps=4",
+        "training.checkpoint_every_steps=1",
+        "training.keep_checkpoints=1",
+    )
+    assert run.wait() == 0, run.printed()
+    deleted = [line for line in run.printed().splitlines() if "deleting tinker://" in line]
+    assert len(deleted) == 2, run.printed()  # of four; the newest is not complete yet, so its predecessor stays too
+    assert "-checkpoint-step-000001-" in deleted[0]
+    assert "sync_only" not in run.printed()  # what the SDK says when it is made to wait on the event loop

@@ -167,9 +167,12 @@ class Connection:
 
     async def delete(self, path: str) -> None:
         """Delete a saved state; one that stays costs storage, and nothing else."""
+
+        def deleted() -> Any:
+            return self._service.create_rest_client().delete_checkpoint_from_tinker_path(path)
+
         try:
-            client = self._service.create_rest_client()
-            await self.answer(f"deleting {path}", client.delete_checkpoint_from_tinker_path(path))
+            await self.made(f"deleting {path}", deleted)
         except (Lost, RunError) as error:
             logger.warning("%s", error)
 
