@@ -64,7 +64,7 @@ def conditions() -> Row:
     from os import cpu_count, getloadavg
 
     installed = {d.name: d.version for d in metadata.distributions()}
-    names = ("rllm-core", "rllm-local", "rllm-tinker", "tinker", "tinker-cookbook", "torch", "transformers", "trl")
+    names = ("rllm-core", "rllm-local", "rllm-tinker", "tinker", "tinker_cookbook", "torch", "transformers", "trl")
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
