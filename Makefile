@@ -58,7 +58,7 @@ starter-model: $(VENV)/.installed
 test: lint $(TEST_LANES)
 
 test-core: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile
 
 test-verl: $(VERL)/.installed
 	@$(TEST_ENVIRONMENT) $(VERL)/bin/pytest -c tests/verl/pytest.ini tests/verl
