@@ -224,7 +224,7 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
             trackers.finish(summary["status"])
             _write_down(summary, run_dir, progress)
             if summary["optimizer_steps"]:
-                await asyncio.to_thread(_draw, path, progress)
+                _draw(path, progress)
             if summary["status"] == "interrupted":
                 progress.note(f"to go on: rllm-core train --resume --run-dir {path}")
     return summary
