@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--etas", nargs="+", type=int, default=list(ETAS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--steps", type=int, default=150, help="optimizer steps per run")
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps per run")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of every run")
     parser.add_argument("--no-docs", action="store_true", help="leave docs/staleness.md and its plot as they are")
 
