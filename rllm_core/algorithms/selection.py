@@ -51,10 +51,16 @@ class Algorithm:
             for role, chosen in algorithm.roles.items()
         }
         default = estimator(algorithm.name, algorithm.estimator_options, "algorithm")
-        return cls(RoleEstimators(default, by_role, OverlongPenalty.of(config)), _corrections(config, plugins))
+        return cls(RoleEstimators(default, by_role, OverlongPenalty.of(config)), corrections_of(config, plugins))
 
 
-def _corrections(config: RunConfig, plugins: PluginManager) -> Corrections:
+def corrections_of(config: RunConfig, plugins: PluginManager) -> Corrections:
+    """The corrections of a run, for backends that apply them themselves.
+
+    Raises:
+        ConfigError: If a name is unknown, its parameters are wrong, or they would count a ratio twice.
+        PluginError: If the plugin of one is broken.
+    """
     algorithm = config.algorithm
     found: list[Correction] = []
     for name in algorithm.corrections:

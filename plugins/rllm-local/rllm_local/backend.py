@@ -14,7 +14,7 @@ import torch
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
-from rllm_core.algorithms.selection import Algorithm, policy_loss
+from rllm_core.algorithms.selection import corrections_of, policy_loss
 from rllm_core.backend import (
     BackendProtocol,
     Capabilities,
@@ -154,7 +154,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             model=model,
             loss=policy_loss(self.config, self.plugins),
             aggregation=Aggregation.of(self.config),
-            corrections=Algorithm.of(self.config, self.plugins).corrections,
+            corrections=corrections_of(self.config, self.plugins),
             kl=kl if kl.coefficient > 0 and kl.place == "loss" else None,
             temperature=self.config.rollout.temperature,
             optimizer_config=self.config.optimizer,
