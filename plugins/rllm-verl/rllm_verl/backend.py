@@ -1,0 +1,297 @@
+"""Backend ``verl``: verl's workers and servers on Ray. The training path reads from top to bottom here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
+from rllm_core.backend import (
+    BackendProtocol,
+    Capabilities,
+    OptimizerStep,
+    Policy,
+    PolicyUpdate,
+    UpdateResult,
+)
+from rllm_core.config import RunConfig
+from rllm_core.errors import RunError
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+from rllm_core.types import Floats, TrainingSample
+from rllm_verl import verl_api
+from rllm_verl.batch import Rows, VerlBatch, lay_out
+from rllm_verl.checks import check
+from rllm_verl.config import VerlConfig
+from rllm_verl.losses import VerlLoss
+from rllm_verl.settings import max_model_tokens, verl_config, verl_settings
+
+if TYPE_CHECKING:
+    from rllm_verl.cluster import Cluster
+    from rllm_verl.engine import VerlEngine
+    from rllm_verl.servers import Servers
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS = "actor"  # verl's own checkpoint, within ours
+STATE = "verl.json"
+
+
+class VerlBackend(BackendProtocol[VerlBatch]):
+    """Trains with verl's building blocks, not with its loops.
+
+    A pass is only collected: verl's ``update_actor`` does forward, backward and step together, so that how a step
+    is cut into passes changes nothing, and its counts are those of the whole step.
+    """
+
+    name: ClassVar[str] = "verl"
+
+    def __init__(self, config: RunConfig, plugins: PluginManager) -> None:
+        super().__init__(config, plugins)
+        self.verl: VerlConfig = verl_settings(config)
+        self.loss = VerlLoss(config, plugins)
+        self.step = 0
+        self._cluster: Cluster | None = None
+        self._trainers: Any = None
+        self._reference: Any = None
+        self._servers: Servers | None = None
+        self._engine: VerlEngine | None = None
+        self._batches: list[VerlBatch] = []
+        self._differences: dict[str, float] = {}  # of trainer and servers, since the last step
+        self._version: int | None = None  # live, if no optimizer step was taken since
+
+    @classmethod
+    def capabilities(cls, config: RunConfig) -> Capabilities:
+        """See `BackendProtocol.capabilities`."""
+        return Capabilities(
+            torch_losses=True,
+            aggregations=AGGREGATIONS,
+            policies=frozenset({"current", "proximal", "reference"}),
+            kl_loss=True,
+            entropy_bonus=True,
+            colocated=verl_settings(config).placement == "colocated",
+            streaming=True,
+            deferred_normalisation=True,
+        )
+
+    def validate_config(self) -> list[str]:
+        """See `BackendProtocol.validate_config`."""
+        notes = check(self.config, self.loss)
+        verl_config(self.config, self.loss)
+        return notes
+
+    async def init_rollout_engine(self, parser: BaseParser) -> VerlEngine:
+        """See `BackendProtocol.init_rollout_engine`."""
+        from rllm_verl.cluster import Cluster
+        from rllm_verl.servers import Servers
+
+        verl = verl_config(self.config, self.loss)
+        self._cluster = cluster = Cluster(self.config, self.verl)
+        await asyncio.to_thread(cluster.open)
+        role = "actor" if self.verl.placement == "separated" else "actor_rollout"
+        self._trainers = await cluster.call("starting the trainers", cluster.start_workers, verl, role)
+        if self.config.algorithm.kl.coefficient > 0:
+            self._reference = await cluster.call("starting the reference", cluster.start_workers, verl, "ref")
+        self._servers = Servers(cluster, verl, self._trainers)
+        await self._servers.start()
+        self._engine = self._servers.engine(parser, max_model_tokens(self.config))
+        return self._engine
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # One optimizer step
+
+    def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> VerlBatch:
+        """See `BackendProtocol.transform_to_backend_batch`."""
+        return VerlBatch(samples)
+
+    async def process_backend_batch(self, batch: VerlBatch) -> None:
+        """See `BackendProtocol.process_backend_batch`; it waits for the others of its step."""
+        self._batches.append(batch)
+
+    async def update_policy(self, step: OptimizerStep) -> UpdateResult:
+        """See `BackendProtocol.update_policy`."""
+        samples = [sample for batch in self._batches for sample in batch.samples]
+        self._batches = []
+        rows = self._rows(samples)
+        algorithm, optimizer = self.config.algorithm, self.config.optimizer
+        learning_rate = optimizer.learning_rate_at(step.step, step.total_steps)
+        entropy_coefficient = algorithm.entropy_coefficient_at(step.step, step.total_steps)
+        update = self.verl.mini_batches
+        data = rows.to_verl(
+            {
+                "temperature": self.config.rollout.temperature,
+                "calculate_entropy": entropy_coefficient > 0,
+                "global_batch_size": Aggregation.of(self.config).denominator(step) / update,
+                "mini_batch_size": len(rows.tokens) // update,
+                "epochs": 1,
+                "seed": self.config.training.seed,
+                "dataloader_kwargs": {"shuffle": False},
+                "learning_rate": learning_rate,
+                "entropy_coefficient": entropy_coefficient,
+            }
+        )
+        found = await self._allocated().call("the optimizer step", self._trainers.update_actor, data)
+        reported = verl_api.use("get_non_tensor")(found, "metrics")
+        metrics = {"learning_rate": learning_rate} | _numbers(reported) | self._differences
+        self._differences = {}
+        if not np.isfinite(metrics["grad_norm"]):
+            raise RunError(
+                f"optimizer step {step.step}: the gradient is not finite; try a lower optimizer.learning_rate"
+            )
+        self.step, self._version = step.step, None
+        return UpdateResult(metrics)
+
+    async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
+        """See `BackendProtocol.compute_logprobs`.
+
+        The proximal policy has the weights before the step, which are the current ones until it is taken, or with
+        ``verl.old_logprob = "last_sync"`` those that went live last.
+        """
+        if policy == "reference":
+            return await self._logprobs(samples, self._reference.compute_ref_log_prob)
+        is_old = policy == "proximal" and self._keeps_synced_weights
+        compute = self._trainers.compute_synced_log_prob if is_old else self._trainers.compute_log_prob
+        found = await self._logprobs(samples, compute)
+        self._compare(samples, found)
+        return found
+
+    async def _logprobs(self, samples: Sequence[TrainingSample], compute: Any) -> list[Floats]:
+        rows = self._rows(samples)
+        data = rows.to_verl(
+            {
+                "temperature": self.config.rollout.temperature,
+                "calculate_entropy": False,
+                "compute_loss": False,
+                "global_token_num": rows.tokens,
+            }
+        )
+        found = await self._allocated().call("computing log-probabilities", compute, data)
+        nested = verl_api.use("get_non_tensor")(found, "log_probs")
+        return rows.sampled(verl_api.use("no_padding_2_padding")(nested, data))
+
+    def _rows(self, samples: Sequence[TrainingSample]) -> Rows:
+        verl = self.verl
+        return lay_out(
+            samples,
+            ranks=verl.data_parallel,
+            multiple=verl.mini_batches,
+            max_tokens=verl.max_tokens_per_device * verl.sequence_parallel,
+        )
+
+    def _compare(self, samples: Sequence[TrainingSample], logprobs: Sequence[Floats]) -> None:
+        """Note how far trainer and servers are apart on tokens that the live weights sampled."""
+        gaps = []
+        for sample, mine in zip(samples, logprobs, strict=True):
+            if sample.logprobs is None or self._version is None:
+                continue
+            position = 0
+            for (start, stop), version in zip(sample.turn_spans, sample.weight_versions, strict=True):
+                turn = slice(position, position + stop - start)
+                if version == self._version:
+                    gaps.append(np.abs(mine[turn] - sample.logprobs[turn]))
+                position = turn.stop
+        if gaps:
+            self._differences["rollout_logprob_difference_max"] = float(np.concatenate(gaps).max(initial=0.0))
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Weights
+
+    async def on_policy_updated(self, update: PolicyUpdate) -> None:
+        """See `BackendProtocol.on_policy_updated`; afterwards trainer and servers must agree on some tokens."""
+        servers, engine = self._servers, self._engine
+        assert servers is not None
+        assert engine is not None
+        await servers.synchronise(update.version, deadline_seconds=0.95 * self.config.training.sync_timeout_seconds)
+        engine.weight_version = self._version = update.version
+        if self._keeps_synced_weights:
+            await self._allocated().call("keeping the weights", self._trainers.remember_synced_weights)
+        sample = await servers.canary(engine, self.config, update.version)
+        trained = (await self._logprobs([sample], self._trainers.compute_log_prob))[0]
+        assert sample.logprobs is not None
+        gaps = np.abs(trained - sample.logprobs)
+        self._differences["sync_logprob_difference_max"] = float(gaps.max())
+        if not gaps.mean() <= self.verl.sync_tolerance:
+            raise RunError(
+                f"weight sync to version {update.version}: trainer and servers disagree on the log-probabilities of "
+                f"{len(gaps)} tokens by {gaps.mean():.3g} on average and {gaps.max():.3g} at most, and "
+                f"verl.sync_tolerance = {self.verl.sync_tolerance:g}: the servers do not have the trainer's "
+                "weights, or compute with less precision than they should"
+            )
+
+    @property
+    def _keeps_synced_weights(self) -> bool:
+        """Whether the weights of the last sync are others than those of the trainer."""
+        return self.verl.old_logprob == "last_sync" and self.config.training.trigger_parameter_sync_step > 1
+
+    async def enter_training(self) -> None:
+        """See `BackendProtocol.enter_training`: servers give their memory back until the next weight sync."""
+        if self.verl.release_memory:
+            assert self._servers is not None
+            await self._servers.sleep()
+
+    async def save_checkpoint(self, directory: Path) -> None:
+        """See `BackendProtocol.save_checkpoint`.
+
+        These are verl's own files, which torch unpickles: they are loaded only from a run folder whose manifest has
+        their checksums.
+        """
+        path = str((directory / WEIGHTS).absolute())
+        await self._allocated().call(
+            "saving a checkpoint", partial(self._trainers.save_checkpoint, path, global_step=self.step)
+        )
+        state = {"step": self.step, "strategy": self.verl.strategy, "trainers": self.verl.trainers}
+        (directory / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+
+    async def load_checkpoint(self, directory: Path) -> None:
+        """See `BackendProtocol.load_checkpoint`."""
+        state = json.loads((directory / STATE).read_text(encoding="utf-8"))
+        here = {"strategy": self.verl.strategy, "trainers": self.verl.trainers}
+        if any(state[key] != value for key, value in here.items()):
+            raise RunError(
+                f"the checkpoint in {directory.parent.name} was written with verl.strategy = {state['strategy']!r} on "
+                f"{state['trainers']} devices, and verl reads it only so; here it is {here['strategy']!r} on "
+                f"{here['trainers']}: rllm-core verl-export writes it as a model to begin with"
+            )
+        path = str((directory / WEIGHTS).absolute())
+        await self._allocated().call(
+            "loading a checkpoint", partial(self._trainers.load_checkpoint, path, del_local_after_load=False)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `BackendProtocol.state_dict`."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `BackendProtocol.load_state_dict`."""
+        self.step = int(state["step"])
+
+    async def shutdown(self) -> None:
+        """See `BackendProtocol.shutdown`."""
+        if self._cluster is not None:
+            await asyncio.to_thread(self._cluster.close)
+        self._cluster = self._trainers = self._reference = self._servers = self._engine = None
+
+    def _allocated(self) -> Cluster:
+        if self._cluster is None:
+            raise RunError("backend 'verl' has not been initialised")
+        return self._cluster
+
+
+def _numbers(reported: dict[str, Any]) -> dict[str, float]:
+    """Metrics of a step under the names of this framework; what verl reports per mini-batch is averaged."""
+    names = {
+        "loss": "loss",
+        "grad_norm": "grad_norm",
+        "actor/entropy_loss": "entropy",
+        "kl_loss": "kl_reference",
+        "actor/pg_clipfrac": "clip_fraction",
+        "perf/max_memory_allocated_gb": "trainer_memory_gb",
+    }
+    return {ours: float(np.mean(reported[theirs])) for theirs, ours in names.items() if theirs in reported}

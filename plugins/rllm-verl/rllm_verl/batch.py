@@ -1,0 +1,169 @@
+"""Training samples as the tensors verl's workers take.
+
+A sample is one row: its first prompt on the left, everything after it on the right, padded to the longest of each. What
+counts is said by masks only, never by what a padding token looks like: ``response_mask`` is 1 on sampled tokens, 0 on
+what the environment wrote between turns and on padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.errors import RunError
+from rllm_core.types import Floats, TrainingSample
+from rllm_verl import verl_api
+
+if TYPE_CHECKING:
+    import torch
+
+PADDING_ID = 0  # what stands where nothing counts
+
+
+@dataclass(frozen=True)
+class VerlBatch:
+    """One pass: rows are laid out when the whole step is known.
+
+    Attributes:
+        samples: Its samples.
+    """
+
+    samples: Sequence[TrainingSample]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples laid out, with rows that only fill up where the number of rows must be divisible.
+
+    Attributes:
+        samples: The samples, in the order they were given.
+        row_of_sample: ``(samples,)`` which row each is.
+        tensors: Arrays by verl's names, ``(rows, ...)``.
+    """
+
+    samples: Sequence[TrainingSample]
+    row_of_sample: npt.NDArray[np.int64]
+    tensors: dict[str, npt.NDArray[Any]]
+
+    @property
+    def tokens(self) -> list[int]:
+        """``(rows,)`` tokens that are not padding."""
+        return [int(count) for count in self.tensors["attention_mask"].sum(1)]
+
+    def to_verl(self, settings: Mapping[str, Any]) -> Any:
+        """A TensorDict without padding, as workers take it, with ``settings`` for all rows."""
+        import torch
+
+        tensors = {name: torch.from_numpy(array) for name, array in self.tensors.items()}
+        padded = verl_api.use("DataProto").from_dict(tensors=tensors).to_tensordict()
+        data = verl_api.use("left_right_2_no_padding")(padded)
+        verl_api.use("assign_non_tensor")(data, **settings)
+        return data
+
+    def sampled(self, values: torch.Tensor) -> list[Floats]:
+        """Per sample ``(sampled_tokens,)`` of ``values``, ``(rows, response_tokens)``."""
+        array, mask = values.float().numpy(), self.tensors["response_mask"].astype(bool)
+        return [array[row][mask[row]] for row in self.row_of_sample]
+
+
+def lay_out(samples: Sequence[TrainingSample], *, ranks: int, multiple: int, max_tokens: int) -> Rows:
+    """Rows for ``samples``.
+
+    Args:
+        samples: At least one.
+        ranks: Trainers that see different rows; each gets as many rows as the others, and about as many tokens.
+        multiple: Each rank's number of rows is a multiple of it.
+        max_tokens: Most tokens of one row.
+
+    Raises:
+        RunError: If a sample is longer.
+    """
+    longest = max(len(sample.token_ids) for sample in samples)
+    if longest > max_tokens:
+        raise RunError(
+            f"a training sample has {longest} tokens, and verl.max_tokens_per_device = {max_tokens} is what one device "
+            "computes at a time: raise it, or lower rollout.max_response_tokens"
+        )
+    count = -(-len(samples) // (ranks * multiple)) * ranks * multiple
+    order = _balanced([len(sample.token_ids) for sample in samples] + [2] * (count - len(samples)), ranks)
+    row_of_sample = np.argsort(order)[: len(samples)]
+    prompts = max(sample.prompt_tokens for sample in samples)
+    responses = max(1, *(len(sample.token_ids) - sample.prompt_tokens for sample in samples))
+    rows = _Arrays(count, prompts, responses)
+    for sample, row in zip(samples, row_of_sample, strict=True):
+        rows.fill(row, sample)
+    for row in np.sort(order.argsort()[len(samples) :]):
+        rows.fill_up(row)
+    return Rows(samples, row_of_sample, rows.named(samples))
+
+
+def _balanced(tokens: list[int], ranks: int) -> npt.NDArray[np.int64]:
+    """``(rows,)`` the order in which consecutive equal parts hold about as many tokens each."""
+    if ranks == 1:
+        return np.arange(len(tokens))
+    parts = verl_api.use("get_seqlen_balanced_partitions")(tokens, k_partitions=ranks, equal_size=True)
+    return np.concatenate([np.sort(np.array(part, np.int64)) for part in parts])
+
+
+class _Arrays:
+    """Empty rows, to be filled."""
+
+    def __init__(self, rows: int, prompt_tokens: int, response_tokens: int) -> None:
+        self.prompts = np.full((rows, prompt_tokens), PADDING_ID, np.int64)
+        self.responses = np.full((rows, response_tokens), PADDING_ID, np.int64)
+        self.prompt_mask = np.zeros((rows, prompt_tokens), np.int64)
+        self.written = np.zeros((rows, response_tokens), np.int64)
+        self.sampled = np.zeros((rows, response_tokens), np.int64)
+        self._values: dict[str, npt.NDArray[np.float32]] = {}
+
+    def fill(self, row: int, sample: TrainingSample) -> None:
+        """One sample."""
+        start, ids = sample.prompt_tokens, sample.token_ids
+        count = len(ids) - start
+        self.prompts[row, -start:] = ids[:start]
+        self.prompt_mask[row, -start:] = 1
+        self.responses[row, :count] = ids[start:]
+        self.written[row, :count] = 1
+        self.sampled[row, :count] = sample.loss_mask[start:]
+        self._spread(row, "advantages", sample.advantages)
+        self._spread(row, "rollout_log_probs", sample.logprobs)
+        self._spread(row, "old_log_probs", _old_logprobs(sample))
+        self._spread(row, "ref_log_prob", sample.reference_logprobs)
+
+    def fill_up(self, row: int) -> None:
+        """A row that counts nothing."""
+        self.prompt_mask[row, -1] = 1
+        self.written[row, 0] = 1
+
+    def _spread(self, row: int, name: str, values: Floats | None) -> None:
+        if values is not None:
+            array = self._values.setdefault(name, np.zeros(self.sampled.shape, np.float32))
+            array[row, self.sampled[row].astype(bool)] = values
+
+    def named(self, samples: Sequence[TrainingSample]) -> dict[str, npt.NDArray[Any]]:
+        """By verl's names; values that not every sample has are left out."""
+        attention = np.concatenate([self.prompt_mask, self.written], 1)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "prompts": self.prompts,
+            "responses": self.responses,
+            "input_ids": np.concatenate([self.prompts, self.responses], 1),
+            "attention_mask": attention,
+            "position_ids": (attention.cumsum(1) - 1).clip(min=0),
+            "response_mask": self.sampled,
+        }
+        known = {
+            "advantages": True,
+            "rollout_log_probs": all(sample.logprobs is not None for sample in samples),
+            "old_log_probs": all(_old_logprobs(sample) is not None for sample in samples),
+            "ref_log_prob": all(sample.reference_logprobs is not None for sample in samples),
+        }
+        return arrays | {name: values for name, values in self._values.items() if known[name]}
+
+
+def _old_logprobs(sample: TrainingSample) -> Floats | None:
+    """``(sampled_tokens,)`` where ratios begin."""
+    return sample.logprobs if sample.proximal_logprobs is None else sample.proximal_logprobs

@@ -1,0 +1,93 @@
+"""What can be said about a run file without devices."""
+
+from __future__ import annotations
+
+from rllm_core.config import ConfigError, RunConfig
+from rllm_verl import verl_api
+from rllm_verl.losses import VerlLoss
+from rllm_verl.settings import model_description, verl_settings
+
+
+def check(config: RunConfig, loss: VerlLoss) -> list[str]:
+    """Check it.
+
+    Returns:
+        What could not be checked, one line each.
+
+    Raises:
+        ConfigError: If something cannot work.
+    """
+    verl_api.installed_version()
+    _ = loss.loss  # its options
+    _check_model(config)
+    _check_devices(config)
+    _check_algorithm(config)
+    settings = verl_settings(config)
+    where = settings.ray_address or "of this machine, started for the run"
+    wanted = settings.trainers + (settings.server_devices if settings.placement == "separated" else 0)
+    notes = [f"Ray cluster {where}: whether it has {wanted} {settings.device} devices"]
+    if not model_description(config.model.path):
+        notes.append(
+            f"model.path = {config.model.path!r}: no such folder, so it is taken for a hub name and downloaded"
+        )
+    return notes
+
+
+def _check_model(config: RunConfig) -> None:
+    if not config.model.path:
+        raise ConfigError("model.path is not set: set it to a model's folder, which all machines see, or its hub name")
+    described = model_description(config.model.path)
+    if "vision_config" in described and config.parser.rpartition("/")[2] == "renderer":
+        raise ConfigError(
+            f"parser = 'renderer' does not go with model.path = {config.model.path!r}, a vision model: backend 'verl' "
+            "trains on text; set parser = 'chat_template' for its language model alone, or take another model"
+        )
+
+
+def _check_devices(config: RunConfig) -> None:
+    settings, training = verl_settings(config), config.training
+    if settings.trainers % settings.sequence_parallel:
+        raise ConfigError(
+            f"verl.sequence_parallel = {settings.sequence_parallel} does not divide the {settings.trainers} devices of "
+            "verl.nodes x verl.devices_per_node"
+        )
+    if settings.server_devices % settings.tensor_parallel:
+        raise ConfigError(
+            f"verl.tensor_parallel = {settings.tensor_parallel} does not divide the {settings.server_devices} devices "
+            f"that servers have with verl.placement = {settings.placement!r}"
+        )
+    if settings.strategy == "fsdp" and settings.device == "cpu":
+        raise ConfigError("verl.strategy = 'fsdp' does not work with verl.device = 'cpu': set it to 'fsdp2'")
+    if settings.placement == "separated":
+        return
+    if training.staleness_threshold > 0:
+        raise ConfigError(
+            f"training.staleness_threshold = {training.staleness_threshold:g} needs verl.placement = 'separated': "
+            "colocated servers cannot sample while the trainer works"
+        )
+    if training.trigger_parameter_sync_step > 1 and settings.release_memory:
+        raise ConfigError(
+            f"training.trigger_parameter_sync_step = {training.trigger_parameter_sync_step} needs "
+            "verl.placement = 'separated' or verl.release_memory = false: servers that gave their memory back have no "
+            "weights until the next sync"
+        )
+
+
+def _check_algorithm(config: RunConfig) -> None:
+    rollout, algorithm, settings = config.rollout, config.algorithm, verl_settings(config)
+    if rollout.top_p != 1 or rollout.top_k != 0:
+        raise ConfigError(
+            f"rollout.top_p = {rollout.top_p:g}, rollout.top_k = {rollout.top_k}: must be 1 and 0 with backend 'verl', "
+            "whose servers give log-probabilities of the distribution that these have cut, which the trainer does not "
+            "train"
+        )
+    bypasses = algorithm.proximal_policy == "rollout"
+    if settings.old_logprob is not None and (settings.old_logprob == "bypass") != bypasses:
+        fitting = "'bypass'" if bypasses else "'recompute' or 'last_sync'"
+        raise ConfigError(
+            f"verl.old_logprob = {settings.old_logprob!r} does not go with algorithm.proximal_policy = "
+            f"{algorithm.proximal_policy!r}: set the one to {fitting}, or the other to "
+            + ("'forward'" if bypasses else "'rollout'")
+        )
+    if settings.old_logprob == "last_sync" and settings.strategy == "megatron":
+        raise ConfigError("verl.old_logprob = 'last_sync' does not work with verl.strategy = 'megatron'")

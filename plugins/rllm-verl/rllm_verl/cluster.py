@@ -1,0 +1,196 @@
+"""Ray, and verl's worker group on it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from omegaconf import DictConfig
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from rllm_core.config import RunConfig
+from rllm_core.errors import RunError
+from rllm_core.loading import one_line
+from rllm_verl import verl_api
+from rllm_verl.config import VerlConfig
+
+ResultT = TypeVar("ResultT")
+
+WORKER_MODULE = "rllm_verl.worker_process"
+MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
+# Compiled programs that another vLLM wrote are not read; weights that travel by NCCL must not be in its own memory.
+ALWAYS = {"VLLM_DISABLE_COMPILE_CACHE": "1", "TOKENIZERS_PARALLELISM": "false"}
+WHEN_SEPARATED = {"NCCL_CUMEM_ENABLE": "0"}
+# What workers on other machines get from this process, by name or by how the name begins; never a key.
+FORWARDED = ("RLLM_PLUGINS", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE")
+FORWARDED_PREFIXES = ("VERL_", "VLLM_", "NCCL_", "GLOO_", "TORCH_NCCL_")
+# Ray asks for CPUs per device; a machine that runs this alone need not have them.
+CPUS_PER_DEVICE = 16
+ALIVE_EVERY_SECONDS = 2.0
+# Trainers, reference, servers.
+GROUPS_PER_DEVICE = 3
+OWN_RAY_LOCK = "rllm-verl-ray.lock"
+
+
+class Cluster:
+    """A Ray cluster, joined or started for this run; calls of verl's blocking API run in one thread of its own.
+
+    Args:
+        config: The run file.
+        settings: Its ``[verl]``.
+    """
+
+    def __init__(self, config: RunConfig, settings: VerlConfig) -> None:
+        self.config = config
+        self.settings = settings
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-verl")
+        self._lock: int | None = None
+        self._devices: Any = None
+        self._workers: dict[str, Any] = {}  # by what they are called in errors
+
+    def open(self) -> None:
+        """Start or join Ray.
+
+        Raises:
+            RunError: If that fails, or another run on this machine has a Ray of its own.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        runtime = {"env_vars": worker_environment(self.settings)}
+        options: dict[str, Any] = {"runtime_env": runtime, "log_to_driver": False}
+        if self.settings.ray_address:
+            options["address"] = self.settings.ray_address
+        else:
+            self._claim_machine()
+            devices = self.settings.trainers
+            if self.settings.placement == "separated":
+                devices += self.settings.server_devices
+            options |= {
+                "address": "local",
+                "include_dashboard": False,
+                "num_cpus": max(os.cpu_count() or 1, CPUS_PER_DEVICE * devices),
+                "_node_ip_address": "127.0.0.1",
+            }
+            if self.settings.device == "cpu":
+                options["num_gpus"] = devices  # Ray counts what it is told
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = self.settings.ray_address or "of this machine's own"
+            raise RunError(f"no Ray cluster at verl.ray_address = {where!r}: {one_line(error)}") from error
+
+    def _claim_machine(self) -> None:
+        """Two clusters on one machine number their jobs alike, and verl names its sockets by machine and job."""
+        path = Path(tempfile.gettempdir()) / f"{OWN_RAY_LOCK}.{os.getuid()}"
+        self._lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = None
+            raise RunError(
+                "another run of backend 'verl' has started a Ray of its own on this machine, and verl's sockets of the "
+                "two would be the same: start one cluster (ray start --head), and set verl.ray_address = 'auto' in both"
+            ) from None
+
+    def start_workers(self, verl: DictConfig, role: str) -> Any:
+        """One of verl's worker groups on the trainers' devices, its model loaded."""
+        settings = self.settings
+        worker = ray.remote(_worker_class())
+        arguments = verl_api.use("RayClassWithInitArgs")(
+            cls=worker, config=verl.actor_rollout_ref, role=role, run=self.config
+        )
+        if self._devices is None:
+            self._devices = verl_api.use("RayResourcePool")(
+                process_on_nodes=[settings.devices_per_node] * settings.nodes, max_colocate_count=GROUPS_PER_DEVICE
+            )
+        group = verl_api.use("RayWorkerGroup")(
+            resource_pool=self._devices, ray_cls_with_init=arguments, device_name=settings.device
+        )
+        called = "reference" if role == "ref" else "trainer"
+        self.watch({f"{called} {rank}": handle for rank, handle in enumerate(group.workers)})
+        group.init_model()
+        return group
+
+    def watch(self, workers: dict[str, Any]) -> None:
+        """Actors whose death ends a call, by what they are called."""
+        self._workers |= workers
+
+    async def call(self, what: str, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        """A blocking call of verl's, ended by its failure or by the death of a worker it may be waiting for.
+
+        Raises:
+            RunError: Named after ``what``, if a worker dies or the call fails.
+        """
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(self._thread, function, *arguments)
+        while True:
+            done, _ = await asyncio.wait({call}, timeout=ALIVE_EVERY_SECONDS)
+            if done:
+                break
+            if dead := await asyncio.to_thread(self.dead):
+                call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+                raise RunError(f"{what}: {', '.join(dead)} died; Ray's logs say why ({self.log_folder()})")
+        try:
+            return await call
+        except RayActorError as error:
+            dead = await asyncio.to_thread(self.dead)
+            raise RunError(f"{what}: {', '.join(dead) or 'a worker'} died: {one_line(error)}") from error
+        except RayTaskError as error:
+            raise RunError(f"{what} failed in a worker: {one_line(error.cause or error)}") from error
+        except RayError as error:
+            raise RunError(f"{what}: {one_line(error)}") from error
+
+    def dead(self) -> list[str]:
+        """Watched actors that are no longer there."""
+        dead = []
+        for name, handle in self._workers.items():
+            state = ray._private.state.actors(handle._actor_id.hex())
+            if state.get("State") == "DEAD":
+                dead.append(name)
+        return dead
+
+    @staticmethod
+    def log_folder() -> str:
+        """Where Ray keeps what workers printed."""
+        node = ray._private.worker._global_node
+        return "" if node is None else str(node.get_logs_dir_path())
+
+    def close(self) -> None:
+        """End the workers, and Ray if it was started here."""
+        for handle in self._workers.values():
+            ray.kill(handle, no_restart=True)
+        self._workers = {}
+        ray.shutdown()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def worker_environment(settings: VerlConfig) -> dict[str, str]:
+    """The environment variables of every process of a run beyond those of its machine."""
+    names = [
+        name
+        for name in os.environ
+        if name in FORWARDED or name in settings.environment or name.startswith(FORWARDED_PREFIXES)
+    ]
+    variables = {name: os.environ[name] for name in sorted(names)}
+    variables |= ALWAYS | (WHEN_SEPARATED if settings.placement == "separated" else {})
+    modules = [module for module in variables.get(MODULES_VARIABLE, "").split(",") if module]
+    if WORKER_MODULE not in modules:
+        modules.append(WORKER_MODULE)
+    variables[MODULES_VARIABLE] = ",".join(modules)
+    return variables
+
+
+def _worker_class() -> Any:
+    from rllm_verl.worker import PolicyWorker
+
+    return PolicyWorker

@@ -1,0 +1,132 @@
+"""The rollout engine: tokens in, tokens out, through verl's client to its vLLM servers."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, ClassVar
+
+import numpy as np
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from rllm_core.engine import EngineError, RolloutEngine
+from rllm_core.errors import RunError
+from rllm_core.loading import one_line
+from rllm_core.parser import BaseParser
+from rllm_core.types import (
+    FinishReason,
+    SamplingParams,
+    TokenIds,
+    TokenInput,
+    TokenOutput,
+    text_only,
+    token_ids,
+)
+
+ABORTED = ("abort", "aborted")
+MAX_SEED = 2**31 - 1
+# What vLLM calls a server whose inner process is gone.
+DEAD_ENGINE = "EngineDeadError"
+
+
+class VerlEngine(RolloutEngine):
+    """Samples from verl's servers.
+
+    A completion that a weight sync interrupts goes on with the new weights where the client resumes
+    (``training.partial_rollout``), and bears the oldest and the newest version. One that comes back aborted is an
+    `EngineError`, and tried again. A server that died ends the run: its name is in the error.
+
+    Args:
+        client: verl's ``LLMServerClient``, or one that resumes.
+        parser: Whose tokens it takes; parsing is its matter, so any family of models works.
+        vocabulary_size: Ids must be smaller.
+        max_model_tokens: Longest prompt plus completion.
+        is_resuming: Whether the client resumes aborted requests.
+    """
+
+    name: ClassVar[str] = "verl"
+
+    def __init__(
+        self,
+        client: Any,
+        parser: BaseParser | None,
+        *,
+        vocabulary_size: int,
+        max_model_tokens: int,
+        is_resuming: bool,
+    ) -> None:
+        self.client = client
+        self.parser = parser
+        self._vocabulary_size = vocabulary_size
+        self._max_model_tokens = max_model_tokens
+        self._is_resuming = is_resuming
+
+    @property
+    def supports_token_in_token_out(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def max_model_tokens(self) -> int:
+        """What the servers were started for."""
+        return self._max_model_tokens
+
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        """See `RolloutEngine`."""
+        prompt_ids = text_only(token_input, f"engine {self.name!r}")
+        self._check(prompt_ids, sampling_params)
+        try:
+            found = await self.client.generate(
+                uuid.uuid4().hex, prompt_ids=prompt_ids.tolist(), sampling_params=self._settings(sampling_params, seed)
+            )
+        except RayTaskError as error:  # raised within a server
+            if DEAD_ENGINE in type(error.cause).__name__ or DEAD_ENGINE in str(error):
+                raise RunError(f"a vLLM server died: {one_line(error.cause or error)}") from error
+            raise EngineError(f"a vLLM server refused the request: {one_line(error.cause or error)}") from error
+        except RayActorError as error:
+            raise RunError(f"a vLLM server died: {one_line(error)}") from error
+        except RayError as error:
+            raise EngineError(f"no answer from a vLLM server: {one_line(error)}") from error
+        return self._output(found, sampling_params)
+
+    def _settings(self, params: SamplingParams, seed: int) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k or -1,
+            "max_tokens": params.max_response_tokens,
+            "stop_token_ids": list(params.stop_token_ids),
+            "ignore_eos": True,  # what ends a completion is the parser's to say
+            "logprobs": True,
+        }
+        if not self._is_resuming:  # a resumed request would begin with the same random numbers again
+            settings["seed"] = seed % MAX_SEED
+        return settings
+
+    def _output(self, found: Any, params: SamplingParams) -> TokenOutput:
+        ids = token_ids(found.token_ids)
+        if found.stop_reason in ABORTED or len(ids) == 0:
+            raise EngineError("a vLLM server aborted the request")
+        oldest, newest = (found.extra_fields[f"{end}_global_steps"] for end in ("min", "max"))
+        if oldest is None:
+            raise RunError("a vLLM server sampled before weights were published")
+        return TokenOutput(
+            token_ids=ids,
+            logprobs=np.array(found.log_probs, np.float32),
+            finish_reason=FinishReason.STOP if int(ids[-1]) in params.stop_token_ids else FinishReason.LENGTH,
+            weight_version=oldest,
+            newest_weight_version=newest if newest != oldest else None,
+        )
+
+    def _check(self, ids: TokenIds, params: SamplingParams) -> None:
+        if len(ids) == 0:
+            raise EngineError(f"engine {self.name!r} needs at least one prompt token")
+        if int(ids.max()) >= self._vocabulary_size:
+            raise EngineError(f"token id {int(ids.max())} is outside the vocabulary of {self._vocabulary_size} tokens")
+        if len(ids) + params.max_response_tokens > self._max_model_tokens:
+            raise EngineError(
+                f"{len(ids)} prompt tokens and up to {params.max_response_tokens} new ones do not fit the servers' "
+                f"{self._max_model_tokens} positions; raise verl.max_model_tokens, lower "
+                "rollout.max_response_tokens or shorten the prompt"
+            )

@@ -1,0 +1,136 @@
+"""What is optimised: verl's own policy losses where it has them, and the core's, or any plugin's, in verl's registry.
+
+Losses that verl has under another name are these. The others run through `PolicyLoss` in verl's registry: verl hands
+them the same tensors, and aggregates what they return with the same counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rllm_core.algorithms.aggregation import Aggregation
+from rllm_core.algorithms.selection import policy_loss
+from rllm_core.config import RunConfig
+from rllm_core.plugins import PluginManager
+from rllm_verl import verl_api
+
+if TYPE_CHECKING:
+    import torch
+
+# Ratios of a disadvantage are not bounded by ppo_clip; verl's loss of that name has a bound, which nothing reaches.
+NO_DUAL_CLIP = 1e9
+
+AGGREGATIONS = {
+    "token_mean": "token-mean",
+    "sequence_mean_token_mean": "seq-mean-token-mean",
+    "sequence_mean_token_sum": "seq-mean-token-sum",
+    "sequence_mean_token_sum_norm": "seq-mean-token-sum-norm",
+}
+KL_ESTIMATORS = {"k1": "k1", "k2": "k2", "k3": "k3"}
+NATIVE = {"ppo_clip": "vanilla", "dual_clip": "vanilla", "gspo": "gspo", "cispo": "cispo"}
+REGISTERED_PREFIX = "rllm:"
+
+
+@dataclass(frozen=True)
+class VerlLoss:
+    """The policy loss of a run, as verl is told about it.
+
+    Attributes:
+        config: The run file.
+        plugins: Where losses come from.
+    """
+
+    config: RunConfig
+    plugins: PluginManager
+
+    @property
+    def mode(self) -> str:
+        """Verl's ``policy_loss.loss_mode``."""
+        name = self.config.algorithm.loss
+        return NATIVE.get(name, f"{REGISTERED_PREFIX}{name}")
+
+    @cached_property
+    def loss(self) -> Any:
+        """The `rllm_core.algorithms.torch_losses.PolicyLoss` that was asked for, its options checked."""
+        return policy_loss(self.config, self.plugins)
+
+    def actor_settings(self) -> dict[str, Any]:
+        """Settings of verl's ``actor`` section, by key."""
+        algorithm, aggregation = self.config.algorithm, Aggregation.of(self.config)
+        settings: dict[str, Any] = {
+            "policy_loss": {"loss_mode": self.mode},
+            "loss_agg_mode": AGGREGATIONS[aggregation.name],
+            "loss_scale_factor": aggregation.norm_tokens if aggregation.name.endswith("_norm") else None,
+            "entropy_coeff": algorithm.entropy_coefficient,
+            "use_kl_loss": self.needs_reference,
+            "kl_loss_coef": algorithm.kl.coefficient,
+            "kl_loss_type": KL_ESTIMATORS[algorithm.kl.estimator],
+        }
+        if algorithm.loss in NATIVE:
+            options = self.loss.options
+            settings |= {
+                "clip_ratio": options.clip_low,
+                "clip_ratio_low": options.clip_low,
+                "clip_ratio_high": options.clip_high,
+                "clip_ratio_c": getattr(options, "dual_clip", NO_DUAL_CLIP),
+            }
+        return settings
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the divergence from the reference model is part of the loss."""
+        kl = self.config.algorithm.kl
+        return kl.coefficient > 0 and kl.place == "loss"
+
+    def register(self) -> None:
+        """Put the loss into verl's registry, in the process that trains, if verl does not have it itself."""
+        if self.mode.startswith(REGISTERED_PREFIX):
+            verl_api.use("register_policy_loss")(self.mode)(self._masked_loss)
+
+    def _masked_loss(
+        self,
+        *,
+        old_log_prob: torch.Tensor,
+        log_prob: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+        loss_agg_mode: str,
+        config: Any,
+        rollout_is_weights: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """A policy loss as verl calls it; all tensors ``(rows, response_tokens)``, the mask True on sampled tokens."""
+        from rllm_core.algorithms.torch_losses import LossInputs, clipped_of, losses_of
+
+        assert rollout_is_weights is None  # corrections are in the advantages
+        mask = response_mask.bool()
+        counts = mask.sum(1)
+        sequences = counts[counts > 0]
+        old = old_log_prob[mask] if self.loss.needs_old_logprobs else None
+        inputs = LossInputs(
+            log_prob[mask],
+            old,
+            advantages[mask],
+            _sequence_of_token(sequences),
+            len(sequences),
+        )
+        metrics: dict[str, Any] = {}
+        if len(sequences):
+            losses = log_prob.new_zeros(log_prob.shape).masked_scatter(mask, losses_of(self.loss, inputs))
+            clipped = clipped_of(self.loss, inputs)
+            if clipped is not None:
+                metrics["actor/pg_clipfrac"] = float(clipped.float().mean())
+        else:  # a row that only fills up the batch; every rank has to take part in the backward pass
+            losses = log_prob * 0
+        total = verl_api.use("agg_loss")(
+            loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
+        )
+        return total, metrics
+
+
+def _sequence_of_token(counts: torch.Tensor) -> torch.Tensor:
+    """``(tokens,)`` which sequence each token is of, from ``(sequences,)`` tokens of each."""
+    import torch
+
+    return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)

@@ -1,0 +1,213 @@
+"""The run file as verl's own configuration, which its workers turn into dataclasses."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rllm_core.config import ConfigError, RunConfig
+from rllm_core.loading import one_line
+from rllm_verl import verl_api
+from rllm_verl.config import VerlConfig
+from rllm_verl.losses import VerlLoss
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+# Said by the run file alone, so that nothing is said twice.
+OWNED = (
+    "actor_rollout_ref.actor.policy_loss.loss_mode",
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.entropy_coeff",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.hybrid_engine",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.rollout.logprobs_mode",
+    "actor_rollout_ref.rollout.name",
+)
+PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
+CONFIG_FILE = "config.json"
+
+
+def verl_settings(config: RunConfig) -> VerlConfig:
+    """``[verl]``."""
+    found: VerlConfig = config.plugins.get("verl") or VerlConfig()
+    return found
+
+
+def verl_config(config: RunConfig, loss: VerlLoss) -> DictConfig:
+    """Verl's whole configuration of a run.
+
+    Raises:
+        ConfigError: If ``verl.overrides`` names a key that verl does not have, or one that the run file says already.
+    """
+    from hydra import compose, initialize_config_module
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    settings = verl_settings(config)
+    engine = ["model_engine=megatron"] if settings.strategy == "megatron" else []
+    with initialize_config_module(verl_api.CONFIG_MODULE, version_base=None):
+        base = compose(verl_api.CONFIG_NAME, overrides=engine)
+    OmegaConf.set_struct(base, False)
+    merged = OmegaConf.merge(base, _tables(config, settings, loss))
+    assert isinstance(merged, DictConfig)
+    for key, value in settings.overrides.items():
+        _override(merged, key, value)
+    try:
+        OmegaConf.resolve(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"verl.overrides do not go together: {one_line(error)}") from error
+    return merged
+
+
+def _override(merged: DictConfig, key: str, value: Any) -> None:
+    from omegaconf import DictConfig, OmegaConf
+
+    if key in OWNED:
+        raise ConfigError(f"verl.overrides.{key!r}: the run file says this elsewhere; take it out here")
+    parent = key.rpartition(".")[0]
+    siblings = OmegaConf.select(merged, parent) if parent else merged
+    name = key.rpartition(".")[2]
+    if not isinstance(siblings, DictConfig) or (name not in siblings and not _takes_any(parent)):
+        names = [str(sibling) for sibling in siblings] if isinstance(siblings, DictConfig) else []
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {f'{parent}.{near[0]}'!r}?" if near else ""
+        raise ConfigError(f"verl.overrides.{key!r}: verl's configuration has no such key{hint}")
+    OmegaConf.update(merged, key, value, merge=True)
+
+
+def _takes_any(parent: str) -> bool:
+    """Whether a table of verl's is handed on to another library as it is."""
+    return parent.rpartition(".")[2] in {"override_config", "override_transformer_config"} or ".engine_kwargs" in parent
+
+
+def _tables(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str, Any]:
+    """What differs from verl's defaults."""
+    is_separated = settings.placement == "separated"
+    releases = settings.release_memory and not is_separated
+    return {
+        "trainer": {
+            "device": settings.device,
+            "nnodes": settings.nodes,
+            "n_gpus_per_node": settings.devices_per_node,
+            "total_training_steps": max(1, config.training.steps),
+        },
+        "actor_rollout_ref": {
+            "hybrid_engine": not is_separated,
+            "model": {
+                "path": config.model.path,
+                "trust_remote_code": settings.trust_remote_code,
+                "use_remove_padding": True,
+                "enable_gradient_checkpointing": settings.gradient_checkpointing,
+                "override_config": {"attn_implementation": settings.attention},
+            },
+            "actor": _actor(config, settings, loss),
+            "ref": _sharding(settings, forward_only=True)
+            | {
+                "strategy": settings.strategy,
+                "log_prob_use_dynamic_bsz": True,
+                "log_prob_max_token_len_per_gpu": settings.max_tokens_per_device,
+                "use_torch_compile": False,
+            },
+            "rollout": {
+                "name": "vllm",
+                "mode": "async",
+                "n": 1,
+                "nnodes": settings.rollout_nodes if is_separated else 0,
+                "n_gpus_per_node": settings.rollout_devices_per_node if is_separated else settings.devices_per_node,
+                "dtype": settings.dtype,
+                "temperature": config.rollout.temperature,
+                "tensor_model_parallel_size": settings.tensor_parallel,
+                "gpu_memory_utilization": settings.server_memory_share,
+                "enforce_eager": not settings.cuda_graphs,
+                "free_cache_engine": releases,
+                "enable_sleep_mode": releases,
+                "max_model_len": max_model_tokens(config),
+                "max_num_seqs": settings.max_batch_rows,
+                "max_num_batched_tokens": settings.max_batch_tokens,
+                # Before top_k and top_p cut the distribution they are the same, and both are refused.
+                "logprobs_mode": "processed_logprobs",
+                "calculate_log_probs": True,
+                "seed": config.training.seed,
+                "log_prob_use_dynamic_bsz": True,
+                "log_prob_max_token_len_per_gpu": settings.max_tokens_per_device,
+                "checkpoint_engine": {
+                    "backend": settings.checkpoint_engine if is_separated else "naive",
+                    "custom_backend_module": settings.checkpoint_engine_module or None,
+                    "update_weights_bucket_megabytes": settings.sync_bucket_mb,
+                },
+            },
+        },
+    }
+
+
+def _actor(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str, Any]:
+    optimizer = config.optimizer
+    return (
+        _sharding(settings, forward_only=False)
+        | loss.actor_settings()
+        | {
+            "strategy": settings.strategy,
+            "use_dynamic_bsz": True,
+            "ppo_max_token_len_per_gpu": settings.max_tokens_per_device,
+            "ppo_mini_batch_size": config.training.groups_per_step * config.training.rollouts_per_group,
+            "shuffle": False,
+            "use_torch_compile": False,
+            "checkpoint": {"save_contents": ["model", "optimizer", "extra"]},
+            "optim": {
+                "lr": optimizer.learning_rate,
+                "weight_decay": optimizer.weight_decay,
+                "betas": [optimizer.beta1, optimizer.beta2],
+                "clip_grad": optimizer.max_grad_norm,
+                "total_training_steps": max(1, config.training.steps),
+            }
+            | ({} if settings.strategy == "megatron" else {"override_optimizer_config": {"eps": optimizer.epsilon}}),
+        }
+    )
+
+
+def _sharding(settings: VerlConfig, *, forward_only: bool) -> dict[str, Any]:
+    if settings.strategy == "megatron":
+        return {}
+    precision = PRECISIONS[settings.dtype]
+    return {
+        "fsdp_config": {
+            "strategy": settings.strategy,
+            "ulysses_sequence_parallel_size": settings.sequence_parallel,
+            "param_offload": "parameters" in settings.offload,
+            "optimizer_offload": "optimizer" in settings.offload and not forward_only,
+            "use_torch_compile": False,
+            "mixed_precision": {"param_dtype": precision, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        },
+        "ulysses_sequence_parallel_size": settings.sequence_parallel,
+    }
+
+
+def max_model_tokens(config: RunConfig) -> int:
+    """Longest prompt plus completion: what the run file says, or what the model can.
+
+    Raises:
+        ConfigError: If neither says it.
+    """
+    settings = verl_settings(config)
+    if settings.max_model_tokens is not None:
+        return settings.max_model_tokens
+    described = model_description(config.model.path)
+    text = described.get("text_config", described)
+    if "max_position_embeddings" not in text:
+        raise ConfigError(
+            "verl.max_model_tokens is not set, and the model's config.json does not say how long it may be"
+        )
+    return int(text["max_position_embeddings"])
+
+
+def model_description(path: str) -> dict[str, Any]:
+    """The model's config.json; empty where it is on the hub and not here yet."""
+    file = Path(path) / CONFIG_FILE
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found

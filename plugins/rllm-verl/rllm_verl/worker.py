@@ -1,0 +1,69 @@
+"""The trainer's process: verl's worker, with the loss, the learning rate and the entropy bonus of this framework.
+
+Plugins are found anew here: see `rllm_verl.worker_process`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rllm_core.config import RunConfig
+from rllm_verl import verl_api
+from rllm_verl.losses import VerlLoss
+from rllm_verl.worker_process import plugins
+
+Dispatch = verl_api.use("Dispatch")
+register = verl_api.use("register")
+by_rank = verl_api.use("make_nd_compute_dataproto_dispatch_fn")
+LAST_SYNC, CURRENT = "last_sync", "current"
+
+
+class PolicyWorker(verl_api.use("DetachActorWorker")):  # type: ignore[misc]
+    """verl's actor, and reference, as one rank of the worker group.
+
+    Args:
+        config: verl's ``actor_rollout_ref`` section.
+        role: ``actor``, or with servers on the same devices ``actor_rollout``; ``_ref`` behind it adds the reference.
+        run: The run file, for what verl's configuration cannot say.
+    """
+
+    def __init__(self, config: Any, role: str, run: RunConfig, **kwargs: Any) -> None:
+        super().__init__(config=config, role=role, **kwargs)
+        self._run = run
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Load the models; the policy loss is registered before."""
+        VerlLoss(self._run, plugins).register()
+        super().init_model()
+
+    @register(dispatch_mode=by_rank(mesh_name="actor"))
+    def update_actor(self, data: Any) -> Any:
+        """One optimizer step, with ``learning_rate`` and ``entropy_coefficient`` from the batch."""
+        learning_rate = verl_api.use("pop_non_tensor")(data, key="learning_rate")
+        entropy_coefficient = verl_api.use("pop_non_tensor")(data, key="entropy_coefficient")
+        for group in self.actor.engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        config = self.loss_fn.keywords["config"]
+        if config.entropy_coeff != entropy_coefficient:
+            self.loss_fn = partial(verl_api.use("ppo_loss"), config=replace(config, entropy_coeff=entropy_coefficient))
+            self.actor.set_loss_fn(self.loss_fn)
+        return super().update_actor(data)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def remember_synced_weights(self) -> None:
+        """Keep a copy of the weights, which just went live."""
+        self.save_model_to_cpu(LAST_SYNC)
+
+    @register(dispatch_mode=by_rank(mesh_name="actor"))
+    def compute_synced_log_prob(self, data: Any) -> Any:
+        """`compute_log_prob` with the weights that went live last."""
+        self.save_model_to_cpu(CURRENT)
+        self.restore_model_from_cpu(LAST_SYNC)
+        try:
+            return self.compute_log_prob(data)
+        finally:
+            self.restore_model_from_cpu(CURRENT)
+            self.clear_cpu_model(CURRENT)
