@@ -2,6 +2,7 @@
 
 from rllm_core.testing.algorithms import check_correction, check_estimator, check_policy_loss
 from rllm_core.testing.drift import Drift, probe_drift
+from rllm_core.testing.engines import check_engine
 from rllm_core.testing.parsers import CheckResult, check_parser
 from rllm_core.testing.scripted import ByteParser, ScriptedBackend, ScriptedEngine
 
@@ -12,6 +13,7 @@ __all__ = [
     "ScriptedBackend",
     "ScriptedEngine",
     "check_correction",
+    "check_engine",
     "check_estimator",
     "check_parser",
     "check_policy_loss",

@@ -1,0 +1,384 @@
+"""The contract of `RolloutEngine` as checks that any engine can be put through; see `check_engine`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rllm_core.engine import EngineError, RolloutEngine
+from rllm_core.testing.completions import QUESTION, SENTENCES
+from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
+from rllm_core.testing.probe import Check, EngineProbe, checked
+from rllm_core.types import FinishReason, Floats, MediaChunk, SamplingParams, TokenIds, TokenOutput, token_ids
+
+CERTAINLY_OUTSIDE = 2**31 - 1  # the largest token id that can be written down
+MOST_STOPS = 16
+CANCELLED_AT = (0.0, 0.3, 0.6)  # of the time that a call takes
+# As much as the core forgives: a float32 softmax can end a little above 0.
+HIGHEST_LOGPROB = 1e-3
+# All completions of a group are equal by chance less often than this, or nothing is concluded from it.
+CHANCE = 1e-6
+
+
+async def check_engine(
+    engine: RolloutEngine,
+    *,
+    prompts: Sequence[Sequence[int] | TokenIds] = (),
+    vocabulary_size: int | None = None,
+    takes_media: bool = False,
+    deterministic: bool = False,
+    samples: int = 16,
+    max_response_tokens: int = 8,
+    logprob_tolerance: float = 1e-4,
+    request_timeout_seconds: float = 60.0,
+) -> list[CheckResult]:
+    """Hold an engine that is ready to sample to the contract of `RolloutEngine`.
+
+    For the tests of an engine: ``assert not [r for r in await check_engine(mine) if r.outcome == "failed"]``. It
+    allocates nothing; an engine that belongs to a backend is checked by `check_backend`, too.
+
+    Args:
+        engine: What is checked; its weights must stay as they are meanwhile.
+        prompts: What to ask, ``(tokens,)`` each; rendered by the engine's parser if there are none.
+        vocabulary_size: Ids are smaller; None where only the engine knows.
+        takes_media: Whether prompts may hold media.
+        deterministic: Whether it promises the same completions for the same seeds.
+        samples: Completions per prompt.
+        max_response_tokens: Length of most completions.
+        logprob_tolerance: How far scored log-probabilities may be from sampled ones.
+        request_timeout_seconds: No answer by then is a failure.
+
+    Returns:
+        A result per check; whatever the engine raises is a failure of the check that met it.
+    """
+    stops: tuple[int, ...] = ()
+    if engine.parser is not None:
+        stops = tuple(engine.parser.get_stop_token_ids())
+        prompts = prompts or [engine.parser.render(conversation) for conversation in _conversations()]
+    if not prompts:
+        raise ValueError("an engine without a parser needs prompts to be checked with")
+    probe = EngineProbe(
+        engine,
+        [token_ids(prompt) for prompt in prompts],
+        SamplingParams(max_response_tokens=max_response_tokens, stop_token_ids=stops),
+        samples=samples,
+        vocabulary_size=vocabulary_size,
+        takes_media=takes_media,
+        deterministic=deterministic,
+        logprob_tolerance=logprob_tolerance,
+        request_timeout_seconds=request_timeout_seconds,
+    )
+    return await checked(probe, ENGINE_CHECKS)
+
+
+def _conversations() -> list[list[dict[str, Any]]]:
+    answer = {"role": "assistant", "content": SENTENCES[0]}
+    return [[QUESTION], [QUESTION, answer, {**QUESTION, "content": "And then?"}]]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The checks: each tells what it saw
+
+
+async def _tokens(probe: EngineProbe) -> str:
+    if not probe.engine.supports_token_in_token_out:
+        raise NotApplicable("supports_token_in_token_out is false")
+    answers, limit, size = [], probe.params.max_response_tokens, probe.vocabulary_size
+    for prompt in probe.prompts:
+        before = prompt.copy()
+        answers.append(await probe.group(prompt, range(probe.samples)))
+        if not np.array_equal(before, prompt):
+            raise Broken("it changed the prompt it was given")
+    for output in (output for outputs in answers for output in outputs):
+        if len(output.token_ids) > limit:
+            raise Broken(f"a completion has {len(output.token_ids)} tokens, and max_response_tokens is {limit}")
+        if int(output.token_ids.min()) < 0 or (size is not None and int(output.token_ids.max()) >= size):
+            raise Broken(f"a completion holds ids outside the vocabulary of {size}: {output.token_ids.tolist()}")
+    probe.answers = answers
+    lengths = [len(output.token_ids) for _, output in probe.sampled()]
+    return f"{len(lengths)} completions of {min(lengths)} to {max(lengths)} tokens for {len(answers)} prompts"
+
+
+async def _ends(probe: EngineProbe) -> str:
+    first = [output for _, output in probe.sampled()]
+    ends = _finished(first, probe.params)
+    if not ends["stop"]:
+        # The policy does not end a turn by itself yet, so what it says anyway has to.
+        usual = Counter(token for output in first for token in output.token_ids.tolist())
+        params = probe.params_with(stop_token_ids=tuple(token for token, _ in usual.most_common(MOST_STOPS)))
+        for prompt in probe.prompts:
+            ends += _finished(await probe.group(prompt, range(probe.samples), params), params)
+    short = probe.params_with(max_response_tokens=1)
+    for prompt in probe.prompts:
+        ends += _finished(await probe.group(prompt, range(probe.samples), short), short)
+    return ", ".join(f"{count} by {reason}" for reason, count in sorted(ends.items()))
+
+
+def _finished(outputs: Sequence[TokenOutput], params: SamplingParams) -> Counter[str]:
+    """By what completions ended, if each ended where it should and says so."""
+    ends: Counter[str] = Counter()
+    limit = params.max_response_tokens
+    for output in outputs:
+        ids = output.token_ids.tolist()
+        shown = f"completion {ids}, stop tokens {list(params.stop_token_ids)}, at most {limit} tokens"
+        if not set(params.stop_token_ids).isdisjoint(ids[:-1]):
+            raise Broken(f"it went on after a stop token: {shown}")
+        if len(ids) > limit:
+            raise Broken(f"it is too long: {shown}")
+        has_stop = ids[-1] in params.stop_token_ids
+        if not has_stop and len(ids) < limit:
+            raise Broken(f"it ended before its limit, and without its stop token: {shown}")
+        expected = FinishReason.STOP if has_stop else FinishReason.LENGTH
+        if output.finish_reason is not expected:
+            raise Broken(f"finish_reason is {output.finish_reason.value!r}, not {expected.value!r}: {shown}")
+        ends[expected.value] += 1
+    return ends
+
+
+async def _logprobs(probe: EngineProbe) -> str:
+    lowest = 0.0
+    for _, output in probe.sampled():
+        lowest = min(lowest, float(_checked_logprobs(output).min()))
+    if lowest == 0:
+        raise Broken("all log-probabilities are 0, so they are not those of what was sampled")
+    return f"from {lowest:.3g}"
+
+
+def _checked_logprobs(output: TokenOutput) -> Floats:
+    if output.logprobs is None:
+        raise Broken("a completion has no log-probabilities, and supports_token_in_token_out is true")
+    logprobs = np.asarray(output.logprobs)
+    if logprobs.shape != output.token_ids.shape:
+        raise Broken(f"log-probabilities of shape {logprobs.shape} for {len(output.token_ids)} tokens")
+    if not np.isfinite(logprobs).all() or logprobs.max() > HIGHEST_LOGPROB:
+        raise Broken(f"log-probabilities must be finite and at most 0: {logprobs.tolist()}")
+    return logprobs
+
+
+async def _greedy(probe: EngineProbe) -> str:
+    probe.sampled()
+    params = probe.params_with(temperature=0.0)
+    for prompt in probe.prompts:
+        outputs = [*await probe.group(prompt, (0, 1), params), await probe.single(prompt, 2, params)]
+        for output in outputs:
+            _checked_logprobs(output)
+        _finished(outputs, params)
+        if len({output.token_ids.tobytes() for output in outputs}) > 1:
+            raise Broken(f"at temperature 0 one prompt has several completions: {_shown(outputs)}")
+    return "one completion per prompt"
+
+
+def _shown(outputs: Sequence[TokenOutput]) -> str:
+    return ", ".join(str(output.token_ids.tolist()) for output in outputs)
+
+
+async def _seeds(probe: EngineProbe) -> str:
+    pairs = probe.sampled()
+    if probe.deterministic:
+        for prompt, before in zip(probe.prompts, probe.answers, strict=True):
+            for first, second in zip(before, await probe.group(prompt, range(probe.samples)), strict=True):
+                if not np.array_equal(first.token_ids, second.token_ids):
+                    raise Broken(f"the same seed gives other tokens the second time: {_shown([first, second])}")
+            first, second = [await probe.single(prompt, 5) for _ in range(2)]
+            if not np.array_equal(first.token_ids, second.token_ids):
+                raise Broken(f"the same seed gives other tokens the second time: {_shown([first, second])}")
+    singles = [
+        await asyncio.gather(*(probe.single(prompt, seed) for seed in range(probe.samples))) for prompt in probe.prompts
+    ]
+    concluded = [_differ(outputs, "in one call") for outputs in probe.answers]
+    concluded += [_differ(outputs, "one by one") for outputs in singles]
+    if not any(concluded):
+        raise NotApplicable("the policy is so sure of its answers that their being equal says nothing")
+    different = len({output.token_ids.tobytes() for _, output in pairs})
+    return f"{different} different among {len(pairs)}" + (", the same again" if probe.deterministic else "")
+
+
+def _differ(outputs: Sequence[TokenOutput], how: str) -> bool:
+    """Whether completions of different seeds differ; False where the policy can hardly say anything else."""
+    if len({output.token_ids.tobytes() for output in outputs}) > 1:
+        return True
+    if (len(outputs) - 1) * float(_checked_logprobs(outputs[0]).sum()) > np.log(CHANCE):
+        return False
+    raise Broken(f"{len(outputs)} different seeds, asked {how}, all give {outputs[0].token_ids.tolist()}")
+
+
+async def _groups(probe: EngineProbe) -> str:
+    probe.sampled()
+    sizes = (1, 3, 2 * probe.samples)
+    for size in sizes:
+        for output in await probe.group(probe.prompts[0], range(size)):
+            _checked_logprobs(output)
+    return f"{', '.join(map(str, sizes))} completions in one call"
+
+
+async def _concurrency(probe: EngineProbe) -> str:
+    probe.sampled()
+    asked = []
+    for place in range(2 * probe.samples):
+        limit = 1 + place % probe.params.max_response_tokens
+        params = probe.params_with(max_response_tokens=limit, temperature=float(place // len(probe.prompts) % 2))
+        asked.append((probe.prompts[place % len(probe.prompts)], params))
+    calls = (probe.single(prompt, seed, params) for seed, (prompt, params) in enumerate(asked))
+    outputs = await asyncio.gather(*calls)
+    for output, (_, params) in zip(outputs, asked, strict=True):
+        _checked_logprobs(output)
+        _finished([output], params)
+    if probe.engine.computes_logprobs:  # answers that went to another's caller have other log-probabilities
+        pairs = [(prompt, output) for (prompt, _), output in zip(asked, outputs, strict=True)]
+        await _compare_scores(probe, pairs[-2 * len(probe.prompts) :])
+    return f"{len(asked)} at once, each by its own limit"
+
+
+async def _cancellation(probe: EngineProbe) -> str:
+    probe.sampled()
+    long = probe.params_with(max_response_tokens=4 * probe.params.max_response_tokens, stop_token_ids=())
+    params, prompt = long.model_copy(update={"temperature": 0.0}), probe.prompts[0]
+    expected = await probe.single(prompt, 0, params)
+    began = time.monotonic()
+    await probe.group(prompt, range(probe.samples), long)
+    duration_seconds = time.monotonic() - began
+    for share in CANCELLED_AT:
+        neighbour = asyncio.create_task(probe.single(prompt, 0, params))
+        given_up = asyncio.ensure_future(
+            probe.engine.get_token_outputs_from_token_input(prompt, sampling_params=long, seeds=range(probe.samples))
+        )
+        await asyncio.sleep(share * duration_seconds)
+        given_up.cancel()
+        done, _ = await asyncio.wait({given_up}, timeout=probe.request_timeout_seconds)
+        if not done:
+            raise Broken(f"a call that was cancelled did not end within {probe.request_timeout_seconds:g} s")
+        if not given_up.cancelled() and given_up.exception() is not None:
+            raise Broken(f"a call that was cancelled raised {given_up.exception()!r}")
+        for output in (await neighbour, await probe.single(prompt, 0, params)):
+            if not np.array_equal(output.token_ids, expected.token_ids):
+                raise Broken(f"after a call was cancelled, others are answered otherwise: {_shown([expected, output])}")
+    return "a call beside a cancelled one, and one after it, are answered as ever"
+
+
+async def _outside(probe: EngineProbe) -> str:
+    probe.sampled()
+    params, prompt = probe.params_with(temperature=0.0), probe.prompts[0]
+    expected = await probe.single(prompt, 0, params)
+    outside = [CERTAINLY_OUTSIDE, *([] if probe.vocabulary_size is None else [probe.vocabulary_size])]
+    for token in outside:
+        neighbour = asyncio.create_task(probe.single(prompt, 0, params))
+        bad = token_ids([*prompt.tolist(), token])
+        try:
+            output = await probe.single(bad, 0, params)
+        except EngineError:
+            pass
+        else:
+            raise Broken(f"a prompt with token id {token} is answered: {output.token_ids.tolist()}")
+        finally:
+            [beside] = await asyncio.gather(neighbour, return_exceptions=True)
+        [after] = await asyncio.gather(probe.single(prompt, 0, params), return_exceptions=True)
+        for other in (beside, after):
+            if not isinstance(other, TokenOutput) or not np.array_equal(other.token_ids, expected.token_ids):
+                raise Broken(f"beside or after a prompt that is refused, another is not answered as ever: {other!r}")
+    return f"{', '.join(map(str, outside))} refused"
+
+
+async def _versions(probe: EngineProbe) -> str:
+    version = probe.engine.weight_version
+    for _, output in probe.sampled():
+        newest = version if output.newest_weight_version is None else output.newest_weight_version
+        if (output.weight_version, newest) != (version, version):
+            raise Broken(
+                f"completions are stamped with version {output.weight_version} to {newest}, and the engine's "
+                f"weight_version is {version}"
+            )
+    return f"version {version}"
+
+
+async def _validation(probe: EngineProbe) -> str:
+    probe.sampled()
+    prompt, greedy = probe.prompts[0], probe.params_with(temperature=0.0)
+    expected = await probe.single(prompt, 0, greedy)
+    before = await probe.group(prompt, range(probe.samples))
+    output = await probe.single(prompt, 0, greedy, is_validation=True)
+    if not np.array_equal(output.token_ids, expected.token_ids):
+        raise Broken("is_validation changes what is sampled")
+    after = await probe.group(prompt, range(probe.samples))
+    again = await probe.single(prompt, 0, greedy)
+    if not np.array_equal(again.token_ids, expected.token_ids):
+        raise Broken("after a call with is_validation, calls without it are answered otherwise")
+    _differ(after, "after a call with is_validation")
+    if probe.deterministic and [o.token_ids.tolist() for o in after] != [o.token_ids.tolist() for o in before]:
+        raise Broken("after a call with is_validation, calls without it are answered otherwise")
+    return "travels with the call"
+
+
+async def _media(probe: EngineProbe) -> str:
+    probe.sampled()
+    if probe.takes_media:
+        raise NotApplicable("it takes media")
+    image = MediaChunk(sha256="0" * 64, kind="image", length_tokens=4)
+    try:
+        output = await probe.single([*probe.prompts[0].tolist(), image], 0)
+    except (EngineError, ValueError) as refusal:
+        if probe.engine.name not in str(refusal) or image.kind not in str(refusal):
+            raise Broken(f"media are refused, but neither by its name nor by their kind: {refusal}") from refusal
+        return str(refusal)
+    raise Broken(f"it takes no media, and a prompt with an image is answered: {output.token_ids.tolist()}")
+
+
+async def _scores(probe: EngineProbe) -> str:
+    pairs = probe.sampled()
+    if not probe.engine.computes_logprobs:
+        raise NotApplicable("computes_logprobs is false")
+    chosen = [pair for start in range(2) for pair in pairs[start :: probe.samples]]
+    greedy, narrow = (probe.params_with(**changes) for changes in ({"temperature": 0.0}, {"top_k": 1}))
+    for prompt in probe.prompts:
+        chosen += [(prompt, await probe.single(prompt, 0, params)) for params in (greedy, narrow)]
+    gap = await _compare_scores(probe, chosen)
+    prompt, output = chosen[0]
+    end = (await probe.scores(np.concatenate([prompt, output.token_ids]), 1))[len(prompt) - 1 :]
+    known = ~np.isnan(end)
+    gap = max(gap, _gap(end[known], _checked_logprobs(output)[known], probe.logprob_tolerance))
+    return f"{len(chosen)} completions, at most {gap:.2g} from what they were sampled with"
+
+
+async def _compare_scores(probe: EngineProbe, chosen: Sequence[tuple[TokenIds, TokenOutput]]) -> float:
+    """Score completions that were sampled at temperature 1 or 0, and return the largest difference."""
+    gap, is_known = 0.0, False
+    for prompt, output in chosen:
+        scores = await probe.scores(np.concatenate([prompt, output.token_ids]), len(prompt))
+        known = ~np.isnan(scores)
+        is_known = is_known or bool(known.any())
+        gap = max(gap, _gap(scores[known], _checked_logprobs(output)[known], probe.logprob_tolerance))
+    if not is_known:
+        raise Broken("compute_logprobs knows the log-probability of no token")
+    return gap
+
+
+def _gap(scores: Floats, sampled: Floats, tolerance: float) -> float:
+    gap = float(np.abs(scores - sampled).max(initial=0.0))
+    if not gap <= tolerance:
+        raise Broken(
+            f"compute_logprobs gives {scores.tolist()} for tokens that were sampled with {sampled.tolist()}: {gap:.2g} "
+            f"apart, and {tolerance:g} is allowed (log-probabilities are those before top_k and top_p)"
+        )
+    return gap
+
+
+ENGINE_CHECKS: dict[str, Check[EngineProbe]] = {
+    "tokens": _tokens,
+    "ends": _ends,
+    "log-probabilities": _logprobs,
+    "greedy": _greedy,
+    "seeds": _seeds,
+    "groups": _groups,
+    "concurrency": _concurrency,
+    "cancellation": _cancellation,
+    "vocabulary": _outside,
+    "versions": _versions,
+    "validation": _validation,
+    "media": _media,
+    "scores": _scores,
+}
+"""By name; each gets an engine and what to ask it, and tells what it saw."""

@@ -1,0 +1,137 @@
+"""What the checks of engines and of backends have in common: how they are run, and how an engine is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rllm_core.engine import EngineBusy, RolloutEngine
+from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
+from rllm_core.types import Floats, SamplingParams, TokenIds, TokenInput, TokenOutput, is_id_array
+
+SubjectT = TypeVar("SubjectT")
+ResultT = TypeVar("ResultT")
+Check = Callable[[SubjectT], Awaitable[str]]
+
+BUSY_PAUSE_SECONDS = 0.5
+
+
+async def checked(subject: SubjectT, checks: Mapping[str, Check[SubjectT]]) -> list[CheckResult]:
+    """The results of some checks, one after the other."""
+    return [await _result(name, check, subject) for name, check in checks.items()]
+
+
+async def _result(name: str, check: Check[SubjectT], subject: SubjectT) -> CheckResult:
+    async def run() -> str:
+        return await check(subject)
+
+    # A task of its own, so that a cancellation which leaks out of what is checked is told from one of the caller.
+    task = asyncio.create_task(run(), name=f"check: {name}")
+    try:
+        await asyncio.wait({task})
+    finally:
+        task.cancel()
+    try:
+        return CheckResult(name, "passed", task.result())
+    except NotApplicable as reason:
+        return CheckResult(name, "skipped", str(reason))
+    except Broken as problem:
+        return CheckResult(name, "failed", str(problem))
+    except asyncio.CancelledError:
+        return CheckResult(name, "failed", "a call was cancelled that nobody had cancelled")
+    except Exception as error:  # nothing that is checked may keep the other checks from running
+        return CheckResult(name, "failed", " ".join(f"raised {type(error).__name__}: {error}".split()))
+
+
+@dataclass
+class EngineProbe:
+    """An engine, what to ask it, and what it answered first.
+
+    Attributes:
+        answers: Per prompt the completions that `ENGINE_CHECKS`' first check sampled; none before it passed.
+    """
+
+    engine: RolloutEngine
+    prompts: Sequence[TokenIds]
+    params: SamplingParams
+    samples: int
+    vocabulary_size: int | None
+    takes_media: bool
+    deterministic: bool
+    logprob_tolerance: float
+    request_timeout_seconds: float
+    answers: list[list[TokenOutput]] = field(default_factory=list)
+
+    def params_with(self, **changes: Any) -> SamplingParams:
+        """The usual parameters, some of them replaced."""
+        return self.params.model_copy(update=changes)
+
+    async def group(
+        self, prompt: TokenInput, seeds: Sequence[int], params: SamplingParams | None = None
+    ) -> list[TokenOutput]:
+        """Completions of one prompt, in one call."""
+        outputs = await self.within(
+            lambda: self.engine.get_token_outputs_from_token_input(
+                prompt, sampling_params=params or self.params, seeds=seeds
+            )
+        )
+        if not isinstance(outputs, list) or len(outputs) != len(seeds):
+            raise Broken(f"{len(seeds)} completions were asked for, and {outputs!r:.200} came back")
+        return [self._output(output) for output in outputs]
+
+    async def single(
+        self, prompt: TokenInput, seed: int, params: SamplingParams | None = None, *, is_validation: bool = False
+    ) -> TokenOutput:
+        """One completion."""
+        return self._output(
+            await self.within(
+                lambda: self.engine.get_token_output_from_token_input(
+                    prompt, sampling_params=params or self.params, seed=seed, is_validation=is_validation
+                )
+            )
+        )
+
+    @staticmethod
+    def _output(output: Any) -> TokenOutput:
+        if not isinstance(output, TokenOutput) or not is_id_array(output.token_ids):
+            raise Broken(f"{output!r:.200} is no TokenOutput with an int32 array of token ids")
+        if len(output.token_ids) == 0:
+            raise Broken("a completion is empty")
+        return output
+
+    async def scores(self, tokens: TokenIds, start: int) -> Floats:
+        """``(tokens - start,)`` of `RolloutEngine.compute_logprobs`."""
+        scores = np.asarray(await self.within(lambda: self.engine.compute_logprobs(tokens, start=start)))
+        if scores.shape != (len(tokens) - start,):
+            raise Broken(f"scores of shape {scores.shape} for {len(tokens) - start} tokens")
+        return scores
+
+    async def within(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """What ``call`` returns; it is called again while the engine is busy, as the core does."""
+        limit = self.request_timeout_seconds
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                while True:
+                    try:
+                        return await call()
+                    except EngineBusy as busy:
+                        await asyncio.sleep(max(BUSY_PAUSE_SECONDS, busy.retry_after_seconds))
+        except TimeoutError:
+            if deadline.expired():
+                raise Broken(f"no answer within {limit:g} s") from None
+            raise
+
+    def sampled(self) -> list[tuple[TokenIds, TokenOutput]]:
+        """What was sampled first, with its prompts.
+
+        Raises:
+            NotApplicable: If nothing was.
+        """
+        if not self.answers:
+            raise NotApplicable("nothing could be sampled")
+        pairs = zip(self.prompts, self.answers, strict=True)
+        return [(prompt, output) for prompt, outputs in pairs for output in outputs]
