@@ -1,0 +1,137 @@
+"""``rllm-core verl-export``: a checkpoint as an ordinary Hugging Face folder, through verl's own model merger."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rllm_core.errors import ConfigError, RunError
+from rllm_core.training import checkpoint
+from rllm_verl import verl_api
+from rllm_verl.backend import STATE, WEIGHTS
+
+MERGER = "verl.model_merger"
+MERGE_DEADLINE_SECONDS = 6 * 3600
+# Where verl's Megatron bridge writes weights in Hugging Face's own format; without the bridge there are shards instead.
+BRIDGED = Path("model") / "huggingface"
+
+
+@click.command("verl-export", short_help="Write a checkpoint of backend verl as an ordinary Hugging Face folder.")
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|CHECKPOINT")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def command(source: Path, folder: Path, trust_remote_code: bool, as_json: bool) -> None:
+    """Write a checkpoint of backend verl as an ordinary Hugging Face folder.
+
+    RUN|CHECKPOINT is a run folder, whose newest complete checkpoint is taken, or a checkpoint folder
+    (runs/RUN/checkpoints/step-NNNNNN). FOLDER is new or empty; it gets weights in bfloat16, configuration and
+    tokenizer, and appears when it is complete.
+    """
+    found = export(source, folder, trust_remote_code=trust_remote_code)
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        click.echo(f"step {found['step']} (weight version {found['weight_version']}) of {found['checkpoint']}")
+        click.echo(f"model: {found['folder']}")
+
+
+def export(source: Path, folder: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
+    """Write a checkpoint as a folder that transformers loads.
+
+    Args:
+        source: A run folder, whose newest complete checkpoint is taken, or a checkpoint folder.
+        folder: New or empty.
+        trust_remote_code: Whether Python code that comes with the model may run.
+
+    Returns:
+        JSON: ``checkpoint, step, weight_version, strategy, folder``.
+
+    Raises:
+        ConfigError: If there is no checkpoint of this backend, something is in the way, or verl is not here.
+        RunError: If the checkpoint is incomplete or damaged, or verl's merger fails.
+    """
+    verl_api.installed_version()
+    partial = folder.with_name(f"{folder.name}.partial")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not an empty folder; name another one")
+    if partial.exists():
+        raise ConfigError(f"{partial} is what an interrupted export has left, or one still writes there: remove it")
+    saved = _checkpoint(source)
+    manifest = _verified(saved)
+    state = json.loads((saved / "backend" / STATE).read_text(encoding="utf-8"))
+    partial.mkdir(parents=True)
+    try:
+        _merge(saved / "backend" / WEIGHTS, partial, state["strategy"], trust_remote_code=trust_remote_code)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+    return {
+        "checkpoint": str(saved),
+        "step": manifest["step"],
+        "weight_version": manifest["coordinator"]["weight_version"],
+        "strategy": state["strategy"],
+        "folder": str(folder),
+    }
+
+
+def _checkpoint(source: Path) -> Path:
+    if not source.is_dir():
+        raise ConfigError(f"{source} is no folder; name a run folder or a checkpoint in one")
+    if not (source / "checkpoints").is_dir():
+        return source
+    found = checkpoint.complete(source / "checkpoints")
+    if not found:
+        raise ConfigError(f"run folder {source} has no complete checkpoint")
+    return found[-1]
+
+
+def _verified(saved: Path) -> dict[str, Any]:
+    """The manifest, if it covers everything that is read: torch unpickles weights, which can run any code."""
+    manifest = checkpoint.read(saved)
+    if f"backend/{STATE}" not in manifest["files"]:
+        raise ConfigError(f"checkpoint {saved} was not written by backend 'verl': it has no backend/{STATE}")
+    for path in sorted((saved / "backend").rglob("*")):
+        name = path.relative_to(saved).as_posix()
+        if not path.is_dir() and name not in manifest["files"]:
+            raise RunError(f"checkpoint {saved} is damaged: {name} is not in its manifest")
+    return manifest
+
+
+def _merge(weights: Path, target: Path, strategy: str, *, trust_remote_code: bool) -> None:
+    is_megatron = strategy == "megatron"
+    if is_megatron and any((weights / BRIDGED).glob("*.safetensors")):
+        shutil.copytree(weights / BRIDGED, target, dirs_exist_ok=True)
+        return
+    options = ["--backend", "megatron" if is_megatron else "fsdp", "--local_dir", weights, "--target_dir", target]
+    if trust_remote_code:
+        options.append("--trust-remote-code")
+    if is_megatron:
+        options.append("--use_cpu_initialization")
+        if json.loads((weights / BRIDGED / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings"):
+            options.append("--tie-word-embedding")
+    # -P: a folder named verl where this is called is not verl.
+    merge = [sys.executable, "-P", "-m", MERGER, "merge", *options]
+    try:
+        done = subprocess.run(
+            merge,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=MERGE_DEADLINE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(f"verl's model merger did not end within {MERGE_DEADLINE_SECONDS} s") from None
+    if done.returncode != 0:
+        said = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        raise RunError(f"verl's model merger failed: {said[-1] if said else f'exit code {done.returncode}'}")
