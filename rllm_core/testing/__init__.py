@@ -1,6 +1,7 @@
 """For plugin authors: a scripted engine and backend without torch, and checks of the contracts."""
 
 from rllm_core.testing.algorithms import check_correction, check_estimator, check_policy_loss
+from rllm_core.testing.backends import check_backend
 from rllm_core.testing.drift import Drift, probe_drift
 from rllm_core.testing.engines import check_engine
 from rllm_core.testing.parsers import CheckResult, check_parser
@@ -12,6 +13,7 @@ __all__ = [
     "Drift",
     "ScriptedBackend",
     "ScriptedEngine",
+    "check_backend",
     "check_correction",
     "check_engine",
     "check_estimator",

@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from rllm_core.engine import EngineError, RolloutEngine
+from rllm_core.parser import BaseParser
 from rllm_core.testing.completions import QUESTION, SENTENCES
 from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
 from rllm_core.testing.probe import Check, EngineProbe, checked
@@ -59,7 +59,7 @@ async def check_engine(
     stops: tuple[int, ...] = ()
     if engine.parser is not None:
         stops = tuple(engine.parser.get_stop_token_ids())
-        prompts = prompts or [engine.parser.render(conversation) for conversation in _conversations()]
+        prompts = prompts or prompts_of(engine.parser)
     if not prompts:
         raise ValueError("an engine without a parser needs prompts to be checked with")
     probe = EngineProbe(
@@ -76,9 +76,11 @@ async def check_engine(
     return await checked(probe, ENGINE_CHECKS)
 
 
-def _conversations() -> list[list[dict[str, Any]]]:
+def prompts_of(parser: BaseParser) -> list[TokenIds]:
+    """Two conversations, ``(tokens,)`` each."""
     answer = {"role": "assistant", "content": SENTENCES[0]}
-    return [[QUESTION], [QUESTION, answer, {**QUESTION, "content": "And then?"}]]
+    conversations = ([QUESTION], [QUESTION, answer, {**QUESTION, "content": "And then?"}])
+    return [token_ids(parser.render(conversation)) for conversation in conversations]
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from bigrams import VOCABULARY, BigramEngine
-from lying_engines import LIARS, LIMIT_SECONDS, Hanging, has_foreign_id
+from faithful import CarefulScriptedEngine
+from lying_engines import LIARS, LIMIT_SECONDS, Hanging
 
-from rllm_core.engine import EngineBusy, EngineError, RolloutEngine
-from rllm_core.testing import CheckResult, ScriptedEngine, check_engine
+from rllm_core.engine import EngineBusy, RolloutEngine
+from rllm_core.testing import CheckResult, check_engine
 from rllm_core.testing.engines import ENGINE_CHECKS
 from rllm_core.types import TokenOutput
 
@@ -30,15 +31,6 @@ def outcomes(engine: RolloutEngine, **options: Any) -> dict[str, str]:
 
 def failures(engine: RolloutEngine, **options: Any) -> dict[str, str]:
     return {result.name: result.detail for result in results(engine, **options) if result.outcome == "failed"}
-
-
-class CarefulScriptedEngine(ScriptedEngine):
-    """Refuses what is no byte."""
-
-    async def get_token_outputs_from_token_input(self, token_input: Any, **more: Any) -> list[TokenOutput]:
-        if has_foreign_id(token_input):
-            raise EngineError(f"a token id is outside the vocabulary of {VOCABULARY}")
-        return await super().get_token_outputs_from_token_input(token_input, **more)
 
 
 @pytest.mark.parametrize("engine", [BigramEngine(), CarefulScriptedEngine()], ids=lambda engine: engine.name)

@@ -243,6 +243,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             await asyncio.to_thread(self._sampling_worker.shutdown, wait=True, cancel_futures=True)
         if self._settings_before is not None:
             await self._in_worker(self._settings_before.apply)
+            self._settings_before = None
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._engine = self._trainer = self._reference = None
 

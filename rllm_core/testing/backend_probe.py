@@ -1,0 +1,321 @@
+"""A backend, driven for `rllm_core.testing.check_backend` in the order in which the trainer drives it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
+from rllm_core.config import RunConfig
+from rllm_core.engine import RolloutEngine, derive_seed
+from rllm_core.errors import StallError
+from rllm_core.parser import BaseParser
+from rllm_core.testing.parsers import Broken, NotApplicable
+from rllm_core.testing.probe import EngineProbe
+from rllm_core.training.deadlines import within
+from rllm_core.types import Floats, SamplingParams, TokenIds, TrainingSample
+
+ResultT = TypeVar("ResultT")
+
+OBSERVED_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint.
+
+    Attributes:
+        directory: Its folder.
+        state: What `BackendProtocol.state_dict` returned then, as it comes back from JSON.
+        step: Optimizer steps done.
+        logprobs: Of the samples, under the current policy.
+    """
+
+    directory: Path
+    state: dict[str, Any]
+    step: int
+    logprobs: list[Floats]
+
+
+@dataclass
+class Outcome:
+    """What an optimizer step left.
+
+    Attributes:
+        before: Log-probabilities of the samples before it.
+        after: After it.
+        metrics: What it reported.
+    """
+
+    before: list[Floats]
+    after: list[Floats]
+    metrics: dict[str, float]
+
+
+@dataclass
+class BackendProbe:
+    """One backend after the other, what is known of the present one, and what the checks leave for each other.
+
+    Attributes:
+        samples: What the policy said before any training, with its log-probabilities.
+        first: A checkpoint before the first gradient.
+        update: What the first gradient did.
+    """
+
+    make: Callable[[RunConfig], BackendProtocol[Any]]
+    config: RunConfig
+    parser: BaseParser
+    directory: Path
+    prompts: Sequence[TokenIds]
+    logprob_tolerance: float
+    resumes_in_another: bool
+    vocabulary_size: int | None
+    samples: list[TrainingSample] = field(default_factory=list)
+    first: Saved | None = None
+    update: Outcome | None = None
+    _backend: BackendProtocol[Any] | None = None
+    _engine: RolloutEngine | None = None
+    _version: int = -1
+    _step: int = 0
+    _is_generating: bool = False
+    _is_live: bool = False
+    _saves: int = 0
+
+    @property
+    def backend(self) -> BackendProtocol[Any]:
+        """The present backend.
+
+        Raises:
+            NotApplicable: If none could be started.
+        """
+        if self._backend is None:
+            raise NotApplicable("the backend did not start")
+        return self._backend
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """Its engine, which has sampled.
+
+        Raises:
+            NotApplicable: If it has not.
+        """
+        if self._engine is None or not self._is_live:
+            raise NotApplicable("the backend did not start")
+        return self._engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it declares."""
+        return type(self.backend).capabilities(self.config)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Life cycle
+
+    async def allocate(self) -> RolloutEngine:
+        """A new backend."""
+        backend = self.make(self.config)
+        self._backend, self._is_live, self._is_generating = backend, False, False
+        engine = await self._within("init_rollout_engine", backend.init_rollout_engine(self.parser))
+        if not isinstance(engine, RolloutEngine):
+            raise Broken(f"init_rollout_engine returned {engine!r:.80}, which is no RolloutEngine")
+        self._engine = engine
+        return engine
+
+    async def publish(self, reason: Literal["start", "step", "resume"]) -> None:
+        """The next version goes live."""
+        update = PolicyUpdate(self._version + 1, self._step, reason)
+        assert self._engine is not None
+        await self._within("on_policy_updated", self.backend.on_policy_updated(update))
+        if self._engine.weight_version != update.version:
+            raise Broken(
+                f"after on_policy_updated of version {update.version} ({reason}), the engine's weight_version is "
+                f"{self._engine.weight_version}"
+            )
+        self._version, self._is_live = update.version, True
+        await self._enter_generation()
+
+    async def shut_down(self) -> None:
+        """End the present backend."""
+        await self._within("shutdown", self.backend.shutdown())
+
+    async def give_up(self) -> None:
+        """End it if it is there; the checks were interrupted."""
+        if self._backend is not None:
+            await self._backend.shutdown()
+
+    async def _enter_generation(self) -> None:
+        if self.capabilities.colocated:
+            await self._within("enter_generation", self.backend.enter_generation())
+            self._is_generating = True
+
+    async def _enter_training(self) -> None:
+        if self._is_generating:
+            await self._within("enter_training", self.backend.enter_training())
+            self._is_generating = False
+
+    async def _within(self, method: str, call: Awaitable[ResultT]) -> ResultT:
+        training = self.config.training
+        is_sync = method == "on_policy_updated"
+        seconds = training.sync_timeout_seconds if is_sync else training.backend_timeout_seconds
+        return await within(seconds, method, call)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Sampling and training
+
+    def engine_probe(self) -> EngineProbe:
+        """For sampling as the run file says."""
+        rollout = self.config.rollout
+        params = SamplingParams(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            max_response_tokens=rollout.max_response_tokens,
+            stop_token_ids=tuple(self.parser.get_stop_token_ids()),
+        )
+        return EngineProbe(
+            self.engine,
+            self.prompts,
+            params,
+            samples=self.config.training.rollouts_per_group,
+            vocabulary_size=self.vocabulary_size,
+            takes_media=self.capabilities.vision,
+            deterministic=self.capabilities.deterministic,
+            logprob_tolerance=self.logprob_tolerance,
+            request_timeout_seconds=rollout.request_timeout_seconds,
+        )
+
+    async def rollouts(self) -> list[TrainingSample]:
+        """A group per prompt, every second one of two turns, stamped with the live version."""
+        if self.capabilities.colocated and not self._is_generating:
+            await self._enter_generation()
+        probe = self.engine_probe()
+        samples = []
+        for group, prompt in enumerate(self.prompts):
+            seeds = [derive_seed(self._version, group, index) for index in range(probe.samples)]
+            for index, output in enumerate(await probe.group(prompt, seeds)):
+                turns, start = [(len(prompt), output)], len(prompt)
+                ids = np.concatenate([prompt, output.token_ids])
+                if index % 2:
+                    ids = np.concatenate([ids, prompt[:OBSERVED_TOKENS]])
+                    start = len(ids)
+                    turns.append((start, await probe.single(ids, seeds[index])))
+                    ids = np.concatenate([ids, turns[-1][1].token_ids])
+                for _, said in turns:
+                    if said.logprobs is None or said.weight_version != self._version:
+                        raise Broken(
+                            f"a completion of version {said.weight_version} with log-probabilities {said.logprobs} was "
+                            f"sampled while version {self._version} was live"
+                        )
+                spoken = [said.logprobs for _, said in turns if said.logprobs is not None]
+                samples.append(
+                    TrainingSample(
+                        group_id=group,
+                        rollout_id=f"{group}-{index}",
+                        token_ids=ids,
+                        turn_spans=tuple((begin, begin + len(said.token_ids)) for begin, said in turns),
+                        logprobs=np.concatenate(spoken),
+                        advantages=np.zeros(sum(map(len, spoken)), np.float32),
+                        weight_versions=(self._version,) * len(turns),
+                    )
+                )
+        return samples
+
+    async def logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
+        """Per sample ``(sampled_tokens,)``.
+
+        Raises:
+            NotApplicable: If the backend does not declare the policy.
+        """
+        if policy not in self.capabilities.policies:
+            raise NotApplicable(f"it does not declare to compute log-probabilities of the {policy} policy")
+        await self._enter_training()
+        computed = await self._within("compute_logprobs", self.backend.compute_logprobs(samples, policy))
+        shapes = [np.shape(one) for one in computed]
+        expected = [(sample.sampled_tokens,) for sample in samples]
+        if shapes != expected:
+            raise Broken(f"compute_logprobs returned arrays of shapes {shapes} for {expected} sampled tokens")
+        if not all(np.isfinite(one).all() for one in computed):
+            raise Broken(f"compute_logprobs of the {policy} policy returned numbers that are not finite")
+        return [np.array(one) for one in computed]
+
+    async def refuses(self, samples: Sequence[TrainingSample], policy: Policy) -> bool:
+        """Whether it says that it does not compute log-probabilities of a policy."""
+        await self._enter_training()
+        try:
+            await self._within("compute_logprobs", self.backend.compute_logprobs(samples, policy))
+        except StallError:
+            raise
+        except Exception:  # whatever says no
+            return True
+        return False
+
+    async def train(self, *passes: Sequence[TrainingSample]) -> Outcome:
+        """One optimizer step, which goes live."""
+        before = await self.logprobs(self.samples)
+        metrics = await self.step(*passes)
+        await self.publish("step")
+        return Outcome(before, await self.logprobs(self.samples), metrics)
+
+    async def step(self, *passes: Sequence[TrainingSample]) -> dict[str, float]:
+        """One optimizer step, and what it reported; the engine does not have the weights yet."""
+        await self._enter_training()
+        for samples in passes:
+            batch = self.backend.transform_to_backend_batch(samples)
+            await self._within("process_backend_batch", self.backend.process_backend_batch(batch))
+        trained = [sample for samples in passes for sample in samples]
+        step = OptimizerStep(
+            step=self._step + 1,
+            total_steps=max(self.config.training.steps, 10),
+            samples=len(trained),
+            sampled_tokens=sum(sample.sampled_tokens for sample in trained),
+            trajectories=len(trained),
+        )
+        result = await self._within("update_policy", self.backend.update_policy(step))
+        self._step = step.step
+        if not isinstance(result, UpdateResult):
+            raise Broken(f"update_policy returned {result!r:.80}, which is no UpdateResult")
+        bad = {name: value for name, value in result.metrics.items() if not _is_finite(value)}
+        if bad:
+            raise Broken(f"update_policy reported metrics that are no finite numbers: {bad}")
+        if self.engine.weight_version != self._version:
+            raise Broken(f"update_policy moved the engine's weight_version to {self.engine.weight_version}")
+        return result.metrics
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Checkpoints
+
+    async def save(self) -> Saved:
+        """A checkpoint, as the trainer saves it: after a version has gone live."""
+        logprobs = await self.logprobs(self.samples)
+        if self.capabilities.colocated:
+            await self._enter_generation()
+        self._saves += 1
+        directory = self.directory / f"checkpoint-{self._saves}"
+        directory.mkdir()
+        await self._within("save_checkpoint", self.backend.save_checkpoint(directory))
+        state = self.backend.state_dict()
+        try:
+            written = json.loads(json.dumps(state, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise Broken(f"state_dict() is no JSON: {error}") from error
+        if written != state:
+            raise Broken(f"state_dict() does not survive JSON: {state} becomes {written}")
+        return Saved(directory, written, self._step, logprobs)
+
+    async def load(self, saved: Saved) -> None:
+        """Back to a checkpoint, which goes live as on a resume."""
+        await self._enter_training()
+        self.backend.load_state_dict(saved.state)
+        await self._within("load_checkpoint", self.backend.load_checkpoint(saved.directory))
+        self._step = saved.step
+        await self.publish("resume")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

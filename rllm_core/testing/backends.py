@@ -1,0 +1,400 @@
+"""The contract of `BackendProtocol` as checks that any backend can be put through; see `check_backend`."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from rllm_core.algorithms.aggregation import AGGREGATIONS
+from rllm_core.algorithms.support import Support
+from rllm_core.backend import BackendProtocol, Capabilities, Policy
+from rllm_core.config import RunConfig
+from rllm_core.errors import ConfigError
+from rllm_core.parser import BaseParser
+from rllm_core.testing.backend_probe import BackendProbe, Outcome, Saved
+from rllm_core.testing.engines import ENGINE_CHECKS, prompts_of
+from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
+from rllm_core.testing.probe import Check, checked
+from rllm_core.types import Floats, TrainingSample
+
+# Two ways to the same update may differ by this share of it: Adam makes steps of one length of gradients that are
+# nothing but rounding.
+UPDATE_SHARE = 0.05
+SAME_METRIC = 1e-3
+
+
+async def check_backend(
+    make: Callable[[RunConfig], BackendProtocol[Any]],
+    config: RunConfig,
+    parser: BaseParser,
+    directory: Path,
+    *,
+    vocabulary_size: int | None = None,
+    resumes_in_another: bool = False,
+    logprob_tolerance: float = 1e-4,
+) -> list[CheckResult]:
+    """Hold a backend, and the engine it makes, to their contracts.
+
+    For the tests of a backend::
+
+        results = asyncio.run(check_backend(lambda config: Mine(config, plugins), config, parser, tmp_path))
+        assert not [result for result in results if result.outcome == "failed"]
+
+    It is allocated once, and shut down in the end. What it does not declare to be capable of is not asked of it.
+
+    Args:
+        make: Constructs a backend.
+        config: Its run file, without what moves weights apart from advantages (KL in the loss, an entropy bonus, weight
+            decay), with a learning rate whose effect can be told from rounding. Groups have
+            ``training.rollouts_per_group`` rollouts of at most ``rollout.max_response_tokens`` tokens; every call has
+            its deadline in there.
+        parser: For its model.
+        directory: An empty folder for checkpoints.
+        vocabulary_size: See `check_engine`.
+        resumes_in_another: Load a checkpoint into a second backend too, after the first has shut down.
+        logprob_tolerance: How far log-probabilities of the trainer, and scores, may be from those of sampling.
+
+    Returns:
+        A result per check, those of `check_engine` with ``engine:`` before their names; whatever the backend raises is
+        a failure of the check that met it.
+    """
+    algorithm = config.algorithm
+    for key, value in (
+        ("algorithm.entropy_coefficient", algorithm.entropy_coefficient),
+        ("algorithm.kl.coefficient", algorithm.kl.coefficient),
+        ("optimizer.weight_decay", config.optimizer.weight_decay),
+    ):
+        if value:
+            raise ValueError(f"{key} = {value} must be 0: a backend is checked by what advantages do alone")
+    probe = BackendProbe(
+        make,
+        config,
+        parser,
+        directory,
+        prompts_of(parser),
+        logprob_tolerance=logprob_tolerance,
+        resumes_in_another=resumes_in_another,
+        vocabulary_size=vocabulary_size,
+    )
+    try:
+        results = await checked(probe, BEFORE_TRAINING)
+        results += await _engine_results(probe)
+        return results + await checked(probe, TRAINING)
+    except BaseException:
+        await probe.give_up()
+        raise
+
+
+async def _engine_results(probe: BackendProbe) -> list[CheckResult]:
+    try:
+        engine_probe = probe.engine_probe()
+    except NotApplicable as reason:
+        return [CheckResult(f"engine: {name}", "skipped", str(reason)) for name in ENGINE_CHECKS]
+    engine_probe.params = engine_probe.params_with(temperature=1.0, top_p=1.0, top_k=0)
+    found = await checked(engine_probe, ENGINE_CHECKS)
+    return [CheckResult(f"engine: {result.name}", result.outcome, result.detail) for result in found]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Before training
+
+
+async def _construction(probe: BackendProbe) -> str:
+    for _ in range(2):  # what is imported for the first one may leave things behind, once
+        before = _held()
+        backend = probe.make(probe.config)
+        if not isinstance(backend, BackendProtocol):
+            raise Broken(f"{backend!r:.80} is no BackendProtocol")
+        if not getattr(type(backend), "name", ""):
+            raise Broken("it has no name")
+        unchecked = backend.validate_config()
+        if not isinstance(unchecked, list) or not all(isinstance(line, str) for line in unchecked):
+            raise Broken(f"validate_config returned {unchecked!r:.200}, which is no list of lines")
+        new = [what for what, count in _held().items() if count > before[what]]
+        await backend.shutdown()  # as after a run whose allocation failed
+    if new:
+        raise Broken(f"before init_rollout_engine there must be nothing to release, and there are new {', '.join(new)}")
+    return "allocates nothing, and can be shut down"
+
+
+def _held() -> dict[str, int]:
+    """What a process can be seen to hold."""
+    # The core times imports; those threads end by themselves.
+    threads = [thread for thread in threading.enumerate() if not isinstance(thread, threading.Timer)]
+    files, tasks = Path("/dev/fd"), Path("/proc/self/task")
+    children = [word for path in tasks.glob("*/children") for word in path.read_text().split()]
+    open_files = len(list(files.iterdir())) if files.is_dir() else 0
+    return {"threads": len(threads), "child processes": len(children), "open files": open_files}
+
+
+async def _capabilities(probe: BackendProbe) -> str:
+    config, backend = probe.config, probe.make(probe.config)
+    before = copy.deepcopy(config)
+    declared, again = [type(backend).capabilities(config) for _ in range(2)]
+    if not isinstance(declared, Capabilities):
+        raise Broken(f"capabilities() returned {declared!r:.80}, which is no Capabilities")
+    if declared != again:
+        raise Broken("capabilities() declares something else the second time")
+    if config != before:
+        raise Broken("capabilities() changed the run file it was given")
+    for what, names, known in (
+        ("aggregations", declared.aggregations, AGGREGATIONS),
+        ("policies", declared.policies, frozenset(get_args(Policy))),
+    ):
+        if not names <= known:
+            raise Broken(f"it declares {what} that do not exist: {', '.join(sorted(names - known))}")
+    if not (declared.lora or declared.full):
+        raise Broken("it declares to train neither adapters nor all weights")
+    if declared.kl_loss and "reference" not in declared.policies:
+        raise Broken("it declares kl_loss, and no log-probabilities of the reference policy that it needs")
+    losses = Support.of(declared, backend.plugins).losses if declared.torch_losses else sorted(declared.losses)
+    choices: list[dict[str, Any]] = [{"loss": loss, "loss_options": {}} for loss in losses]
+    choices += [{"aggregation": aggregation} for aggregation in sorted(declared.aggregations)]
+    for choice in choices:
+        algorithm = config.algorithm.model_copy(update=choice)
+        try:
+            probe.make(config.model_copy(update={"algorithm": algorithm})).validate_config()
+        except ConfigError as error:
+            [(name, value), *_] = choice.items()
+            raise Broken(f"it declares {name} {value!r}, and refuses it: {error}") from error
+    return f"{len(losses)} losses, {len(declared.aggregations)} aggregations, {len(declared.policies)} policies"
+
+
+async def _start(probe: BackendProbe) -> str:
+    engine = await probe.allocate()
+    if engine.supports_token_in_token_out is not probe.capabilities.token_in_token_out:
+        raise Broken(
+            f"token_in_token_out is declared {probe.capabilities.token_in_token_out}, and the engine's "
+            f"supports_token_in_token_out is {engine.supports_token_in_token_out}"
+        )
+    await probe.publish("start")
+    probe.samples = await probe.rollouts()
+    return f"{len(probe.samples)} rollouts of version 0"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Training
+
+
+def _samples(probe: BackendProbe) -> list[TrainingSample]:
+    if not probe.samples:
+        raise NotApplicable("nothing could be sampled")
+    return probe.samples
+
+
+def _first(probe: BackendProbe) -> Saved:
+    if probe.first is None:
+        raise NotApplicable("no checkpoint could be saved")
+    return probe.first
+
+
+def _update(probe: BackendProbe) -> Outcome:
+    if probe.update is None:
+        raise NotApplicable("no update could be made")
+    return probe.update
+
+
+def _with_advantages(samples: Sequence[TrainingSample], seed: int) -> list[TrainingSample]:
+    drawn = np.random.default_rng(seed).normal(size=len(samples))
+    return [_advantage(sample, float(value)) for sample, value in zip(samples, drawn, strict=True)]
+
+
+def _advantage(sample: TrainingSample, value: float) -> TrainingSample:
+    return sample.model_copy(update={"advantages": np.full(sample.sampled_tokens, value, np.float32)})
+
+
+def _largest_gap(left: Sequence[Floats], right: Sequence[Floats]) -> float:
+    return max(float(np.abs(one - other).max()) for one, other in zip(left, right, strict=True))
+
+
+def _mean_gap(left: Sequence[Floats], right: Sequence[Floats]) -> float:
+    return float(np.abs(np.concatenate(left) - np.concatenate(right)).mean())
+
+
+async def _logprobs(probe: BackendProbe) -> str:
+    samples = _samples(probe)
+    seen = []
+    for policy in get_args(Policy):
+        if policy in probe.capabilities.policies:
+            gap = await _agreement(probe, samples, policy)
+            seen.append(f"{policy} within {gap:.2g}")
+        elif not await probe.refuses(samples, policy):
+            raise Broken(f"it computes log-probabilities of the {policy} policy, and does not declare it")
+    if not seen:
+        raise NotApplicable("it computes none")
+    return f"of the trainer, against the engine's: {', '.join(seen)}"
+
+
+async def _agreement(probe: BackendProbe, samples: Sequence[TrainingSample], policy: Policy) -> float:
+    sampled = [sample.logprobs for sample in samples if sample.logprobs is not None]
+    gap = _largest_gap(await probe.logprobs(samples, policy), sampled)
+    if not gap <= probe.logprob_tolerance:
+        raise Broken(
+            f"at equal version, log-probabilities of the {policy} policy are up to {gap:.2g} from those of sampling, "
+            f"and {probe.logprob_tolerance:g} is allowed"
+        )
+    return gap
+
+
+async def _batches(probe: BackendProbe) -> str:
+    samples = _with_advantages(_samples(probe), seed=1)
+    before = [sample.to_json() for sample in samples]
+    for _ in range(2):
+        probe.backend.transform_to_backend_batch(samples)
+    if [sample.to_json() for sample in samples] != before:
+        raise Broken("transform_to_backend_batch changed the samples it was given")
+    outcome = await probe.train([_advantage(sample, 0.0) for sample in samples])
+    if _largest_gap(outcome.before, outcome.after) > probe.logprob_tolerance:
+        raise Broken(
+            "batches that were laid out and not processed count, or advantages of 0 do: log-probabilities moved by "
+            f"{_largest_gap(outcome.before, outcome.after):.2g}"
+        )
+    return "laying out changes nothing, and advantages of 0 train nothing"
+
+
+async def _first_checkpoint(probe: BackendProbe) -> str:
+    _samples(probe)
+    probe.first = await probe.save()
+    return ", ".join(sorted(path.name for path in probe.first.directory.iterdir())) or "nothing in its folder"
+
+
+async def _updates(probe: BackendProbe) -> str:
+    samples, tolerance = _samples(probe), probe.logprob_tolerance
+    reference = await probe.logprobs(samples, "reference") if "reference" in probe.capabilities.policies else None
+    outcome = await probe.train(_with_advantages(samples, seed=1))
+    moved = _mean_gap(outcome.before, outcome.after)
+    if not moved > tolerance:
+        raise Broken(
+            f"an update moved log-probabilities by {moved:.2g} on average, and only more than {tolerance:g} can be "
+            "told: nothing is trained, or optimizer.learning_rate is too low"
+        )
+    probe.update = outcome
+    if reference is not None and _largest_gap(reference, await probe.logprobs(samples, "reference")) > tolerance:
+        raise Broken("an update moved the log-probabilities of the reference policy")
+    fresh = await probe.rollouts()
+    gap = await _agreement(probe, fresh, "current")
+    return f"moves log-probabilities by {moved:.2g}; what is sampled then agrees within {gap:.2g}"
+
+
+def _check_same_update(probe: BackendProbe, found: Outcome, expected: Outcome, what: str) -> float:
+    moved, gap = _mean_gap(expected.before, expected.after), _mean_gap(found.after, expected.after)
+    if not gap <= UPDATE_SHARE * moved:
+        raise Broken(
+            f"{what}: log-probabilities are {gap:.2g} apart on average after an update that moves them by {moved:.2g}"
+        )
+    for name in {"loss", "grad_norm"} & found.metrics.keys() & expected.metrics.keys():
+        mine, theirs = found.metrics[name], expected.metrics[name]
+        if not abs(mine - theirs) <= SAME_METRIC * max(abs(mine), abs(theirs)) + probe.logprob_tolerance:
+            raise Broken(f"{what}: {name} is {mine:.6g} and not {theirs:.6g}")
+    return gap / moved
+
+
+async def _checkpoint(probe: BackendProbe) -> str:
+    samples = _samples(probe)
+    _update(probe)
+    saved = await probe.save()
+    third = _with_advantages(samples, seed=2)
+    expected = await probe.train(third)
+    gap = await _resumed(probe, saved, third, expected, "after load_checkpoint")
+    if probe.resumes_in_another:
+        await probe.shut_down()
+        await probe.allocate()
+        gap = max(gap, await _resumed(probe, saved, third, expected, "after load_checkpoint in another backend"))
+    where = "here and in another backend" if probe.resumes_in_another else "here"
+    return f"loaded {where}, the next update is the same but for {gap:.2g} of it"
+
+
+async def _resumed(
+    probe: BackendProbe, saved: Saved, samples: Sequence[TrainingSample], expected: Outcome, what: str
+) -> float:
+    await probe.load(saved)
+    gap = _largest_gap(await probe.logprobs(probe.samples), saved.logprobs)
+    if not gap <= probe.logprob_tolerance:
+        raise Broken(f"{what}, log-probabilities are up to {gap:.2g} from those that were saved")
+    fresh = await probe.rollouts()
+    await _agreement(probe, fresh, "current")
+    return _check_same_update(probe, await probe.train(samples), expected, f"{what}, the next update is another")
+
+
+async def _accumulation(probe: BackendProbe) -> str:
+    declared, samples = probe.capabilities, _with_advantages(_samples(probe), seed=1)
+    expected = _update(probe)
+    if not (declared.streaming and declared.deferred_normalisation):
+        raise NotApplicable("it does not declare streaming and deferred_normalisation, so a step is one pass")
+    await probe.load(_first(probe))
+    cut = max(1, len(samples) // 4)
+    found = await probe.train(samples[:cut], samples[cut:])
+    share = _check_same_update(probe, found, expected, "the same samples in two passes make another update")
+    return f"two passes make the update of one but for {share:.2g} of it"
+
+
+async def _proximal(probe: BackendProbe) -> str:
+    declared, samples = probe.capabilities, _with_advantages(_samples(probe), seed=1)
+    expected = _update(probe)
+    if not (declared.interpolated_proximal or declared.forward_is_proximal):
+        raise NotApplicable("it declares neither interpolated_proximal nor forward_is_proximal")
+    await probe.load(_first(probe))
+    given = [
+        sample.model_copy(update={"proximal_fractions": np.ones(len(sample.turn_spans), np.float32)})
+        for sample in samples
+    ]
+    what = "on policy, samples with proximal_fractions make another update"
+    share = _check_same_update(probe, await probe.train(given), expected, what)
+    return f"on policy, proximal_fractions change {share:.2g} of an update"
+
+
+async def _advantages(probe: BackendProbe) -> str:
+    samples = _samples(probe)
+    _update(probe)
+    first = _first(probe)
+    # What is already certain cannot become likelier.
+    chosen = int(np.argmin([float(logprobs.sum()) for logprobs in first.logprobs]))
+    changes = []
+    for advantage in (1.0, -1.0):
+        await probe.load(first)
+        given = [_advantage(sample, advantage * (place == chosen)) for place, sample in enumerate(samples)]
+        outcome = await probe.train(given)
+        change = float((outcome.after[chosen] - outcome.before[chosen]).sum())
+        if not change * advantage > probe.logprob_tolerance:
+            raise Broken(
+                f"an advantage of {advantage:+g} changed the log-probability of its completion by {change:+.2g}"
+            )
+        changes.append(f"{change:+.2g}")
+    return f"one of 1 and one of -1 change the log-probability of their completion by {' and '.join(changes)}"
+
+
+async def _shutdown(probe: BackendProbe) -> str:
+    backend, nothing = probe.backend, probe.directory / "nothing"
+    nothing.mkdir()
+    try:
+        await backend.load_checkpoint(nothing)
+    except Exception as error:  # of any type: what it says is for people
+        refusal = " ".join(f"{type(error).__name__}: {error}".split())
+    else:
+        raise Broken("load_checkpoint of an empty folder succeeded")
+    for _ in range(2):
+        await probe.shut_down()
+    return f"after an error ({refusal:.80}), and twice"
+
+
+BEFORE_TRAINING: dict[str, Check[BackendProbe]] = {
+    "construction": _construction,
+    "capabilities": _capabilities,
+    "start": _start,
+}
+TRAINING: dict[str, Check[BackendProbe]] = {
+    "log-probabilities": _logprobs,
+    "batches": _batches,
+    "saving": _first_checkpoint,
+    "updates": _updates,
+    "checkpoint": _checkpoint,
+    "accumulation": _accumulation,
+    "proximal": _proximal,
+    "advantages": _advantages,
+    "shutdown": _shutdown,
+}
