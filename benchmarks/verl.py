@@ -1,0 +1,265 @@
+"""Backend ``verl`` beside verl's own ``main_ppo``, and what asynchrony gains where a workflow waits.
+
+    python -m benchmarks.verl
+
+``versus``: both train the starter task colocated on one Ray cluster of this machine, on the CPU, and take turns step by
+step; who goes first changes with every step. A step lasts from the moment its side is let go to the moment it waits
+for its next turn: generation, rewards, log-probabilities, update, weight sync, metrics and logging. Counted is the CPU
+time, user and system, of every process of the side (driver, actors, trainer, vLLM) and of Ray's daemons, which serve
+whoever's turn it is. Goal: ``seconds_per_step_over_main_ppo`` at most 1.05, never above 1.15.
+
+``async``: ours alone, on a workflow of two turns that waits 2 s after each: synchronous colocated, synchronous
+separated, and asynchronous separated (a batch ahead, completions resumed across weight syncs). ``async_over_sync`` is
+wall time per step of the last over that of the *faster* synchronous one, with ``..._colocated`` and ``..._separated``
+beside it; below 1.
+
+Makes the environment ``.venv-verl`` on first use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.environments import ROOT
+from benchmarks.environments import SETTINGS as ENVIRONMENT
+from benchmarks.sides import Side
+from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
+from benchmarks.verl_processes import SIDE_VARIABLE, cpu_seconds, spent
+
+HERE = ROOT / ".venv-verl"
+SUPPORT = ROOT / "tests" / "verl" / "support"
+PARTS = ("versus", "async")
+SIDES = ("ours", "main_ppo")
+CLUSTER = "cluster"
+WARM_UP_STEPS = 3
+FILLING_STEPS = 3
+"""The first steps of a run, which wait for a pipeline that is still empty."""
+MODES = ("synchronous_colocated", "synchronous_separated", "asynchronous_separated")
+
+
+def enter_environment(arguments: Sequence[str]) -> None:
+    """Go on in the environment that holds verl, made for a CPU, making it if need be."""
+    os.environ.update(ENVIRONMENT)
+    if Path(sys.prefix).resolve() == HERE.resolve():
+        return
+    subprocess.run(["make", f"{HERE.name}/.installed"], check=True, cwd=ROOT, stdout=sys.stderr)
+    sys.path.insert(0, str(SUPPORT))
+    from cpu_environment import environment_variables
+
+    os.environ.update(environment_variables())
+    os.environ["RLLM_CACHE_DIR"] = str(HERE / "cache")
+    os.chdir(ROOT)
+    python = HERE / "bin" / "python"
+    os.execv(python, [str(python), "-m", "benchmarks.verl", *arguments])
+
+
+def measure(options: argparse.Namespace, trials: RawTrials) -> None:
+    """Measure what was asked for, on one Ray cluster."""
+    from rllm_local.starter import starter_model
+
+    model = str(starter_model())
+    with ray_cluster() as address:
+        if "versus" in options.parts:
+            take_turns(model, address, options, trials)
+        if "async" in options.parts:
+            for number in range(options.rounds):
+                for mode in MODES[:: 1 if number % 2 == 0 else -1]:
+                    row = {"kind": "run", "mode": mode, "round": number}
+                    trials.add(row | train_in_mode(mode, model, address, options))
+                    print(json.dumps(trials.rows[-1]), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[str]:
+    """The address of a cluster on this machine; it ends with this process.
+
+    One for both sides: verl names its sockets by the number of the Ray job, and two clusters number theirs alike.
+    """
+    import ray
+
+    with _environment({SIDE_VARIABLE: CLUSTER}):
+        ray.init(
+            address="local",
+            num_cpus=64,
+            num_gpus=2,  # counted, not looked for
+            include_dashboard=False,
+            object_store_memory=500_000_000,
+            log_to_driver=False,
+            _node_ip_address="127.0.0.1",
+        )
+    try:
+        yield ray.get_runtime_context().gcs_address
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Beside main_ppo
+
+
+def take_turns(model: str, address: str, options: argparse.Namespace, trials: RawTrials) -> None:
+    """Let both train, step by step in turn."""
+    steps = WARM_UP_STEPS + options.steps
+    with contextlib.ExitStack() as open_sides:
+        sides = []
+        for name in SIDES:
+            with _environment({SIDE_VARIABLE: name}):
+                sides.append(open_sides.enter_context(Side(name, "benchmarks.verl_sides")))
+        for side in sides:
+            # One step more than is timed, which both end differently.
+            request = {"model": model, "ray_address": address, "steps": steps + 1, "seed": options.seed}
+            side.begin({"side": side.name, **request})
+        for step in range(steps):
+            for side in sides[:: 1 if step % 2 == 0 else -1]:
+                row = {"kind": "step", "side": side.name, "warm_up": step < WARM_UP_STEPS, **_timed(side)}
+                trials.add(row)
+                print(
+                    f"{side.name:>8} step {row['step']}: {row['wall_seconds']:.2f} s, CPU {_cpu_seconds(row):.2f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        for side in sides:
+            side.end()
+
+
+def _timed(side: Side) -> Row:
+    load, before = os.getloadavg()[0], cpu_seconds()
+    row: Row = side.step()
+    after = cpu_seconds()
+    waiting = next(name for name in SIDES if name != side.name)
+    del row["cpu_seconds"]  # of one process of many
+    return {
+        **row,
+        "cpu_seconds_by_process": spent(before, after, side.name),
+        "cluster_cpu_seconds": spent(before, after, CLUSTER),
+        "waiting_cpu_seconds": spent(before, after, waiting),
+        "load_average": load,
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Asynchronous
+
+
+def train_in_mode(mode: str, model: str, address: str, options: argparse.Namespace) -> Row:
+    """One run of ours in a process of its own, since Ray is joined once per process."""
+    with tempfile.TemporaryDirectory() as folder:
+        request = {"mode": mode, "model": model, "ray_address": address, "steps": options.async_steps}
+        request |= {"seed": options.seed, "folder": str(Path(folder) / "run")}
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.verl_waiting", json.dumps(request)],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, SIDE_VARIABLE: mode},
+        )
+    row: Row = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Figures
+
+
+def figures(rows: Sequence[Row]) -> Figures:
+    """The figures of what was measured; a part that was left out has none."""
+    return _versus(rows) | _asynchronous(rows)
+
+
+def _versus(rows: Sequence[Row]) -> Figures:
+    timed = {name: of_kind(rows, "step", side=name, warm_up=False) for name in SIDES}
+    if not timed["ours"]:
+        return {}
+    found: Figures = {"steps": len(timed["ours"])}
+    for ending, seconds_of in (("", _cpu_seconds), ("_wall", _wall_seconds)):
+        ours, theirs = ([seconds_of(row) for row in timed[name]] for name in SIDES)
+        found |= {
+            f"seconds_per_step_over_main_ppo{ending}": round(paired_ratio(zip(theirs, ours, strict=True)), 3),
+            f"seconds_per_step_over_main_ppo_total{ending}": round(sum(ours) / sum(theirs), 3),
+        }
+    for name in SIDES:
+        found[f"{name}_cpu_seconds"] = round(statistics.median(map(_cpu_seconds, timed[name])), 3)
+        found[f"{name}_wall_seconds"] = round(statistics.median(map(_wall_seconds, timed[name])), 3)
+        found[f"{name}_waiting_cpu_seconds"] = round(
+            statistics.median(
+                sum(row["waiting_cpu_seconds"].values()) for other in SIDES if other != name for row in timed[other]
+            ),
+            3,
+        )
+        found[f"{name}_cpu_seconds_by_process"] = _by_process(timed[name])
+    return found
+
+
+def _by_process(rows: Sequence[Row]) -> dict[str, float]:
+    """Median seconds per step of each kind of process, most first; Ray's daemons are one."""
+    parts = [row["cpu_seconds_by_process"] | {CLUSTER: sum(row["cluster_cpu_seconds"].values())} for row in rows]
+    names = {name for part in parts for name in part}
+    medians = {name: round(statistics.median(part.get(name, 0.0) for part in parts), 3) for name in names}
+    return dict(sorted(((name, value) for name, value in medians.items() if value), key=lambda item: -item[1]))
+
+
+def _cpu_seconds(row: Row) -> float:
+    return float(sum(row["cpu_seconds_by_process"].values()) + sum(row["cluster_cpu_seconds"].values()))
+
+
+def _wall_seconds(row: Row) -> float:
+    return float(row["wall_seconds"])
+
+
+def _asynchronous(rows: Sequence[Row]) -> Figures:
+    runs = {mode: {row["round"]: row for row in of_kind(rows, "run", mode=mode)} for mode in MODES}
+    if not all(runs.values()):
+        return {}
+    found: Figures = {
+        f"{mode}_step_seconds": round(statistics.median(map(step_seconds, runs[mode].values())), 2) for mode in MODES
+    }
+    last = runs[MODES[-1]]
+    for mode in MODES[:-1]:
+        pairs = [(step_seconds(row), step_seconds(last[number])) for number, row in runs[mode].items()]
+        found[f"async_over_sync_{mode.partition('_')[2]}"] = round(paired_ratio(pairs), 3)
+    found["async_over_sync"] = max(found["async_over_sync_colocated"], found["async_over_sync_separated"])
+    found["async_staleness_mean"] = round(statistics.fmean(row["staleness_mean"] for row in last.values()), 2)
+    return found
+
+
+def step_seconds(row: Row) -> float:
+    """Mean wall seconds of a step once the pipeline is full; asynchronous steps are uneven, so no median."""
+    return statistics.fmean(row["step_seconds"][FILLING_STEPS:])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verl", description=__doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default all)")
+    parser.add_argument("--steps", type=int, default=24, help="timed steps of each side beside main_ppo")
+    parser.add_argument("--async-steps", type=int, default=15, help="steps of each run with a workflow that waits")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each mode with a workflow that waits")
+    parser.add_argument("--seed", type=int, default=0, help="of the tasks")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if "--from-raw" not in " ".join(given) and not {"-h", "--help"} & set(given):
+        enter_environment(given)
+    run("verl", parser, measure, figures, given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Figures are functions of the raw trials, and CPU seconds those of the processes that a side's environment names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from benchmarks import verl
+from benchmarks.verl_processes import SIDE_VARIABLE, called, cpu_seconds, spent
+
+
+def step(side: str, cpu: float, wall: float, *, warm_up: bool = False, waiting: float = 0.0) -> dict[str, Any]:
+    """A row in which the cluster's daemons used a quarter of the CPU seconds."""
+    return {
+        "kind": "step",
+        "side": side,
+        "warm_up": warm_up,
+        "wall_seconds": wall,
+        "cpu_seconds_by_process": {"trainer": cpu / 2, "driver": cpu / 4},
+        "cluster_cpu_seconds": {"raylet": cpu / 8, "gcs_server": cpu / 8},
+        "waiting_cpu_seconds": {"VLLM::Worker": waiting} if waiting else {},
+    }
+
+
+def steps(side: str, cpu: list[float], **about: Any) -> list[dict[str, Any]]:
+    return [step(side, seconds, 2 * seconds, **about) for seconds in cpu]
+
+
+def test_a_step_costs_the_cpu_seconds_of_its_side_and_of_the_daemons() -> None:
+    rows = [*steps("ours", [2.0, 3.0, 40.0]), *steps("main_ppo", [4.0, 4.0, 50.0])]
+    found = verl.figures(rows)
+    assert found["steps"] == 3
+    assert found["seconds_per_step_over_main_ppo"] == 0.75
+    assert found["seconds_per_step_over_main_ppo_wall"] == 0.75
+    assert found["seconds_per_step_over_main_ppo_total"] == round(45 / 58, 3)
+    assert found["ours_cpu_seconds"] == 3.0
+    assert found["main_ppo_wall_seconds"] == 8.0
+    assert found["main_ppo_cpu_seconds_by_process"] == {"trainer": 2.0, "driver": 1.0, "cluster": 1.0}
+
+
+def test_neighbouring_steps_are_compared_so_that_a_slow_machine_cancels() -> None:
+    rows = [*steps("ours", [1.1, 2.2, 8.8]), *steps("main_ppo", [1.0, 2.0, 8.0])]
+    assert verl.figures(rows)["seconds_per_step_over_main_ppo"] == 1.1
+
+
+def test_warm_up_counts_for_nothing() -> None:
+    rows = [step(side, 100.0 if side == "ours" else 1.0, 1.0, warm_up=True) for side in verl.SIDES]
+    rows += [*steps("ours", [2.0]), *steps("main_ppo", [2.0])]
+    assert verl.figures(rows)["seconds_per_step_over_main_ppo_total"] == 1.0
+
+
+def test_what_a_side_used_while_it_waited_is_said_but_not_counted() -> None:
+    rows = [*steps("ours", [1.0, 1.0], waiting=0.25), *steps("main_ppo", [1.0, 1.0], waiting=0.5)]
+    found = verl.figures(rows)
+    assert found["ours_waiting_cpu_seconds"] == 0.5
+    assert found["main_ppo_waiting_cpu_seconds"] == 0.25
+    assert found["ours_cpu_seconds"] == 1.0
+
+
+def waited(mode: str, number: int, seconds: list[float]) -> dict[str, Any]:
+    return {"kind": "run", "mode": mode, "round": number, "step_seconds": seconds, "staleness_mean": 0.75}
+
+
+def test_asynchrony_is_compared_with_the_faster_synchronous_mode_once_the_pipeline_is_full() -> None:
+    filling = [60.0] * verl.FILLING_STEPS
+    rows = [
+        waited(mode, number, [*filling, *(slow * seconds for seconds in rest)])
+        for number, slow in ((0, 1.0), (1, 3.0))
+        for mode, rest in (
+            ("synchronous_colocated", [6.0, 6.0]),
+            ("synchronous_separated", [5.0, 5.0]),
+            ("asynchronous_separated", [1.0, 5.0]),
+        )
+    ]
+    found = verl.figures(rows)
+    assert found["async_over_sync_colocated"] == 0.5
+    assert found["async_over_sync_separated"] == found["async_over_sync"] == 0.6
+    assert found["asynchronous_separated_step_seconds"] == 6.0
+    assert found["async_staleness_mean"] == 0.75
+    assert "seconds_per_step_over_main_ppo" not in found
+
+
+def test_a_comparison_without_one_of_its_modes_has_no_figure() -> None:
+    assert verl.figures([waited(mode, 0, [1.0] * 9) for mode in verl.MODES[1:]]) == {}
+
+
+BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
+
+
+def test_cpu_seconds_are_those_of_the_processes_that_the_environment_names_and_of_children_that_ended() -> None:
+    grandchild = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}], check=True)\n"
+    child = f"{grandchild}print('burnt', flush=True)\ninput()\n"
+    before = cpu_seconds()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, SIDE_VARIABLE: side},
+        )
+        for side, code in (("tested", child), ("other", "print('idle', flush=True)\ninput()\n"))
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        after = cpu_seconds()
+    finally:
+        for process in processes:
+            process.communicate(b"\n", timeout=30)
+    burnt, idle = (sum(spent(before, after, side).values()) for side in ("tested", "other"))
+    assert burnt >= 0.29  # the kernel counts in hundredths
+    assert idle < burnt
+    assert "tested" not in cpu_seconds()
+
+
+def test_seconds_of_a_process_that_ended_move_to_the_one_that_waited_for_it() -> None:
+    before = {"ours": Counter({"ray::IDLE": 5.0, "raylet": 1.0})}
+    after = {"ours": Counter({"raylet": 6.5})}
+    found = spent(before, after, "ours")
+    assert found == {"ray::IDLE": -5.0, "raylet": 5.5}
+    assert spent(before, after, "main_ppo") == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ([b"ray::PolicyWorker.update_actor", b"", b""], "ray::PolicyWorker"),
+        ([b"ray::IDLE", b""], "ray::IDLE"),
+        ([b"VLLM::EngineCore"], "VLLM::EngineCore"),
+        ([b"/usr/bin/python3", b"-m", b"verl.trainer.main_ppo", b"a=b"], "verl.trainer.main_ppo"),
+        ([b"/somewhere/raylet/raylet", b"--port=1"], "raylet"),
+        ([b""], "ended"),
+    ],
+)
+def test_processes_are_told_apart_by_their_titles(command: list[bytes], name: str) -> None:
+    assert called(command) == name
