@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 import time
 import traceback
 
@@ -65,11 +66,16 @@ async def test_a_call_that_blocks_blocks_nothing_else_and_is_left_at_its_deadlin
             ticks += 1
 
     ticking = asyncio.create_task(tick())
+    may_end = threading.Event()
     with pytest.raises(Lost, match=r"making it was not answered within 0.3 s"):
-        await sdk.made(0.3, "making it", time.sleep, 30)
+        await sdk.made(0.3, "making it", may_end.wait, 30)
     ticking.cancel()
     assert time.monotonic() - began < 10
     assert ticks > 5
+    [left_behind] = [thread for thread in threading.enumerate() if thread.name == "tinker-making it"]
+    may_end.set()
+    left_behind.join(10)  # and its late answer disturbs nobody: an exception in a thread would fail this test
+    assert not left_behind.is_alive()
 
 
 async def test_an_answer_that_does_not_come_is_given_up() -> None:

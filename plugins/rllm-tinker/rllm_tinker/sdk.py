@@ -52,6 +52,7 @@ async def made(seconds: float, what: str, make: Callable[..., Any], *arguments: 
         UserError: If it refuses.
     """
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()  # so that an answer after the deadline finds a future that takes it
 
     def call() -> None:
         try:
