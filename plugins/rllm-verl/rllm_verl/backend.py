@@ -83,18 +83,20 @@ class VerlBackend(BackendProtocol[VerlBatch]):
 
     def validate_config(self) -> list[str]:
         """See `BackendProtocol.validate_config`."""
+        verl_api.prepare_ray(is_own=not self.verl.ray_address)
         notes = check(self.config, self.loss)
         verl_config(self.config, self.loss)
         return notes
 
     async def init_rollout_engine(self, parser: BaseParser) -> VerlEngine:
         """See `BackendProtocol.init_rollout_engine`."""
+        verl_api.prepare_ray(is_own=not self.verl.ray_address)
         from rllm_verl.cluster import Cluster
         from rllm_verl.servers import Servers
 
         verl = verl_config(self.config, self.loss)
         self._cluster = cluster = Cluster(self.config, self.verl)
-        await asyncio.to_thread(cluster.open)
+        await cluster.open()
         role = "actor" if self.verl.placement == "separated" else "actor_rollout"
         self._trainers = await cluster.call("starting the trainers", cluster.start_workers, verl, role)
         if self.config.algorithm.kl.coefficient > 0:

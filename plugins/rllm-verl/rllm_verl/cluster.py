@@ -55,13 +55,16 @@ class Cluster:
         self._devices: Any = None
         self._workers: dict[str, Any] = {}  # by what they are called in errors
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Start or join Ray.
 
         Raises:
             RunError: If that fails, or another run on this machine has a Ray of its own.
         """
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # In the thread that lives as long as this does: Ray's processes end with the thread that started them.
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
+
+    def _open(self) -> None:
         runtime = {"env_vars": worker_environment(self.settings)}
         options: dict[str, Any] = {"runtime_env": runtime, "log_to_driver": False}
         if self.settings.ray_address:
@@ -75,7 +78,6 @@ class Cluster:
                 "address": "local",
                 "include_dashboard": False,
                 "num_cpus": max(os.cpu_count() or 1, CPUS_PER_DEVICE * devices),
-                "_node_ip_address": "127.0.0.1",
             }
             if self.settings.device == "cpu":
                 options["num_gpus"] = devices  # Ray counts what it is told
@@ -182,7 +184,8 @@ def worker_environment(settings: VerlConfig) -> dict[str, str]:
         if name in FORWARDED or name in settings.environment or name.startswith(FORWARDED_PREFIXES)
     ]
     variables = {name: os.environ[name] for name in sorted(names)}
-    variables |= ALWAYS | (WHEN_SEPARATED if settings.placement == "separated" else {})
+    variables |= ALWAYS
+    variables |= WHEN_SEPARATED if settings.placement == "separated" else {}
     modules = [module for module in variables.get(MODULES_VARIABLE, "").split(",") if module]
     if WORKER_MODULE not in modules:
         modules.append(WORKER_MODULE)

@@ -5,6 +5,7 @@ Nothing is imported before it is asked for: importing verl's workers takes many 
 
 from __future__ import annotations
 
+import os
 from importlib import import_module, metadata
 from typing import Any
 
@@ -18,12 +19,10 @@ SUPPORTED = SpecifierSet(">=0.9.1,<0.10")
 # (before 0.9.0), or has a client that resumes aborted requests elsewhere (0.8.0) or not at all (0.7.1).
 IMPORTS: dict[str, dict[str, str]] = {
     "0.9.1": {
-        "ActorConfig": "verl.workers.config",
-        "CheckpointEngineConfig": "verl.workers.config",
+        "ActorRolloutRefWorker": "verl.workers.engine_workers",
         "CheckpointEngineManager": "verl.checkpoint_engine",
         "DataProto": "verl",
         "Dispatch": "verl.single_controller.base.decorator",
-        "DetachActorWorker": "verl.experimental.separation.engine_workers",
         "FullyAsyncLLMServerClient": "verl.workers.rollout.llm_server",
         "LLMServerClient": "verl.workers.rollout.llm_server",
         "LLMServerManager": "verl.workers.rollout.llm_server",
@@ -46,6 +45,22 @@ IMPORTS: dict[str, dict[str, str]] = {
 }
 # Modules of Hydra configurations, and the configuration that a trainer begins with.
 CONFIG_MODULE, CONFIG_NAME = "verl.trainer.config", "ppo_trainer"
+
+
+# Ray reads these when it is imported, so they are set before: nothing is reported to its makers, and a cluster that is
+# started here listens on the loopback interface only, and so do the servers on it.
+RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
+OWN_RAY_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+def prepare_ray(*, is_own: bool) -> None:
+    """Set what Ray reads from the environment, where the user has not; to be called before anything imports it.
+
+    Args:
+        is_own: Whether the cluster is started for this run.
+    """
+    for name, value in (RAY_VARIABLES | (OWN_RAY_VARIABLES if is_own else {})).items():
+        os.environ.setdefault(name, value)
 
 
 def installed_version() -> str:

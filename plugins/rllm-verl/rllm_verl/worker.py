@@ -9,6 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch.distributed.tensor import DTensor
+
 from rllm_core.config import RunConfig
 from rllm_verl import verl_api
 from rllm_verl.losses import VerlLoss
@@ -17,11 +20,10 @@ from rllm_verl.worker_process import plugins
 Dispatch = verl_api.use("Dispatch")
 register = verl_api.use("register")
 by_rank = verl_api.use("make_nd_compute_dataproto_dispatch_fn")
-LAST_SYNC, CURRENT = "last_sync", "current"
 
 
-class PolicyWorker(verl_api.use("DetachActorWorker")):  # type: ignore[misc]
-    """verl's actor, and reference, as one rank of the worker group.
+class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
+    """One rank of verl's actor, or of its reference, in of the worker group.
 
     Args:
         config: verl's ``actor_rollout_ref`` section.
@@ -32,6 +34,7 @@ class PolicyWorker(verl_api.use("DetachActorWorker")):  # type: ignore[misc]
     def __init__(self, config: Any, role: str, run: RunConfig, **kwargs: Any) -> None:
         super().__init__(config=config, role=role, **kwargs)
         self._run = run
+        self._synced: list[torch.Tensor] = []
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -54,16 +57,29 @@ class PolicyWorker(verl_api.use("DetachActorWorker")):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def remember_synced_weights(self) -> None:
-        """Keep a copy of the weights, which just went live."""
-        self.save_model_to_cpu(LAST_SYNC)
+        """Keep a copy of this rank's share of the weights, which just went live."""
+        self._synced = self._copied()
 
     @register(dispatch_mode=by_rank(mesh_name="actor"))
     def compute_synced_log_prob(self, data: Any) -> Any:
         """`compute_log_prob` with the weights that went live last."""
-        self.save_model_to_cpu(CURRENT)
-        self.restore_model_from_cpu(LAST_SYNC)
+        current = self._copied()
+        self._load(self._synced)
         try:
             return self.compute_log_prob(data)
         finally:
-            self.restore_model_from_cpu(CURRENT)
-            self.clear_cpu_model(CURRENT)
+            self._load(current)
+
+    def _shares(self) -> list[torch.Tensor]:
+        """What this rank holds of each parameter."""
+        parameters = self.actor.engine.module.parameters()
+        return [each.to_local() if isinstance(each, DTensor) else each for each in parameters]
+
+    @torch.no_grad()
+    def _copied(self) -> list[torch.Tensor]:
+        return [share.to("cpu", copy=True) for share in self._shares()]
+
+    @torch.no_grad()
+    def _load(self, copies: list[torch.Tensor]) -> None:
+        for share, copy in zip(self._shares(), copies, strict=True):
+            share.copy_(copy)

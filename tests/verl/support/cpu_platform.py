@@ -1,4 +1,4 @@
-"""verl on a CPU: a platform for its registry, and the two things for which verl and vLLM have no switch.
+"""verl on a CPU: a platform for its registry, and the three things for which verl and vLLM have no switch.
 
 Loaded in every process by ``VERL_USE_EXTERNAL_MODULES``; ``VERL_PLATFORM=cpu`` chooses it. Ray hands out logical GPUs
 (``ray.init(num_gpus=...)``), so that verl's placement is that of a machine with GPUs.
@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed
+import torch.distributed.fsdp
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
@@ -145,6 +146,17 @@ def _keep_weights_of_linear_layers() -> None:
     _custom_ops._supports_onednn = False
 
 
+def _offload_to_memory_that_is_not_pinned() -> None:
+    """A reference that FSDP2 shards is offloaded to pinned memory, which torch has beside an accelerator only."""
+
+    class CPUOffloadPolicy(torch.distributed.fsdp.CPUOffloadPolicy):
+        def __init__(self, pin_memory: bool = True) -> None:
+            super().__init__(pin_memory=False)
+
+    torch.distributed.fsdp.CPUOffloadPolicy = CPUOffloadPolicy  # type: ignore[misc]
+
+
 _accept_one_backend_named_twice()
+_offload_to_memory_that_is_not_pinned()
 if "vllm" in sys.modules:
     _keep_weights_of_linear_layers()
