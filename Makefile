@@ -91,7 +91,7 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/mypy
 
 docs-reference: $(VENV)/.installed
-	PYTHONPATH=plugins/rllm-tinker $(VENV)/bin/python docs/generate.py
+	PYTHONPATH=plugins/rllm-tinker:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
 
 clean:
 	rm -rf .venv* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

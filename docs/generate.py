@@ -32,6 +32,7 @@ FIRST_PARTY = {
     "local": "rllm_local",
     "renderers": "rllm_renderers",
     "tinker": "rllm_tinker",
+    "verl": "rllm_verl",
     "workflows": "rllm_workflows",
 }
 WITH_SECTIONS = (providers.Backend, providers.Parser, providers.Workflow, providers.Tracker)
