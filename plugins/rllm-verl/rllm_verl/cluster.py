@@ -31,6 +31,7 @@ WHEN_SEPARATED = {"NCCL_CUMEM_ENABLE": "0"}
 # What workers on other machines get from this process, by name or by how the name begins; never a key.
 FORWARDED = ("RLLM_PLUGINS", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE")
 FORWARDED_PREFIXES = ("VERL_", "VLLM_", "NCCL_", "GLOO_", "TORCH_NCCL_")
+KEY_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")  # VLLM_API_KEY
 # Ray asks for CPUs per device; a machine that runs this alone need not have them.
 CPUS_PER_DEVICE = 16
 ALIVE_EVERY_SECONDS = 2.0
@@ -181,7 +182,9 @@ def worker_environment(settings: VerlConfig) -> dict[str, str]:
     names = [
         name
         for name in os.environ
-        if name in FORWARDED or name in settings.environment or name.startswith(FORWARDED_PREFIXES)
+        if name in FORWARDED
+        or name in settings.environment
+        or (name.startswith(FORWARDED_PREFIXES) and not name.endswith(KEY_SUFFIXES))
     ]
     variables = {name: os.environ[name] for name in sorted(names)}
     variables |= ALWAYS
