@@ -23,7 +23,7 @@ by_rank = verl_api.use("make_nd_compute_dataproto_dispatch_fn")
 
 
 class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
-    """One rank of verl's actor, or of its reference, in of the worker group.
+    """One rank of verl's actor, or of its reference.
 
     Args:
         config: verl's ``actor_rollout_ref`` section.

@@ -1,0 +1,153 @@
+"""Runs of backend ``verl`` on a CPU: their hardware section, and one in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+COMMAND = Path(sys.executable).with_name("rllm-core")
+RUN_SECONDS = 420.0
+# The hardware of a run, and a batch that a CPU does in a second.
+ON_A_CPU = (
+    "verl.device=cpu",
+    "verl.dtype=float32",
+    "verl.attention=sdpa",
+    "verl.release_memory=false",
+    "verl.cuda_graphs=false",
+    "verl.gradient_checkpointing=false",
+    "verl.server_memory_share=0.1",
+    "verl.max_batch_rows=64",
+    "verl.max_batch_tokens=2048",
+    "verl.max_tokens_per_device=4096",
+    "verl.sync_bucket_mb=16",
+    "verl.sync_tolerance=1e-5",
+)
+SEPARATED = (
+    "verl.placement=separated",
+    "verl.checkpoint_engine=cpu_file",
+    "verl.checkpoint_engine_module=cpu_checkpoint_engine",
+)
+ASYNCHRONOUS = (*SEPARATED, "training.staleness_threshold=1")
+
+
+def overrides(model: Path, *more: str) -> list[str]:
+    """A small run of the starter task, as ``-o`` takes it."""
+    small = ("training.groups_per_step=8", "training.rollouts_per_group=8", "training.validation_rollouts=0")
+    return [f"model.path={model}", *ON_A_CPU, *small, *more]
+
+
+@dataclass
+class Run:
+    """A training in a process of its own.
+
+    Attributes:
+        path: Its folder.
+        process: The process.
+        log: What it printed.
+    """
+
+    path: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(cls, path: Path, model: Path, *more: str) -> Run:
+        """``rllm-core train sort --backend verl`` with ``more`` overrides."""
+        arguments = ["sort", "--backend", "verl", "--parser", "chat_template", "--run-dir", str(path)]
+        for override in overrides(model, *more):
+            arguments += ["-o", override]
+        return cls._start(path, arguments)
+
+    @classmethod
+    def resume(cls, path: Path) -> Run:
+        """``rllm-core train --resume``."""
+        return cls._start(path, ["--resume", "--run-dir", str(path)])
+
+    @classmethod
+    def _start(cls, path: Path, arguments: list[str]) -> Run:
+        log = path.with_name(f"{path.name}.{time.monotonic_ns()}.log")
+        with log.open("wb") as output:
+            process = subprocess.Popen([str(COMMAND), "train", *arguments], stdout=output, stderr=output)
+        return cls(path, process, log)
+
+    def wait(self) -> int:
+        """Its exit status; a run that does not end in time is killed, and that is an error."""
+        try:
+            return self.process.wait(RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the run did not end in {RUN_SECONDS:g} s:\n{self.printed()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL; what is left of it is waited for, see `processes`."""
+        left = self.processes()
+        self.process.kill()
+        self.process.wait()
+        _, alive = psutil.wait_procs(left, timeout=60)
+        for each in alive:
+            each.kill()
+        assert not alive, f"these outlived their driver: {alive}"
+
+    def processes(self, name: str = "") -> list[psutil.Process]:
+        """It and what it has started, by what is in their command lines."""
+        try:
+            whole = psutil.Process(self.process.pid)
+        except psutil.NoSuchProcess:
+            return []
+        return [each for each in [whole, *whole.children(recursive=True)] if name in command_line(each)]
+
+    def kill_one(self, name: str) -> None:
+        """SIGKILL to the one process with ``name`` in its command line."""
+        found = self.processes(name)
+        assert len(found) == 1, [command_line(each) for each in self.processes()]
+        os.kill(found[0].pid, signal.SIGKILL)
+
+    def printed(self) -> str:
+        """Everything so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Of ``NAME.jsonl``, whole lines only."""
+        path = self.path / f"{name}.jsonl"
+        whole = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in whole if line.endswith("\n")]
+
+    def summary(self) -> dict[str, Any]:
+        """What is written at the end."""
+        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        return found
+
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        """Until ``condition`` holds, while it runs."""
+        deadline = time.monotonic() + RUN_SECONDS
+        while not condition():
+            assert self.process.poll() is None, f"the run ended before {what}:\n{self.printed()}"
+            assert time.monotonic() < deadline, f"no {what} in {RUN_SECONDS:g} s:\n{self.printed()}"
+            time.sleep(0.1)
+
+    def wait_for_step(self, step: int) -> None:
+        """Until so many optimizer steps are done."""
+        self.wait_for(f"step {step}", lambda: sum(e["event"] == "step" for e in self.lines("events")) >= step)
+
+
+def command_line(process: psutil.Process) -> str:
+    """Empty if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def verify(path: Path) -> subprocess.CompletedProcess[str]:
+    """``rllm-core verify``."""
+    return subprocess.run([COMMAND, "verify", str(path)], capture_output=True, text=True, timeout=120, check=False)

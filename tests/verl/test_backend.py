@@ -1,0 +1,317 @@
+"""The backend in this process, with servers of their own: weights, versions, checkpoints, and what breaks it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from rllm_verl.backend import VerlBackend
+from rllm_verl.engine import VerlEngine
+from runs import SEPARATED, command_line, overrides
+
+from rllm_core.backend import OptimizerStep, PolicyUpdate
+from rllm_core.config import RunConfig, load_run_config
+from rllm_core.engine import EngineError
+from rllm_core.errors import RunError
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+from rllm_core.testing import check_backend
+from rllm_core.training import launch
+from rllm_core.types import Floats, MediaChunk, SamplingParams, TokenIds, TokenOutput, TrainingSample, token_ids
+
+GREATEST_GAP = 1e-5
+LOSSES = ("algorithm.loss=ppo_clip", "algorithm.proximal_policy=forward", "verl.old_logprob=last_sync")
+KL = ("algorithm.kl.coefficient=0.1",)
+STALE = ("training.staleness_threshold=1", "training.partial_rollout=true", "training.trigger_parameter_sync_step=2")
+FAST = ("optimizer.learning_rate=0.001", "optimizer.warmup_steps=0")
+
+
+def run_config(model: Path, *more: str) -> RunConfig:
+    return load_run_config(
+        "sort",
+        PluginManager.from_environment(),
+        overrides=overrides(model, *more),
+        backend="verl",
+        parser="chat_template",
+    )
+
+
+@dataclass
+class Session:
+    """A backend with its servers, on an event loop that lives as long.
+
+    Attributes:
+        backend: Trains and publishes.
+        engine: Samples.
+        parser: Of both.
+        run: Runs a coroutine to its end.
+    """
+
+    backend: VerlBackend
+    engine: VerlEngine
+    parser: BaseParser
+    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    version: int = 0
+    step: int = 0
+
+    @property
+    def prompt(self) -> TokenIds:
+        return token_ids(self.parser.render([{"role": "user", "content": "sort: dbca"}]))
+
+    def publish(self) -> None:
+        self.version += 1
+        self.run(self.backend.on_policy_updated(PolicyUpdate(self.version, self.step, "step")))
+
+    async def sample(self, count: int, tokens: int = 6, *, seed: int = 0, stop: bool = True) -> list[TokenOutput]:
+        stop_ids = tuple(self.parser.get_stop_token_ids()) if stop else ()
+        params = SamplingParams(max_response_tokens=tokens, stop_token_ids=stop_ids)
+        return await self.engine.get_token_outputs_from_token_input(
+            self.prompt, sampling_params=params, seeds=range(seed, seed + count)
+        )
+
+    def sampled(
+        self, outputs: Sequence[TokenOutput], advantages: Sequence[float] | None = None
+    ) -> list[TrainingSample]:
+        """Samples of one turn."""
+        samples = []
+        for output, advantage in zip(outputs, advantages or [0.0] * len(outputs), strict=True):
+            start, count = len(self.prompt), len(output.token_ids)
+            samples.append(
+                TrainingSample(
+                    group_id=0,
+                    rollout_id="rollout",
+                    token_ids=np.concatenate([self.prompt, output.token_ids]),
+                    turn_spans=((start, start + count),),
+                    logprobs=output.logprobs,
+                    advantages=np.full(count, advantage, np.float32),
+                    weight_versions=(output.weight_version,),
+                )
+            )
+        return samples
+
+    def logprobs(self, samples: Sequence[TrainingSample], policy: Any = "current") -> list[Floats]:
+        found: list[Floats] = self.run(self.backend.compute_logprobs(samples, policy))
+        return found
+
+    def train(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
+        """One optimizer step, in two passes."""
+        proximal, reference = self.logprobs(samples, "proximal"), self.logprobs(samples, "reference")
+        whole = [
+            TrainingSample.model_validate({**dict(s), "proximal_logprobs": p, "reference_logprobs": r})
+            for s, p, r in zip(samples, proximal, reference, strict=True)
+        ]
+        for part in (whole[:1], whole[1:]):
+            self.run(self.backend.process_backend_batch(self.backend.transform_to_backend_batch(part)))
+        self.step += 1
+        tokens = sum(sample.sampled_tokens for sample in samples)
+        step = OptimizerStep(
+            step=self.step, total_steps=100, samples=len(samples), sampled_tokens=tokens, trajectories=len(samples)
+        )
+        metrics: dict[str, float] = self.run(self.backend.update_policy(step)).metrics
+        return metrics
+
+
+@pytest.fixture(scope="module")
+def session(model: Path) -> Iterator[Session]:
+    config = run_config(model, *SEPARATED, *LOSSES, *KL, *STALE, *FAST, "verl.mini_batches=2")
+    assembly = launch.assemble(config, PluginManager.from_environment())
+    backend = assembly.backend
+    assert isinstance(backend, VerlBackend)
+    parser = assembly.parser()
+    with asyncio.Runner() as runner:
+        try:
+            engine = runner.run(backend.init_rollout_engine(parser))
+            runner.run(backend.on_policy_updated(PolicyUpdate(0, 0, "start")))
+            yield Session(backend, engine, parser, runner.run)
+        finally:
+            runner.run(backend.shutdown())
+
+
+def greatest(ones: Sequence[Floats], others: Sequence[Floats]) -> float:
+    return max(float(np.abs(one - other).max()) for one, other in zip(ones, others, strict=True))
+
+
+def rollout_logprobs(samples: Sequence[TrainingSample]) -> list[Floats]:
+    assert all(sample.logprobs is not None for sample in samples)
+    return [sample.logprobs for sample in samples if sample.logprobs is not None]
+
+
+def test_trainer_and_servers_agree_at_one_version_and_clearly_differ_at_two(session: Session) -> None:
+    for _ in range(3):
+        samples = session.sampled(session.run(session.sample(8)), [1, -1] * 4)
+        assert {version for sample in samples for version in sample.weight_versions} == {session.version}
+        assert greatest(session.logprobs(samples), rollout_logprobs(samples)) <= GREATEST_GAP
+        metrics = session.train(samples)
+        assert metrics["rollout_logprob_difference_max"] <= GREATEST_GAP
+        stale = greatest(session.logprobs(samples), rollout_logprobs(samples))
+        assert stale > 1000 * GREATEST_GAP
+        session.publish()
+
+
+def test_advantages_move_log_probabilities_their_way(session: Session) -> None:
+    samples = session.sampled(session.run(session.sample(8, seed=100)), [1, -1] * 4)
+    before = session.logprobs(samples)
+    metrics = session.train(samples)
+    after = session.logprobs(samples)
+    gain = [
+        float((new - old).sum()) * np.sign(sample.advantages[0])
+        for new, old, sample in zip(after, before, samples, strict=True)
+    ]
+    assert sum(gain) > 0
+    assert np.isfinite([metrics[name] for name in ("loss", "grad_norm", "kl_reference", "clip_fraction")]).all()
+
+
+def test_the_reference_stays_and_so_do_the_weights_of_the_last_sync(session: Session) -> None:
+    session.publish()
+    samples = session.sampled(session.run(session.sample(8, seed=200)), [1, -1] * 4)
+    reference, at_sync = session.logprobs(samples, "reference"), session.logprobs(samples)
+    session.train(samples)
+    current = session.logprobs(samples)
+    assert greatest(session.logprobs(samples, "proximal"), at_sync) == 0
+    assert greatest(current, at_sync) > 1000 * GREATEST_GAP
+    assert greatest(session.logprobs(samples), current) == 0  # the detour left nothing behind
+    assert greatest(session.logprobs(samples, "reference"), reference) == 0
+    assert greatest(reference, at_sync) > 1000 * GREATEST_GAP
+
+
+def test_a_completion_goes_on_over_a_weight_sync(session: Session) -> None:
+    session.publish()
+    samples = session.sampled(session.run(session.sample(8, seed=300)), [1, -1] * 4)
+    first = session.version
+
+    async def sample_over_a_sync() -> TokenOutput:
+        long = asyncio.create_task(session.sample(1, 200, stop=False))
+        await asyncio.sleep(0.3)
+        assert not long.done()
+        await session.backend.on_policy_updated(PolicyUpdate(first + 1, session.step, "step"))
+        return (await long)[0]
+
+    session.train(samples)
+    output = session.run(sample_over_a_sync())
+    session.version += 1
+    assert (output.weight_version, output.newest_weight_version) == (first, first + 1)
+    assert len(output.token_ids) == 200
+    assert output.logprobs is not None
+    (current,) = session.logprobs(session.sampled([output]))
+    gaps = np.abs(current - output.logprobs)
+    # The tokens up to the sync are the old weights', all that follow are the new ones'.
+    old = int(np.flatnonzero(gaps > GREATEST_GAP).max()) + 1
+    assert 0 < old < 200
+    assert gaps[old:].max() <= GREATEST_GAP
+
+
+def test_a_checkpoint_brings_weights_and_optimizer_back(session: Session, tmp_path: Path) -> None:
+    samples = session.sampled(session.run(session.sample(8, seed=400)), [1, -1] * 4)
+    session.run(session.backend.save_checkpoint(tmp_path))
+    saved, step = session.logprobs(samples), session.step
+    session.train(samples)
+    after = session.logprobs(samples)
+    assert greatest(after, saved) > 1000 * GREATEST_GAP
+    session.run(session.backend.load_checkpoint(tmp_path))
+    assert greatest(session.logprobs(samples), saved) == 0
+    session.step = step
+    session.train(samples)
+    assert greatest(session.logprobs(samples), after) <= 1e-6
+
+
+def test_what_no_server_can_answer_is_refused(session: Session) -> None:
+    params = SamplingParams(max_response_tokens=4)
+
+    def ask(tokens: Any, params: SamplingParams = params) -> None:
+        session.run(session.engine.get_token_output_from_token_input(tokens, sampling_params=params, seed=0))
+
+    with pytest.raises(EngineError, match="at least one prompt token"):
+        ask([])
+    with pytest.raises(EngineError, match=r"token id 100000 is outside the vocabulary of \d+ tokens"):
+        ask([1, 100000])
+    with pytest.raises(EngineError, match=r"do not fit the servers' \d+ positions"):
+        ask([1], SamplingParams(max_response_tokens=10**6))
+    with pytest.raises(ValueError, match="engine 'verl' takes text only"):
+        ask([1, MediaChunk(sha256="0" * 64, kind="image", length_tokens=1)])
+    ask([1])
+
+
+def test_servers_that_did_not_get_the_weights_end_the_run(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = session.sampled(session.run(session.sample(8, seed=500)), [1, -1] * 4)
+    session.train(samples)
+    servers = session.backend._servers
+    assert servers is not None
+
+    async def only_the_version(version: int, *, deadline_seconds: float) -> None:
+        for replica in servers._manager.get_replicas():
+            await replica._server_handle.set_global_steps.remote(version)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(servers, "synchronise", only_the_version)
+        with pytest.raises(RunError, match="trainer and servers disagree on the log-probabilities"):
+            session.publish()
+    session.publish()
+
+
+def processes(name: str) -> list[psutil.Process]:
+    return [each for each in psutil.Process().children(recursive=True) if name in command_line(each)]
+
+
+def test_a_weight_sync_that_hangs_has_a_deadline(session: Session) -> None:
+    servers = session.backend._servers
+    assert servers is not None
+    (worker,) = processes("ray::CheckpointEngineWorker")
+    worker.suspend()
+    try:
+        with pytest.raises(RunError, match=r"weight sync to version \d+ did not end within 3 s"):
+            session.run(servers.synchronise(session.version + 1, deadline_seconds=3))
+    finally:
+        worker.resume()
+
+
+def test_a_dead_server_and_a_dead_trainer_are_named(session: Session) -> None:
+    """The last one: afterwards there is nothing left to test."""
+
+    async def ask_and_kill() -> None:
+        asked = asyncio.create_task(session.sample(4, 400, stop=False))
+        await asyncio.sleep(0.3)
+        assert not asked.done()
+        for engine in processes("VLLM::EngineCore"):
+            os.kill(engine.pid, signal.SIGKILL)
+        await asyncio.wait_for(asked, 60)
+
+    with pytest.raises(RunError, match="a vLLM server died"):
+        session.run(ask_and_kill())
+    samples = session.sampled([TokenOutput(token_ids=token_ids([5]), finish_reason="length", weight_version=0)])
+    (trainer,) = [each for each in processes("ray::PolicyWorker") if "actor" in command_line(each)][:1]
+    os.kill(trainer.pid, signal.SIGKILL)
+    with pytest.raises(RunError, match=r"computing log-probabilities: trainer 0 died"):
+        session.run(
+            asyncio.wait_for(session.backend._logprobs(samples, session.backend._trainers.compute_log_prob), 60)
+        )
+
+
+def test_colocated_the_contracts_are_kept(model: Path, tmp_path: Path) -> None:
+    plugins = PluginManager.from_environment()
+    config = run_config(
+        model,
+        "algorithm.entropy_coefficient=0",
+        "optimizer.learning_rate=0.001",
+        "optimizer.warmup_steps=0",
+        "rollout.max_response_tokens=6",
+    )
+    parser = launch.assemble(config, plugins).parser()
+    results = asyncio.run(
+        check_backend(
+            lambda changed: VerlBackend(changed, plugins),
+            config,
+            parser,
+            tmp_path,
+            vocabulary_size=len(parser.tokenizer),
+            logprob_tolerance=GREATEST_GAP,
+        )
+    )
+    assert [result for result in results if result.outcome == "failed"] == []
