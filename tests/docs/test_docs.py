@@ -71,8 +71,11 @@ def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
     parsed: list[dict[str, Any]] = []
     monkeypatch.setattr(click.Command, "invoke", lambda command, context: parsed.append(context.params))
 
+    session = Session()
+    session.plugins = first_party_plugins()  # those that are not installed here have commands, too
+
     def parse(command: str) -> dict[str, Any]:
-        result = CliRunner().invoke(cli, shlex.split(command)[1:], obj=Session())
+        result = CliRunner().invoke(cli, shlex.split(command)[1:], obj=session)
         assert result.exit_code == 0 or result.output.endswith("Error: Missing command.\n"), result.output
         return parsed[-1] if parsed else {}
 
