@@ -2,11 +2,13 @@
 
     python -m benchmarks.verl
 
-``versus``: both train the starter task colocated on one Ray cluster of this machine, on the CPU, and take turns step by
+``sort`` and ``endless``: both train colocated on one Ray cluster of this machine, on the CPU, and take turns step by
 step; who goes first changes with every step. A step lasts from the moment its side is let go to the moment it waits
 for its next turn: generation, rewards, log-probabilities, update, weight sync, metrics and logging. Counted is the CPU
 time, user and system, of every process of the side (driver, actors, trainer, vLLM) and of Ray's daemons, which serve
-whoever's turn it is. Goal: ``seconds_per_step_over_main_ppo`` at most 1.05, never above 1.15.
+whoever's turn it is. With ``sort``, the starter task, a step is 256 short answers, so that most of its time is what
+either framework does around the model; with ``endless`` (``..._long``) it is 64 completions of exactly 256 tokens, so
+that most is the model's. Goal: ``seconds_per_step_over_main_ppo`` at most 1.05, never above 1.15.
 
 ``async``: ours alone, on a workflow of two turns that waits 2 s after each: synchronous colocated, synchronous
 separated, and asynchronous separated (a batch ahead, completions resumed across weight syncs). ``async_over_sync`` is
@@ -37,7 +39,9 @@ from benchmarks.verl_processes import SIDE_VARIABLE, cpu_seconds, spent
 
 HERE = ROOT / ".venv-verl"
 SUPPORT = ROOT / "tests" / "verl" / "support"
-PARTS = ("versus", "async")
+VERSUS = {"sort": "", "endless": "_long"}
+"""What both train, and how its figures end."""
+PARTS = (*VERSUS, "async")
 SIDES = ("ours", "main_ppo")
 CLUSTER = "cluster"
 WARM_UP_STEPS = 3
@@ -48,15 +52,15 @@ MODES = ("synchronous_colocated", "synchronous_separated", "asynchronous_separat
 
 def enter_environment(arguments: Sequence[str]) -> None:
     """Go on in the environment that holds verl, made for a CPU, making it if need be."""
-    os.environ.update(ENVIRONMENT)
-    if Path(sys.prefix).resolve() == HERE.resolve():
-        return
-    subprocess.run(["make", f"{HERE.name}/.installed"], check=True, cwd=ROOT, stdout=sys.stderr)
     sys.path.insert(0, str(SUPPORT))
     from cpu_environment import environment_variables
 
-    os.environ.update(environment_variables())
-    os.environ["RLLM_CACHE_DIR"] = str(HERE / "cache")
+    os.environ.update(ENVIRONMENT | environment_variables() | {"RLLM_CACHE_DIR": str(HERE / "cache")})
+    # Ray's workers load `benchmarks.verl_peer`, too.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
+    if Path(sys.prefix).resolve() == HERE.resolve():
+        return
+    subprocess.run(["make", f"{HERE.name}/.installed"], check=True, cwd=ROOT, stdout=sys.stderr)
     os.chdir(ROOT)
     python = HERE / "bin" / "python"
     os.execv(python, [str(python), "-m", "benchmarks.verl", *arguments])
@@ -66,15 +70,19 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
     """Measure what was asked for, on one Ray cluster."""
     from rllm_local.starter import starter_model
 
-    model = str(starter_model())
-    with ray_cluster() as address:
-        if "versus" in options.parts:
-            take_turns(model, address, options, trials)
+    from benchmarks.endless import make_endless_model
+
+    starter = starter_model()
+    with tempfile.TemporaryDirectory() as folder, ray_cluster() as address:
+        for workload in VERSUS:
+            if workload in options.parts:
+                path = make_endless_model(starter, Path(folder) / "model") if workload == "endless" else starter
+                take_turns(workload, str(path), address, options, trials)
         if "async" in options.parts:
             for number in range(options.rounds):
                 for mode in MODES[:: 1 if number % 2 == 0 else -1]:
                     row = {"kind": "run", "mode": mode, "round": number}
-                    trials.add(row | train_in_mode(mode, model, address, options))
+                    trials.add(row | train_in_mode(mode, str(starter), address, options))
                     print(json.dumps(trials.rows[-1]), file=sys.stderr, flush=True)
 
 
@@ -116,7 +124,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 # Beside main_ppo
 
 
-def take_turns(model: str, address: str, options: argparse.Namespace, trials: RawTrials) -> None:
+def take_turns(workload: str, model: str, address: str, options: argparse.Namespace, trials: RawTrials) -> None:
     """Let both train, step by step in turn."""
     steps = WARM_UP_STEPS + options.steps
     with contextlib.ExitStack() as open_sides:
@@ -126,11 +134,18 @@ def take_turns(model: str, address: str, options: argparse.Namespace, trials: Ra
                 sides.append(open_sides.enter_context(Side(name, "benchmarks.verl_sides")))
         for side in sides:
             # One step more than is timed, which both end differently.
-            request = {"model": model, "ray_address": address, "steps": steps + 1, "seed": options.seed}
+            request = {
+                "name": workload,
+                "model": model,
+                "ray_address": address,
+                "steps": steps + 1,
+                "seed": options.seed,
+            }
             side.begin({"side": side.name, **request})
         for step in range(steps):
             for side in sides[:: 1 if step % 2 == 0 else -1]:
-                row = {"kind": "step", "side": side.name, "warm_up": step < WARM_UP_STEPS, **_timed(side)}
+                row = {"kind": "step", "workload": workload, "side": side.name, "warm_up": step < WARM_UP_STEPS}
+                row |= _timed(side)
                 trials.add(row)
                 print(
                     f"{side.name:>8} step {row['step']}: {row['wall_seconds']:.2f} s, CPU {_cpu_seconds(row):.2f} s",
@@ -183,11 +198,14 @@ def train_in_mode(mode: str, model: str, address: str, options: argparse.Namespa
 
 def figures(rows: Sequence[Row]) -> Figures:
     """The figures of what was measured; a part that was left out has none."""
-    return _versus(rows) | _asynchronous(rows)
+    found: Figures = {}
+    for workload, ending in VERSUS.items():
+        found |= {f"{name}{ending}": value for name, value in _versus(rows, workload).items()}
+    return found | _asynchronous(rows)
 
 
-def _versus(rows: Sequence[Row]) -> Figures:
-    timed = {name: of_kind(rows, "step", side=name, warm_up=False) for name in SIDES}
+def _versus(rows: Sequence[Row], workload: str) -> Figures:
+    timed = {name: of_kind(rows, "step", workload=workload, side=name, warm_up=False) for name in SIDES}
     if not timed["ours"]:
         return {}
     found: Figures = {"steps": len(timed["ours"])}
@@ -197,16 +215,14 @@ def _versus(rows: Sequence[Row]) -> Figures:
             f"seconds_per_step_over_main_ppo{ending}": round(paired_ratio(zip(theirs, ours, strict=True)), 3),
             f"seconds_per_step_over_main_ppo_total{ending}": round(sum(ours) / sum(theirs), 3),
         }
-    for name in SIDES:
-        found[f"{name}_cpu_seconds"] = round(statistics.median(map(_cpu_seconds, timed[name])), 3)
-        found[f"{name}_wall_seconds"] = round(statistics.median(map(_wall_seconds, timed[name])), 3)
-        found[f"{name}_waiting_cpu_seconds"] = round(
-            statistics.median(
-                sum(row["waiting_cpu_seconds"].values()) for other in SIDES if other != name for row in timed[other]
-            ),
-            3,
-        )
-        found[f"{name}_cpu_seconds_by_process"] = _by_process(timed[name])
+    for name, other in (SIDES, SIDES[::-1]):
+        waited = [sum(row["waiting_cpu_seconds"].values()) for row in timed[other]]
+        found |= {
+            f"{name}_cpu_seconds": round(statistics.median(map(_cpu_seconds, timed[name])), 3),
+            f"{name}_wall_seconds": round(statistics.median(map(_wall_seconds, timed[name])), 3),
+            f"{name}_waiting_cpu_seconds": round(statistics.median(waited), 3),
+            f"{name}_cpu_seconds_by_process": _by_process(timed[name]),
+        }
     return found
 
 

@@ -13,6 +13,8 @@ from typing import IO, Any
 from rllm_workflows.sort import score
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from benchmarks.endless import even_share
+
 
 class GatedDataset(RLHFDataset):  # type: ignore[misc]
     """verl's dataset, in whose loop the step waits for its turn, at the socket ``data.turns``."""
@@ -36,5 +38,5 @@ class GatedDataset(RLHFDataset):  # type: ignore[misc]
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """The reward of workflow ``sort``."""
-    return score(solution_str.strip(), ground_truth)
+    """The reward of the workflow that ``data_source`` names."""
+    return even_share(solution_str) if data_source == "endless" else score(solution_str.strip(), ground_truth)

@@ -17,7 +17,7 @@ from rllm_workflows.sort import SortWorkflow, prompt, score
 
 from benchmarks.learning import read_lines
 from benchmarks.trials import Row
-from benchmarks.verl_sides import SETTINGS
+from benchmarks.verl_workloads import SETTINGS
 from rllm_core import hookimpl, providers
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.engine import Completer
@@ -30,6 +30,7 @@ from rllm_core.types import Episode, Messages, Task
 WAIT_SECONDS = 2.0
 TURNS = 2
 GROUPS, ROLLOUTS = 8, 8
+RESPONSE_TOKENS, MODEL_TOKENS = 6, 64
 SEPARATED = {
     "verl.placement": '"separated"',
     "verl.checkpoint_engine": '"cpu_file"',
@@ -85,6 +86,8 @@ def configured(plugins: PluginManager, mode: str, *, model: str, ray_address: st
     settings = {
         **SETTINGS,
         **MODES[mode],
+        "verl.max_model_tokens": MODEL_TOKENS,
+        "rollout.max_response_tokens": RESPONSE_TOKENS,
         "training.groups_per_step": GROUPS,
         "training.rollouts_per_group": ROLLOUTS,
         "training.steps": steps,

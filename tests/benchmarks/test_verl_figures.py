@@ -14,10 +14,13 @@ from benchmarks import verl
 from benchmarks.verl_processes import SIDE_VARIABLE, called, cpu_seconds, spent
 
 
-def step(side: str, cpu: float, wall: float, *, warm_up: bool = False, waiting: float = 0.0) -> dict[str, Any]:
+def step(
+    side: str, cpu: float, wall: float, *, workload: str = "sort", warm_up: bool = False, waiting: float = 0.0
+) -> dict[str, Any]:
     """A row in which the cluster's daemons used a quarter of the CPU seconds."""
     return {
         "kind": "step",
+        "workload": workload,
         "side": side,
         "warm_up": warm_up,
         "wall_seconds": wall,
@@ -60,6 +63,15 @@ def test_what_a_side_used_while_it_waited_is_said_but_not_counted() -> None:
     assert found["ours_waiting_cpu_seconds"] == 0.5
     assert found["main_ppo_waiting_cpu_seconds"] == 0.25
     assert found["ours_cpu_seconds"] == 1.0
+
+
+def test_workloads_are_not_mixed_up() -> None:
+    rows = [*steps("ours", [1.0, 1.0]), *steps("main_ppo", [4.0, 4.0])]
+    rows += [*steps("ours", [9.0], workload="endless"), *steps("main_ppo", [10.0], workload="endless")]
+    found = verl.figures(rows)
+    assert (found["seconds_per_step_over_main_ppo"], found["steps"]) == (0.25, 2)
+    assert (found["seconds_per_step_over_main_ppo_long"], found["steps_long"]) == (0.9, 1)
+    assert found["main_ppo_wall_seconds_long"] == 20.0
 
 
 def waited(mode: str, number: int, seconds: list[float]) -> dict[str, Any]:
