@@ -1,0 +1,113 @@
+"""A backend with its servers in this process, for tests that look at it between two calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rllm_verl.backend import VerlBackend
+from rllm_verl.engine import VerlEngine
+
+from rllm_core.backend import OptimizerStep, PolicyUpdate
+from rllm_core.config import load_run_config
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+from rllm_core.training import launch
+from rllm_core.types import Floats, SamplingParams, TokenIds, TokenOutput, TrainingSample, token_ids
+
+SMALL = (
+    "verl.max_model_tokens=1024",
+    "verl.max_tokens_per_device=4096",
+    "verl.server_memory_share=0.3",
+    "verl.sync_bucket_mb=256",
+    "rollout.max_response_tokens=256",
+    "optimizer.learning_rate=1e-4",
+    "optimizer.warmup_steps=0",
+)
+
+
+@dataclass
+class Live:
+    """Attributes are the parts, and where the weights stand."""
+
+    backend: VerlBackend
+    engine: VerlEngine
+    parser: BaseParser
+    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    version: int = 0
+    step: int = 0
+
+    @property
+    def prompt(self) -> TokenIds:
+        return token_ids(self.parser.render([{"role": "user", "content": "sort: dbca"}]))
+
+    def publish(self) -> None:
+        """Give the servers the trainer's weights."""
+        self.version += 1
+        self.run(self.backend.on_policy_updated(PolicyUpdate(self.version, self.step, "step")))
+
+    async def sample(self, count: int, tokens: int, *, seed: int = 0) -> list[TokenOutput]:
+        """Completions of exactly so many tokens."""
+        return await self.engine.get_token_outputs_from_token_input(
+            self.prompt, sampling_params=SamplingParams(max_response_tokens=tokens), seeds=range(seed, seed + count)
+        )
+
+    def samples(self, count: int, tokens: int = 64) -> list[TrainingSample]:
+        """Completions as training samples, half of them good and half bad."""
+        start = len(self.prompt)
+        return [
+            TrainingSample(
+                group_id=0,
+                rollout_id=str(number),
+                token_ids=np.concatenate([self.prompt, output.token_ids]),
+                turn_spans=((start, start + tokens),),
+                logprobs=output.logprobs,
+                advantages=np.full(tokens, 1.0 - 2 * (number % 2), np.float32),
+                weight_versions=(output.weight_version,),
+            )
+            for number, output in enumerate(self.run(self.sample(count, tokens, seed=self.version * count)))
+        ]
+
+    def gap(self, samples: Sequence[TrainingSample]) -> float:
+        """Mean absolute difference of the trainer's and the servers' log-probabilities."""
+        mine: list[Floats] = self.run(self.backend.compute_logprobs(samples))
+        theirs = [sample.logprobs for sample in samples if sample.logprobs is not None]
+        return float(np.abs(np.concatenate(mine) - np.concatenate(theirs)).mean())
+
+    def train(self, samples: Sequence[TrainingSample]) -> None:
+        """One optimizer step."""
+        self.run(self.backend.process_backend_batch(self.backend.transform_to_backend_batch(samples)))
+        self.step += 1
+        sampled_tokens = sum(sample.sampled_tokens for sample in samples)
+        step = OptimizerStep(
+            step=self.step,
+            total_steps=100,
+            samples=len(samples),
+            sampled_tokens=sampled_tokens,
+            trajectories=len(samples),
+        )
+        self.run(self.backend.update_policy(step))
+
+
+@contextmanager
+def live(model: Path, *overrides: str) -> Iterator[Live]:
+    """A backend whose servers have the first weights."""
+    plugins = PluginManager.from_environment()
+    given = [f"model.path={model}", *SMALL, *overrides]
+    config = load_run_config("sort", plugins, overrides=given, backend="verl", parser="chat_template")
+    assembly = launch.assemble(config, plugins)
+    backend = assembly.backend
+    assert isinstance(backend, VerlBackend)
+    parser = assembly.parser()
+    with asyncio.Runner() as runner:
+        try:
+            engine = runner.run(backend.init_rollout_engine(parser))
+            runner.run(backend.on_policy_updated(PolicyUpdate(0, 0, "start")))
+            yield Live(backend, engine, parser, runner.run)
+        finally:
+            runner.run(backend.shutdown())
