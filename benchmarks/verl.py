@@ -267,8 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verl", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default all)")
-    parser.add_argument("--steps", type=int, default=24, help="timed steps of each side beside main_ppo")
-    parser.add_argument("--async-steps", type=int, default=15, help="steps of each run with a workflow that waits")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps of each side beside main_ppo")
+    parser.add_argument("--async-steps", type=int, default=13, help="steps of each run with a workflow that waits")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each mode with a workflow that waits")
     parser.add_argument("--seed", type=int, default=0, help="of the tasks")
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+import rllm_verl
 
-from benchmarks import verl
+from benchmarks import verl, verl_workloads
 from benchmarks.verl_processes import SIDE_VARIABLE, called, cpu_seconds, spent
 
 
@@ -99,6 +101,37 @@ def test_asynchrony_is_compared_with_the_faster_synchronous_mode_once_the_pipeli
 
 def test_a_comparison_without_one_of_its_modes_has_no_figure() -> None:
     assert verl.figures([waited(mode, 0, [1.0] * 9) for mode in verl.MODES[1:]]) == {}
+
+
+@pytest.mark.parametrize("name", sorted(verl_workloads.SHAPES))
+def test_main_ppo_is_told_what_our_run_file_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = verl_workloads.plugin_manager()
+    plugins.register(rllm_verl, "verl")
+    monkeypatch.setattr(verl_workloads, "plugin_manager", lambda: plugins)
+    monkeypatch.setenv(SIDE_VARIABLE, "main_ppo")
+    workload = verl_workloads.Workload(name, model="model", ray_address="127.0.0.1:1", steps=3, seed=0)
+    config, settings = workload.config, workload.config.plugins["verl"]
+    arguments = verl_workloads.main_ppo_settings(workload, Path("folder"))
+    told = dict(argument.lstrip("+").split("=", 1) for argument in arguments)
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    assert len(workload.tasks) == 3 * config.training.groups_per_step
+    ours = {
+        "data.train_batch_size": config.training.groups_per_step,
+        f"{actor}.ppo_mini_batch_size": config.training.groups_per_step,
+        f"{rollout}.n": config.training.rollouts_per_group,
+        "data.max_response_length": config.rollout.max_response_tokens,
+        f"{rollout}.max_model_len": settings.max_model_tokens,
+        f"{rollout}.max_num_seqs": settings.max_batch_rows,
+        f"{rollout}.max_num_batched_tokens": settings.max_batch_tokens,
+        f"{actor}.ppo_max_token_len_per_gpu": settings.max_tokens_per_device,
+        f"{actor}.optim.lr": config.optimizer.learning_rate,
+        f"{actor}.optim.weight_decay": config.optimizer.weight_decay,
+        f"{actor}.clip_ratio_high": config.algorithm.loss_options["clip_high"],
+        "trainer.total_training_steps": config.training.steps,
+    }
+    assert {key: float(told[key]) for key in ours} == ours
+    assert told["actor_rollout_ref.model.path"] == config.model.path
+    assert config.algorithm.proximal_policy == "forward"  # as main_ppo does unless it is told to bypass
 
 
 BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
