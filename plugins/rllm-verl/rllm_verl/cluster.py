@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import ray
 from omegaconf import DictConfig
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError
 
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError
@@ -67,7 +68,7 @@ class Cluster:
 
     def _open(self) -> None:
         runtime = {"env_vars": worker_environment(self.settings)}
-        options: dict[str, Any] = {"runtime_env": runtime, "log_to_driver": False}
+        options: dict[str, Any] = {"runtime_env": runtime, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.settings.ray_address:
             options["address"] = self.settings.ray_address
         else:
@@ -144,11 +145,9 @@ class Cluster:
             return await call
         except RayActorError as error:
             dead = await asyncio.to_thread(self.dead)
-            raise RunError(f"{what}: {', '.join(dead) or 'a worker'} died: {one_line(error)}") from error
-        except RayTaskError as error:
-            raise RunError(f"{what} failed in a worker: {one_line(error.cause or error)}") from error
+            raise RunError(f"{what}: {', '.join(dead) or 'a worker'} died: {reason(error)}") from error
         except RayError as error:
-            raise RunError(f"{what}: {one_line(error)}") from error
+            raise RunError(f"{what} failed in a worker: {reason(error)}") from error
 
     def dead(self) -> list[str]:
         """Watched actors that are no longer there."""
@@ -194,6 +193,12 @@ def worker_environment(settings: VerlConfig) -> dict[str, str]:
         modules.append(WORKER_MODULE)
     variables[MODULES_VARIABLE] = ",".join(modules)
     return variables
+
+
+def reason(error: RayError) -> str:
+    """What happened in a worker, in one line: Ray's own account of it ends with the error that was raised there."""
+    cause = getattr(error, "cause", None)
+    return one_line(cause) if cause is not None else str(error).strip().rpartition("\n")[2].strip()
 
 
 def _worker_class() -> Any:

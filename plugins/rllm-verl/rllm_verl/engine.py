@@ -10,7 +10,6 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.errors import RunError
-from rllm_core.loading import one_line
 from rllm_core.parser import BaseParser
 from rllm_core.types import (
     FinishReason,
@@ -21,6 +20,7 @@ from rllm_core.types import (
     text_only,
     token_ids,
 )
+from rllm_verl.cluster import reason
 
 ABORTED = ("abort", "aborted")
 MAX_SEED = 2**31 - 1
@@ -82,12 +82,12 @@ class VerlEngine(RolloutEngine):
             )
         except RayTaskError as error:  # raised within a server
             if DEAD_ENGINE in type(error.cause).__name__ or DEAD_ENGINE in str(error):
-                raise RunError(f"a vLLM server died: {one_line(error.cause or error)}") from error
-            raise EngineError(f"a vLLM server refused the request: {one_line(error.cause or error)}") from error
+                raise RunError(f"a vLLM server died: {reason(error)}") from error
+            raise EngineError(f"a vLLM server refused the request: {reason(error)}") from error
         except RayActorError as error:
-            raise RunError(f"a vLLM server died: {one_line(error)}") from error
+            raise RunError(f"a vLLM server died: {reason(error)}") from error
         except RayError as error:
-            raise EngineError(f"no answer from a vLLM server: {one_line(error)}") from error
+            raise EngineError(f"no answer from a vLLM server: {reason(error)}") from error
         return self._output(found, sampling_params)
 
     def _settings(self, params: SamplingParams, seed: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ import psutil
 
 COMMAND = Path(sys.executable).with_name("rllm-core")
 RUN_SECONDS = 420.0
+# Small processes of Ray that notice only after a while that their parent is gone.
+RAYS_OWN = ("ray::DashboardA", "ray::RuntimeEnvAgent")
 # The hardware of a run, and a batch that a CPU does in a second.
 ON_A_CPU = (
     "verl.device=cpu",
@@ -93,9 +96,11 @@ class Run:
         left = self.processes()
         self.process.kill()
         self.process.wait()
-        _, alive = psutil.wait_procs(left, timeout=60)
-        for each in alive:
-            each.kill()
+        heavy = [each for each in left if not command_line(each).startswith(RAYS_OWN)]
+        _, alive = psutil.wait_procs(heavy, timeout=60)
+        for each in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
         assert not alive, f"these outlived their driver: {alive}"
 
     def processes(self, name: str = "") -> list[psutil.Process]:
