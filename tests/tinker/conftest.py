@@ -51,33 +51,21 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    shared = TinkerServer(tmp_path_factory.mktemp("server"), model, CACHE)
-    shared.start()
-    yield shared
-    shared.stop()
+def session_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    """The one server of this process; each of pytest-xdist's has its own."""
+    made = TinkerServer(tmp_path_factory.mktemp("server"), model, CACHE)
+    yield made
+    made.stop()
 
 
 @pytest.fixture
-def server(shared_server: TinkerServer) -> Iterator[TinkerServer]:
-    """The server that tests share, and leave as it is; it forgets their models, for which it has few places."""
-    yield shared_server
-    shared_server.unload_models()
-
-
-@pytest.fixture(scope="session")
-def second_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    own = TinkerServer(tmp_path_factory.mktemp("fragile"), model, CACHE)
-    yield own
-    own.stop()
-
-
-@pytest.fixture
-def fragile_server(second_server: TinkerServer) -> TinkerServer:
-    """A server that a test may kill; it runs at the beginning of each."""
-    if not second_server.pids:
-        second_server.start()
-    return second_server
+def server(session_server: TinkerServer) -> Iterator[TinkerServer]:
+    """A server that runs, and that a test may kill; it forgets a test's models, for which it has few places."""
+    if not session_server.pids:
+        session_server.start()
+    yield session_server
+    if session_server.pids:
+        session_server.unload_models()
 
 
 @dataclass

@@ -175,12 +175,16 @@ class TinkerServer:
             found: dict[str, Any] = json.load(answer)
             return found
 
+    def _models(self) -> set[str]:
+        """All that were ever made; they outlive a restart in the database only."""
+        with urllib.request.urlopen(f"{self.base_url}/api/v1/training_runs?limit=100000", timeout=60) as answer:
+            return {run["training_run_id"] for run in json.load(answer)["training_runs"]}
+
     def unload_models(self) -> None:
         """Give the places of all models back; it does so itself only for clients whose heartbeat it has heard."""
-        with urllib.request.urlopen(f"{self.base_url}/api/v1/training_runs?limit=100000", timeout=10) as answer:
-            models = {run["training_run_id"] for run in json.load(answer)["training_runs"]}
+        models = self._models()
         for model in sorted(models - self._unloaded):
-            asked = self._post("unload_model", {"model_id": model}, seconds=10)
+            asked = self._post("unload_model", {"model_id": model}, seconds=60)
             self._post("retrieve_future", {"request_id": asked["request_id"]}, seconds=60)
         self._unloaded |= models
 
@@ -194,6 +198,10 @@ class TinkerServer:
 
     def kill(self) -> None:
         """End it at once, as a crash does."""
+        self._unloaded |= self._models()
+        self._kill()
+
+    def _kill(self) -> None:
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
         if self._process is not None:
@@ -208,7 +216,7 @@ class TinkerServer:
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self._kill()
         self._process = None
 
     def stall(self, *, is_stalled: bool) -> None:

@@ -9,6 +9,8 @@ from rllm_core.backend import PolicyUpdate
 from rllm_core.engine import EngineError
 from rllm_core.types import FinishReason, SamplingParams
 
+pytestmark = pytest.mark.every_sdk
+
 
 @pytest.fixture
 def params(parser) -> SamplingParams:

@@ -16,6 +16,7 @@ from rllm_tinker.sdk import Busy, Lost
 
 from rllm_core.errors import ConfigError, RunError
 
+pytestmark = pytest.mark.every_sdk
 KEY = "tml-a-key-that-must-not-show-anywhere-4f1c"
 
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import COMMAND, StartRun
 from server import TinkerServer
 
-SEEDS = (0, 1, 2)
+SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)))
 STEPS = 24
 # By how much the mean reward of the last 10 steps must exceed that of the first 10. Chance moves such a mean of 640
 # rewards by about 0.02.
@@ -23,29 +23,28 @@ ASYNCHRONOUS = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("overrides", [(), ASYNCHRONOUS], ids=["synchronous", "asynchronous"])
-def test_the_starter_task_is_learnt_on_every_seed(server: TinkerServer, start_run: StartRun, overrides) -> None:
+def test_the_starter_task_is_learnt(server: TinkerServer, start_run: StartRun, overrides, seed: int) -> None:
+    """On one seed in ``make test-tinker``, on two more in ``make tinker-seeds``, which nothing else starts."""
     seen = server.request_count()
-    common = [f"training.steps={STEPS}", *overrides]
-    runs = [start_run(server, *common, f"training.seed={seed}", name=f"seed-{seed}") for seed in SEEDS]
-    assert [run.wait() for run in runs] == [0, 0, 0], "\n".join(run.printed() for run in runs)
-    for run in runs:
-        metrics = run.lines("metrics")
-        rewards = [line["reward_mean"] for line in metrics]
-        assert len(rewards) == STEPS
-        assert fmean(rewards[-10:]) - fmean(rewards[:10]) > MARGIN, rewards
-        gaps = [line["rollout_logprob_difference_max"] for line in metrics if "rollout_logprob_difference_max" in line]
-        assert gaps
-        assert max(gaps) < GREATEST_GAP
-        verified = subprocess.run([COMMAND, "verify", str(run.path)], capture_output=True, text=True, check=False)
-        assert verified.returncode == 0, verified.stdout + verified.stderr
-        oldest = max(line["staleness_max"] for line in metrics)
-        assert oldest == 0 if not overrides else oldest >= 1
-    versions = sum(event["event"] == "sync" for run in runs for event in run.events())
-    assert versions == len(SEEDS) * (STEPS // 2 + 1 if overrides else STEPS + 1)
+    run = start_run(server, f"training.steps={STEPS}", f"training.seed={seed}", *overrides)
+    assert run.wait() == 0, run.printed()
+    metrics = run.lines("metrics")
+    rewards = [line["reward_mean"] for line in metrics]
+    assert len(rewards) == STEPS
+    assert fmean(rewards[-10:]) - fmean(rewards[:10]) > MARGIN, rewards
+    gaps = [line["rollout_logprob_difference_max"] for line in metrics if "rollout_logprob_difference_max" in line]
+    assert gaps
+    assert max(gaps) < GREATEST_GAP
+    verified = subprocess.run([COMMAND, "verify", str(run.path)], capture_output=True, text=True, check=False)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    oldest = max(line["staleness_max"] for line in metrics)
+    assert oldest == 0 if not overrides else oldest >= 1
+    versions = sum(event["event"] == "sync" for event in run.events())
+    assert versions == (STEPS // 2 + 1 if overrides else STEPS + 1)
     # A model that was made again (see README.md, on optimizer steps that go ahead) needs its sampler again.
-    again = sum(line["recoveries"] for run in runs for line in run.lines("metrics"))
+    again = sum(line["recoveries"] for line in metrics)
     assert server.requests(seen)["save_weights_for_sampler"] == versions + again
 
 
@@ -62,6 +61,7 @@ def test_weights_are_saved_once_per_version(server: TinkerServer, start_run: Sta
     assert max(gaps) < GREATEST_GAP
 
 
+@pytest.mark.every_sdk
 def test_a_resumed_run_goes_on_where_it_stopped(server: TinkerServer, start_run: StartRun) -> None:
     run = start_run(server, "training.steps=400", "training.checkpoint_every_steps=2")
     run.wait_for_step(3)
@@ -77,6 +77,7 @@ def test_a_resumed_run_goes_on_where_it_stopped(server: TinkerServer, start_run:
     assert summary["optimizer_steps"] >= stopped_at + 2
     steps = [line["step"] for line in resumed.lines("metrics")]
     assert steps == list(range(1, summary["optimizer_steps"] + 1))
+    assert [line["weight_version"] for line in resumed.lines("metrics")] == steps
     gaps = [line["rollout_logprob_difference_max"] for line in resumed.lines("metrics")]
     assert max(gaps) < GREATEST_GAP
     assert subprocess.run([COMMAND, "verify", str(run.path)], check=False).returncode == 0

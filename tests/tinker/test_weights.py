@@ -101,6 +101,7 @@ async def test_passes_that_go_out_as_groups_arrive_make_the_gradient_of_one_pass
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
+@pytest.mark.every_sdk
 async def test_losses_agree_where_their_formulas_do(server, make_backend, run_config, parser, sample_of) -> None:
     """On policy, every ratio is 1: all policy losses have the gradient of reinforce."""
     backend = make_backend(server, STILL)
@@ -127,6 +128,7 @@ async def test_clipped_tokens_get_no_gradient(server, make_backend, parser, samp
     await backend.shutdown()
 
 
+@pytest.mark.every_sdk
 @pytest.mark.parametrize("overrides", [(), OVERLAPPING], ids=["synchronous", "asynchronous"])
 async def test_trainer_and_sampler_agree_at_equal_version(
     server, make_backend, parser, prompt_ids, sample_of, overrides
@@ -152,6 +154,7 @@ async def test_trainer_and_sampler_agree_at_equal_version(
     await backend.shutdown()
 
 
+@pytest.mark.every_sdk
 async def test_a_version_is_sampled_from_its_own_weights_while_others_are_trained(
     server, make_backend, parser, prompt_ids, sample_of
 ) -> None:
@@ -183,6 +186,7 @@ async def test_a_version_is_sampled_from_its_own_weights_while_others_are_traine
     await backend.shutdown()
 
 
+@pytest.mark.every_sdk
 async def test_the_reference_is_the_base_model(server, make_backend, parser, sample_of) -> None:
     backend = make_backend(server)
     await begin(backend, parser)
@@ -196,6 +200,7 @@ async def test_the_reference_is_the_base_model(server, make_backend, parser, sam
     await backend.shutdown()
 
 
+@pytest.mark.every_sdk
 async def test_a_checkpoint_holds_the_optimizer_too(server, make_backend, parser, sample_of, tmp_path: Path) -> None:
     """After different gradients, Adam without its moments would go another way."""
     up, down = sample_of(ANSWER, 1.0), sample_of(LONG_ANSWER, -1.0)
