@@ -86,6 +86,7 @@ class BackendProbe:
     _is_generating: bool = False
     _is_live: bool = False
     _saves: int = 0
+    _known: list[Floats] | None = None
 
     @property
     def backend(self) -> BackendProtocol[Any]:
@@ -137,7 +138,7 @@ class BackendProbe:
                 f"after on_policy_updated of version {update.version} ({reason}), the engine's weight_version is "
                 f"{self._engine.weight_version}"
             )
-        self._version, self._is_live = update.version, True
+        self._version, self._is_live, self._known = update.version, True, None
         await self._enter_generation()
 
     async def shut_down(self) -> None:
@@ -191,7 +192,7 @@ class BackendProbe:
         )
 
     async def rollouts(self) -> list[TrainingSample]:
-        """A group per prompt, every second one of two turns, stamped with the live version."""
+        """A group per prompt, every fourth one of two turns, stamped with the live version."""
         if self.capabilities.colocated and not self._is_generating:
             await self._enter_generation()
         probe = self.engine_probe()
@@ -201,7 +202,7 @@ class BackendProbe:
             for index, output in enumerate(await probe.group(prompt, seeds)):
                 turns, start = [(len(prompt), output)], len(prompt)
                 ids = np.concatenate([prompt, output.token_ids])
-                if index % 2:
+                if index % 4 == 1:
                     ids = np.concatenate([ids, prompt[:OBSERVED_TOKENS]])
                     start = len(ids)
                     turns.append((start, await probe.single(ids, seeds[index])))
@@ -257,10 +258,16 @@ class BackendProbe:
 
     async def train(self, *passes: Sequence[TrainingSample]) -> Outcome:
         """One optimizer step, which goes live."""
-        before = await self.logprobs(self.samples)
+        before = await self.known_logprobs()
         metrics = await self.step(*passes)
         await self.publish("step")
-        return Outcome(before, await self.logprobs(self.samples), metrics)
+        return Outcome(before, await self.known_logprobs(), metrics)
+
+    async def known_logprobs(self) -> list[Floats]:
+        """Log-probabilities of the samples under the live version, asked for once."""
+        if self._known is None:
+            self._known = await self.logprobs(self.samples)
+        return self._known
 
     async def step(self, *passes: Sequence[TrainingSample]) -> dict[str, float]:
         """One optimizer step, and what it reported; the engine does not have the weights yet."""
@@ -292,7 +299,7 @@ class BackendProbe:
 
     async def save(self) -> Saved:
         """A checkpoint, as the trainer saves it: after a version has gone live."""
-        logprobs = await self.logprobs(self.samples)
+        logprobs = await self.known_logprobs()
         if self.capabilities.colocated:
             await self._enter_generation()
         self._saves += 1

@@ -283,6 +283,10 @@ async def _updates(probe: BackendProbe) -> str:
 
 def _check_same_update(probe: BackendProbe, found: Outcome, expected: Outcome, what: str) -> float:
     moved, gap = _mean_gap(expected.before, expected.after), _mean_gap(found.after, expected.after)
+    if not moved > probe.logprob_tolerance:
+        raise Broken(
+            f"an update moved log-probabilities by {moved:.2g} on average, which is too little to compare with"
+        )
     if not gap <= UPDATE_SHARE * moved:
         raise Broken(
             f"{what}: log-probabilities are {gap:.2g} apart on average after an update that moves them by {moved:.2g}"
@@ -313,7 +317,7 @@ async def _resumed(
     probe: BackendProbe, saved: Saved, samples: Sequence[TrainingSample], expected: Outcome, what: str
 ) -> float:
     await probe.load(saved)
-    gap = _largest_gap(await probe.logprobs(probe.samples), saved.logprobs)
+    gap = _largest_gap(await probe.known_logprobs(), saved.logprobs)
     if not gap <= probe.logprob_tolerance:
         raise Broken(f"{what}, log-probabilities are up to {gap:.2g} from those that were saved")
     fresh = await probe.rollouts()

@@ -189,12 +189,9 @@ async def _seeds(probe: EngineProbe) -> str:
             first, second = [await probe.single(prompt, 5) for _ in range(2)]
             if not np.array_equal(first.token_ids, second.token_ids):
                 raise Broken(f"the same seed gives other tokens the second time: {_shown([first, second])}")
-    singles = [
-        await asyncio.gather(*(probe.single(prompt, seed) for seed in range(probe.samples))) for prompt in probe.prompts
-    ]
+    singles = await asyncio.gather(*(probe.single(probe.prompts[0], seed) for seed in range(probe.samples)))
     concluded = [_differ(outputs, "in one call") for outputs in probe.answers]
-    concluded += [_differ(outputs, "one by one") for outputs in singles]
-    if not any(concluded):
+    if not any([*concluded, _differ(singles, "one by one")]):
         raise NotApplicable("the policy is so sure of its answers that their being equal says nothing")
     different = len({output.token_ids.tobytes() for _, output in pairs})
     return f"{different} different among {len(pairs)}" + (", the same again" if probe.deterministic else "")
@@ -221,8 +218,8 @@ async def _groups(probe: EngineProbe) -> str:
 async def _concurrency(probe: EngineProbe) -> str:
     probe.sampled()
     asked = []
-    for place in range(2 * probe.samples):
-        limit = 1 + place % probe.params.max_response_tokens
+    for place in range(max(probe.samples, 8)):
+        limit = probe.params.max_response_tokens - place // 2 % probe.params.max_response_tokens
         params = probe.params_with(max_response_tokens=limit, temperature=float(place // len(probe.prompts) % 2))
         asked.append((probe.prompts[place % len(probe.prompts)], params))
     calls = (probe.single(prompt, seed, params) for seed, (prompt, params) in enumerate(asked))
@@ -232,7 +229,7 @@ async def _concurrency(probe: EngineProbe) -> str:
         _finished([output], params)
     if probe.engine.computes_logprobs:  # answers that went to another's caller have other log-probabilities
         pairs = [(prompt, output) for (prompt, _), output in zip(asked, outputs, strict=True)]
-        await _compare_scores(probe, pairs[-2 * len(probe.prompts) :])
+        await _compare_scores(probe, pairs[: 2 * len(probe.prompts)])
     return f"{len(asked)} at once, each by its own limit"
 
 
@@ -333,10 +330,9 @@ async def _scores(probe: EngineProbe) -> str:
     pairs = probe.sampled()
     if not probe.engine.computes_logprobs:
         raise NotApplicable("computes_logprobs is false")
-    chosen = [pair for start in range(2) for pair in pairs[start :: probe.samples]]
-    greedy, narrow = (probe.params_with(**changes) for changes in ({"temperature": 0.0}, {"top_k": 1}))
-    for prompt in probe.prompts:
-        chosen += [(prompt, await probe.single(prompt, 0, params)) for params in (greedy, narrow)]
+    prompt, chosen = probe.prompts[0], pairs[:: probe.samples]
+    for params in (probe.params_with(temperature=0.0), probe.params_with(top_k=1)):
+        chosen.append((prompt, await probe.single(prompt, 0, params)))
     gap = await _compare_scores(probe, chosen)
     prompt, output = chosen[0]
     end = (await probe.scores(np.concatenate([prompt, output.token_ids]), 1))[len(prompt) - 1 :]

@@ -27,7 +27,7 @@ class CarefulScriptedEngine(ScriptedEngine):
 class FaithfulScriptedBackend(ScriptedBackend):
     """Computes log-probabilities of its own policy, and of no other."""
 
-    speed: ClassVar[float] = 3.0
+    speed: ClassVar[float] = 1.0
 
     async def init_rollout_engine(self, parser: BaseParser) -> ScriptedEngine:
         self.rollout_engine = CarefulScriptedEngine(parser, self.script, skill=self.skill)

@@ -376,7 +376,7 @@ LIARS: list[tuple[type[BigramBackend], str, str]] = [
     (CountingByItself, "checkpoint", "(resume), the engine's weight_version is 0"),
     (PublishingTooEarly, "batches", "update_policy moved the engine's weight_version to 1"),
     (KeepingOldWeights, "updates", "at equal version, log-probabilities of the current policy"),
-    (HangingSync, "batches", "on_policy_updated did not end within 0.5 s"),
+    (HangingSync, "batches", "on_policy_updated did not end within 1 s"),
     (OffByOne, "log-probabilities", "at equal version, log-probabilities of the current policy"),
     (OfAllTokens, "log-probabilities", "returned arrays of shapes"),
     (NotANumber, "log-probabilities", "that are not finite"),
