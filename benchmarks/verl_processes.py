@@ -7,13 +7,12 @@ own (Ray's daemons, workers that no side has asked for yet) serve whoever's turn
 from __future__ import annotations
 
 import os
-from collections import Counter
 from pathlib import Path
 
 SIDE_VARIABLE = "RLLM_BENCHMARK_SIDE"
 """In the environment of every process of a side, and says which."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-Times = dict[str, Counter[str]]
+Times = dict[str, dict[str, float]]
 
 
 def cpu_seconds() -> Times:
@@ -32,10 +31,11 @@ def cpu_seconds() -> Times:
         except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is somebody else's
             continue
         for entry in environment:
-            name, _, side = entry.decode(errors="replace").partition("=")
-            if name == SIDE_VARIABLE:
+            variable, _, side = entry.decode(errors="replace").partition("=")
+            if variable == SIDE_VARIABLE:
                 ticks = sum(map(int, fields[11:15]))  # its own, and those of children that have ended
-                times.setdefault(side, Counter())[called(command)] += ticks / CLOCK_TICKS
+                of_side, name = times.setdefault(side, {}), called(command)
+                of_side[name] = of_side.get(name, 0.0) + ticks / CLOCK_TICKS
     return times
 
 
@@ -54,6 +54,6 @@ def called(command: list[bytes]) -> str:
 
 def spent(before: Times, after: Times, side: str) -> dict[str, float]:
     """Seconds by process name between two readings; names that spent nothing are left out."""
-    used = Counter(after.get(side, Counter()))
-    used.subtract(before.get(side, Counter()))
-    return {name: round(seconds, 2) for name, seconds in sorted(used.items()) if abs(seconds) >= 1 / CLOCK_TICKS}
+    earlier, later = before.get(side, {}), after.get(side, {})
+    used = {name: later.get(name, 0.0) - earlier.get(name, 0.0) for name in sorted(earlier.keys() | later.keys())}
+    return {name: round(seconds, 2) for name, seconds in used.items() if round(seconds, 2)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import rllm_verl
 
 from benchmarks import verl, verl_workloads
 from benchmarks.verl_processes import SIDE_VARIABLE, called, cpu_seconds, spent
+from benchmarks.workloads import plugin_manager
 
 
 def step(
@@ -105,7 +105,7 @@ def test_a_comparison_without_one_of_its_modes_has_no_figure() -> None:
 
 @pytest.mark.parametrize("name", sorted(verl_workloads.SHAPES))
 def test_main_ppo_is_told_what_our_run_file_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugins = verl_workloads.plugin_manager()
+    plugins = plugin_manager()
     plugins.register(rllm_verl, "verl")
     monkeypatch.setattr(verl_workloads, "plugin_manager", lambda: plugins)
     monkeypatch.setenv(SIDE_VARIABLE, "main_ppo")
@@ -165,8 +165,8 @@ def test_cpu_seconds_are_those_of_the_processes_that_the_environment_names_and_o
 
 
 def test_seconds_of_a_process_that_ended_move_to_the_one_that_waited_for_it() -> None:
-    before = {"ours": Counter({"ray::IDLE": 5.0, "raylet": 1.0})}
-    after = {"ours": Counter({"raylet": 6.5})}
+    before = {"ours": {"ray::IDLE": 5.0, "raylet": 1.0}}
+    after = {"ours": {"raylet": 6.5}}
     found = spent(before, after, "ours")
     assert found == {"ray::IDLE": -5.0, "raylet": 5.5}
     assert spent(before, after, "main_ppo") == {}
