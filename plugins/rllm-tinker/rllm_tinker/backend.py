@@ -158,7 +158,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
 
     async def process_backend_batch(self, batch: TinkerBatch) -> None:
         """See `BackendProtocol.process_backend_batch`; it is sent and not waited for."""
-        self._allocated().forward_backward(batch.request)
+        await self._allocated().forward_backward(batch.request)
         self._batches.append(batch)
 
     async def update_policy(self, step: OptimizerStep) -> UpdateResult:

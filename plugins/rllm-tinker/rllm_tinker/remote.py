@@ -167,11 +167,21 @@ class RemotePolicy:
     # ----------------------------------------------------------------------------------------------------------------
     # Training
 
-    def forward_backward(self, part: Pass) -> None:
+    async def forward_backward(self, part: Pass) -> None:
         """Ask for one pass of the current step; the answer is waited for in `optimizer_step`."""
+        if not self._current.passes:
+            # Now rather than at the step: a model that is given up with a gradient leaves it, on SkyRL, to the model
+            # that gets its place next.
+            await self._settle()
+            self._current = _Step(self._generation)
         self._current.passes.append(part)
         if self._current.generation == self._generation:
             self._current.futures.append(self._submitted(part))
+
+    async def _settle(self) -> None:
+        """Make the model again if a late answer could undo a step."""
+        if self._is_doubtful:
+            await self._recover(self._generation, Lost("a request was given up whose late answer could undo a step"))
 
     def _submitted(self, part: Pass) -> Any:
         return self._trainer.forward_backward(part.data, part.loss, part.settings or None)
@@ -182,8 +192,7 @@ class RemotePolicy:
         Returns:
             What each training example gave, and the server's metrics.
         """
-        if self._is_doubtful:
-            await self._recover(self._generation, Lost("a request was given up whose late answer could undo a step"))
+        await self._settle()
         current = self._current
         current.adam = adam
         outputs, metrics = await self._surely(lambda: self._trained(current))
