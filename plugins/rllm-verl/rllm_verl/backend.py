@@ -100,11 +100,18 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         role = "actor" if self.verl.placement == "separated" else "actor_rollout"
         self._trainers = await cluster.call("starting the trainers", cluster.start_workers, verl, role)
         if self.config.algorithm.kl.coefficient > 0:
-            self._reference = await cluster.call("starting the reference", cluster.start_workers, verl, "ref")
+            await self._frozen()
         self._servers = Servers(cluster, verl, self._trainers)
         await self._servers.start()
         self._engine = self._servers.engine(parser, max_model_tokens(self.config))
         return self._engine
+
+    async def _frozen(self) -> Any:
+        """Workers with the model the run began with, on the trainers' devices; started when first asked for."""
+        if self._reference is None:
+            cluster, verl = self._allocated(), verl_config(self.config, self.loss)
+            self._reference = await cluster.call("starting the reference", cluster.start_workers, verl, "ref")
+        return self._reference
 
     # ----------------------------------------------------------------------------------------------------------------
     # One optimizer step
@@ -157,7 +164,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         ``verl.old_logprob = "last_sync"`` those that went live last.
         """
         if policy == "reference":
-            return await self._logprobs(samples, self._reference.compute_ref_log_prob)
+            return await self._logprobs(samples, (await self._frozen()).compute_ref_log_prob)
         is_old = policy == "proximal" and self._keeps_synced_weights
         compute = self._trainers.compute_synced_log_prob if is_old else self._trainers.compute_log_prob
         found = await self._logprobs(samples, compute)

@@ -30,6 +30,8 @@ def environment_variables() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # The loopback interface only, which the backend says itself where nothing has imported Ray before.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
 
