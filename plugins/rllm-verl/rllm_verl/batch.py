@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 PADDING_ID = 0  # what stands where nothing counts
+FILLING_TOKENS = 2  # of a row that only fills up: a prompt and a response, since verl wants both
 
 
 @dataclass(frozen=True)
@@ -82,17 +83,18 @@ def lay_out(samples: Sequence[TrainingSample], *, ranks: int, multiple: int, max
     Raises:
         RunError: If a sample is longer.
     """
-    longest = max(len(sample.token_ids) for sample in samples)
+    tokens = [_end(sample) for sample in samples]
+    longest = max(tokens)
     if longest > max_tokens:
         raise RunError(
             f"a training sample has {longest} tokens, and verl.max_tokens_per_device = {max_tokens} is what one device "
             "computes at a time: raise it, or lower rollout.max_response_tokens"
         )
     count = -(-len(samples) // (ranks * multiple)) * ranks * multiple
-    order = _balanced([len(sample.token_ids) for sample in samples] + [2] * (count - len(samples)), ranks)
+    order = _balanced(tokens + [FILLING_TOKENS] * (count - len(samples)), ranks)
     row_of_sample = np.argsort(order)[: len(samples)]
     prompts = max(sample.prompt_tokens for sample in samples)
-    responses = max(1, *(len(sample.token_ids) - sample.prompt_tokens for sample in samples))
+    responses = max(1, *(end - sample.prompt_tokens for end, sample in zip(tokens, samples, strict=True)))
     rows = _Arrays(count, prompts, responses)
     for sample, row in zip(samples, row_of_sample, strict=True):
         rows.fill(row, sample)
@@ -122,13 +124,13 @@ class _Arrays:
 
     def fill(self, row: int, sample: TrainingSample) -> None:
         """One sample."""
-        start, ids = sample.prompt_tokens, sample.token_ids
-        count = len(ids) - start
+        start, end = sample.prompt_tokens, _end(sample)
+        ids, count = sample.token_ids[:end], end - start
         self.prompts[row, -start:] = ids[:start]
         self.prompt_mask[row, -start:] = 1
         self.responses[row, :count] = ids[start:]
         self.written[row, :count] = 1
-        self.sampled[row, :count] = sample.loss_mask[start:]
+        self.sampled[row, :count] = sample.loss_mask[start:end]
         self._spread(row, "advantages", sample.advantages)
         self._spread(row, "rollout_log_probs", sample.logprobs)
         self._spread(row, "old_log_probs", _old_logprobs(sample))
@@ -162,6 +164,11 @@ class _Arrays:
             "ref_log_prob": all(sample.reference_logprobs is not None for sample in samples),
         }
         return arrays | {name: values for name, values in self._values.items() if known[name]}
+
+
+def _end(sample: TrainingSample) -> int:
+    """What follows the last sampled token says nothing about it."""
+    return sample.turn_spans[-1][1] if sample.turn_spans else len(sample.token_ids)
 
 
 def _old_logprobs(sample: TrainingSample) -> Floats | None:
