@@ -26,7 +26,7 @@ SMALL = (
     "verl.server_memory_share=0.3",
     "verl.sync_bucket_mb=256",
     "rollout.max_response_tokens=256",
-    "optimizer.learning_rate=1e-4",
+    "optimizer.learning_rate=2e-5",
     "optimizer.warmup_steps=0",
 )
 

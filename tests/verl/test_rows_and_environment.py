@@ -18,7 +18,7 @@ NO_SETTINGS: dict[str, Any] = {"temperature": 1.0}
 
 
 def sample(rng: np.random.Generator, prompt: int, *turns: int) -> TrainingSample:
-    """Turns of these many tokens, two foreign ones between them; a third of all tokens is the padding id."""
+    """Turns of these many tokens, two foreign ones behind each; a third of all tokens is the padding id."""
     spans, end = [], prompt
     for length in turns:
         spans.append((end, end + length))
@@ -52,7 +52,7 @@ def test_rows_reach_verl_without_padding_and_come_back_in_order(
     data = rows.to_verl(NO_SETTINGS)
     sent = [tokens.numpy() for tokens in data["input_ids"].unbind()]
     for each, row in zip(samples, rows.row_of_sample, strict=True):
-        np.testing.assert_array_equal(sent[row], each.token_ids)
+        np.testing.assert_array_equal(sent[row], each.token_ids[: each.turn_spans[-1][1]])
     left = set(range(len(sent))) - set(rows.row_of_sample.tolist())
     assert all(rows.tensors["response_mask"][row].sum() == 0 for row in left)
     # A model says at each token how likely the next one is; verl's own way back from there.
@@ -67,7 +67,7 @@ def test_rows_reach_verl_without_padding_and_come_back_in_order(
 
 def test_ranks_get_about_as_many_tokens_each(samples: list[TrainingSample]) -> None:
     tokens = np.array(lay_out(samples, ranks=2, multiple=1, max_tokens=64).tokens)
-    as_given = np.array([*(len(each.token_ids) for each in samples), 2])
+    as_given = np.array([*(each.turn_spans[-1][1] for each in samples), 2])
     first, second = tokens.reshape(2, -1).sum(1)
     assert abs(first - second) <= 4
     assert abs(np.subtract(*as_given.reshape(2, -1).sum(1))) > 4, "there is nothing to balance"

@@ -83,6 +83,12 @@ def test_values_that_not_every_sample_has_are_left_out() -> None:
     np.testing.assert_array_equal(found["advantages"], [[1], [1]])
 
 
+def test_what_follows_the_last_sampled_token_is_left_out() -> None:
+    found = lay_out([sample([4, 6, 9, 9], (1, 2)), SHORT], ranks=1, multiple=1, max_tokens=2)
+    np.testing.assert_array_equal(found.tensors["input_ids"], [[4, 6], [4, 6]])
+    assert found.tokens == [2, 2]
+
+
 def test_a_sample_that_no_device_can_hold_is_named() -> None:
     with pytest.raises(RunError, match=r"has 9 tokens, and verl.max_tokens_per_device = 8"):
         lay_out([SHORT, TWO_TURNS], ranks=1, multiple=1, max_tokens=8)
