@@ -18,7 +18,8 @@ from rllm_core.types import FinishReason, Floats, MediaChunk, SamplingParams, To
 
 CERTAINLY_OUTSIDE = 2**31 - 1  # the largest token id that can be written down
 MOST_STOPS = 16
-CANCELLED_AT = (0.0, 0.3, 0.6)  # of the time that a call takes
+# Turns of the event loop, and shares of the time a call takes, after which it is cancelled.
+CANCELLED_AFTER = ((1, 0.0), (4, 0.0), (0, 0.3), (0, 0.6))
 # As much as the core forgives: a float32 softmax can end a little above 0.
 HIGHEST_LOGPROB = 1e-3
 # All completions of a group are equal by chance less often than this, or nothing is concluded from it.
@@ -241,11 +242,13 @@ async def _cancellation(probe: EngineProbe) -> str:
     began = time.monotonic()
     await probe.group(prompt, range(probe.samples), long)
     duration_seconds = time.monotonic() - began
-    for share in CANCELLED_AT:
+    for turns, share in CANCELLED_AFTER:
         neighbour = asyncio.create_task(probe.single(prompt, 0, params))
         given_up = asyncio.ensure_future(
             probe.engine.get_token_outputs_from_token_input(prompt, sampling_params=long, seeds=range(probe.samples))
         )
+        for _ in range(turns):
+            await asyncio.sleep(0)
         await asyncio.sleep(share * duration_seconds)
         given_up.cancel()
         done, _ = await asyncio.wait({given_up}, timeout=probe.request_timeout_seconds)
