@@ -40,7 +40,7 @@ IN_TWO_PROCESSES := -n 2 --dist worksteal
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs-reference clean \
-	test-tinker-cookbook test-tinker-038 tinker-seeds $(TEST_LANES)
+	test-tinker-cookbook test-tinker-038 tinker-seeds verl-seeds $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; the last line is the run folder"
@@ -50,6 +50,7 @@ help:
 	@echo "make starter-model   make the starter model and print its folder"
 	@echo "make verl-env        the environment with real verl and real vLLM on the CPU, and its model (4 GB)"
 	@echo "make test-tinker     those of backend and parser tinker, against a real server on this machine"
+	@echo "make verl-seeds      that training through verl learns on further seeds; not a part of make test"
 	@echo "make tinker-env      the environment with the Tinker SDK (0.5 GB)"
 	@echo "make tinker-server   the environment of the Tinker server on this machine, and its model (2.5 GB)"
 	@echo "make tinker-seeds    that training through the Tinker server learns on further seeds; not a part of make test"
@@ -68,7 +69,10 @@ test-core: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile
 
 test-verl: $(VERL)/.installed
-	@$(TEST_ENVIRONMENT) $(VERL)/bin/pytest -c tests/verl/pytest.ini tests/verl
+	@$(TEST_ENVIRONMENT) $(VERL)/bin/pytest -c tests/verl/pytest.ini -m "not slow" tests/verl
+
+verl-seeds: $(VERL)/.installed
+	@$(TEST_ENVIRONMENT) $(VERL)/bin/pytest -c tests/verl/pytest.ini -m slow -rA tests/verl
 
 verl-env: $(VERL)/.installed
 

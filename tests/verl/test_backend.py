@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import ray
 from rllm_verl.backend import VerlBackend
 from rllm_verl.engine import VerlEngine
 from runs import SEPARATED, command_line, overrides
@@ -254,6 +255,16 @@ def test_servers_that_did_not_get_the_weights_end_the_run(session: Session, monk
         with pytest.raises(RunError, match="trainer and servers disagree on the log-probabilities"):
             session.publish()
     session.publish()
+
+
+def test_workers_see_the_plugins_of_this_process(session: Session) -> None:
+    @ray.remote
+    def seen() -> list[str]:
+        from rllm_verl.worker_process import plugins
+
+        return [plugin.label for plugin in plugins.plugins()]
+
+    assert ray.get(seen.remote()) == [plugin.label for plugin in PluginManager.from_environment().plugins()]
 
 
 def processes(name: str) -> list[psutil.Process]:

@@ -195,6 +195,14 @@ REFUSED = {
         "verl.tensor_parallel = 2 does not divide the 3 devices that servers have with verl.placement = 'separated'",
     ),
     "FSDP1 on a CPU": (["verl.strategy=fsdp"], "verl.strategy = 'fsdp' does not work with verl.device = 'cpu'"),
+    "a driver outside of the cluster": (
+        ["verl.ray_address=ray://head:10001"],
+        "verl.ray_address = 'ray://head:10001': verl's driver must be on a machine of the cluster",
+    ),
+    "Megatron with what belongs to FSDP": (
+        ["verl.strategy=megatron", "verl.offload=['optimizer']"],
+        "verl.offload and verl.sequence_parallel belong to verl.strategy = 'fsdp2' and 'fsdp'",
+    ),
     "colocated and asynchronous": (
         ["training.staleness_threshold=0.5"],
         "training.staleness_threshold = 0.5 must be 0: backend 'verl' shares its devices with its engine",

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from runs import ASYNCHRONOUS, Run, verify
 
+RAY = Path(sys.executable).with_name("ray")
 GREATEST_GAP = 1e-5
+STEPS = 40
+# By how much the mean reward of the last 10 steps must exceed that of the first 10. Chance moves such a mean of 1280
+# rewards by about 0.01.
+MARGIN = 0.1
+COLOCATED: tuple[str, ...] = ()
+HOT = (*ASYNCHRONOUS, "training.partial_rollout=true")
+RUNS = (
+    (HOT, 0),
+    *(pytest.param(HOT, seed, marks=pytest.mark.slow) for seed in (1, 2)),
+    *(pytest.param(COLOCATED, seed, marks=pytest.mark.slow) for seed in (0, 1, 2)),
+)
 CHECKPOINTED = ("training.steps=6", "training.checkpoint_every_steps=1", "rollout.max_consecutive_failures=16")
 
 
@@ -47,10 +65,42 @@ def test_killed_with_its_server_and_killed_itself_a_run_goes_on_to_its_end(model
     assert [line["weight_version"] for line in metrics] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("partial_rollout", ["true", "false"])
-def test_asynchronous_training(model: Path, tmp_path: Path, partial_rollout: str) -> None:
-    run = Run.start(
-        tmp_path / "run", model, *ASYNCHRONOUS, "training.steps=5", f"training.partial_rollout={partial_rollout}"
-    )
+@pytest.mark.parametrize(("overrides", "seed"), RUNS)
+def test_the_starter_task_is_learnt(model: Path, tmp_path: Path, overrides: tuple[str, ...], seed: int) -> None:
+    """One seed, asynchronously, in ``make test-verl``; the others in ``make verl-seeds``, which nothing else starts."""
+    sizes = ("training.groups_per_step=8", "training.rollouts_per_group=16")
+    run = Run.start(tmp_path / "run", model, f"training.steps={STEPS}", f"training.seed={seed}", *sizes, *overrides)
+    metrics = complete(run, STEPS)
+    rewards = [line["reward_mean"] for line in metrics]
+    print(f"seed {seed}: {fmean(rewards[:10]):.3f} -> {fmean(rewards[-10:]):.3f}")
+    assert fmean(rewards[-10:]) - fmean(rewards[:10]) > MARGIN, rewards
+    oldest = max(line["staleness_max"] for line in metrics)
+    assert oldest == 0 if overrides == COLOCATED else oldest >= 1
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """The address of a Ray cluster that somebody else started."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    host, _, port = address.partition(":")
+    options = [f"--node-ip-address={host}", f"--port={port}", "--num-gpus=2", "--num-cpus=32"]
+    log = tmp_path / "cluster.log"
+    with log.open("wb") as output:
+        head = subprocess.Popen([RAY, "start", "--head", "--block", *options], stdout=output, stderr=output)
+    deadline = time.monotonic() + 60
+    while b"Ray runtime started" not in log.read_bytes():
+        assert head.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    yield address
+    head.terminate()
+    head.wait(60)
+
+
+def test_in_somebody_elses_cluster_drained_before_each_sync(model: Path, tmp_path: Path, cluster: str) -> None:
+    options = ("training.steps=5", "training.partial_rollout=false", f"verl.ray_address={cluster}")
+    run = Run.start(tmp_path / "run", model, *ASYNCHRONOUS, *options)
     metrics = complete(run, 5)
     assert max(line["staleness_max"] for line in metrics) >= 1

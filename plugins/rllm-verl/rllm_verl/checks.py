@@ -46,6 +46,12 @@ def _check_model(config: RunConfig) -> None:
 
 def _check_devices(config: RunConfig) -> None:
     settings, training = verl_settings(config), config.training
+    if settings.ray_address.startswith("ray://"):
+        raise ConfigError(
+            f"verl.ray_address = {settings.ray_address!r}: verl's driver must be on a machine of the cluster; run this "
+            "command there with verl.ray_address = 'auto', or send it there: ray job submit --address "
+            "http://HEAD:8265 -- rllm-core train ..."
+        )
     if settings.trainers % settings.sequence_parallel:
         raise ConfigError(
             f"verl.sequence_parallel = {settings.sequence_parallel} does not divide the {settings.trainers} devices of "
@@ -58,13 +64,13 @@ def _check_devices(config: RunConfig) -> None:
         )
     if settings.strategy == "fsdp" and settings.device == "cpu":
         raise ConfigError("verl.strategy = 'fsdp' does not work with verl.device = 'cpu': set it to 'fsdp2'")
+    if settings.strategy == "megatron" and (settings.offload or settings.sequence_parallel > 1):
+        raise ConfigError(
+            "verl.offload and verl.sequence_parallel belong to verl.strategy = 'fsdp2' and 'fsdp'; what Megatron has "
+            'instead is set by verl.overrides, "actor_rollout_ref.actor.megatron.param_offload" = true for instance'
+        )
     if settings.placement == "separated":
         return
-    if training.staleness_threshold > 0:
-        raise ConfigError(
-            f"training.staleness_threshold = {training.staleness_threshold:g} needs verl.placement = 'separated': "
-            "colocated servers cannot sample while the trainer works"
-        )
     if training.trigger_parameter_sync_step > 1 and settings.release_memory:
         raise ConfigError(
             f"training.trigger_parameter_sync_step = {training.trigger_parameter_sync_step} needs "

@@ -35,6 +35,7 @@ FORWARDED_PREFIXES = ("VERL_", "VLLM_", "NCCL_", "GLOO_", "TORCH_NCCL_")
 KEY_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")  # VLLM_API_KEY
 # Ray asks for CPUs per device; a machine that runs this alone need not have them.
 CPUS_PER_DEVICE = 16
+DEVICES = {"cuda": "GPU", "npu": "NPU", "cpu": "GPU"}  # what Ray counts; a CPU is declared as one
 ALIVE_EVERY_SECONDS = 2.0
 # Trainers, reference, servers.
 GROUPS_PER_DEVICE = 3
@@ -73,9 +74,7 @@ class Cluster:
             options["address"] = self.settings.ray_address
         else:
             self._claim_machine()
-            devices = self.settings.trainers
-            if self.settings.placement == "separated":
-                devices += self.settings.server_devices
+            devices = _devices(self.settings)
             options |= {
                 "address": "local",
                 "include_dashboard": False,
@@ -88,6 +87,12 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = self.settings.ray_address or "of this machine's own"
             raise RunError(f"no Ray cluster at verl.ray_address = {where!r}: {one_line(error)}") from error
+        wanted, there = _devices(self.settings), int(ray.cluster_resources().get(DEVICES[self.settings.device], 0))
+        if there < wanted:
+            raise RunError(
+                f"the Ray cluster has {there} devices and the run needs {wanted}: start Ray on the other machines, or "
+                "lower verl.nodes, verl.devices_per_node, verl.rollout_nodes or verl.rollout_devices_per_node"
+            )
 
     def _claim_machine(self) -> None:
         """Two clusters on one machine number their jobs alike, and verl names its sockets by machine and job."""
@@ -151,12 +156,8 @@ class Cluster:
 
     def dead(self) -> list[str]:
         """Watched actors that are no longer there."""
-        dead = []
-        for name, handle in self._workers.items():
-            state = ray._private.state.actors(handle._actor_id.hex())
-            if state.get("State") == "DEAD":
-                dead.append(name)
-        return dead
+        states = ray._private.state.actors
+        return [name for name, each in self._workers.items() if states(each._actor_id.hex()).get("State") == "DEAD"]
 
     @staticmethod
     def log_folder() -> str:
@@ -193,6 +194,11 @@ def worker_environment(settings: VerlConfig) -> dict[str, str]:
         modules.append(WORKER_MODULE)
     variables[MODULES_VARIABLE] = ",".join(modules)
     return variables
+
+
+def _devices(settings: VerlConfig) -> int:
+    """How many a run needs."""
+    return settings.trainers + (settings.server_devices if settings.placement == "separated" else 0)
 
 
 def reason(error: RayError) -> str:

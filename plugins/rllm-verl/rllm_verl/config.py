@@ -103,8 +103,8 @@ class VerlConfig(Section):
         str,
         Field(
             pattern=r"^(|auto|ray://[^\s/?#@]+:\d+|[^\s/?#@:]+:\d+)$",
-            description="The Ray cluster to join: auto is the one of this machine, host:port or ray://host:port "
-            "another one. Empty starts one on this machine for this run only.",
+            description="The Ray cluster to join: auto is the one that this machine is a part of, host:port names its "
+            "head. Empty starts one on this machine for this run only.",
         ),
     ] = ""
     environment: Annotated[

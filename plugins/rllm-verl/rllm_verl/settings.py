@@ -198,6 +198,11 @@ def max_model_tokens(config: RunConfig) -> int:
     if settings.max_model_tokens is not None:
         return settings.max_model_tokens
     described = model_description(config.model.path)
+    if not described:
+        raise ConfigError(
+            f"verl.max_model_tokens is not set, and model.path = {config.model.path!r} is no folder here whose "
+            "config.json says how long the model may be"
+        )
     text = described.get("text_config", described)
     if "max_position_embeddings" not in text:
         raise ConfigError(

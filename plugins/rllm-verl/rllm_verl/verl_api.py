@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -51,6 +52,10 @@ CONFIG_MODULE, CONFIG_NAME = "verl.trainer.config", "ppo_trainer"
 # started here listens on the loopback interface only, and so do the servers on it.
 RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
 OWN_RAY_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# A cluster asks for a token unless it was told not to, and whoever joins shows it only if asked to.
+JOINING_VARIABLES = {"RAY_AUTH_MODE": "token"}
+TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+TOKEN_FILE = ".ray/auth_token"
 
 
 def prepare_ray(*, is_own: bool) -> None:
@@ -59,7 +64,12 @@ def prepare_ray(*, is_own: bool) -> None:
     Args:
         is_own: Whether the cluster is started for this run.
     """
-    for name, value in (RAY_VARIABLES | (OWN_RAY_VARIABLES if is_own else {})).items():
+    variables = dict(RAY_VARIABLES)
+    if is_own:
+        variables |= OWN_RAY_VARIABLES
+    elif any(os.environ.get(name) for name in TOKEN_VARIABLES) or (Path.home() / TOKEN_FILE).is_file():
+        variables |= JOINING_VARIABLES
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
