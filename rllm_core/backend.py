@@ -213,7 +213,7 @@ class BackendProtocol(ABC, Generic[BatchT]):
         """Colocated backends: take the devices back. No request is in flight."""
 
     async def shutdown(self) -> None:
-        """Release everything; called once, also after errors."""
+        """Release everything; also called after errors, before anything was allocated, and perhaps a second time."""
 
     def state_dict(self) -> dict[str, Any]:
         """Small JSON state to keep in the manifest (names of remote checkpoints, counters)."""
