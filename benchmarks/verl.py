@@ -133,12 +133,11 @@ def take_turns(workload: str, model: str, address: str, options: argparse.Namesp
             with _environment({SIDE_VARIABLE: name}):
                 sides.append(open_sides.enter_context(Side(name, "benchmarks.verl_sides")))
         for side in sides:
-            # One step more than is timed, which both end differently.
             request = {
                 "name": workload,
                 "model": model,
                 "ray_address": address,
-                "steps": steps + 1,
+                "steps": steps,
                 "seed": options.seed,
             }
             side.begin({"side": side.name, **request})

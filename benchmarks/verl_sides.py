@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -34,6 +35,8 @@ PROMPTS_COMPARED = 16
 
 def train_main_ppo(workload: Workload, gate: Gate) -> Row:
     """Verl's own loop; this process only hands its turns on."""
+    # One step more than is timed: behind its last one, the loop asks for no prompts, so that nothing waits there.
+    workload = replace(workload, steps=workload.steps + 1)
     _check_prompts(workload)
     with tempfile.TemporaryDirectory(prefix="turns-") as temporary:
         folder = Path(temporary)
