@@ -16,15 +16,13 @@ import pytest
 import ray
 from rllm_verl.backend import VerlBackend
 from rllm_verl.engine import VerlEngine
-from runs import SEPARATED, command_line, overrides
+from runs import SEPARATED, command_line, run_config
 
 from rllm_core.backend import OptimizerStep, PolicyUpdate
-from rllm_core.config import RunConfig, load_run_config
 from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import check_backend
 from rllm_core.training import launch
 from rllm_core.types import Floats, MediaChunk, SamplingParams, TokenIds, TokenOutput, TrainingSample, token_ids
 
@@ -33,16 +31,6 @@ LOSSES = ("algorithm.loss=ppo_clip", "algorithm.proximal_policy=forward", "verl.
 KL = ("algorithm.kl.coefficient=0.1",)
 STALE = ("training.staleness_threshold=1", "training.partial_rollout=true", "training.trigger_parameter_sync_step=2")
 FAST = ("optimizer.learning_rate=0.001", "optimizer.warmup_steps=0")
-
-
-def run_config(model: Path, *more: str) -> RunConfig:
-    return load_run_config(
-        "sort",
-        PluginManager.from_environment(),
-        overrides=overrides(model, *more),
-        backend="verl",
-        parser="chat_template",
-    )
 
 
 @dataclass
@@ -297,32 +285,7 @@ def test_a_dead_server_and_a_dead_trainer_are_named(session: Session) -> None:
     with pytest.raises(RunError, match="a vLLM server died"):
         session.run(ask_and_kill())
     samples = session.sampled([TokenOutput(token_ids=token_ids([5]), finish_reason="length", weight_version=0)])
-    (trainer,) = [each for each in processes("ray::PolicyWorker") if "actor" in command_line(each)][:1]
-    os.kill(trainer.pid, signal.SIGKILL)
-    with pytest.raises(RunError, match=r"computing log-probabilities: trainer 0 died"):
-        session.run(
-            asyncio.wait_for(session.backend._logprobs(samples, session.backend._trainers.compute_log_prob), 60)
-        )
-
-
-def test_colocated_the_contracts_are_kept(model: Path, tmp_path: Path) -> None:
-    plugins = PluginManager.from_environment()
-    config = run_config(
-        model,
-        "algorithm.entropy_coefficient=0",
-        "optimizer.learning_rate=0.001",
-        "optimizer.warmup_steps=0",
-        "rollout.max_response_tokens=6",
-    )
-    parser = launch.assemble(config, plugins).parser()
-    results = asyncio.run(
-        check_backend(
-            lambda changed: VerlBackend(changed, plugins),
-            config,
-            parser,
-            tmp_path,
-            vocabulary_size=len(parser.tokenizer),
-            logprob_tolerance=GREATEST_GAP,
-        )
-    )
-    assert [result for result in results if result.outcome == "failed"] == []
+    for worker in processes("ray::PolicyWorker"):  # the trainer and the reference
+        os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(RunError, match=r"computing log-probabilities: trainer 0(, [^:]+)? died"):
+        session.run(asyncio.wait_for(session.backend.compute_logprobs(samples), 60))

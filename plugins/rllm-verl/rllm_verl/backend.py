@@ -241,9 +241,8 @@ class VerlBackend(BackendProtocol[VerlBatch]):
 
     async def enter_training(self) -> None:
         """See `BackendProtocol.enter_training`: servers give their memory back until the next weight sync."""
-        if self.verl.release_memory:
-            assert self._servers is not None
-            await self._servers.sleep()
+        assert self._servers is not None
+        await self._servers.sleep()
 
     async def save_checkpoint(self, directory: Path) -> None:
         """See `BackendProtocol.save_checkpoint`.

@@ -167,10 +167,11 @@ class Cluster:
 
     def close(self) -> None:
         """End the workers, and Ray if it was started here."""
-        for handle in self._workers.values():
-            ray.kill(handle, no_restart=True)
+        if ray.is_initialized():  # or each call would start another
+            for handle in self._workers.values():
+                ray.kill(handle, no_restart=True)
+            ray.shutdown()
         self._workers = {}
-        ray.shutdown()
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._lock is not None:
             os.close(self._lock)

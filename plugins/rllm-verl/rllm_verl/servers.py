@@ -37,8 +37,9 @@ class Servers:
         self._weights: Any = None
 
     async def start(self) -> None:
-        """Start them; they have no weights yet."""
+        """Start them; they have no weights yet, and sleep until they get some, if they ever do."""
         self._manager = await self._cluster.call("starting the servers", self._start)
+        await self.sleep()
 
     def _start(self) -> Any:
         is_separated = not self._verl.actor_rollout_ref.hybrid_engine
@@ -83,8 +84,9 @@ class Servers:
             ) from None
 
     async def sleep(self) -> None:
-        """Give the memory of weights and caches back; new weights wake them."""
-        await self._cluster.call("putting the servers to sleep", self._weights.sleep_replicas)
+        """Give the memory of weights and caches back, if they share their devices so; new weights wake them."""
+        if self._verl.actor_rollout_ref.rollout.free_cache_engine:
+            await self._cluster.call("putting the servers to sleep", self._weights.sleep_replicas)
 
     async def canary(self, engine: VerlEngine, config: RunConfig, version: int) -> TrainingSample:
         """Some tokens of theirs, to be compared with the trainer's log-probabilities.

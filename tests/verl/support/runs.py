@@ -16,6 +16,9 @@ from typing import Any
 
 import psutil
 
+from rllm_core.config import RunConfig, load_run_config
+from rllm_core.plugins import PluginManager
+
 COMMAND = Path(sys.executable).with_name("rllm-core")
 RUN_SECONDS = 420.0
 # Small processes of Ray that notice only after a while that their parent is gone.
@@ -47,6 +50,17 @@ def overrides(model: Path, *more: str) -> list[str]:
     """A small run of the starter task, as ``-o`` takes it."""
     small = ("training.groups_per_step=8", "training.rollouts_per_group=8", "training.validation_rollouts=0")
     return [f"model.path={model}", *ON_A_CPU, *small, *more]
+
+
+def run_config(model: Path, *more: str) -> RunConfig:
+    """The same, resolved."""
+    return load_run_config(
+        "sort",
+        PluginManager.from_environment(),
+        overrides=overrides(model, *more),
+        backend="verl",
+        parser="chat_template",
+    )
 
 
 @dataclass
