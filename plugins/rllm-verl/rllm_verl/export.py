@@ -124,7 +124,7 @@ def _merge(weights: Path, target: Path, strategy: str, *, trust_remote_code: boo
             merge,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             timeout=MERGE_DEADLINE_SECONDS,
@@ -133,5 +133,6 @@ def _merge(weights: Path, target: Path, strategy: str, *, trust_remote_code: boo
     except subprocess.TimeoutExpired:
         raise RunError(f"verl's model merger did not end within {MERGE_DEADLINE_SECONDS} s") from None
     if done.returncode != 0:
-        said = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        # What it says of itself is printed when it ends, behind the error.
+        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         raise RunError(f"verl's model merger failed: {said[-1] if said else f'exit code {done.returncode}'}")
