@@ -123,8 +123,7 @@ def _merge(weights: Path, target: Path, strategy: str, *, trust_remote_code: boo
         done = subprocess.run(
             merge,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             errors="replace",
             timeout=MERGE_DEADLINE_SECONDS,
