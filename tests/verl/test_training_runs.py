@@ -15,8 +15,8 @@ from runs import ASYNCHRONOUS, Run, verify
 
 RAY = Path(sys.executable).with_name("ray")
 GREATEST_GAP = 1e-5
-# On average it is below 1e-5 always, or the run ends (`verl.sync_tolerance`). A policy that has learnt gives single tokens
-# a log-probability of -10 and less, where two attention kernels round apart by more: 1.3e-5 in one run of 5.
+# On average it is below 1e-5 always, or the run ends (`verl.sync_tolerance`). A policy that has learnt gives single
+# tokens a log-probability of -10 and less, where two attention kernels round apart by more: 1.3e-5 in one run of 5.
 GREATEST_GAP_LEARNT = 3e-5
 STEPS = 40
 # By how much the mean reward of the last 10 steps must exceed that of the first 10. Chance moves such a mean of 1280
