@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,6 +34,8 @@ from rllm_verl.losses import VerlLoss
 from rllm_verl.settings import max_model_tokens, verl_config, verl_settings
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from rllm_verl.cluster import Cluster
     from rllm_verl.engine import VerlEngine
     from rllm_verl.servers import Servers
@@ -85,8 +87,13 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         """See `BackendProtocol.validate_config`."""
         verl_api.prepare_ray(is_own=not self.verl.ray_address)
         notes = check(self.config, self.loss)
-        verl_config(self.config, self.loss)
+        _ = self._configuration  # which refuses what verl does not have
         return notes
+
+    @cached_property
+    def _configuration(self) -> DictConfig:
+        """The whole configuration, as verl has it."""
+        return verl_config(self.config, self.loss)
 
     async def init_rollout_engine(self, parser: BaseParser) -> VerlEngine:
         """See `BackendProtocol.init_rollout_engine`."""
@@ -94,7 +101,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         from rllm_verl.cluster import Cluster
         from rllm_verl.servers import Servers
 
-        verl = verl_config(self.config, self.loss)
+        verl = self._configuration
         self._cluster = cluster = Cluster(self.config, self.verl)
         await cluster.open()
         role = "actor" if self.verl.placement == "separated" else "actor_rollout"
@@ -109,8 +116,8 @@ class VerlBackend(BackendProtocol[VerlBatch]):
     async def _frozen(self) -> Any:
         """Workers with the model the run began with, on the trainers' devices; started when first asked for."""
         if self._reference is None:
-            cluster, verl = self._allocated(), verl_config(self.config, self.loss)
-            self._reference = await cluster.call("starting the reference", cluster.start_workers, verl, "ref")
+            cluster, start = self._allocated(), "starting the reference"
+            self._reference = await cluster.call(start, cluster.start_workers, self._configuration, "ref")
         return self._reference
 
     # ----------------------------------------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ def check(config: RunConfig, loss: VerlLoss) -> list[str]:
     _check_algorithm(config)
     settings = verl_settings(config)
     where = settings.ray_address or "of this machine, started for the run"
-    wanted = settings.trainers + (settings.server_devices if settings.placement == "separated" else 0)
-    notes = [f"Ray cluster {where}: whether it has {wanted} {settings.device} devices"]
+    notes = [f"Ray cluster {where}: whether it has {settings.devices} {settings.device} devices"]
     if not model_description(config.model.path):
         notes.append(
             f"model.path = {config.model.path!r}: no such folder, so it is taken for a hub name and downloaded"

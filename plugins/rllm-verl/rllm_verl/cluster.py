@@ -74,7 +74,7 @@ class Cluster:
             options["address"] = self.settings.ray_address
         else:
             self._claim_machine()
-            devices = _devices(self.settings)
+            devices = self.settings.devices
             options |= {
                 "address": "local",
                 "include_dashboard": False,
@@ -87,7 +87,7 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = self.settings.ray_address or "of this machine's own"
             raise RunError(f"no Ray cluster at verl.ray_address = {where!r}: {one_line(error)}") from error
-        wanted, there = _devices(self.settings), int(ray.cluster_resources().get(DEVICES[self.settings.device], 0))
+        wanted, there = self.settings.devices, int(ray.cluster_resources().get(DEVICES[self.settings.device], 0))
         if there < wanted:
             raise RunError(
                 f"the Ray cluster has {there} devices and the run needs {wanted}: start Ray on the other machines, or "
@@ -110,10 +110,11 @@ class Cluster:
 
     def start_workers(self, verl: DictConfig, role: str) -> Any:
         """One of verl's worker groups on the trainers' devices, its model loaded."""
+        from rllm_verl.worker import PolicyWorker
+
         settings = self.settings
-        worker = ray.remote(_worker_class())
         arguments = verl_api.use("RayClassWithInitArgs")(
-            cls=worker, config=verl.actor_rollout_ref, role=role, run=self.config
+            cls=ray.remote(PolicyWorker), config=verl.actor_rollout_ref, role=role, run=self.config
         )
         if self._devices is None:
             self._devices = verl_api.use("RayResourcePool")(
@@ -197,18 +198,7 @@ def worker_environment(settings: VerlConfig) -> dict[str, str]:
     return variables
 
 
-def _devices(settings: VerlConfig) -> int:
-    """How many a run needs."""
-    return settings.trainers + (settings.server_devices if settings.placement == "separated" else 0)
-
-
 def reason(error: RayError) -> str:
     """What happened in a worker, in one line: Ray's own account of it ends with the error that was raised there."""
     cause = getattr(error, "cause", None)
     return one_line(cause) if cause is not None else str(error).strip().rpartition("\n")[2].strip()
-
-
-def _worker_class() -> Any:
-    from rllm_verl.worker import PolicyWorker
-
-    return PolicyWorker

@@ -138,3 +138,8 @@ class VerlConfig(Section):
         if self.placement == "colocated":
             return self.trainers
         return self.rollout_nodes * self.rollout_devices_per_node
+
+    @property
+    def devices(self) -> int:
+        """Devices that a run needs."""
+        return self.trainers + (self.server_devices if self.placement == "separated" else 0)

@@ -28,7 +28,6 @@ AGGREGATIONS = {
     "sequence_mean_token_sum": "seq-mean-token-sum",
     "sequence_mean_token_sum_norm": "seq-mean-token-sum-norm",
 }
-KL_ESTIMATORS = {"k1": "k1", "k2": "k2", "k3": "k3"}
 NATIVE = {"ppo_clip": "vanilla", "dual_clip": "vanilla", "gspo": "gspo", "cispo": "cispo"}
 REGISTERED_PREFIX = "rllm:"
 
@@ -66,7 +65,7 @@ class VerlLoss:
             "entropy_coeff": algorithm.entropy_coefficient,
             "use_kl_loss": self.needs_reference,
             "kl_loss_coef": algorithm.kl.coefficient,
-            "kl_loss_type": KL_ESTIMATORS[algorithm.kl.estimator],
+            "kl_loss_type": algorithm.kl.estimator,
         }
         if algorithm.loss in NATIVE:
             options = self.loss.options
