@@ -6,6 +6,12 @@ The contracts are in `rllm_core.types`, `rllm_core.engine`, `rllm_core.parser`, 
 
 from rllm_core.hookspecs import hookimpl
 
-__all__ = ["__version__", "hookimpl"]
+__all__ = ["API_VERSION", "__version__", "hookimpl"]
 
 __version__ = "0.1.0"
+
+API_VERSION = "1.0"
+"""Of the hooks and contracts: the second number grows with what is added, the first when something is taken away.
+
+A plugin's module says which one it was written for, ``RLLM_CORE_API = "1.0"``; `rllm_core.loading` compares them.
+"""

@@ -21,6 +21,19 @@ class PluginError(UserError):
     """A plugin that was asked for is missing, broken, disabled or in conflict with another."""
 
 
+class ApiVersionError(PluginError):
+    """A plugin was written for another version of the plugin API than this core has.
+
+    Args:
+        message: Says both versions.
+        is_core_older: Whether a newer core may have what the plugin wants, or else a newer plugin.
+    """
+
+    def __init__(self, message: str, *, is_core_older: bool) -> None:
+        super().__init__(message)
+        self.is_core_older = is_core_older
+
+
 class RunError(UserError):
     """The run could not do what was planned; its summary says why."""
 

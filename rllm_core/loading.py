@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import inspect
 import logging
+import re
 import sys
 import threading
 import time
@@ -15,13 +16,16 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from rllm_core import hookspecs
-from rllm_core.errors import PluginError
+from rllm_core import API_VERSION, __version__, hookspecs
+from rllm_core.errors import ApiVersionError, PluginError
 from rllm_core.providers import KINDS, Command, Provider
 
 ProviderT = TypeVar("ProviderT", bound=Provider)
 
+DECLARED_API_VERSION = "RLLM_CORE_API"
 SLOW_IMPORT_SECONDS = 30.0
+
+_API_VERSION_PATTERN = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +72,7 @@ class LoadedHooks:
         try:
             with self.foreign_code(described):
                 plugin = load()
+                check_api_version(getattr(plugin, DECLARED_API_VERSION, None))
                 self._pluggy.register(plugin, name)
                 self._check_hooks(plugin, name)
                 return tuple(self._ask(name))
@@ -152,6 +157,30 @@ def _checked(kind: type[ProviderT], answer: object) -> list[ProviderT]:
                 f"{kind.hook}() returned {record!r:.80} in its list, which is not a {kind.__name__} record"
             )
     return records
+
+
+def check_api_version(declared: object) -> None:
+    """Hold what a plugin says it was written for against what this core has.
+
+    Args:
+        declared: ``"MAJOR.MINOR"``; None of a plugin that says nothing, which is taken as it is.
+
+    Raises:
+        ApiVersionError: If the major version is another, or the minor one is higher than this core's.
+        PluginError: If it is no version.
+    """
+    if declared is None:
+        return
+    match = _API_VERSION_PATTERN.fullmatch(declared) if isinstance(declared, str) else None
+    if match is None:
+        raise PluginError(f'its {DECLARED_API_VERSION} is {declared!r:.80}, not "MAJOR.MINOR" such as "{API_VERSION}"')
+    major, minor = (int(number) for number in match.groups())
+    core_major, core_minor = (int(number) for number in API_VERSION.split("."))
+    if major != core_major or minor > core_minor:
+        raise ApiVersionError(
+            f"it was written for version {declared} of the plugin API, and rllm-core {__version__} has {API_VERSION}",
+            is_core_older=(major, minor) > (core_major, core_minor),
+        )
 
 
 def suggest(name: str, known: Collection[str]) -> str:

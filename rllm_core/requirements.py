@@ -18,6 +18,7 @@ from rllm_core.discovery import (
     installed_versions,
     normalized,
 )
+from rllm_core.errors import ApiVersionError
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ def unmet_closure(needed_by: str, requires: Iterable[str]) -> list[Missing]:
 
 def mend_command(candidate: Candidate, error: BaseException) -> str:
     """The pip command most likely to mend a plugin that failed with ``error``, and which versions it is about."""
+    if isinstance(error, ApiVersionError):
+        return pip_install("--upgrade", "rllm-core" if error.is_core_older else candidate.package)
     lacking = unmet(candidate.package, candidate.requires)
     if lacking:
         outdated = "; ".join(str(lack) for lack in lacking if lack.installed)

@@ -7,6 +7,8 @@ from rllm_core.providers import Parser
 
 __version__ = "0.1.0"
 
+RLLM_CORE_API = "1.0"
+
 
 @hookimpl
 def parsers() -> list[Parser]:

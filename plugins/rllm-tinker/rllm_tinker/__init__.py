@@ -10,6 +10,8 @@ __all__ = ["__version__", "backends", "parsers"]
 
 __version__ = "0.1.0"
 
+RLLM_CORE_API = "1.0"
+
 
 @hookimpl
 def backends() -> list[Backend]:

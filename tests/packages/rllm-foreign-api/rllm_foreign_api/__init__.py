@@ -1,0 +1,11 @@
+"""A plugin that was written for a plugin API which does not exist yet."""
+
+from rllm_core import hookimpl
+from rllm_core.providers import Backend
+
+RLLM_CORE_API = "2.0"
+
+
+@hookimpl
+def backends():
+    return [Backend(name="foreign", load="rllm_foreign_api.backend:ForeignBackend", summary="From the future.")]
