@@ -39,8 +39,8 @@ IN_TWO_PROCESSES := -n 2 --dist worksteal
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs-reference clean \
-	test-tinker-cookbook test-tinker-038 tinker-seeds verl-seeds $(TEST_LANES)
+.PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-serve \
+	docs-reference clean test-tinker-cookbook test-tinker-038 tinker-seeds verl-seeds $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; the last line is the run folder"
@@ -54,6 +54,8 @@ help:
 	@echo "make tinker-env      the environment with the Tinker SDK (0.5 GB)"
 	@echo "make tinker-server   the environment of the Tinker server on this machine, and its model (2.5 GB)"
 	@echo "make tinker-seeds    that training through the Tinker server learns on further seeds; not a part of make test"
+	@echo "make docs            build the documentation into build/site; build/site/index.html is the first page"
+	@echo "make docs-serve      show it on this machine while it is being written"
 	@echo "make docs-reference  write the generated parts of docs/ from the code"
 	@echo "make clean           remove the environments and caches; runs/ stays"
 
@@ -103,6 +105,12 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 
+docs: $(VENV)/.installed
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+docs-serve: $(VENV)/.installed
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve --strict
+
 docs-reference: $(VENV)/.installed
 	PYTHONPATH=plugins/rllm-tinker:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
 
@@ -116,7 +124,7 @@ $(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/
 	@$(VENV)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	@$(PYTHON) -m pip --python $(VENV)/bin/python install $(PIP_QUIETLY) pip
 	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
-	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,parquet,plots]" $(EDITABLE_PLUGINS)
+	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,docs,parquet,plots]" $(EDITABLE_PLUGINS)
 	@touch $@
 
 # The starter model is made here once, so that no test waits for it.

@@ -85,4 +85,6 @@ class Page:
         return {name: row[1:] for row in cells for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-PAGES = [Page(path) for pattern in ("*.md", "docs/*.md", "plugins/*/README.md") for path in sorted(ROOT.glob(pattern))]
+PAGES = [
+    Page(path) for pattern in ("*.md", "docs/**/*.md", "plugins/*/README.md") for path in sorted(ROOT.glob(pattern))
+]

@@ -1,0 +1,52 @@
+"""What the site adds to ``docs/``: the plugins' own pages, and links to them. Called by mkdocs, as its hook."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = "packages"
+_LINK = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]+)(?P<anchor>#[^)\s]+)?\)")
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add ``plugins/NAME/README.md`` as the page ``packages/NAME.md``."""
+    for readme in sorted(ROOT.glob("plugins/*/README.md")):
+        text = readme.read_text(encoding="utf-8")
+        files.append(File.generated(config, f"{PACKAGES}/{readme.parent.name}.md", content=text))
+    return files
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the plugins' pages into the navigation, so that a new plugin needs no line in ``mkdocs.yml``."""
+    names = sorted(readme.parent.name for readme in ROOT.glob("plugins/*/README.md"))
+    assert config.nav is not None
+    config.nav.append({"Packages": [{name: f"{PACKAGES}/{name}.md"} for name in names]})
+    return config
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links into the repository into links into the site."""
+    here = page.file.src_uri
+    below = Path("plugins", Path(here).stem) if here.startswith(f"{PACKAGES}/") else Path("docs", here).parent
+    up = "../" * here.count("/")
+
+    def moved(link: re.Match[str]) -> str:
+        target = (ROOT / below / link["path"]).resolve().relative_to(ROOT)
+        match target.parts:
+            case ("docs", *rest):
+                inside = "/".join(rest)
+            case ("plugins", name, "README.md"):
+                inside = f"{PACKAGES}/{name}.md"
+            case ("README.md",):
+                inside = "index.md"
+            case _:
+                return link[0]  # mkdocs says that it leads out of the site
+        return f"]({up}{inside}{link['anchor'] or ''})"
+
+    return _LINK.sub(moved, markdown)
