@@ -1,54 +1,19 @@
-"""The wheels of the core and of every plugin: what is in them, and what they say about themselves."""
+"""The wheels and sdists of the core and of every plugin: what is in them, and what they say about themselves."""
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
-import tomllib
+import tarfile
 import zipfile
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
-from typing import Any
 
 import pytest
+from building import ROOT, SOURCES, build_sdist, build_wheels, module, project, unpacked
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
-SOURCES = [ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/*/pyproject.toml")))]
-
 every_package = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name if path != ROOT else "rllm-core")
-
-
-def project(source: Path) -> dict[str, Any]:
-    content = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))
-    found: dict[str, Any] = content["project"]
-    return found
-
-
-def module(source: Path) -> Path:
-    name: str = project(source)["name"]
-    return source / name.replace("-", "_")
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel of each distribution, built from a copy so that nothing is left in the source."""
-    copies, target = tmp_path_factory.mktemp("copies"), tmp_path_factory.mktemp("wheels")
-    for source in SOURCES:
-        copy = copies / project(source)["name"]
-        copy.mkdir()
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(source / name, copy)
-        for name in (module(source).name, "tests"):
-            if (source / name).exists():
-                shutil.copytree(source / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", target]
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", *options, *sorted(copies.iterdir())], check=True)
-    return {path.name.partition("-")[0].replace("_", "-"): path for path in target.iterdir()}
 
 
 def metadata(wheel: Path) -> Message:
@@ -57,19 +22,49 @@ def metadata(wheel: Path) -> Message:
         return message_from_bytes(archive.read(name))
 
 
+def sources(source: Path, folder: Path) -> set[str]:
+    return {
+        path.relative_to(source).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
 @every_package
 def test_a_wheel_holds_the_module_and_its_licence(source: Path, wheels: dict[str, Path]) -> None:
     with zipfile.ZipFile(wheels[project(source)["name"]]) as archive:
         packed = set(archive.namelist())
     info = {name for name in packed if ".dist-info/" in name}
-    expected = {
-        path.relative_to(source).as_posix()
-        for path in module(source).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    assert packed - info == expected
+    assert packed - info == sources(source, module(source))
     assert f"{module(source).name}/py.typed" in packed
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in info)
+    assert {name.partition(".dist-info/")[2] for name in info} == {
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+        "entry_points.txt",
+        "licenses/LICENSE",
+    }
+
+
+@every_package
+def test_an_sdist_builds_the_same_wheel(
+    source: Path, copies: dict[str, Path], wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    """Nothing is lost on the way that a package index goes, and nothing travels that has no business there."""
+    name = project(source)["name"]
+    sdist = build_sdist(copies[name], tmp_path / "sdist")
+    with tarfile.open(sdist) as archive:
+        packed = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    tests = sources(source, source / "tests") if source != ROOT else set()
+    assert packed - tests == {"PKG-INFO", "README.md", "LICENSE", "pyproject.toml", *sources(source, module(source))}
+    assert packed & tests in (set(), tests)
+    again = build_wheels([unpacked(sdist, tmp_path)], tmp_path / "wheel")[name]
+    assert contents(again) == contents(wheels[name])
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 @every_package

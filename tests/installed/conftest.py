@@ -1,0 +1,37 @@
+"""The wheels of this checkout, and an environment that has nothing else of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import building
+from clean_environment import CleanEnvironment
+
+
+@pytest.fixture(scope="session")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A copy of the sources of each distribution, by its name."""
+    folder = tmp_path_factory.mktemp("copies")
+    return {building.project(source)["name"]: building.copy_of(source, folder) for source in building.SOURCES}
+
+
+@pytest.fixture(scope="session")
+def wheels(copies: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel of each distribution, by its name."""
+    return building.build_wheels(copies.values(), tmp_path_factory.mktemp("wheels"))
+
+
+@pytest.fixture(scope="session")
+def clean(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CleanEnvironment:
+    """Core, backend, parser and workflows of ours, and a workflow of somebody else, from wheels."""
+    theirs = building.build_wheels(
+        [building.copy_of(building.THIRD_PARTY, tmp_path_factory.mktemp("theirs"))],
+        tmp_path_factory.mktemp("their-wheels"),
+    )
+    ours = [wheels[name] for name in ("rllm-core", "rllm-local", "rllm-renderers", "rllm-workflows")]
+    return CleanEnvironment(tmp_path_factory.mktemp("clean") / "environment", [*ours, *theirs.values()])

@@ -1,0 +1,11 @@
+"""How an answer is judged."""
+
+
+def letters_in_place(task, text):
+    """1 for the answer itself, else half the share of letters in their place; 0 for an answer of another length."""
+    answer = task.data["answer"]
+    if text == answer:
+        return 1.0
+    if len(text) != len(answer):
+        return 0.0
+    return 0.5 * sum(given == wanted for given, wanted in zip(text, answer, strict=True)) / len(answer)
