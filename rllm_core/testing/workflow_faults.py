@@ -1,0 +1,266 @@
+"""What a workflow makes of bad answers, failing engines and cancellations: the later checks of `check_workflow`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from rllm_core.engine import EngineError, Terminated
+from rllm_core.testing.answers import hostile, nonsensical_calls
+from rllm_core.testing.parsers import Broken, NotApplicable
+from rllm_core.testing.probe import Check
+from rllm_core.testing.workflow_probe import (
+    LATEST_GIVING_UP_SECONDS,
+    Rollout,
+    Said,
+    Turn,
+    WorkflowProbe,
+    described,
+)
+from rllm_core.types import Episode, Task, TerminationReason
+
+AT_A_TIME = 8
+REPEATED = 3
+# Turns of the event loop after which a rollout is cancelled that nothing holds up.
+CANCELLED_AFTER = (1, 4, 16)
+SETTLED_SECONDS = 1.0
+
+
+async def _cut_off(probe: WorkflowProbe) -> str:
+    _needs_a_model(probe)
+    reasons: Counter[str] = Counter()
+
+    async def cut(turn: Turn) -> Said:
+        return Said((await probe.fitting(turn)).text, is_cut_off=True)
+
+    async def cut_to_nothing(turn: Turn) -> Said:
+        return Said("", is_cut_off=True)
+
+    for task in probe.tasks():
+        for policy in (cut, cut_to_nothing):
+            episode = _answered(await probe.play(task, policy), "an answer that was cut off")
+            if episode is None:
+                continue
+            if episode.termination_reason is TerminationReason.DONE:
+                raise Broken(
+                    f"task {task.task_id!r}: every answer was cut off (finish_reason is 'length'), and "
+                    "termination_reason is 'done' instead of 'max_response_tokens_exceeded'"
+                )
+            reasons[episode.termination_reason.value] += 1
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+
+
+async def _hostile(probe: WorkflowProbe) -> str:
+    _needs_a_model(probe)
+    count = await _said(probe, list(hostile()))
+    return f"{count} rollouts; the event loop stood still for at most {probe.watch.since():.2g} s"
+
+
+async def _tools(probe: WorkflowProbe) -> str:
+    offered = next((rollout.tools for rollout, _ in probe.played if rollout.tools), None)
+    if offered is None:
+        raise NotApplicable("it offers no tools")
+    for tool in offered:
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function["name"], str):
+            raise Broken(f'a tool is not {{"type": "function", "function": {{"name": ...}}}}: {tool!r:.100}')
+    for rollout, _ in probe.played:
+        _check_replies(rollout)
+    count = await _said(probe, list(nonsensical_calls(offered)))
+    return f"{len(offered)} tools, {count} rollouts with calls that cannot be executed"
+
+
+def _check_replies(rollout: Rollout) -> None:
+    """Every call is answered by its id before the model is asked again, as chat templates want it."""
+    for prompt in rollout.prompts:
+        open_calls: set[str] = set()
+        for message in prompt:
+            if message["role"] == "tool":
+                if message.get("tool_call_id") not in open_calls:
+                    raise Broken(f"a tool message answers no call: tool_call_id is {message.get('tool_call_id')!r:.80}")
+                open_calls.discard(message["tool_call_id"])
+            elif open_calls:
+                break
+            open_calls |= {call["id"] for call in message.get("tool_calls") or ()}
+        if open_calls:
+            raise Broken(f"the model is asked again while its call {min(open_calls)!r} has no tool message")
+
+
+async def _said(probe: WorkflowProbe, texts: list[str]) -> int:
+    """Say each text, at once and after an answer that fits; how many rollouts that took."""
+    tasks = probe.tasks()
+    probe.watch.since()
+
+    async def one(number: int, text: str, first: int) -> None:
+        async def policy(turn: Turn) -> Said:
+            return await probe.fitting(turn) if turn.number < first else Said(text)
+
+        rollout = await probe.play(tasks[number % len(tasks)], policy, seed=number)
+        shown = f"{text[:60]!r}" + (f"... ({len(text)} characters)" if len(text) > 60 else "")
+        episode = _answered(rollout, f"the answer {shown}")
+        if episode is not None:
+            probe.check_rewards(episode)
+
+    waiting = [(number, text, first) for number, text in enumerate(texts) for first in (0, 1)]
+    for begin in range(0, len(waiting), AT_A_TIME):
+        await asyncio.gather(*(one(*which) for which in waiting[begin : begin + AT_A_TIME]))
+    return len(waiting)
+
+
+def _answered(rollout: Rollout, what: str) -> Episode | None:
+    """The episode of a rollout whose model misbehaved; None if it ended early, with a reason that is no failure."""
+    error = rollout.error
+    if isinstance(error, Terminated) and not error.reason.is_failure:
+        return None
+    if error is not None:
+        raise Broken(f"{what} made run() raise {described(error)}") from error
+    try:
+        return rollout.episode()
+    except Broken as problem:
+        raise Broken(f"{what}: {problem}") from problem
+
+
+def _needs_a_model(probe: WorkflowProbe) -> None:
+    if not probe.workflow.samples:
+        raise NotApplicable("samples is False")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Engines that fail
+
+
+async def _engine_errors(probe: WorkflowProbe) -> str:
+    _needs_a_model(probe)
+    passed = 0
+    for task in probe.tasks():
+        for first in (0, 1, 2):
+            passed += await _passed_on(probe, task, first, lambda: EngineError("no answer could be had"))
+            passed += await _passed_on(probe, task, first, lambda: RuntimeError("a bug of the engine"))
+            passed += await _passed_on(
+                probe, task, first, lambda: Terminated(TerminationReason.MAX_PROMPT_TOKENS, "the prompt is too long")
+            )
+    return f"{passed} passed on"
+
+
+async def _passed_on(probe: WorkflowProbe, task: Task, first: int, make: Callable[[], Exception]) -> bool:
+    raised: list[Exception] = []
+
+    async def policy(turn: Turn) -> Said:
+        if turn.number < first:
+            return await probe.fitting(turn)
+        raised.append(make())
+        raise raised[-1]
+
+    rollout = await probe.play(task, policy)
+    if not raised:
+        return False  # it ended before
+    [expected, *_] = raised
+    what = f"task {task.task_id!r}: the completer raised {type(expected).__name__}"
+    if rollout.error is not None:
+        if type(rollout.error) is not type(expected):
+            raise Broken(f"{what}, and run() raised {described(rollout.error)} in its place") from rollout.error
+        return True
+    found = rollout.returned
+    reason = found.termination_reason if isinstance(found, Episode) else None
+    if reason is None or not (reason.is_failure or (isinstance(expected, Terminated) and reason is expected.reason)):
+        ended = f"an episode that ended as {reason.value!r}" if reason is not None else f"{found!r:.80}"
+        raise Broken(f"{what}, and run() returned {ended}: pass errors on, they are no reward")
+    return True
+
+
+async def _cancellation(probe: WorkflowProbe) -> str:
+    _needs_a_model(probe)
+    cancelled = 0
+    for task in probe.tasks():
+        for hung in (0, 1, 2):
+            cancelled += await _cancelled(probe, task, hung=hung)
+        for turns in CANCELLED_AFTER:
+            cancelled += await _cancelled(probe, task, turns=turns)
+    return f"{cancelled} rollouts"
+
+
+async def _cancelled(probe: WorkflowProbe, task: Task, *, hung: int | None = None, turns: int | None = None) -> bool:
+    """Cancel a rollout whose call number ``hung`` is not answered, or after some turns of the event loop.
+
+    Returns:
+        Whether it was still running.
+    """
+    waiting = asyncio.Event()
+
+    async def policy(turn: Turn) -> Said:
+        if turn.number == hung:
+            waiting.set()
+            await asyncio.Event().wait()
+        return await probe.fitting(turn)
+
+    running = probe.start(task, policy)
+    try:
+        if turns is None:
+            reached = asyncio.create_task(waiting.wait())
+            await asyncio.wait(
+                {running, reached}, timeout=probe.rollout_timeout_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            reached.cancel()
+        for _ in range(turns or 0):
+            await asyncio.sleep(0)
+        if running.done():
+            return False
+        running.cancel()
+        await asyncio.wait({running}, timeout=LATEST_GIVING_UP_SECONDS)
+        if not running.done():
+            raise Broken(f"a rollout that was cancelled still runs after {LATEST_GIVING_UP_SECONDS:g} s")
+    finally:
+        running.cancel()
+    if running.cancelled():
+        return True
+    rollout = running.result()
+    if rollout.error is not None:
+        raise Broken(f"a rollout that was cancelled raised {described(rollout.error)} instead") from rollout.error
+    if waiting.is_set():  # it did not end by itself just before
+        raise Broken(f"a rollout that was cancelled returned {rollout.returned!r:.80}: let CancelledError through")
+    return True
+
+
+async def _leftovers(probe: WorkflowProbe) -> str:
+    await _leaves_nothing(lambda task: probe.play(task), probe, "a rollout")
+    if probe.workflow.samples:
+        await _leaves_nothing(lambda task: _cancelled(probe, task, hung=0), probe, "a cancelled rollout")
+        await _leaves_nothing(lambda task: _cancelled(probe, task, turns=4), probe, "a cancelled rollout")
+    held = ", ".join(f"{count} {what}" for what, count in _held().items() if count)
+    return f"what is held does not grow: {held or 'nothing'}"
+
+
+async def _leaves_nothing(play: Callable[[Task], Awaitable[object]], probe: WorkflowProbe, what: str) -> None:
+    tasks = probe.tasks()
+    for task in tasks:  # the first ones may open what all share
+        await play(task)
+    before = _held()
+    for _ in range(REPEATED):
+        for task in tasks:
+            await play(task)
+    deadline = asyncio.get_running_loop().time() + SETTLED_SECONDS
+    while grown := [kind for kind, count in _held().items() if count > before[kind]]:
+        if asyncio.get_running_loop().time() > deadline:
+            raise Broken(f"{what} leaves {', '.join(grown)} behind")
+        await asyncio.sleep(0.02)
+
+
+def _held() -> dict[str, int]:
+    """What a process can be seen to hold, without the threads of the event loop's own pool."""
+    threads = [thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
+    files = Path("/proc/self/task")
+    children = [word for path in files.glob("*/children") for word in path.read_text(encoding="utf-8").split()]
+    return {"tasks": len(asyncio.all_tasks()), "threads": len(threads), "child processes": len(children)}
+
+
+FAULT_CHECKS: dict[str, Check[WorkflowProbe]] = {
+    "cut-off answers": _cut_off,
+    "hostile answers": _hostile,
+    "tools": _tools,
+    "engine errors": _engine_errors,
+    "cancellation": _cancellation,
+    "leftovers": _leftovers,
+}

@@ -1,0 +1,423 @@
+"""How the checks of workflows play rollouts: a model whose answers are a function, and a watch on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from rllm_core.engine import EngineError, TITOCompleter, derive_seed
+from rllm_core.parser import ParsedCompletion, ParsedToolCall, ToolSpec
+from rllm_core.testing.answers import CALL_CLOSE, CALL_OPEN, fitting
+from rllm_core.testing.parsers import Broken
+from rllm_core.testing.scripted import ByteParser, ScriptedEngine
+from rllm_core.training.rollouts import MAX_REWARD
+from rllm_core.training.tasks import spread
+from rllm_core.types import (
+    Episode,
+    FinishReason,
+    MessageLike,
+    MessageView,
+    SamplingParams,
+    Step,
+    Task,
+    TokenIds,
+    TokenOutput,
+    token_ids,
+)
+from rllm_core.workflow import Split, Workflow
+
+SPLITS: tuple[Split, ...] = ("train", "validation")
+
+MAX_ASKED = 1_000  # times that one rollout may ask the model before it counts as endless
+MAX_RESPONSE_TOKENS = 400_000
+LATEST_GIVING_UP_SECONDS = 2.0
+
+_CALL = re.compile(f"{CALL_OPEN}(.*?){CALL_CLOSE}", re.DOTALL)
+
+
+class ToolParser(ByteParser):
+    """`ByteParser` with tools: a call is ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
+
+    supports_tools = True
+
+    def parse_completion(
+        self,
+        completion_ids: Sequence[int] | TokenIds,
+        *,
+        prompt_ids: Sequence[int] | TokenIds | None = None,
+        tools: Sequence[ToolSpec] | None = None,
+    ) -> ParsedCompletion:
+        """See `BaseParser.parse_completion`."""
+        plain = super().parse_completion(completion_ids)
+        if not tools:
+            return plain
+        calls = tuple(_parsed_call(raw) for raw in _CALL.findall(plain.content))
+        return ParsedCompletion(_CALL.sub("", plain.content), tool_calls=calls, termination=plain.termination)
+
+
+def _parsed_call(raw: str) -> ParsedToolCall:
+    try:
+        call = json.loads(raw)
+    except (ValueError, RecursionError):
+        return ParsedToolCall(None, None, raw, "not JSON")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not isinstance(call["arguments"], dict):
+        return ParsedToolCall(None, None, raw, "not a call")
+    return ParsedToolCall(call["name"], call["arguments"], raw)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a policy is asked.
+
+    Attributes:
+        number: How often this rollout has asked before.
+        task: What is played.
+        tools: What the model is offered.
+        rng: Of this turn; equal seeds of the rollout give equal ones.
+    """
+
+    number: int
+    task: Task
+    tools: Sequence[ToolSpec]
+    rng: random.Random
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a policy answers; ``is_cut_off`` if it never came to its end."""
+
+    text: str
+    is_cut_off: bool = False
+
+
+Policy = Callable[[Turn], Awaitable[Said]]
+
+
+@dataclass
+class Rollout:
+    """One rollout that was played.
+
+    Attributes:
+        given: What the completer gave, each with the number of its conversation.
+        prompts: The conversations as they were sent.
+        tools: What was offered, as far as it was asked.
+        asked: How often the model was asked.
+        returned: What ``run`` returned.
+        error: What it raised instead.
+    """
+
+    task: Task
+    given: list[tuple[int, Step]] = field(default_factory=list)
+    prompts: list[MessageView] = field(default_factory=list)
+    tools: list[ToolSpec] = field(default_factory=list)
+    conversations: int = 0
+    asked: int = 0
+    returned: Any = None
+    error: BaseException | None = None
+
+    def episode(self) -> Episode:
+        """What it returned, if that is an episode of its task which training can use.
+
+        Raises:
+            Broken: If not.
+        """
+        if self.error is not None:
+            raise Broken(f"task {self.task.task_id!r}: run() raised {described(self.error)}") from self.error
+        found = self.returned
+        if not isinstance(found, Episode):
+            raise Broken(f"run() returned {type(found).__name__}, not an Episode")
+        if found.task_id != self.task.task_id:
+            raise Broken(f"run() was given task {self.task.task_id!r}, and returned an episode of {found.task_id!r}")
+        if found.termination_reason.is_failure:
+            raise Broken(
+                f"task {found.task_id!r}: the episode says {found.termination_reason.value!r}, though nothing failed"
+            )
+        if not found.trajectories:
+            raise Broken(f"task {found.task_id!r}: the episode has no trajectory")
+        return found
+
+
+def described(error: BaseException) -> str:
+    """An exception in one line, and where it was raised."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300] + where
+
+
+class _Source:
+    """Where one rollout gets its tokens."""
+
+    def __init__(self, rollout: Rollout, policy: Policy, *, pauses: bool) -> None:
+        self.rollout = rollout
+        self.policy = policy
+        self.pauses = pauses
+
+    async def get_token_output_from_token_input(
+        self, token_input: Any, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        rollout, rng = self.rollout, random.Random(seed)
+        number, rollout.asked = rollout.asked, rollout.asked + 1
+        if rollout.asked > MAX_ASKED:
+            raise EngineError("asked too often")
+        if self.pauses:
+            for _ in range(random.Random(derive_seed(seed, "pauses")).randrange(5)):
+                await asyncio.sleep(0)
+        said = await self.policy(Turn(number, rollout.task, tuple(rollout.tools), rng))
+        ids = list(said.text.encode()) or [ord(" ")][: said.is_cut_off]
+        ids += [] if said.is_cut_off else [ByteParser.END]
+        cut = ids[: sampling_params.max_response_tokens]
+        return TokenOutput(
+            token_ids=token_ids(cut),
+            logprobs=-np.random.default_rng(seed).exponential(size=len(cut)).astype(np.float32),
+            finish_reason=FinishReason.STOP if cut[-1] == ByteParser.END else FinishReason.LENGTH,
+            weight_version=0,
+        )
+
+
+class WatchedCompleter(TITOCompleter):
+    """Writes down what it is asked and what it gives, its forks' too."""
+
+    rollout: Rollout
+    conversation: int = 0
+
+    @classmethod
+    def of(cls, rollout: Rollout, source: _Source, *, seed: int) -> WatchedCompleter:
+        """The first conversation of a rollout."""
+        completer = cls(
+            ScriptedEngine(ToolParser()),
+            sampling_params=SamplingParams(
+                max_response_tokens=MAX_RESPONSE_TOKENS, stop_token_ids=ToolParser().get_stop_token_ids()
+            ),
+            seed=seed,
+            source=source,
+        )
+        completer.rollout = rollout
+        return completer
+
+    def fork(self) -> WatchedCompleter:
+        """See `Completer.fork`."""
+        self._forks += 1
+        forked = type(self)(
+            self.engine,
+            sampling_params=self.sampling_params,
+            seed=derive_seed(self.seed, "fork", self._forks),
+            source=self._source,
+        )
+        self.rollout.conversations += 1
+        forked.rollout, forked.conversation = self.rollout, self.rollout.conversations
+        return forked
+
+    async def complete(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        max_response_tokens: int | None = None,
+    ) -> Step:
+        """See `Completer.complete`."""
+        if tools:
+            self.rollout.tools[:] = tools
+        self.rollout.prompts.append(MessageView(messages))
+        step = await super().complete(messages, tools=tools, max_response_tokens=max_response_tokens)
+        self.rollout.given.append((self.conversation, step))
+        return step
+
+
+class Blocked(BaseException):
+    """The event loop stood still for too long; raised in the code that holds it up, whatever that catches."""
+
+
+class LoopWatch:
+    """Interrupts whatever holds the event loop up for longer than a limit, while a rollout is running.
+
+    Signals reach only the main thread of a process, so elsewhere it is told when the loop goes on again.
+
+    Args:
+        limit_seconds: How long a callback may take.
+    """
+
+    TICK_SECONDS: ClassVar[float] = 0.01
+
+    def __init__(self, limit_seconds: float) -> None:
+        self.limit_seconds = limit_seconds
+        self.longest_seconds = 0.0
+        self._running = 0
+        self._last = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._before: Any = None
+        self._has_signals = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+
+    def __enter__(self) -> Self:
+        self._last = time.monotonic()
+        self._tick()
+        if self._has_signals:
+            self._before = signal.signal(signal.SIGALRM, self._interrupt)
+            signal.setitimer(signal.ITIMER_REAL, self.limit_seconds / 4, self.limit_seconds / 4)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_signals:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._before)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        """A rollout runs in here."""
+        if not self._running:
+            self._last = time.monotonic()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    def since(self) -> float:
+        """The longest standstill since this was asked last, in seconds."""
+        longest, self.longest_seconds = self.longest_seconds, 0.0
+        return longest
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if self._running:
+            self.longest_seconds = max(self.longest_seconds, now - self._last - self.TICK_SECONDS)
+        self._last = now
+        self._timer = asyncio.get_running_loop().call_later(self.TICK_SECONDS, self._tick)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._running and time.monotonic() - self._last > self.limit_seconds:
+            self._last = time.monotonic()
+            raise Blocked(f"the event loop stood still for more than {self.limit_seconds:g} s")
+
+
+@dataclass
+class WorkflowProbe:
+    """A workflow, and how it is played.
+
+    Attributes:
+        make: Constructs one.
+        answers: Texts that fit its tasks.
+        tasks_per_split: How many tasks of a split are played.
+        rollout_timeout_seconds: No end by then is a failure.
+        watch: On the event loop.
+        played: The rollouts of `WORKFLOW_CHECKS`' check of episodes; none before it passed.
+    """
+
+    make: Callable[[], Workflow]
+    answers: Sequence[str]
+    seed: int
+    tasks_per_split: int
+    rollout_timeout_seconds: float
+    watch: LoopWatch
+    played: list[tuple[Rollout, Episode]] = field(default_factory=list)
+    _workflow: Workflow | None = None
+
+    @property
+    def workflow(self) -> Workflow:
+        """The one instance that plays, as in a run."""
+        if self._workflow is None:
+            self._workflow = self.make()
+        return self._workflow
+
+    def tasks(self) -> list[Task]:
+        """Some tasks of each split."""
+        chosen = []
+        for split in SPLITS:
+            tasks = self.workflow.tasks(split)
+            chosen += [task for task, _ in spread(tasks, min(self.tasks_per_split, len(tasks)))] if len(tasks) else []
+        return chosen
+
+    async def fitting(self, turn: Turn) -> Said:
+        """The policy that answers as a model may which is on the way to learn the task."""
+        return Said(fitting(turn.task, turn.tools, turn.rng, self.answers))
+
+    async def play(
+        self,
+        task: Task,
+        policy: Policy | None = None,
+        *,
+        seed: int = 0,
+        workflow: Workflow | None = None,
+        pauses: bool = False,
+    ) -> Rollout:
+        """Play one rollout; what ``run`` raises is in it.
+
+        Raises:
+            Broken: If it does not end, or holds the event loop up: twice, since a busy machine does so, too.
+        """
+        for last in (False, True):
+            running = self.start(task, policy, seed=seed, workflow=workflow, pauses=pauses)
+            try:
+                done, _ = await asyncio.wait({running}, timeout=self.rollout_timeout_seconds)
+            finally:
+                running.cancel()
+            if not done:
+                await asyncio.wait({running}, timeout=LATEST_GIVING_UP_SECONDS)
+                raise Broken(f"a rollout did not end within {self.rollout_timeout_seconds:g} s")
+            if running.cancelled():
+                raise Broken(f"task {task.task_id!r}: run() was cancelled, and nobody had cancelled it")
+            rollout = running.result()
+            if rollout.asked > MAX_ASKED:
+                raise Broken(f"one rollout asked the model more than {MAX_ASKED} times")
+            if not isinstance(rollout.error, Blocked):
+                break
+            if last:
+                raise Broken(f"run() held the event loop up: {described(rollout.error)}") from rollout.error
+        return rollout
+
+    def start(
+        self,
+        task: Task,
+        policy: Policy | None = None,
+        *,
+        seed: int = 0,
+        workflow: Workflow | None = None,
+        pauses: bool = False,
+    ) -> asyncio.Task[Rollout]:
+        """Begin to play one rollout."""
+        rollout = Rollout(task)
+        source = _Source(rollout, policy or self.fitting, pauses=pauses)
+        completer = WatchedCompleter.of(rollout, source, seed=derive_seed(self.seed, seed))
+        return asyncio.create_task(self._played(workflow or self.workflow, rollout, completer))
+
+    async def _played(self, workflow: Workflow, rollout: Rollout, completer: WatchedCompleter) -> Rollout:
+        try:
+            with self.watch.rollout():
+                rollout.returned = await workflow.run(rollout.task, completer)
+        except (Exception, SystemExit, Blocked) as error:  # the workflow's own code: anything may happen there
+            rollout.error = error
+        return rollout
+
+    def check_rewards(self, episode: Episode) -> list[float]:
+        """The rewards of the trajectories that are trained.
+
+        Raises:
+            Broken: If one is missing, or none that advantages can be computed from.
+        """
+        rewards = []
+        for trajectory in episode.trajectories:
+            if not trajectory.trainable or (not self.workflow.samples and not trajectory.has_reward):
+                continue
+            where = f"task {episode.task_id!r}, role {trajectory.role!r}"
+            if not trajectory.has_reward:
+                raise Broken(f"{where}: neither the trajectory nor any of its steps has a reward")
+            for reward in (trajectory.total_reward, *(step.reward or 0.0 for step in trajectory.steps)):
+                if not abs(reward) <= MAX_REWARD:  # NaN is no reward either
+                    raise Broken(f"{where}: a reward is {reward:g}, and must be finite and at most {MAX_REWARD:g}")
+            rewards.append(trajectory.total_reward)
+        return rewards

@@ -1,0 +1,331 @@
+"""The contract of `Workflow` as checks that any workflow can be put through; see `check_workflow`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from rllm_core.providers import NAME_PATTERN
+from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
+from rllm_core.testing.probe import Check, checked
+from rllm_core.testing.workflow_faults import FAULT_CHECKS
+from rllm_core.testing.workflow_probe import SPLITS, LoopWatch, Rollout, WorkflowProbe
+from rllm_core.types import Episode, Step, Task, Trajectory
+from rllm_core.workflow import Workflow, WorkflowConfig
+
+SEEDS = 4  # rollouts of each task
+AT_A_TIME = 16
+MOST_TASKS = 20_000  # of a split, that are looked at one by one
+
+
+async def check_workflow(
+    make: Callable[[], Workflow],
+    *,
+    answers: Sequence[str] = (),
+    seed: int = 0,
+    tasks_per_split: int = 3,
+    rollout_timeout_seconds: float = 60.0,
+    max_block_seconds: float = 2.0,
+) -> list[CheckResult]:
+    """Hold a workflow to its contract, with a model that answers what fits a task, nonsense, and worse.
+
+    For the tests of a workflow: ``assert not [r for r in await check_workflow(Mine) if r.outcome == "failed"]``.
+
+    Args:
+        make: Constructs one, each time a new one.
+        answers: Texts that fit its tasks, besides what is in their data; with them rollouts get farther.
+        seed: Equal seeds draw equal answers.
+        tasks_per_split: How many tasks of each split are played.
+        rollout_timeout_seconds: No end of a rollout by then is a failure.
+        max_block_seconds: A rollout that holds the event loop up for longer is interrupted, which is a failure.
+
+    Returns:
+        A result per check; whatever the workflow raises is a failure of the check that met it.
+    """
+    with LoopWatch(max_block_seconds) as watch:
+        probe = WorkflowProbe(make, answers, seed, tasks_per_split, rollout_timeout_seconds, watch)
+        return await checked(probe, WORKFLOW_CHECKS)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What it is made of
+
+
+async def _construction(probe: WorkflowProbe) -> str:
+    one, other = probe.make(), probe.make()
+    for made in (one, other):
+        if not isinstance(made, Workflow):
+            raise Broken(f"{made!r:.80} is no Workflow")
+    if one is other:
+        raise Broken("the same instance was made twice")
+    name = getattr(type(one), "name", None)
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
+        raise Broken(f"its name {name!r} must match {NAME_PATTERN.pattern}")
+    return f"workflow {name!r}"
+
+
+async def _settings(probe: WorkflowProbe) -> str:
+    model = type(probe.workflow).config_model
+    if not isinstance(model, type) or not issubclass(model, WorkflowConfig):
+        raise Broken(f"config_model is {model!r:.80}, no subclass of rllm_core.workflow.WorkflowConfig")
+    silent = [name for name, found in model.model_fields.items() if not found.description]
+    if silent:
+        raise Broken(f"{', '.join(silent)} of {model.__name__} has no description")
+    try:
+        model.model_validate({"no_such_key": 1})
+    except ValidationError as error:
+        if any(found["type"] == "extra_forbidden" for found in error.errors()):
+            return ", ".join(model.model_fields) or "none"
+    raise Broken(f"{model.__name__} takes keys that it does not know")
+
+
+async def _tasks(probe: WorkflowProbe) -> str:
+    counts = []
+    for split in SPLITS:
+        tasks, again, others = (made.tasks(split) for made in (probe.workflow, probe.workflow, probe.make()))
+        if not isinstance(tasks, Sequence):
+            raise Broken(f"tasks({split!r}) returned a {type(tasks).__name__}, which is no sequence")
+        for which, compared in (("the second time", again), ("of another instance", others)):
+            if len(compared) != len(tasks):
+                raise Broken(f"tasks({split!r}) has {len(tasks)} tasks, and {len(compared)} {which}")
+            for number, (task, same) in enumerate(zip(_some(tasks), _some(compared), strict=True)):
+                if not isinstance(task, Task):
+                    raise Broken(f"task {number} of {split!r} is a {type(task).__name__}, not a Task")
+                if not isinstance(same, Task) or _written(task) != _written(same):
+                    raise Broken(f"task {number} of {split!r} is another one {which}")
+        ids = Counter(task.task_id for task in _some(tasks))
+        for task_id, count in ids.most_common(1):
+            if count > 1:
+                raise Broken(f"{count} tasks of {split!r} have the id {task_id!r}")
+        counts.append(f"{len(tasks)} {split}")
+    if not len(probe.workflow.tasks("train")):
+        raise Broken("there are no training tasks")
+    return ", ".join(counts)
+
+
+def _some(tasks: Sequence[Task]) -> Iterator[Task]:
+    return (tasks[index] for index in range(min(len(tasks), MOST_TASKS)))
+
+
+def _written(task: Task) -> str:
+    """A task as JSON, if that is all there is to it."""
+    try:
+        text = task.to_json()
+        is_same = Task.from_json(text) == Task(task_id=task.task_id, data=task.data)
+    except (TypeError, ValueError) as error:
+        raise Broken(f"task {task.task_id!r:.80} cannot be written as JSON: {error}") from error
+    if not is_same:
+        raise Broken(f"task {task.task_id!r:.80} is another one when it is read from JSON again")
+    return text
+
+
+async def _splits(probe: WorkflowProbe) -> str:
+    train, validation = (list(_some(probe.workflow.tasks(split))) for split in SPLITS)
+    if not validation:
+        raise NotApplicable("there are no validation tasks")
+    shared = {task.task_id for task in train} & {task.task_id for task in validation}
+    if shared:
+        raise Broken(f"{len(shared)} ids are in both splits, {min(shared)!r} for instance")
+    known = {json.dumps(json.loads(_written(task))["data"], sort_keys=True) for task in train if task.data}
+    held = {json.dumps(json.loads(_written(task))["data"], sort_keys=True) for task in validation if task.data}
+    leaked = known & held
+    if leaked and leaked != held:
+        raise Broken(
+            f"{len(leaked)} of {len(held)} validation tasks are training tasks under another id, {min(leaked)} for "
+            "instance: hold out tasks, or let both splits hold the same ones"
+        )
+    return "both hold the same tasks, under ids of their own" if leaked else "no task is in both"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What it returns
+
+
+async def _episodes(probe: WorkflowProbe) -> str:
+    workflow, played = probe.workflow, []
+    for task in probe.tasks():
+        for seed in range(SEEDS):
+            rollout = await probe.play(task, seed=seed)
+            if workflow.samples is not bool(rollout.asked):
+                said = "asked the model, and samples is False" if rollout.asked else "never asked the model"
+                raise Broken(f"task {task.task_id!r}: run() {said}")
+            played.append((rollout, rollout.episode()))
+    probe.played = played
+    reasons = Counter(episode.termination_reason.value for _, episode in played)
+    asked = [rollout.asked for rollout, _ in played]
+    ends = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    return f"{len(played)} rollouts of {min(asked)} to {max(asked)} turns: {ends}"
+
+
+def _played(probe: WorkflowProbe) -> list[tuple[Rollout, Episode]]:
+    if not probe.played:
+        raise NotApplicable("no rollouts could be played")
+    return probe.played
+
+
+async def _rewards(probe: WorkflowProbe) -> str:
+    rewards = [reward for _, episode in _played(probe) for reward in probe.check_rewards(episode)]
+    if not rewards:
+        raise NotApplicable("it gives no rewards")
+    return f"{len(set(rewards))} different, from {min(rewards):g} to {max(rewards):g}"
+
+
+async def _records(probe: WorkflowProbe) -> str:
+    size = 0
+    for _, episode in _played(probe):
+        try:
+            text = episode.to_json()
+            again = Episode.from_json(text)
+        except (TypeError, ValueError) as error:
+            raise Broken(f"task {episode.task_id!r}: its episode cannot be written: {error}") from error
+        if again.to_json() != text or comparable(again) != comparable(episode):
+            raise Broken(f"task {episode.task_id!r}: its episode is another one when it is read again")
+        size = max(size, len(text))
+    return f"at most {size} characters"
+
+
+async def _steps(probe: WorkflowProbe) -> str:
+    kept = sampled = 0
+    for rollout, episode in _played(probe):
+        given = {step.step_id: (conversation, place, step) for place, (conversation, step) in enumerate(rollout.given)}
+        sampled += len(given)
+        for trajectory in episode.trajectories:
+            where = f"task {episode.task_id!r}, role {trajectory.role!r}"
+            latest: dict[int, int] = {}
+            for step in trajectory.steps:
+                conversation, place, original = given.get(step.step_id, (-1, -1, None))
+                if original is None and step.logprobs is None and step.weight_version is None:
+                    continue  # what others wrote
+                if original is None or not _is_as_sampled(step, original):
+                    raise Broken(f"{where}: a step is not what the completer gave: pass on its steps as they are")
+                if place <= latest.get(conversation, -1):
+                    raise Broken(f"{where}: its steps are repeated, or not in the order they were sampled in")
+                latest[conversation] = place
+                kept += 1
+        seen = {step.step_id for trajectory in episode.trajectories for step in trajectory.steps}
+        if given and seen.isdisjoint(given):
+            raise Broken(f"task {episode.task_id!r}: none of the {len(given)} steps that were sampled is kept")
+    return f"{kept} of {sampled} that were sampled"
+
+
+def _is_as_sampled(step: Step, original: Step) -> bool:
+    names = ("prompt_ids", "completion_ids", "logprobs")
+    return (
+        all(_listed(getattr(step, name)) == _listed(getattr(original, name)) for name in names)
+        and (step.weight_version, step.segment, step.finish_reason)
+        == (original.weight_version, original.segment, original.finish_reason)
+        and step.messages == original.messages
+    )
+
+
+def _listed(array: Any) -> Any:
+    return None if array is None else array.tolist()
+
+
+async def _groups(probe: WorkflowProbe) -> str:
+    found: set[str] = set()
+    for _, episode in _played(probe):
+        for trajectory in episode.trajectories:
+            first, again = (_group(probe.workflow, episode, trajectory) for _ in range(2))
+            if first != again:
+                raise Broken(f"group_of() says {first!r}, and {again!r} the second time")
+            found.add(first)
+    return ", ".join(sorted(found))
+
+
+def _group(workflow: Workflow, episode: Episode, trajectory: Trajectory) -> str:
+    group: Any = workflow.group_of(episode, trajectory)
+    if not isinstance(group, str) or not group:
+        raise Broken(f"group_of() returned {group!r:.80}, which is no name")
+    return group
+
+
+async def _tasks_left_alone(probe: WorkflowProbe) -> str:
+    tasks = probe.tasks()
+    before = [_written(task) for task in tasks]
+    for task in tasks:
+        await probe.play(task)
+    for task, text, again in zip(tasks, before, probe.tasks(), strict=True):
+        if _written(task) != text or _written(again) != text:
+            raise Broken(f"task {json.loads(text)['task_id']!r} was changed by its rollout")
+    return f"{len(tasks)} tasks"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Many rollouts, one instance
+
+
+def comparable(episode: Episode) -> Any:
+    """An episode without what differs from run to run: ids, metadata, and metrics that are times (``*_seconds``)."""
+    return _without_ids(json.loads(episode.to_json()))
+
+
+def _without_ids(value: Any) -> Any:
+    if isinstance(value, dict):
+        dropped = ("step_id", "rollout_id", "metadata")
+        return {
+            key: _without_ids(item)
+            for key, item in value.items()
+            if key not in dropped and not (key.endswith("_seconds") and isinstance(item, float))
+        }
+    return [_without_ids(item) for item in value] if isinstance(value, list) else value
+
+
+def _difference(left: Any, right: Any, path: str = "episode") -> str:
+    """Where two JSON values differ first."""
+    if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
+        return next(_difference(left[key], right[key], f"{path}.{key}") for key in left if left[key] != right[key])
+    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        places = [index for index in range(len(left)) if left[index] != right[index]]
+        return _difference(left[places[0]], right[places[0]], f"{path}[{places[0]}]")
+    return f"{path} is {left!r:.60} and {right!r:.60}"
+
+
+async def _determinism(probe: WorkflowProbe) -> str:
+    rollouts = _played(probe)
+    other = probe.make()
+    for split in SPLITS:
+        other.tasks(split)
+    for place, (rollout, episode) in enumerate(rollouts):
+        for workflow in (probe.workflow, other):
+            again = (await probe.play(rollout.task, seed=place % SEEDS, workflow=workflow)).episode()
+            if comparable(again) != comparable(episode):
+                difference = _difference(comparable(episode), comparable(again))
+                raise Broken(f"task {episode.task_id!r}: the same seed and answers give another episode: {difference}")
+    return f"{len(rollouts)} rollouts, the same again"
+
+
+async def _concurrency(probe: WorkflowProbe) -> str:
+    rollouts = _played(probe)
+    many = [rollouts[index % len(rollouts)] for index in range(max(AT_A_TIME, len(rollouts)))]
+    places = [index % len(rollouts) % SEEDS for index in range(len(many))]
+    calls = (probe.play(rollout.task, seed=seed, pauses=True) for (rollout, _), seed in zip(many, places, strict=True))
+    for (_, alone), together in zip(many, await asyncio.gather(*calls), strict=True):
+        found = together.episode()
+        if comparable(found) != comparable(alone):
+            difference = _difference(comparable(alone), comparable(found))
+            raise Broken(f"task {alone.task_id!r}: among other rollouts it gives another episode: {difference}")
+    return f"{len(many)} at a time"
+
+
+WORKFLOW_CHECKS: dict[str, Check[WorkflowProbe]] = {
+    "construction": _construction,
+    "settings": _settings,
+    "tasks": _tasks,
+    "splits": _splits,
+    "episodes": _episodes,
+    "rewards": _rewards,
+    "records": _records,
+    "steps": _steps,
+    "groups": _groups,
+    "tasks left alone": _tasks_left_alone,
+    "determinism": _determinism,
+    "concurrency": _concurrency,
+    **FAULT_CHECKS,
+}
+"""By name; each plays some rollouts, and tells what it saw."""
