@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rllm_core.hookspecs import hookimpl
-from rllm_core.providers import AdvantageEstimator, Correction, PolicyLoss, Workflow
+from rllm_core.providers import AdvantageEstimator, Correction, PolicyLoss, Sandbox, Workflow
 
 _ADVANTAGES = "rllm_core.algorithms.advantages"
 _LOSSES = "rllm_core.algorithms.torch_losses"
@@ -68,6 +68,18 @@ def workflows() -> list[Workflow]:
             config="rllm_core.supervised.workflow:SFTConfig",
             run_file="rllm_core.supervised.workflow:run_file",
             summary="Supervised fine-tuning on a file of conversations.",
+        )
+    ]
+
+
+@hookimpl
+def sandboxes() -> list[Sandbox]:
+    """``child``, which bounds what a program may use and isolates nothing."""
+    return [
+        Sandbox(
+            name="child",
+            load="rllm_core.sandbox:ChildSandbox",
+            summary="A process with limits on time, memory and output; not a sandbox against hostile code.",
         )
     ]
 

@@ -158,6 +158,10 @@ class RolloutConfig(Section):
     max_concurrent_requests: Annotated[
         int, Field(ge=1, description="Calls in the engine at a time; equal prompts of one tick are one call.")
     ] = 1024
+    sandbox: Annotated[
+        str,
+        Field(description="Where programs run that the model wrote; `child` has limits, and isolates nothing."),
+    ] = "child"
 
 
 class RoleConfig(Section):

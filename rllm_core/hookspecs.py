@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Parser,
         PolicyLoss,
         RewardFunction,
+        Sandbox,
         Tracker,
         Workflow,
     )
@@ -121,7 +122,19 @@ def corrections() -> Iterable[Correction]:
 
 @hookspec
 def reward_functions() -> Iterable[RewardFunction]:
-    """Reward functions this plugin provides, which workflows look up by name."""
+    """Reward functions this plugin provides, which workflows look up by name.
+
+    They run in child processes with limits on time, memory and output, never in the process that trains.
+    """
+    return ()
+
+
+@hookspec
+def sandboxes() -> Iterable[Sandbox]:
+    """Sandboxes this plugin provides for programs that a model wrote, selected by ``rollout.sandbox``.
+
+    The core's own, ``child``, bounds time, memory and output of a program and isolates nothing.
+    """
     return ()
 
 

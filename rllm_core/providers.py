@@ -94,7 +94,7 @@ class Workflow(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class Tracker(Provider):
-    """A metrics tracker (`rllm_core.training.metrics.Tracker`)."""
+    """A metrics tracker (`rllm_core.training.trackers.Tracker`)."""
 
     kind: ClassVar[str] = "tracker"
     hook: ClassVar[str] = "trackers"
@@ -132,10 +132,18 @@ class Correction(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardFunction(Provider):
-    """A reward function ``(task, text) -> float`` that workflows can be told to use."""
+    """A reward function ``(task, text) -> float`` that workflows can be told to use; it runs in a child process."""
 
     kind: ClassVar[str] = "reward function"
     hook: ClassVar[str] = "reward_functions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandbox(Provider):
+    """A sandbox for programs that a model wrote (`rllm_core.sandbox.Sandbox`)."""
+
+    kind: ClassVar[str] = "sandbox"
+    hook: ClassVar[str] = "sandboxes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,5 +164,6 @@ KINDS: tuple[type[Provider], ...] = (
     PolicyLoss,
     Correction,
     RewardFunction,
+    Sandbox,
     Command,
 )

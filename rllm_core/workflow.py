@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from rllm_core.engine import Completer
+from rllm_core.services import Services
 from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 
 Split = Literal["train", "validation"]
@@ -40,6 +41,7 @@ class Workflow(ABC):
         name: The name it is selected by, and the name of its section in the run file.
         config_model: Pydantic model of that section.
         samples: False if it never asks the model: its rollouts hold what others wrote, always the same for a task.
+        services: Reward functions by name, and the sandbox of the run file; set before `tasks` is called.
     """
 
     name: ClassVar[str]
@@ -48,6 +50,13 @@ class Workflow(ABC):
 
     def __init__(self, config: WorkflowConfig | None = None) -> None:
         self.config = config if config is not None else self.config_model()
+        self.services = Services()
+
+    async def open(self) -> None:  # noqa: B027 - most workflows own nothing
+        """Start what all rollouts share, such as servers. Called before the first rollout, in its event loop."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Stop what `open` has started. Called after the last rollout has ended, also where `open` failed."""
 
     @abstractmethod
     def tasks(self, split: Split) -> Sequence[Task]:

@@ -18,7 +18,7 @@ MAJOR, MINOR = (int(number) for number in API_VERSION.split("."))
 
 def test_a_plugin_from_the_future_is_refused_with_both_versions(manager: Callable[..., PluginManager]) -> None:
     plugins = manager("rllm-foreign-api")
-    with pytest.raises(PluginError, match="'foreign'.*foreign-api"):
+    with pytest.raises(PluginError, match=r"'foreign'.*foreign-api"):
         plugins.select(Backend, "foreign")
     [info] = plugins.find("foreign-api")
     assert info.status == "broken"

@@ -104,6 +104,10 @@ def test_hook_reward_functions() -> None:
     provides(providers.RewardFunction)
 
 
+def test_hook_sandboxes() -> None:
+    provides(providers.Sandbox)
+
+
 def test_hook_cli_commands() -> None:
     provides(providers.Command)
 

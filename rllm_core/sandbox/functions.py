@@ -1,0 +1,202 @@
+"""Importable functions, called in children that can be killed: reward functions, graders, anything that may hang."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rllm_core.providers import PATH_PATTERN
+from rllm_core.sandbox import processes
+from rllm_core.sandbox.contract import Limits
+
+START_SECONDS = 60.0
+CHILDREN = 4
+CALLS_PER_CHILD = 10_000
+
+
+class ChildError(Exception):
+    """A call in a child has no result."""
+
+
+class ChildTimeout(ChildError):
+    """It took longer than its wall clock allowed, and was killed."""
+
+
+class ChildOutOfMemory(ChildError):
+    """It needed more memory than it was allowed."""
+
+
+class ChildOutputTooLong(ChildError):
+    """Its result is longer than allowed."""
+
+
+class ChildRaised(ChildError):
+    """It raised; the message says what."""
+
+
+class ChildDied(ChildError):
+    """The process ended under it."""
+
+
+class ChildFunction:
+    """A function of an installed module, as a coroutine that runs it elsewhere.
+
+        is_equal = ChildFunction("my_package.grading:is_equal", Limits(wall_seconds=2.0))
+        right = await is_equal("1/2", "0.5")
+
+    Arguments and result are JSON. The children import the function once and answer many calls; one that overruns is
+    killed and replaced, and the others go on. Calls can come from any thread and any event loop.
+
+    Args:
+        path: ``"package.module:function"``, importable from what is installed, not from the working directory.
+        limits: Of a call; the memory is that of the child, what is imported included.
+        children: How many calls run at once; further ones wait, which their wall clock does not count.
+
+    Raises:
+        ValueError: If ``path`` has another form.
+    """
+
+    def __init__(self, path: str, limits: Limits | None = None, *, children: int = CHILDREN) -> None:
+        if not PATH_PATTERN.fullmatch(path):
+            raise ValueError(f"{path!r} is not of the form 'package.module:name'")
+        self.path = path
+        self.limits = limits or Limits()
+        self._children = _Children(path, self.limits)
+        self._threads = ThreadPoolExecutor(children, thread_name_prefix=f"child-{path}")
+        self._ending = weakref.finalize(self, _end, self._threads, self._children)
+
+    async def __call__(self, *arguments: Any) -> Any:
+        """Call the function; a call that is cancelled runs on until its wall clock ends it.
+
+        Raises:
+            ChildError: If there is no result; the subclass says why.
+            TypeError: If the arguments are not JSON.
+        """
+        call = json.dumps({"arguments": arguments, "wall_seconds": self.limits.wall_seconds}).encode() + b"\n"
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._children.call, call)
+
+    def close(self) -> None:
+        """End all children; calls that run have no result, and there can be no further ones."""
+        self._ending()
+
+
+def _end(threads: ThreadPoolExecutor, children: _Children) -> None:
+    threads.shutdown(wait=False, cancel_futures=True)
+    children.end()
+
+
+class _Children:
+    """The children of a function; they die with the thread that started them, so those that `call` have to last."""
+
+    def __init__(self, path: str, limits: Limits) -> None:
+        self._path = path
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._idle: list[_Child] = []
+        self._busy: set[_Child] = set()
+        self._is_ended = False
+
+    def call(self, call: bytes) -> Any:
+        """What the function answers."""
+        path, limits = self._path, self._limits
+        child = self._take()
+        is_fit = False
+        try:
+            try:
+                answer = child.exchange(call, limits.wall_seconds)
+            except processes.Overrun:
+                raise ChildTimeout(f"{path} took longer than {limits.wall_seconds:g} s") from None
+            except EOFError as ended:
+                raise ChildDied(f"the process of {path} ended ({ended})") from None
+            is_fit = "memory" not in answer  # who knows what is left of such a one
+        finally:
+            self._put(child, is_fit=is_fit)
+        if "result" in answer:
+            return answer["result"]
+        if "memory" in answer:
+            raise ChildOutOfMemory(f"{path} needed more than {limits.memory_bytes} bytes")
+        if "too_long" in answer:
+            raise ChildOutputTooLong(
+                f"the result of {path} has {answer['too_long']} bytes, more than {limits.output_bytes}"
+            )
+        raise ChildRaised(f"{path} raised {answer['error']}")
+
+    def end(self) -> None:
+        """Kill all; whoever waits for one that is busy finds it dead, and cleans up after it."""
+        with self._lock:
+            self._is_ended = True
+            idle, self._idle = self._idle, []
+            for child in self._busy:
+                processes.kill(child.process)
+        for child in idle:
+            processes.end(child.process)
+
+    def _take(self) -> _Child:
+        with self._lock:
+            child = self._idle.pop() if self._idle else None
+            if child is not None:
+                self._busy.add(child)
+        return child or self._started()
+
+    def _put(self, child: _Child, *, is_fit: bool) -> None:
+        with self._lock:
+            self._busy.discard(child)
+            if is_fit and not self._is_ended and child.calls < CALLS_PER_CHILD:
+                self._idle.append(child)
+                return
+        processes.end(child.process)
+
+    def _started(self) -> _Child:
+        path, limits = self._path, self._limits
+        child = _Child(path, limits)
+        with self._lock:
+            self._busy.add(child)
+            is_ended = self._is_ended
+        said: dict[str, Any] = {}
+        try:
+            if is_ended:
+                raise ChildDied(f"{path} was closed")
+            try:
+                said = child.exchange(b"", START_SECONDS)
+            except processes.Overrun:
+                raise ChildTimeout(f"{path} was not imported within {START_SECONDS:g} s") from None
+            except EOFError as ended:
+                raise ChildDied(f"the process of {path} ended while it was imported ({ended})") from None
+            if "ready" not in said:
+                raise ChildRaised(f"{path} cannot be imported: {said['error']}")
+        finally:
+            if "ready" not in said:
+                self._put(child, is_fit=False)
+        return child
+
+
+class _Child:
+    """A process that has imported the function, or is about to."""
+
+    def __init__(self, path: str, limits: Limits) -> None:
+        arguments = ["function", path, str(limits.memory_bytes), str(limits.output_bytes)]
+        self.process: subprocess.Popen[bytes] = processes.start(arguments, keep_errors=False)
+        self.calls = 0
+
+    def exchange(self, line: bytes, seconds: float) -> dict[str, Any]:
+        """Send a line and read one.
+
+        Raises:
+            EOFError: If the process has ended; says how.
+            rllm_core.sandbox.processes.Overrun: If there is no answer in time.
+        """
+        self.calls += 1
+        with processes.Exchange(self.process, time.monotonic() + seconds) as exchange:
+            exchange.send(line)
+            while not exchange.output.endswith(b"\n"):
+                if not exchange.step():
+                    code = self.process.wait()
+                    raise EOFError(f"signal {-code}" if code < 0 else f"exit code {code}")
+        answer: dict[str, Any] = json.loads(exchange.output)
+        return answer

@@ -1,0 +1,140 @@
+"""Start, feed, read and end a child process against the clock. Works in any thread."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+WORKER = str(Path(__file__).with_name("worker.py"))
+
+# What a child sees of this process' variables: enough to run, nothing that could be a secret.
+PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV")
+
+_CHUNK_BYTES = 1 << 16
+_POLL_SECONDS = 0.05
+
+
+class Overrun(Exception):
+    """The clock, or the output, is spent."""
+
+
+def start(arguments: Sequence[str], *, folder: str | None = None, keep_errors: bool = True) -> subprocess.Popen[bytes]:
+    """Run `rllm_core.sandbox.worker` in a session of its own.
+
+    Args:
+        arguments: The worker's.
+        folder: Where it runs, and what it takes for its home; by default, where this process does.
+        keep_errors: Whether its stderr is read.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-P", WORKER, *arguments],  # -P: nothing is imported from a folder that it happens to be in
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if keep_errors else subprocess.DEVNULL,
+        cwd=folder,
+        env=environment(os.environ) | ({"HOME": folder} if folder else {}),
+        start_new_session=True,
+        bufsize=0,
+    )
+    for pipe in _pipes(process):
+        os.set_blocking(pipe.fileno(), False)
+    return process
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """What a child sees; one thread per library, since many children run at once."""
+    passed = {name: variables[name] for name in PASSED_VARIABLES if name in variables}
+    return {**passed, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child and whatever it has started that did not leave its session."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # nothing is left of its process group
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """As `kill`, and forget about it."""
+    kill(process)
+    process.wait()
+    for pipe in _pipes(process):
+        pipe.close()
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
+    return [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe is not None]
+
+
+class Exchange:
+    """Writes to a child and reads from it until ``deadline``, on the clock of ``time.monotonic``."""
+
+    def __init__(self, process: subprocess.Popen[bytes], deadline: float) -> None:
+        self._process = process
+        self._deadline = deadline
+        self._selector = selectors.DefaultSelector()
+        self.output, self.errors = bytearray(), bytearray()
+        for pipe, received in ((process.stdout, self.output), (process.stderr, self.errors)):
+            if pipe is not None:
+                self._selector.register(pipe, selectors.EVENT_READ, received)
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+
+    def send(self, data: bytes, *, then_close: bool = False) -> None:
+        """Have ``data`` written while `step` waits."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        self._outgoing, self._then_close = memoryview(data), then_close
+        if data:
+            self._selector.register(stdin, selectors.EVENT_WRITE)
+        elif then_close:
+            stdin.close()
+
+    def step(self) -> bool:
+        """Wait for the next piece.
+
+        Returns:
+            Whether anything more can come.
+
+        Raises:
+            Overrun: At the deadline.
+        """
+        left = self._deadline - time.monotonic()
+        ready = self._selector.select(max(0.0, min(left, _POLL_SECONDS)))
+        if not ready:
+            if left <= _POLL_SECONDS:
+                raise Overrun
+            # What it has started may keep its pipes open for longer than it lives.
+            return self._process.poll() is None
+        for key, _ in ready:
+            if key.data is None:
+                self._write()
+            elif chunk := os.read(key.fd, _CHUNK_BYTES):
+                key.data.extend(chunk)
+            else:
+                self._selector.unregister(key.fileobj)
+        return any(key.data is not None for key in self._selector.get_map().values())
+
+    def _write(self) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            self._outgoing = self._outgoing[os.write(stdin.fileno(), self._outgoing[:_CHUNK_BYTES]) :]
+        except BrokenPipeError:
+            self._outgoing = self._outgoing[:0]  # it has ended, or does not want to read
+        if not self._outgoing:
+            self._selector.unregister(stdin)
+            if self._then_close:
+                stdin.close()

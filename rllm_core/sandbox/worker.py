@@ -1,0 +1,91 @@
+"""The child's half of `ChildFunction` and `ChildSandbox`. Run as a script: it imports nothing of rllm-core by itself.
+
+worker.py function PATH MEMORY_BYTES OUTPUT_BYTES    answers calls of an importable function, one line of JSON each
+worker.py program SOURCE_FILE MEMORY_BYTES OUTPUT_BYTES CPU_SECONDS    becomes the program
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+MESSAGE_CHARACTERS = 500
+
+
+def die_with_parent() -> None:
+    """On Linux, be killed when the thread that started this process ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def limit(memory_bytes: int, output_bytes: int) -> None:
+    """Hold this process and its children to limits that they cannot raise."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (output_bytes, output_bytes))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+
+
+def limit_cpu(more_seconds: float) -> None:
+    """A spinning process ends even if nobody is left to kill it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(used.ru_utime + used.ru_stime + more_seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def serve(path: str, output_bytes: int) -> None:
+    """Import the function, say so, then answer calls until stdin ends."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what the function prints is no answer
+    module, _, attributes = path.partition(":")
+    try:
+        function: Any = importlib.import_module(module)
+        for attribute in attributes.split("."):
+            function = getattr(function, attribute)
+    except BaseException as error:
+        answers.write(_line({"error": _described(error)}))
+        return
+    answers.write(_line({"ready": True}))
+    for line in sys.stdin.buffer:
+        call = json.loads(line)
+        limit_cpu(call["wall_seconds"])
+        try:
+            answer = _line({"result": function(*call["arguments"])})
+            if len(answer) > output_bytes:
+                answer = _line({"too_long": len(answer)})
+        except MemoryError:
+            answer = _line({"memory": True})
+        except BaseException as error:  # also SystemExit: the caller is told, and the worker goes on
+            answer = _line({"error": _described(error)})
+        while answer:
+            answer = answer[answers.write(answer) :]
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _described(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MESSAGE_CHARACTERS]
+
+
+def main(kind: str, target: str, memory_bytes: str, output_bytes: str, cpu_seconds: str = "0") -> None:
+    """See the docstring of the module."""
+    die_with_parent()
+    limit(int(memory_bytes), int(output_bytes))
+    if kind == "program":
+        limit_cpu(float(cpu_seconds))
+        # -I: neither variables nor the user's packages; a program of its own, so that nothing of this one is in it.
+        os.execv(sys.executable, [sys.executable, "-I", target])
+    serve(target, int(output_bytes))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
