@@ -71,7 +71,7 @@ starter-model: $(VENV)/.installed
 test: lint $(TEST_LANES)
 
 test-core: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile $(PACKAGE_TESTS:%=--ignore=%)
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile tests $(PACKAGE_TESTS:%=--ignore=%)
 
 test-packages: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile $(PACKAGE_TESTS)
