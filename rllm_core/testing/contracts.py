@@ -1,0 +1,173 @@
+"""The contracts as pytest classes: name a provider, and every check of its kind is a test of its own.
+
+    from rllm_core.testing.contracts import WorkflowContract
+
+
+    class TestMine(WorkflowContract):
+        name = "mine"
+
+The plugin is installed, and the provider is selected as the command line selects it. Needs pytest:
+``pip install 'rllm-core[testing]'``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import rllm_core.testing.plugin
+from rllm_core import providers
+from rllm_core.plugins import PluginManager
+from rllm_core.testing.parsers import CheckResult
+from rllm_core.testing.provided import BUILT, Request, check_provided, checks_of
+
+__all__ = [
+    "AdvantageEstimatorContract",
+    "BackendContract",
+    "CorrectionContract",
+    "EngineContract",
+    "ParserContract",
+    "PolicyLossContract",
+    "TrackerContract",
+    "WorkflowContract",
+]
+
+
+class _Contract:
+    """What the contracts of all kinds have in common.
+
+    Attributes:
+        name: The name the provider is selected by.
+        overrides: ``"section.key=value"``, as ``-o`` takes them; with the defaults, as a rule, there are none.
+        kind: Its record class.
+    """
+
+    name: ClassVar[str] = ""
+    overrides: ClassVar[Sequence[str]] = ()
+    kind: ClassVar[type[providers.Provider]]
+    _found: ClassVar[dict[str, CheckResult]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """A test per check."""
+        if "check" in metafunc.fixturenames:
+            metafunc.parametrize("check", checks_of(self.kind))
+
+    def test_contract(self, check: str) -> None:
+        """One check; all of them run together, with the first."""
+        found = self._results()
+        built = found[BUILT]
+        if built.outcome != "passed":
+            if check == BUILT:
+                pytest.fail(f"{self.kind.kind} {self.name!r} cannot be checked: {built.detail}", pytrace=False)
+            pytest.skip(f"{self.kind.kind} {self.name!r} was not built")
+        result = found[check]
+        if result.outcome == "skipped":
+            pytest.skip(result.detail)
+        if result.outcome == "failed":
+            pytest.fail(f"{self.kind.kind} {self.name!r}: {check}: {result.detail}", pytrace=False)
+
+    @classmethod
+    def _results(cls) -> dict[str, CheckResult]:
+        if "_found" not in cls.__dict__:
+            plugins = PluginManager.from_environment()
+            plugins.register(rllm_core.testing.plugin, "testing")
+            provided = plugins.select(cls.kind, cls.name)
+            with tempfile.TemporaryDirectory(prefix="rllm-contract-") as folder:
+                results = check_provided(plugins, provided, cls._request(), Path(folder))
+            cls._found = {result.name: result for result in results}
+        return cls._found
+
+    @classmethod
+    def _request(cls) -> Request:
+        return Request(overrides=tuple(cls.overrides))
+
+
+class WorkflowContract(_Contract):
+    """The contract of `rllm_core.workflow.Workflow`.
+
+    Attributes:
+        answers: Texts that fit its tasks; see `rllm_core.testing.check_workflow`.
+    """
+
+    kind: ClassVar[type[providers.Provider]] = providers.Workflow
+    answers: ClassVar[Sequence[str]] = ()
+
+    @classmethod
+    def _request(cls) -> Request:
+        return Request(overrides=tuple(cls.overrides), answers=tuple(cls.answers))
+
+
+class TrackerContract(_Contract):
+    """The contract of `rllm_core.training.trackers.Tracker`.
+
+    Attributes:
+        read: A ``staticmethod`` that reads what a run has recorded; see `rllm_core.testing.check_tracker`.
+        local: Whether it writes nowhere but below the run folder.
+    """
+
+    kind: ClassVar[type[providers.Provider]] = providers.Tracker
+    read: ClassVar[Callable[[Path], Mapping[str, Sequence[tuple[int, float]]]] | None] = None
+    local: ClassVar[bool] = False
+
+    @classmethod
+    def _request(cls) -> Request:
+        return Request(overrides=tuple(cls.overrides), read=cls.read, local=cls.local)
+
+
+class _WithModel(_Contract):
+    """Of what needs a model.
+
+    Attributes:
+        model: Its folder, or its hub name; may be set by a fixture of the class before its first test.
+    """
+
+    model: ClassVar[str | Path] = ""
+    logprob_tolerance: ClassVar[float] = 1e-4
+
+    @classmethod
+    def _request(cls) -> Request:
+        return Request(overrides=tuple(cls.overrides), model=str(cls.model), logprob_tolerance=cls.logprob_tolerance)
+
+
+class ParserContract(_WithModel):
+    """The contract of `rllm_core.parser.BaseParser`; ``model`` is the model whose tokenizer it reads."""
+
+    kind: ClassVar[type[providers.Provider]] = providers.Parser
+
+
+class EngineContract(_WithModel):
+    """The contract of `rllm_core.engine.RolloutEngine`, for engines that need no backend."""
+
+    kind: ClassVar[type[providers.Provider]] = providers.Engine
+
+
+class BackendContract(_WithModel):
+    """The contract of `rllm_core.backend.BackendProtocol`, and of the engine it makes.
+
+    Attributes:
+        logprob_tolerance: How far trainer and engine may be apart; a wider one is for lower precision.
+    """
+
+    kind: ClassVar[type[providers.Provider]] = providers.Backend
+
+
+class AdvantageEstimatorContract(_Contract):
+    """The contract of `rllm_core.algorithms.advantages.AdvantageEstimator`."""
+
+    kind: ClassVar[type[providers.Provider]] = providers.AdvantageEstimator
+
+
+class PolicyLossContract(_Contract):
+    """The contract of `rllm_core.algorithms.torch_losses.PolicyLoss`; needs torch."""
+
+    kind: ClassVar[type[providers.Provider]] = providers.PolicyLoss
+
+
+class CorrectionContract(_Contract):
+    """The contract of `rllm_core.algorithms.corrections.Correction`."""
+
+    kind: ClassVar[type[providers.Provider]] = providers.Correction

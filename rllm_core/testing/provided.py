@@ -1,0 +1,433 @@
+"""From a provider's record to the verdict of its checks: built as a run would build it, then held to its contract.
+
+What the pytest classes of `rllm_core.testing.contracts` and ``rllm-core plugins check`` have in common.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rllm_core import providers
+from rllm_core.config import RunConfig, load_run_config
+from rllm_core.errors import ConfigError, PluginError, UserError
+from rllm_core.loading import one_line
+from rllm_core.plugins import PluginManager, Provided
+from rllm_core.run_file import apply_override, merged, toml_key, validated
+from rllm_core.testing.parsers import CHECKS as PARSER_CHECKS
+from rllm_core.testing.parsers import Broken, CheckResult, check_parser
+
+ResultT = TypeVar("ResultT")
+
+BUILT = "built"
+RUN_FILE = "run file"
+
+# As the pages tell authors of backends: everything that moves weights, apart from advantages, is off.
+BACKEND_SETTINGS = (
+    "training.rollouts_per_group=8",
+    "rollout.max_response_tokens=8",
+    "optimizer.learning_rate=1e-3",
+    "optimizer.weight_decay=0.0",
+    "algorithm.entropy_coefficient=0.0",
+    "algorithm.kl.coefficient=0.0",
+)
+LATEST_ENDING_SECONDS = 2.0
+
+
+class NeedsSettings(Exception):
+    """A provider cannot be built with its defaults, which is no fault; says what to pass."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a provider is checked with.
+
+    Attributes:
+        overrides: ``section.key=value``, as ``-o`` takes them.
+        model: Folder of a model, or its hub name, for what needs one.
+        answers: Of workflows, see `rllm_core.testing.check_workflow`.
+        read: Of trackers, see `rllm_core.testing.check_tracker`.
+        local: Of trackers, see there.
+        logprob_tolerance: Of engines and backends, see `rllm_core.testing.check_backend`.
+    """
+
+    overrides: tuple[str, ...] = ()
+    model: str = ""
+    answers: tuple[str, ...] = ()
+    read: Callable[[Path], Mapping[str, Sequence[tuple[int, float]]]] | None = None
+    local: bool = False
+    logprob_tolerance: float = 1e-4
+
+
+@dataclass
+class _Subject:
+    """A provider that is being checked."""
+
+    plugins: PluginManager
+    provided: Provided[Any]
+    request: Request
+    folder: Path
+    tables: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for override in self.request.overrides:
+            apply_override(self.tables, override)
+
+    @property
+    def name(self) -> str:
+        """As a run file selects it."""
+        record = self.provided.record
+        known = self.plugins.providers(type(record))
+        name: str = record.name if record.name in known else self.provided.qualified
+        return name
+
+    def overrides(self) -> list[str]:
+        """Those for the core's sections and its own; a plugin's others may have some, too."""
+        own = {*RunConfig.model_fields, self.provided.record.name}
+        given = []
+        for override in self.request.overrides:
+            table: dict[str, Any] = {}
+            apply_override(table, override)
+            given += [override] if own & table.keys() else []
+        return given + ([f"model.path={json.dumps(self.request.model)}"] if self.request.model else [])
+
+    def section(self, preset: Mapping[str, Any] | None = None) -> Any:
+        """The provider's section of the run file; None if it has none.
+
+        Raises:
+            NeedsSettings: If keys without a default are missing.
+            ConfigError: If what was given is wrong.
+        """
+        record = self.provided.record
+        if record.config is None:
+            return None
+        model = self.plugins.load(self.provided, record.config)
+        table = merged(preset or {}, self.tables.get(record.name, {}))
+        required = [key for key, found in model.model_fields.items() if found.is_required()]
+        missing = [f"-o {toml_key(record.name)}.{key}=VALUE" for key in required if key not in table]
+        if missing:
+            raise NeedsSettings(f"it has settings without a default; pass {' '.join(missing)}")
+        return validated(model, table, toml_key(record.name), ())
+
+    def loaded(self, base: type[Any]) -> type[Any]:
+        """Its class.
+
+        Raises:
+            PluginError: If it cannot be imported.
+            Broken: If it is not what its record says.
+        """
+        found: Any = self.plugins.load(self.provided)
+        record = self.provided.record
+        if not isinstance(found, type) or not issubclass(found, base):
+            raise Broken(f"{record.load} is no subclass of {base.__module__}.{base.__name__}")
+        name = getattr(found, "name", None)
+        if name != record.name:
+            raise Broken(f"the class has the name {name!r}, and its record {record.name!r}")
+        return found
+
+
+def check_provided(
+    plugins: PluginManager, provided: Provided[Any], request: Request, folder: Path
+) -> list[CheckResult]:
+    """Build a provider as a run would, with default settings, and hold it to its contract.
+
+    Not to be called where an event loop is running.
+
+    Args:
+        plugins: Where it comes from; `rllm_core.testing.plugin` must be among them.
+        provided: The provider.
+        request: What it is checked with.
+        folder: An empty folder that its checks may write to.
+
+    Returns:
+        The result of `BUILT`, and if that passed, of the checks of its kind (`checks_of`). `BUILT` is skipped if the
+        provider cannot be built without settings; its detail says what to pass.
+    """
+    subject = _Subject(plugins, provided, request, folder)
+    try:
+        check = _CHECKED[type(provided.record)](subject)
+    except NeedsSettings as needed:
+        return [CheckResult(BUILT, "skipped", str(needed))]
+    except Broken as problem:
+        return [CheckResult(BUILT, "failed", str(problem))]
+    except (Exception, SystemExit) as error:  # somebody else's code: what it raises is what is found
+        return [CheckResult(BUILT, "failed", one_line(error))]
+    return [CheckResult(BUILT, "passed", provided.record.load), *check()]
+
+
+def checks_of(kind: type[providers.Provider]) -> tuple[str, ...]:
+    """The names of the results that a provider of a kind gets; those of losses need torch."""
+    return (BUILT, *_NAMES[kind]()) if kind in _NAMES else (BUILT,)
+
+
+def run(checks: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """As `asyncio.run`, but what refuses to be cancelled in the end is left behind."""
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        try:
+            return loop.run_until_complete(checks)
+        finally:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left, timeout=LATEST_ENDING_SECONDS))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# By kind: what builds it, and returns what checks it
+
+_Checks = Callable[[], list[CheckResult]]
+
+
+def _workflow(subject: _Subject) -> _Checks:
+    from rllm_core.testing.workflows import check_workflow
+    from rllm_core.training.launch import workflow_of
+    from rllm_core.workflow import Workflow
+
+    subject.loaded(Workflow)
+    record = subject.provided.record
+    preset = subject.plugins.load(subject.provided, record.run_file)() if record.run_file else {}
+    subject.section(preset.get(record.name) if isinstance(preset, Mapping) else None)
+    config, resolved = _run_file(subject)
+    try:
+        workflow_of(config, subject.plugins).tasks("train")
+    except ConfigError as error:
+        raise NeedsSettings(f"it has no tasks as it is set; pass -o SECTION.KEY=VALUE: {error}") from error
+
+    def check() -> list[CheckResult]:
+        found = run(check_workflow(lambda: workflow_of(config, subject.plugins), answers=subject.request.answers))
+        return [resolved, *found]
+
+    return check
+
+
+def _run_file(subject: _Subject) -> tuple[RunConfig, CheckResult]:
+    """The run of a workflow on the scripted backend, by its own run file, and whether that is a good one."""
+    from rllm_core.algorithms.selection import Algorithm
+
+    def resolve(*more: str) -> RunConfig:
+        overrides = [*subject.overrides(), *more]
+        return load_run_config(subject.name, subject.plugins, overrides=overrides, backend="scripted", parser="bytes")
+
+    if not subject.provided.record.run_file:
+        return resolve(), CheckResult(RUN_FILE, "skipped", "it has no run file of its own")
+    config = resolve()
+    Algorithm.of(config, subject.plugins)
+    return config, CheckResult(RUN_FILE, "passed", f"{config.training.steps} steps of {config.algorithm.name}")
+
+
+def _tracker(subject: _Subject) -> _Checks:
+    from rllm_core.testing.trackers import check_tracker
+    from rllm_core.training.trackers import Tracker
+
+    tracker_class, section, request = subject.loaded(Tracker), subject.section(), subject.request
+    _or_needs(lambda: tracker_class(section))
+    return lambda: check_tracker(
+        lambda: tracker_class(section), subject.folder / "runs", read=request.read, local=request.local
+    )
+
+
+def _parser(subject: _Subject) -> _Checks:
+    from rllm_core.parser import BaseParser
+
+    parser_class, section, model = subject.loaded(BaseParser), subject.section(), subject.request.model
+    if not model:
+        try:
+            parser = parser_class.from_model(model, section)
+        except Exception as error:  # whatever reading no model raises
+            raise NeedsSettings(f"it needs a model: pass --model PATH (without one, {one_line(error)})") from error
+    else:
+        parser = parser_class.from_model(model, section)
+    return lambda: check_parser(parser)
+
+
+def _engine(subject: _Subject) -> _Checks:
+    from rllm_core.engine import RolloutEngine
+    from rllm_core.parser import BaseParser
+    from rllm_core.testing.engines import check_engine
+
+    engine_class = subject.loaded(RolloutEngine)
+    subject.section()
+    backend = subject.plugins.providers(providers.Backend).get(subject.name)
+    parser_name = (backend.record.default_parser if backend is not None else None) or "bytes"
+    given = subject.overrides()
+    if "parser" not in subject.tables:
+        given.append(f"parser={json.dumps(parser_name)}")
+    if backend is not None:
+        given.append(f"backend={json.dumps(subject.name)}")
+    else:
+        given.append('backend="scripted"')
+    config = _or_needs(lambda: load_run_config("say_yes", subject.plugins, overrides=given))
+    parser_class: type[BaseParser] = subject.plugins.load(subject.plugins.select(providers.Parser, config.parser))
+
+    def build() -> RolloutEngine:
+        parser = parser_class.from_model(config.model.path, config.plugins.get(config.parser))
+        engine: RolloutEngine = engine_class.from_config(config, parser)
+        return engine
+
+    engine = _or_needs(build)
+
+    async def check() -> list[CheckResult]:
+        await engine.wake_up()
+        try:
+            return await check_engine(engine, logprob_tolerance=subject.request.logprob_tolerance)
+        finally:
+            await engine.sleep()
+
+    return lambda: run(check())
+
+
+def _backend(subject: _Subject) -> _Checks:
+    from rllm_core.backend import BackendProtocol
+    from rllm_core.testing.backends import check_backend
+    from rllm_core.training.launch import assemble
+
+    backend_class = subject.loaded(BackendProtocol)
+    subject.section()
+    given = [*BACKEND_SETTINGS, *subject.overrides()]
+    plugins = subject.plugins
+    config = _or_needs(lambda: load_run_config("say_yes", plugins, overrides=given, backend=subject.name))
+    parser = _or_needs(lambda: assemble(config, plugins).parser())
+    return lambda: run(
+        check_backend(
+            lambda changed: backend_class(changed, plugins),
+            config,
+            parser,
+            subject.folder,
+            resumes_in_another=True,
+            logprob_tolerance=subject.request.logprob_tolerance,
+        )
+    )
+
+
+def _or_needs(build: Callable[[], ResultT]) -> ResultT:
+    """What ``build`` returns; what a user could mend is what it needs."""
+    try:
+        return build()
+    except UserError as error:
+        raise NeedsSettings(
+            f"it cannot be built as it is set; pass -o SECTION.KEY=VALUE or --model: {error}"
+        ) from error
+
+
+def _piece(key: str, options: Callable[[dict[str, Any], str], Any], check: str) -> Callable[[_Subject], _Checks]:
+    """A piece of an algorithm: its parameters are where a run file has them."""
+
+    def build(subject: _Subject) -> _Checks:
+        from rllm_core import testing
+        from rllm_core.algorithms.pieces import configured
+
+        record = subject.provided.record
+        chosen = options(subject.tables.get("algorithm", {}), record.name)
+        try:
+            piece = configured(subject.plugins, type(record), f"algorithm.{key}", subject.name, chosen or {}, "options")
+        except PluginError as error:
+            if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "torch":
+                raise NeedsSettings("it needs torch: pip install 'rllm-core[torch]'") from error
+            raise
+        checks: Callable[[Any], list[CheckResult]] = getattr(testing, check)
+        return lambda: checks(piece)
+
+    return build
+
+
+def _reward_function(subject: _Subject) -> _Checks:
+    found: Any = subject.plugins.load(subject.provided)
+    if not callable(found):
+        raise Broken(f"{subject.provided.record.load} is a {type(found).__name__}, which cannot be called")
+    try:
+        inspect.signature(found).bind("task", "text")
+    except TypeError as error:
+        raise Broken(f"it cannot be called with a task and a text: {error}") from error
+    if inspect.iscoroutinefunction(found):
+        raise Broken("it is async; reward functions are plain functions")
+    return list
+
+
+def _command(subject: _Subject) -> _Checks:
+    import click
+
+    found: Any = subject.plugins.load(subject.provided)
+    if not isinstance(found, click.Command):
+        raise Broken(f"{subject.provided.record.load} is a {type(found).__name__}, not a click.Command")
+    if not found.get_short_help_str():
+        raise Broken("it has no help")
+    return list
+
+
+_CHECKED: dict[type[providers.Provider], Callable[[_Subject], _Checks]] = {
+    providers.Workflow: _workflow,
+    providers.Tracker: _tracker,
+    providers.Parser: _parser,
+    providers.Engine: _engine,
+    providers.Backend: _backend,
+    providers.AdvantageEstimator: _piece(
+        "name", lambda algorithm, name: algorithm.get("estimator_options"), "check_estimator"
+    ),
+    providers.PolicyLoss: _piece("loss", lambda algorithm, name: algorithm.get("loss_options"), "check_policy_loss"),
+    providers.Correction: _piece(
+        "corrections", lambda algorithm, name: algorithm.get("correction_options", {}).get(name), "check_correction"
+    ),
+    providers.RewardFunction: _reward_function,
+    providers.Command: _command,
+}
+
+
+def _workflow_names() -> list[str]:
+    from rllm_core.testing.workflows import WORKFLOW_CHECKS
+
+    return [RUN_FILE, *WORKFLOW_CHECKS]
+
+
+def _tracker_names() -> list[str]:
+    from rllm_core.testing.trackers import TRACKER_CHECKS
+
+    return list(TRACKER_CHECKS)
+
+
+def _engine_names() -> list[str]:
+    from rllm_core.testing.engines import ENGINE_CHECKS
+
+    return list(ENGINE_CHECKS)
+
+
+def _backend_names() -> list[str]:
+    from rllm_core.testing.backends import BEFORE_TRAINING, TRAINING
+
+    return [*BEFORE_TRAINING, *(f"engine: {name}" for name in _engine_names()), *TRAINING]
+
+
+def _estimator_names() -> list[str]:
+    from rllm_core.testing.algorithms import ESTIMATOR_CHECKS
+
+    return ["options", *ESTIMATOR_CHECKS]
+
+
+def _correction_names() -> list[str]:
+    from rllm_core.testing.algorithms import CORRECTION_CHECKS
+
+    return ["options", *CORRECTION_CHECKS]
+
+
+def _loss_names() -> list[str]:
+    from rllm_core.testing.losses import LOSS_CHECKS
+
+    return ["options", *LOSS_CHECKS]
+
+
+_NAMES: dict[type[providers.Provider], Callable[[], list[str]]] = {
+    providers.Workflow: _workflow_names,
+    providers.Tracker: _tracker_names,
+    providers.Parser: lambda: list(PARSER_CHECKS),
+    providers.Engine: _engine_names,
+    providers.Backend: _backend_names,
+    providers.AdvantageEstimator: _estimator_names,
+    providers.PolicyLoss: _loss_names,
+    providers.Correction: _correction_names,
+}
