@@ -35,11 +35,11 @@ from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.testing.scripted import ByteParser, ScriptedEngine, ScriptedWorkflowConfig
 from rllm_core.training import launch
-from rllm_core.training.metrics import Trackers
 from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.tasks import TaskStream
+from rllm_core.training.trackers import Trackers
 from rllm_core.training.trainer import Trainer
 from rllm_core.types import Episode, SamplingParams, Task, TokenOutput
 
@@ -231,7 +231,7 @@ class Groups:
             observers=Observers(self.plugins),
             run_dir=run_dir,
             progress=Progress(),
-            trackers=Trackers([]),
+            trackers=Trackers({}),
         )
         trainer.generation.runner = self.runner
 

@@ -6,6 +6,8 @@ from rllm_core.testing.drift import Drift, probe_drift
 from rllm_core.testing.engines import check_engine
 from rllm_core.testing.parsers import CheckResult, check_parser
 from rllm_core.testing.scripted import ByteParser, ScriptedBackend, ScriptedEngine
+from rllm_core.testing.trackers import check_tracker
+from rllm_core.testing.workflows import check_workflow
 
 __all__ = [
     "ByteParser",
@@ -19,5 +21,7 @@ __all__ = [
     "check_estimator",
     "check_parser",
     "check_policy_loss",
+    "check_tracker",
+    "check_workflow",
     "probe_drift",
 ]

@@ -33,7 +33,7 @@ from rllm_core.engine import Completer, derive_seed
 from rllm_core.hookspecs import hookimpl
 from rllm_core.testing.disk import OPERATIONS, InterceptedDisk, Operation
 from rllm_core.training.launch import Assembly
-from rllm_core.training.metrics import Tracker
+from rllm_core.training.trackers import Status, Tracker
 from rllm_core.types import Task
 from rllm_core.workflow import Workflow
 
@@ -307,18 +307,16 @@ class FaultyTracker(Tracker):
 
     name: ClassVar[str] = "faults"
 
-    def __init__(self) -> None:
-        self._faults = _installed.get()
-
     def start(self, config: RunConfig, run_dir: str) -> None:
         """See `Tracker.start`."""
+        self._faults = _installed.get()
         self._faults.cross_now("tracker.start", lambda: None, (config, run_dir))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker.log`."""
         self._faults.cross_now("tracker.log", lambda: None, (step, metrics))
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: Status) -> None:
         """See `Tracker.finish`."""
         self._faults.cross_now("tracker.finish", lambda: None, (status,))
 

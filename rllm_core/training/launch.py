@@ -30,9 +30,9 @@ from rllm_core.requirements import pip_install, unmet
 from rllm_core.training import report
 from rllm_core.training.books import Books
 from rllm_core.training.deadlines import within
-from rllm_core.training.metrics import Trackers
 from rllm_core.training.progress import Harmless, Progress
 from rllm_core.training.run_dir import RunDir
+from rllm_core.training.trackers import Tracker, Trackers, construct
 from rllm_core.training.trainer import Interrupted, Trainer, passes
 from rllm_core.workflow import Workflow
 
@@ -46,7 +46,8 @@ class Assembly:
     Attributes:
         not_checked: What the backend could not check, for ``--dry-run``.
         notes: Settings that mean something else here than they say.
-        is_hung: Whether the backend did not shut down in time; its threads may keep the process from ending.
+        trackers: By the names they were selected by.
+        is_hung: Whether the backend or a tracker did not stop in time; its threads may keep the process from ending.
     """
 
     config: RunConfig
@@ -56,6 +57,7 @@ class Assembly:
     algorithm: Algorithm
     not_checked: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    trackers: dict[str, Tracker] = field(default_factory=dict)
     is_hung: bool = False
 
     def derived(self) -> dict[str, int]:
@@ -109,7 +111,8 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
             "engine and trainer share devices" if capabilities.colocated else "the estimator needs the whole batch"
         )
         notes.append(f"gradients are not accumulated while groups arrive: {because}")
-    return Assembly(config, plugins, workflow, backend, algorithm, not_checked, notes)
+    trackers = construct(config, plugins)
+    return Assembly(config, plugins, workflow, backend, algorithm, not_checked, notes, trackers)
 
 
 def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
@@ -146,9 +149,7 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
     trainer: Trainer | None = None
     collection_thresholds = gc.get_threshold()
     observers = Observers(assembly.plugins)
-    trackers = Trackers(
-        [assembly.plugins.load(assembly.plugins.select(providers.Tracker, name))() for name in config.training.trackers]
-    )
+    trackers = Trackers(assembly.trackers, note=progress.note)
     signals = _Signals(progress)
     try:
         with signals:
@@ -219,10 +220,13 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
                 "incarnation": run_dir.incarnation,
                 "seconds": round(time.time() - started, 3),
                 "observer_failures": dict(observers.failures),
-                "tracker_failures": trackers.failed,
             }
-            trackers.finish(summary["status"])
-            _write_down(summary, run_dir, progress)
+            try:
+                await trackers.finish(summary["status"])
+            finally:
+                summary["tracker_failures"] = trackers.failed
+                assembly.is_hung = assembly.is_hung or bool(trackers.hung)
+                _write_down(summary, run_dir, progress)
             if summary["optimizer_steps"]:
                 _draw(path, progress)
             if summary["status"] == "interrupted":

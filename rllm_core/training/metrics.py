@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Literal
 
-from rllm_core.config import RunConfig
 from rllm_core.training.difficulty import ALL, NONE, SOME
-
-logger = logging.getLogger(__name__)
 
 Reduction = Literal["mean", "sum", "min", "max", "last"]
 
@@ -96,50 +91,3 @@ class MetricsAggregator:
         }
         self._values.clear()
         return reduced
-
-
-class Tracker(ABC):
-    """Sends metrics somewhere. A failing tracker is reported and switched off; it never stops training."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def start(self, config: RunConfig, run_dir: str) -> None:
-        """A run begins or is resumed."""
-
-    @abstractmethod
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of an optimizer step, or of a validation (names then begin with ``validation/``)."""
-
-    @abstractmethod
-    def finish(self, status: str) -> None:
-        """The run has ended."""
-
-
-class Trackers:
-    """The trackers of a run, each isolated from the others and from training."""
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._active = list(trackers)
-        self.failed: dict[str, str] = {}
-
-    def start(self, config: RunConfig, run_dir: str) -> None:
-        """See `Tracker.start`."""
-        self._each(lambda tracker: tracker.start(config, run_dir))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
-        self._each(lambda tracker: tracker.log(step, metrics))
-
-    def finish(self, status: str) -> None:
-        """See `Tracker.finish`."""
-        self._each(lambda tracker: tracker.finish(status))
-
-    def _each(self, call: Callable[[Tracker], None]) -> None:
-        for tracker in list(self._active):
-            try:
-                call(tracker)
-            except Exception as error:  # somebody else's library and network
-                self._active.remove(tracker)
-                self.failed[tracker.name] = f"{type(error).__name__}: {error}"
-                logger.error("tracker %s failed and is switched off: %s", tracker.name, self.failed[tracker.name])

@@ -13,10 +13,11 @@ from rllm_core.algorithms.advantages.statistics import is_uniform
 from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import UNSCORED_TOKENS
 from rllm_core.training.buffer import CompleteGroup
-from rllm_core.training.metrics import CORE_METRICS, TEACHER_METRICS, MetricsAggregator, Trackers
+from rllm_core.training.metrics import CORE_METRICS, TEACHER_METRICS, MetricsAggregator
 from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import RolloutKey
 from rllm_core.training.run_dir import RunDir
+from rllm_core.training.trackers import Trackers
 from rllm_core.training.validation import ValidationResult
 from rllm_core.types import Episode, FinishReason, TrainingSample, Trajectory
 

@@ -32,7 +32,6 @@ from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.crediting import Crediting
 from rllm_core.training.deadlines import stop, watch, within
 from rllm_core.training.generation import Generation
-from rllm_core.training.metrics import Trackers
 from rllm_core.training.pace import Pace
 from rllm_core.training.progress import Progress
 from rllm_core.training.reporting import Reporter
@@ -41,6 +40,7 @@ from rllm_core.training.run_dir import RunDir
 from rllm_core.training.saving import Position, Saving
 from rllm_core.training.state import TrainerState
 from rllm_core.training.tasks import TaskStream
+from rllm_core.training.trackers import Trackers
 from rllm_core.training.validation import (
     ValidationResult,
     nll_per_token,

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.testing.scripted import Script, ScriptedEngine
 from rllm_core.training import evaluation, launch
 from rllm_core.training.journal import JsonLines, cut_after, read_json_lines
-from rllm_core.training.metrics import MetricsAggregator, Tracker, Trackers
+from rllm_core.training.metrics import MetricsAggregator
 from rllm_core.training.requests import RequestMerger, pause_seconds
 from rllm_core.training.tasks import TaskStream, spread
 from rllm_core.types import SamplingParams, Task, token_ids
@@ -284,31 +284,6 @@ def test_metrics_are_reduced_as_declared() -> None:
         metrics.record("a", float("nan"))
     with pytest.raises(ValueError, match="declared as 'mean', not 'sum'"):
         metrics.declare("a", "sum")
-
-
-def test_a_failing_tracker_is_switched_off_and_the_others_go_on() -> None:
-    class Good(Tracker):
-        name = "good"
-        seen: ClassVar[list[int]] = []
-
-        def start(self, config: Any, run_dir: str) -> None: ...
-
-        def log(self, step: int, metrics: Any) -> None:
-            self.seen.append(step)
-
-        def finish(self, status: str) -> None: ...
-
-    class Bad(Good):
-        name = "bad"
-
-        def log(self, step: int, metrics: Any) -> None:
-            raise ConnectionError("offline")
-
-    trackers = Trackers([Bad(), Good()])
-    trackers.log(1, {})
-    trackers.log(2, {})
-    assert Good.seen == [1, 2]
-    assert trackers.failed == {"bad": "ConnectionError: offline"}
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_success() -> None:

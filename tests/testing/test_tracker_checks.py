@@ -1,0 +1,60 @@
+"""The public check of trackers: an honest one passes, and every rule has a tracker that breaks it and is caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lying_trackers import LIARS, LIMIT_SECONDS, Notebook, WritingEarly, read
+
+from rllm_core.testing import check_tracker
+from rllm_core.testing.trackers import TRACKER_CHECKS
+from rllm_core.training.trackers import Tracker
+
+NEED_NO_READER = {"picky", "one status", "needing metrics", "refusing", "locking"}
+
+
+def failures(make: Any, folder: Path, **options: Any) -> dict[str, str]:
+    known = {"read": read, "local": True, "deadline_seconds": LIMIT_SECONDS}
+    results = check_tracker(make, folder, **{**known, **options})
+    assert [result.name for result in results] == list(TRACKER_CHECKS)
+    return {result.name: result.detail for result in results if result.outcome == "failed"}
+
+
+def test_an_honest_tracker_passes(tmp_path: Path) -> None:
+    results = check_tracker(Notebook, tmp_path / "new", read=read, local=True)
+    assert {result.outcome for result in results} == {"passed"}
+    details = {result.name: result.detail for result in results}
+    assert "all 5 metrics arrived" in details["arrival"]
+    assert "recorded in the same run" in details["resume"]
+
+
+def test_without_a_reader_and_a_promise_less_is_checked(tmp_path: Path) -> None:
+    outcomes = {result.name: result.outcome for result in check_tracker(Notebook, tmp_path)}
+    assert {name for name, outcome in outcomes.items() if outcome != "passed"} == {"locality"}
+    assert outcomes["locality"] == "skipped"
+
+
+@pytest.mark.parametrize("lie", LIARS)
+def test_who_breaks_a_rule_is_caught(lie: str, tmp_path: Path) -> None:
+    make, check, detail = LIARS[lie]
+    WritingEarly.folder = tmp_path / "runs"
+    found = failures(make, tmp_path / "runs")
+    assert detail in found[check]
+
+
+@pytest.mark.parametrize("lie", sorted(NEED_NO_READER))
+def test_who_raises_is_caught_without_a_reader(lie: str, tmp_path: Path) -> None:
+    make, check, detail = LIARS[lie]
+    found = failures(make, tmp_path, read=None)
+    assert detail in found[check]
+
+
+def test_every_check_has_somebody_who_fails_it() -> None:
+    assert {check for _, check, _ in LIARS.values()} == set(TRACKER_CHECKS)
+
+
+def test_one_object_for_two_runs_is_caught(tmp_path: Path) -> None:
+    one: Tracker = Notebook()
+    assert "one object" in failures(lambda: one, tmp_path)["construction"]
