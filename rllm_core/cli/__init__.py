@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from rllm_core import __version__
 from rllm_core.errors import PluginError, UserError
@@ -33,6 +34,7 @@ CORE_COMMANDS = {
             summary="Measure a model on a workflow: pass@k with a confidence interval.",
         ),
         Command(name="verify", load="rllm_core.cli.verify:verify", summary="Prove that a run's books balance."),
+        Command(name="new", load="rllm_core.cli.new:new", summary="Make a package for a provider of your own."),
         Command(name="plugins", load="rllm_core.cli.plugins:plugins", summary="Show what is installed."),
         Command(
             name="backends",
@@ -52,6 +54,11 @@ CORE_COMMANDS = {
             name="doctor",
             load="rllm_core.cli.doctor:doctor",
             summary="Check versions, missing pieces and known-bad combinations.",
+        ),
+        Command(
+            name="completion",
+            load="rllm_core.cli.completion:completion",
+            summary="Print what makes a shell complete commands, options and names.",
         ),
     )
 }
@@ -154,6 +161,13 @@ class LazyGroup(click.Group):
         if added:
             with formatter.section("Commands of plugins"):
                 formatter.write_dl(added)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands by their records, so that completion imports no command."""
+        commands = {name: command.summary for name, command in CORE_COMMANDS.items()}
+        commands |= {name: provided.record.summary for name, provided in self._plugin_commands(ctx).items()}
+        items = [CompletionItem(name, help=text) for name, text in commands.items() if name.startswith(incomplete)]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def _plugin_commands(self, ctx: click.Context) -> dict[str, Provided[Command]]:
         return session(ctx).plugins.providers(Command)

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import click
 
+from rllm_core.cli.completion import provided
 from rllm_core.errors import ConfigError
 
 
 @click.command("eval", short_help="Measure a model on a workflow: pass@k with a confidence interval.")
-@click.argument("target", metavar="WORKFLOW|RUN.toml")
+@click.argument("target", metavar="WORKFLOW|RUN.toml", shell_complete=provided("Workflow", files=True))
 @click.option("--model", metavar="PATH", help="Model folder or hub name; replaces model.path.")
 @click.option(
     "--checkpoint",
@@ -21,9 +22,15 @@ from rllm_core.errors import ConfigError
     metavar="DIR",
     help="A checkpoint folder (runs/RUN/checkpoints/step-NNNNNN), or a run folder: its newest checkpoint.",
 )
-@click.option("--backend", metavar="NAME", help="Replaces the run file's backend.")
-@click.option("--engine", "engine_name", metavar="NAME", help="Ask this engine; no backend is started.")
-@click.option("--parser", metavar="NAME", help="Replaces the run file's parser.")
+@click.option("--backend", metavar="NAME", shell_complete=provided("Backend"), help="Replaces the run file's backend.")
+@click.option(
+    "--engine",
+    "engine_name",
+    metavar="NAME",
+    shell_complete=provided("Engine"),
+    help="Ask this engine; no backend is started.",
+)
+@click.option("--parser", metavar="NAME", shell_complete=provided("Parser"), help="Replaces the run file's parser.")
 @click.option("--split", type=click.Choice(["validation", "train"]), default="validation", show_default=True)
 @click.option("--tasks", type=click.IntRange(min=1), metavar="N", help="Use N evenly spaced tasks instead of all.")
 @click.option("-n", "samples", type=click.IntRange(min=1), default=1, show_default=True, help="Rollouts per task.")

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from rllm_core.cli import no_plugins_option, session
+from rllm_core.cli.completion import installed
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import PluginError
 from rllm_core.plugins import CORE_PLUGIN, PluginInfo, PluginManager
@@ -53,7 +54,7 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
 
 
 @plugins.command()
-@click.argument("name")
+@click.argument("name", shell_complete=installed)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def show(context: click.Context, name: str, as_json: bool) -> None:
@@ -83,7 +84,7 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
 
 
 @plugins.command()
-@click.argument("name")
+@click.argument("name", shell_complete=installed)
 @click.pass_context
 def enable(context: click.Context, name: str) -> None:
     """Let a plugin be used again that was disabled."""
@@ -100,7 +101,7 @@ def enable(context: click.Context, name: str) -> None:
 
 
 @plugins.command()
-@click.argument("name")
+@click.argument("name", shell_complete=installed)
 @click.pass_context
 def disable(context: click.Context, name: str) -> None:
     """Switch a plugin off for all runs; of two with one name, by DISTRIBUTION/NAME."""

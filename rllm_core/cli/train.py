@@ -11,13 +11,16 @@ from typing import Any
 
 import click
 
+from rllm_core.cli.completion import provided
 from rllm_core.errors import ConfigError, RunError
 
 
 @click.command(short_help="Train a model on a workflow.")
-@click.argument("target", metavar="[WORKFLOW|RUN.toml]", required=False)
-@click.option("--backend", metavar="NAME", help="Replaces the run file's backend.")
-@click.option("--parser", metavar="NAME", help="Replaces the run file's parser.")
+@click.argument(
+    "target", metavar="[WORKFLOW|RUN.toml]", required=False, shell_complete=provided("Workflow", files=True)
+)
+@click.option("--backend", metavar="NAME", shell_complete=provided("Backend"), help="Replaces the run file's backend.")
+@click.option("--parser", metavar="NAME", shell_complete=provided("Parser"), help="Replaces the run file's parser.")
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its newest complete checkpoint.")
 @click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key; repeatable.")

@@ -1,0 +1,81 @@
+"""``rllm-core completion``, and what the shell is offered for names that plugins provide."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from rllm_core.cli import session
+from rllm_core.errors import PluginError
+
+if TYPE_CHECKING:
+    from rllm_core.providers import Provider
+
+PROGRAM = "rllm-core"
+VARIABLE = "_RLLM_CORE_COMPLETE"
+SHELLS = ("bash", "fish", "zsh")
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+@click.command(short_help="Print what makes a shell complete commands, options and names.")
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print what makes a shell complete commands, options and the names of what is installed.
+
+    In ~/.bashrc: eval "$(rllm-core completion bash)". In ~/.zshrc, after compinit, the same with zsh. In
+    ~/.config/fish/config.fish: rllm-core completion fish | source.
+    """
+    complete_class = get_completion_class(shell)
+    assert complete_class is not None
+    root = context.find_root().command
+    # Not `source()`: that starts the shell to learn its version, which need not be installed where this is printed.
+    completing = complete_class(root, {}, PROGRAM, VARIABLE)
+    click.echo(completing.source_template % completing.source_vars())
+
+
+def provided(kind: str, *, files: bool = False) -> Complete:
+    """Offer the names of everything of one kind, or files where nothing fits.
+
+    Args:
+        kind: Name of a record class of `rllm_core.providers`.
+        files: Whether a path will do as well.
+    """
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from rllm_core import providers
+
+        chosen: type[Provider] = getattr(providers, kind)
+        items: list[CompletionItem] = []
+        with _silence():
+            items = [
+                CompletionItem(name, help=found.record.summary)
+                for name, found in session(context).plugins.providers(chosen).items()
+                if name.startswith(incomplete)
+            ]
+        return items or ([CompletionItem(incomplete, type="file")] if files else [])
+
+    return complete
+
+
+def installed(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the names of plugins."""
+    with _silence():
+        infos = session(context).plugins.plugins()
+        return [CompletionItem(info.name, help=info.label) for info in infos if info.name.startswith(incomplete)]
+    return []
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Nobody who presses a key wants to hear of broken plugins, or to read what they print."""
+    logging.disable()
+    with contextlib.suppress(PluginError), contextlib.redirect_stderr(io.StringIO()):
+        yield
