@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -20,14 +21,15 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.observers import Observers
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.training import checkpoint
-from rllm_core.training.launch import Assembly
+from rllm_core.training import checkpoint, launch
 from rllm_core.training.rollouts import RolloutRunner
 from rllm_core.training.tasks import spread
 from rllm_core.training.validation import play_all
 from rllm_core.workflow import Split, Workflow
 
 BOOTSTRAP_RESAMPLES = 2000
+
+logger = logging.getLogger(__name__)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -52,7 +54,7 @@ class OpenEngine:
 
 
 @asynccontextmanager
-async def engine_of_backend(assembly: Assembly, checkpoint_dir: Path | None) -> AsyncIterator[OpenEngine]:
+async def engine_of_backend(assembly: launch.Assembly, checkpoint_dir: Path | None) -> AsyncIterator[OpenEngine]:
     """The engine of the run's backend, with the weights of a checkpoint if there is one.
 
     Raises:
@@ -121,7 +123,7 @@ async def evaluate(
     if not tasks:
         raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks")
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
-    async with opening as opened:
+    async with opening as opened, launch.opened(workflow, config, logger.warning):
         runner = RolloutRunner(workflow, opened.engine, config, Observers(plugins), lockstep=opened.lockstep)
         try:
             episodes = await play_all(runner, spread(chosen, len(chosen) * samples), "eval")

@@ -9,6 +9,8 @@ import platform
 import signal
 import threading
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from rllm_core.observers import Observers
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.requirements import pip_install, unmet
+from rllm_core.services import Services
 from rllm_core.training import report
 from rllm_core.training.books import Books
 from rllm_core.training.deadlines import within
@@ -118,7 +121,39 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
 def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
     """The workflow of a run file, with its own section."""
     workflow_class: type[Workflow] = plugins.load(plugins.select(providers.Workflow, config.workflow))
-    return workflow_class(config.plugins.get(config.workflow))
+    plugins.select(providers.Sandbox, config.rollout.sandbox)
+    workflow = workflow_class(config.plugins.get(config.workflow))
+    workflow.services = Services(plugins, config.rollout.sandbox)
+    return workflow
+
+
+@asynccontextmanager
+async def opened(workflow: Workflow, config: RunConfig, note: Callable[[str], None]) -> AsyncIterator[None]:
+    """Around all rollouts: what the workflow starts is stopped, however they end.
+
+    Args:
+        workflow: What is played.
+        config: The run file, for its deadline.
+        note: Told if stopping fails, which changes nothing about how the run went.
+
+    Raises:
+        StallError: If it is not ready in time.
+    """
+    try:
+        what = f"open() of workflow {config.workflow!r}"
+        await within(config.training.backend_timeout_seconds, what, workflow.open())
+        yield
+    finally:
+        for what, closing in (
+            (f"close() of workflow {config.workflow!r}", workflow.close),
+            ("close() of its services", workflow.services.close),
+        ):
+            try:
+                await within(SHUTDOWN_TIMEOUT_SECONDS, what, closing())
+            except StallError as stuck:
+                note(f"{stuck}; it is left behind")
+            except Exception as error:  # somebody else's code; how the rollouts went is known by now
+                note(" ".join(f"{what} failed with {type(error).__name__}: {error}".split()))
 
 
 def _check_requirements(config: RunConfig) -> None:
@@ -167,7 +202,10 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
             gc.collect()
             gc.freeze()
             gc.set_threshold(2_000, 10, 300)
-            async with open_teacher(config, assembly.plugins, engine.parser) as teacher:
+            async with (
+                open_teacher(config, assembly.plugins, engine.parser) as teacher,
+                opened(assembly.workflow, config, progress.note),
+            ):
                 trainer = signals.trainer = Trainer(
                     config=config,
                     workflow=assembly.workflow,

@@ -1,0 +1,254 @@
+"""What workflows are given beside the model, and that what they start is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import rllm_core.testing.plugin
+from rllm_core import hookimpl
+from rllm_core.config import load_run_config
+from rllm_core.errors import PluginError, RunError, StallError
+from rllm_core.plugins import PluginManager
+from rllm_core.providers import RewardFunction, Sandbox
+from rllm_core.sandbox import ChildRaised, ChildSandbox, ChildTimeout, Limits
+from rllm_core.services import Services
+from rllm_core.testing.scripted import ScriptedWorkflow
+from rllm_core.training import evaluation, launch
+from rllm_core.training.progress import Progress
+from rllm_core.types import Task
+
+REWARDS = """
+import time
+
+def length(task, text):
+    return len(text) / task.data["longest"]
+
+def whole(task, text):
+    return text == task.task_id
+
+def endless(task, text):
+    time.sleep(300)
+
+def words(task, text):
+    return "much"
+
+def infinite(task, text):
+    return float("inf")
+
+def raises(task, text):
+    raise KeyError(text)
+"""
+
+
+class Rewards:
+    @hookimpl
+    def reward_functions(self) -> list[RewardFunction]:
+        names = ("length", "whole", "endless", "words", "infinite", "raises", "absent")
+        return [RewardFunction(name=name, load=f"planted_rewards:{name}", summary="One.") for name in names]
+
+
+@pytest.fixture
+def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
+    """Of a plugin whose module lies on the path that children get."""
+    (tmp_path / "planted_rewards.py").write_text(REWARDS, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins = PluginManager()
+    plugins.register(Rewards(), "rewards")
+    return Services(plugins)
+
+
+def closed(services: Services, awaitable: Any) -> Any:
+    async def run() -> Any:
+        try:
+            return await awaitable
+        finally:
+            await services.close()
+
+    return asyncio.run(run())
+
+
+def test_a_reward_function_gets_the_task_and_the_text(services: Services) -> None:
+    assert closed(services, services.reward_function("length")(Task(task_id="t", data={"longest": 4}), "abc")) == 0.75
+
+
+def test_true_and_false_are_one_and_zero(services: Services) -> None:
+    whole = services.reward_function("whole")
+
+    async def both() -> list[float]:
+        return [await whole(Task(task_id="t"), text) for text in ("t", "u")]
+
+    assert closed(services, both()) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("endless", ChildTimeout, "longer than 1 s"),
+        ("raises", ChildRaised, "KeyError: 'abc'"),
+        ("words", ValueError, "reward function 'words' returned 'much', not a finite number"),
+        ("infinite", ValueError, "reward function 'infinite' returned inf, not a finite number"),
+    ],
+)
+def test_what_is_no_reward_is_an_error(services: Services, name: str, error: type[Exception], message: str) -> None:
+    reward = services.reward_function(name, Limits(wall_seconds=1.0))
+    with pytest.raises(error, match=message):
+        closed(services, reward(Task(task_id="t"), "abc"))
+
+
+def test_a_reward_function_that_is_not_there_says_so_before_the_first_rollout(services: Services) -> None:
+    with pytest.raises(PluginError, match="no reward function named 'lenght'; did you mean 'length'"):
+        services.reward_function("lenght")
+    with pytest.raises(PluginError, match=r"reward function 'absent' .* cannot be loaded from planted_rewards:absent"):
+        services.reward_function("absent")
+
+
+def test_a_workflow_by_itself_has_what_is_installed() -> None:
+    workflow = ScriptedWorkflow()
+    result = closed(workflow.services, workflow.services.sandbox.run_python("print(6 * 7)"))
+    assert result.stdout == "42\n"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# In a run
+
+
+class Recorded(ScriptedWorkflow):
+    """Writes down what is called, and does what a test wants done."""
+
+    calls: ClassVar[list[str]] = []
+    opening: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)
+    closing: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)
+
+    async def open(self) -> None:
+        self.calls.append("open")
+        await asyncio.sleep(self.opening() or 0)
+
+    async def close(self) -> None:
+        self.calls.append("close")
+        await asyncio.sleep(self.closing() or 0)
+
+    async def run(self, task: Task, completer: Any) -> Any:
+        self.calls.append("run")
+        return await super().run(task, completer)
+
+
+class OwnSandbox(ChildSandbox):
+    closed = 0
+
+    async def close(self) -> None:
+        type(self).closed += 1
+        await super().close()
+
+
+class Isolation:
+    @hookimpl
+    def sandboxes(self) -> list[Sandbox]:
+        return [Sandbox(name="own", load=f"{__name__}:OwnSandbox", summary="Ours.")]
+
+
+@pytest.fixture
+def assembly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., launch.Assembly]:
+    monkeypatch.setattr(rllm_core.testing.scripted, "ScriptedWorkflow", Recorded)
+    monkeypatch.setattr(Recorded, "calls", [])
+
+    def assemble(*overrides: str) -> launch.Assembly:
+        plugins = PluginManager.from_environment(no_plugins=True)
+        plugins.register(rllm_core.testing.plugin, "testing")
+        plugins.register(Isolation(), "isolation")
+        small = ("training.steps=1", "training.groups_per_step=2", "training.rollouts_per_group=2",
+                 "training.validation_rollouts=2")  # fmt: skip
+        config = load_run_config("say_yes", plugins, overrides=(*small, *overrides), backend="scripted")
+        return launch.assemble(config, plugins)
+
+    return assemble
+
+
+def train(assembly: launch.Assembly, folder: Path) -> dict[str, Any]:
+    try:
+        asyncio.run(launch.train(assembly, folder, resume=False, progress=Progress()))
+    finally:
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+def test_a_workflow_is_opened_before_and_closed_after_all_rollouts(
+    assembly: Callable[..., launch.Assembly], tmp_path: Path
+) -> None:
+    train(assembly(), tmp_path / "run")
+    first, *between, last = Recorded.calls
+    assert (first, set(between), last) == ("open", {"run"}, "close")
+
+
+def test_an_evaluation_opens_and_closes_it_too(assembly: Callable[..., launch.Assembly]) -> None:
+    a = assembly()
+    opening = evaluation.engine_of_backend(a, None)
+    asyncio.run(
+        evaluation.evaluate(a.config, a.plugins, a.workflow, opening, split="train", task_limit=2, samples=2, ks=(1,))
+    )
+    first, *between, last = Recorded.calls
+    assert (first, set(between), last) == ("open", {"run"}, "close")
+
+
+def test_what_was_half_opened_is_closed(
+    assembly: Callable[..., launch.Assembly], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RunError("the server does not start")
+
+    monkeypatch.setattr(Recorded, "opening", staticmethod(fail))
+    with pytest.raises(RunError, match="the server does not start"):
+        train(assembly(), tmp_path / "run")
+    assert Recorded.calls == ["open", "close"]
+    assert "the server does not start" in json.loads((tmp_path / "run" / "summary.json").read_text())["error"]
+
+
+def test_opening_has_a_deadline(
+    assembly: Callable[..., launch.Assembly], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorded, "opening", staticmethod(lambda: 300))
+    with pytest.raises(StallError, match=r"open\(\) of workflow 'say_yes' did not end within 0.2 s"):
+        train(assembly("training.backend_timeout_seconds=0.2"), tmp_path / "run")
+    assert Recorded.calls == ["open", "close"]
+
+
+@pytest.mark.parametrize("fault", ["raises", "hangs"])
+def test_a_workflow_that_does_not_close_changes_nothing_about_the_run(
+    assembly: Callable[..., launch.Assembly], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    noted: list[str] = []
+
+    def fail() -> float:
+        if fault == "raises":
+            raise ValueError("cannot stop")
+        return math.inf
+
+    monkeypatch.setattr(launch, "SHUTDOWN_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(Recorded, "closing", staticmethod(lambda: fail() if fault == "raises" else 300))
+    monkeypatch.setattr(Progress, "note", lambda self, text: noted.append(text))
+    assert train(assembly(), tmp_path / "run")["status"] == "completed"
+    assert any("close() of workflow 'say_yes'" in text for text in noted), noted
+
+
+def test_the_sandbox_of_the_run_file_is_used_and_closed(
+    assembly: Callable[..., launch.Assembly], tmp_path: Path
+) -> None:
+    a = assembly("rollout.sandbox=own")
+    chosen: Any = type(a.workflow.services.sandbox)
+    assert chosen.__name__ == "OwnSandbox"
+    train(a, tmp_path / "run")
+    assert chosen.closed == 1
+
+
+def test_a_sandbox_that_does_not_exist_is_an_error_before_anything_is_allocated(
+    assembly: Callable[..., launch.Assembly],
+) -> None:
+    with pytest.raises(PluginError, match="no sandbox named 'gvisor'; installed: child, own"):
+        assembly("rollout.sandbox=gvisor")
