@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from rllm_core.engine import EngineError, Terminated
 from rllm_core.testing.answers import hostile, nonsensical_calls
 from rllm_core.testing.parsers import Broken, NotApplicable
 from rllm_core.testing.probe import Check
+from rllm_core.testing.watch import check_released, held
 from rllm_core.testing.workflow_probe import (
     LATEST_GIVING_UP_SECONDS,
     Rollout,
@@ -26,7 +25,6 @@ AT_A_TIME = 8
 REPEATED = 3
 # Turns of the event loop after which a rollout is cancelled that nothing holds up.
 CANCELLED_AFTER = (1, 4, 16)
-SETTLED_SECONDS = 1.0
 
 
 async def _cut_off(probe: WorkflowProbe) -> str:
@@ -124,6 +122,8 @@ def _answered(rollout: Rollout, what: str) -> Episode | None:
 
 
 def _needs_a_model(probe: WorkflowProbe) -> None:
+    if not probe.played:
+        raise NotApplicable("no rollouts could be played")
     if not probe.workflow.samples:
         raise NotApplicable("samples is False")
 
@@ -225,35 +225,35 @@ async def _cancelled(probe: WorkflowProbe, task: Task, *, hung: int | None = Non
 
 
 async def _leftovers(probe: WorkflowProbe) -> str:
+    if not probe.played:
+        raise NotApplicable("no rollouts could be played")
     await _leaves_nothing(lambda task: probe.play(task), probe, "a rollout")
     if probe.workflow.samples:
         await _leaves_nothing(lambda task: _cancelled(probe, task, hung=0), probe, "a cancelled rollout")
         await _leaves_nothing(lambda task: _cancelled(probe, task, turns=4), probe, "a cancelled rollout")
-    held = ", ".join(f"{count} {what}" for what, count in _held().items() if count)
-    return f"what is held does not grow: {held or 'nothing'}"
+    kept = ", ".join(f"{count} {what}" for what, count in held().items())
+    return f"what is held stays at {kept}"
 
 
 async def _leaves_nothing(play: Callable[[Task], Awaitable[object]], probe: WorkflowProbe, what: str) -> None:
     tasks = probe.tasks()
     for task in tasks:  # the first ones may open what all share
         await play(task)
-    before = _held()
+    before = held()
     for _ in range(REPEATED):
         for task in tasks:
             await play(task)
-    deadline = asyncio.get_running_loop().time() + SETTLED_SECONDS
-    while grown := [kind for kind, count in _held().items() if count > before[kind]]:
-        if asyncio.get_running_loop().time() > deadline:
-            raise Broken(f"{what} leaves {', '.join(grown)} behind")
-        await asyncio.sleep(0.02)
+    await check_released(before, what)
 
 
-def _held() -> dict[str, int]:
-    """What a process can be seen to hold, without the threads of the event loop's own pool."""
-    threads = [thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
-    files = Path("/proc/self/task")
-    children = [word for path in files.glob("*/children") for word in path.read_text(encoding="utf-8").split()]
-    return {"tasks": len(asyncio.all_tasks()), "threads": len(threads), "child processes": len(children)}
+async def _closing(probe: WorkflowProbe) -> str:
+    await probe.make().close()  # as after an open() that failed
+    if not probe.held:
+        raise NotApplicable("it could not be opened")
+    before = probe.held
+    await probe.close()
+    await check_released(before, "a workflow that was closed")
+    return "it holds what it held before it was opened"
 
 
 FAULT_CHECKS: dict[str, Check[WorkflowProbe]] = {
@@ -263,4 +263,6 @@ FAULT_CHECKS: dict[str, Check[WorkflowProbe]] = {
     "engine errors": _engine_errors,
     "cancellation": _cancellation,
     "leftovers": _leftovers,
+    "closing": _closing,
 }
+"""By name; they come after those that fill `WorkflowProbe.played`."""

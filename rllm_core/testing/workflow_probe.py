@@ -6,16 +6,11 @@ import asyncio
 import json
 import random
 import re
-import signal
-import threading
-import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +19,7 @@ from rllm_core.parser import ParsedCompletion, ParsedToolCall, ToolSpec
 from rllm_core.testing.answers import CALL_CLOSE, CALL_OPEN, fitting
 from rllm_core.testing.parsers import Broken
 from rllm_core.testing.scripted import ByteParser, ScriptedEngine
+from rllm_core.testing.watch import Blocked, LoopWatch, held
 from rllm_core.training.rollouts import MAX_REWARD
 from rllm_core.training.tasks import spread
 from rllm_core.types import (
@@ -237,74 +233,6 @@ class WatchedCompleter(TITOCompleter):
         return step
 
 
-class Blocked(BaseException):
-    """The event loop stood still for too long; raised in the code that holds it up, whatever that catches."""
-
-
-class LoopWatch:
-    """Interrupts whatever holds the event loop up for longer than a limit, while a rollout is running.
-
-    Signals reach only the main thread of a process, so elsewhere it is told when the loop goes on again.
-
-    Args:
-        limit_seconds: How long a callback may take.
-    """
-
-    TICK_SECONDS: ClassVar[float] = 0.01
-
-    def __init__(self, limit_seconds: float) -> None:
-        self.limit_seconds = limit_seconds
-        self.longest_seconds = 0.0
-        self._running = 0
-        self._last = time.monotonic()
-        self._timer: asyncio.TimerHandle | None = None
-        self._before: Any = None
-        self._has_signals = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
-
-    def __enter__(self) -> Self:
-        self._last = time.monotonic()
-        self._tick()
-        if self._has_signals:
-            self._before = signal.signal(signal.SIGALRM, self._interrupt)
-            signal.setitimer(signal.ITIMER_REAL, self.limit_seconds / 4, self.limit_seconds / 4)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._has_signals:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, self._before)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    @contextmanager
-    def rollout(self) -> Iterator[None]:
-        """A rollout runs in here."""
-        if not self._running:
-            self._last = time.monotonic()
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-
-    def since(self) -> float:
-        """The longest standstill since this was asked last, in seconds."""
-        longest, self.longest_seconds = self.longest_seconds, 0.0
-        return longest
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        if self._running:
-            self.longest_seconds = max(self.longest_seconds, now - self._last - self.TICK_SECONDS)
-        self._last = now
-        self._timer = asyncio.get_running_loop().call_later(self.TICK_SECONDS, self._tick)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._running and time.monotonic() - self._last > self.limit_seconds:
-            self._last = time.monotonic()
-            raise Blocked(f"the event loop stood still for more than {self.limit_seconds:g} s")
-
-
 @dataclass
 class WorkflowProbe:
     """A workflow, and how it is played.
@@ -315,7 +243,8 @@ class WorkflowProbe:
         tasks_per_split: How many tasks of a split are played.
         rollout_timeout_seconds: No end by then is a failure.
         watch: On the event loop.
-        played: The rollouts of `WORKFLOW_CHECKS`' check of episodes; none before it passed.
+        held: What the process held before the workflow was opened; empty until then, and once it is closed.
+        played: The rollouts of the check of episodes; none before it passed.
     """
 
     make: Callable[[], Workflow]
@@ -324,6 +253,7 @@ class WorkflowProbe:
     tasks_per_split: int
     rollout_timeout_seconds: float
     watch: LoopWatch
+    held: dict[str, int] = field(default_factory=dict)
     played: list[tuple[Rollout, Episode]] = field(default_factory=list)
     _workflow: Workflow | None = None
 
@@ -333,6 +263,36 @@ class WorkflowProbe:
         if self._workflow is None:
             self._workflow = self.make()
         return self._workflow
+
+    async def open(self) -> None:
+        """Start what its rollouts share.
+
+        Raises:
+            Broken: If that takes too long.
+        """
+        self.held = held()
+        await self._within("open()", self.workflow.open())
+
+    async def close(self) -> None:
+        """Stop that; once, however often it is called.
+
+        Raises:
+            Broken: If it takes too long.
+        """
+        if self.held:
+            self.held = {}
+            await self._within("close()", self.workflow.close())
+            await self._within("close() of its services", self.workflow.services.close())
+
+    async def _within(self, what: str, call: Coroutine[Any, Any, None]) -> None:
+        limit = self.rollout_timeout_seconds
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                await call
+        except TimeoutError:
+            if deadline.expired():
+                raise Broken(f"{what} did not end within {limit:g} s") from None
+            raise
 
     def tasks(self) -> list[Task]:
         """Some tasks of each split."""
@@ -352,7 +312,6 @@ class WorkflowProbe:
         policy: Policy | None = None,
         *,
         seed: int = 0,
-        workflow: Workflow | None = None,
         pauses: bool = False,
     ) -> Rollout:
         """Play one rollout; what ``run`` raises is in it.
@@ -361,7 +320,7 @@ class WorkflowProbe:
             Broken: If it does not end, or holds the event loop up: twice, since a busy machine does so, too.
         """
         for last in (False, True):
-            running = self.start(task, policy, seed=seed, workflow=workflow, pauses=pauses)
+            running = self.start(task, policy, seed=seed, pauses=pauses)
             try:
                 done, _ = await asyncio.wait({running}, timeout=self.rollout_timeout_seconds)
             finally:
@@ -386,19 +345,18 @@ class WorkflowProbe:
         policy: Policy | None = None,
         *,
         seed: int = 0,
-        workflow: Workflow | None = None,
         pauses: bool = False,
     ) -> asyncio.Task[Rollout]:
         """Begin to play one rollout."""
         rollout = Rollout(task)
         source = _Source(rollout, policy or self.fitting, pauses=pauses)
         completer = WatchedCompleter.of(rollout, source, seed=derive_seed(self.seed, seed))
-        return asyncio.create_task(self._played(workflow or self.workflow, rollout, completer))
+        return asyncio.create_task(self._played(rollout, completer))
 
-    async def _played(self, workflow: Workflow, rollout: Rollout, completer: WatchedCompleter) -> Rollout:
+    async def _played(self, rollout: Rollout, completer: WatchedCompleter) -> Rollout:
         try:
             with self.watch.rollout():
-                rollout.returned = await workflow.run(rollout.task, completer)
+                rollout.returned = await self.workflow.run(rollout.task, completer)
         except (Exception, SystemExit, Blocked) as error:  # the workflow's own code: anything may happen there
             rollout.error = error
         return rollout

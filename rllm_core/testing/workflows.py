@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,9 @@ from pydantic import ValidationError
 from rllm_core.providers import NAME_PATTERN
 from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
 from rllm_core.testing.probe import Check, checked
+from rllm_core.testing.watch import LoopWatch, held
 from rllm_core.testing.workflow_faults import FAULT_CHECKS
-from rllm_core.testing.workflow_probe import SPLITS, LoopWatch, Rollout, WorkflowProbe
+from rllm_core.testing.workflow_probe import SPLITS, Rollout, WorkflowProbe
 from rllm_core.types import Episode, Step, Task, Trajectory
 from rllm_core.workflow import Workflow, WorkflowConfig
 
@@ -49,7 +51,10 @@ async def check_workflow(
     """
     with LoopWatch(max_block_seconds) as watch:
         probe = WorkflowProbe(make, answers, seed, tasks_per_split, rollout_timeout_seconds, watch)
-        return await checked(probe, WORKFLOW_CHECKS)
+        try:
+            return await checked(probe, WORKFLOW_CHECKS)
+        finally:
+            await probe.close()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -146,7 +151,15 @@ async def _splits(probe: WorkflowProbe) -> str:
 # What it returns
 
 
+async def _opening(probe: WorkflowProbe) -> str:
+    await probe.open()
+    opened = [f"{count - probe.held[what]} {what}" for what, count in held().items() if count > probe.held[what]]
+    return ", ".join(opened) or "nothing is opened"
+
+
 async def _episodes(probe: WorkflowProbe) -> str:
+    if not probe.held:
+        raise NotApplicable("it could not be opened")
     workflow, played = probe.workflow, []
     for task in probe.tasks():
         for seed in range(SEEDS):
@@ -246,6 +259,7 @@ def _group(workflow: Workflow, episode: Episode, trajectory: Trajectory) -> str:
 
 
 async def _tasks_left_alone(probe: WorkflowProbe) -> str:
+    _played(probe)
     tasks = probe.tasks()
     before = [_written(task) for task in tasks]
     for task in tasks:
@@ -288,16 +302,19 @@ def _difference(left: Any, right: Any, path: str = "episode") -> str:
 
 async def _determinism(probe: WorkflowProbe) -> str:
     rollouts = _played(probe)
-    other = probe.make()
-    for split in SPLITS:
-        other.tasks(split)
-    for place, (rollout, episode) in enumerate(rollouts):
-        for workflow in (probe.workflow, other):
-            again = (await probe.play(rollout.task, seed=place % SEEDS, workflow=workflow)).episode()
-            if comparable(again) != comparable(episode):
-                difference = _difference(comparable(episode), comparable(again))
-                raise Broken(f"task {episode.task_id!r}: the same seed and answers give another episode: {difference}")
-    return f"{len(rollouts)} rollouts, the same again"
+    other = dataclasses.replace(probe, held={}, played=[], _workflow=None)
+    other.tasks()
+    await other.open()
+    try:
+        for place, (rollout, episode) in enumerate(rollouts):
+            for player, who in ((probe, "the second time"), (other, "of another instance")):
+                again = (await player.play(rollout.task, seed=place % SEEDS)).episode()
+                if comparable(again) != comparable(episode):
+                    difference = _difference(comparable(episode), comparable(again))
+                    raise Broken(f"task {episode.task_id!r}: equal seeds and answers, {who}: {difference}")
+    finally:
+        await other.close()
+    return f"{len(rollouts)} rollouts, the same again and of another instance"
 
 
 async def _concurrency(probe: WorkflowProbe) -> str:
@@ -318,6 +335,7 @@ WORKFLOW_CHECKS: dict[str, Check[WorkflowProbe]] = {
     "settings": _settings,
     "tasks": _tasks,
     "splits": _splits,
+    "opening": _opening,
     "episodes": _episodes,
     "rewards": _rewards,
     "records": _records,
