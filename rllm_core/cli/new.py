@@ -1,0 +1,186 @@
+"""``rllm-core new``: a package to publish, with one provider in it that works."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import click
+
+from rllm_core.cli import session
+from rllm_core.cli.tables import echo_json
+from rllm_core.errors import ConfigError
+
+# What is made, and the command that puts it to use. Placeholders as in the templates.
+KINDS: dict[str, str] = {
+    "workflow": "rllm-core train placeholder --backend local",
+    "backend": "rllm-core train sort --backend placeholder -o algorithm.entropy_coefficient=0 "
+    "-o optimizer.learning_rate=0.3",
+    "engine": "rllm-core eval sort --engine placeholder --parser placeholder",
+    "parser": "rllm-core train sort --backend local --parser placeholder",
+    "tracker": "rllm-core train sort --backend local -o \"training.trackers=['placeholder']\"",
+    "loss": "rllm-core train sort --backend local -o algorithm.loss=placeholder",
+}
+
+# Templates are files that run as they are, so that they can be read, formatted and type-checked; these words in them,
+# and in their paths, become those of the package.
+_PLACEHOLDER = re.compile("rllm_placeholder|rllm-placeholder|Placeholder|placeholder")
+_NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
+# Under its own name it would configure tools for the folder of the template.
+_PROJECT_FILE = "pyproject.template.toml"
+_LONGEST_NAME = 32  # it is a part of others, and all of them stay within a line
+
+
+@dataclass(frozen=True)
+class PackageNames:
+    """What a package is called, from the one name that users type.
+
+    Attributes:
+        name: Of the provider, the plugin and the section of the run file, as it was given: ``word_count``.
+    """
+
+    name: str
+
+    @property
+    def distribution(self) -> str:
+        """What pip installs: ``rllm-word-count``."""
+        return "rllm-" + self.name.replace("_", "-")
+
+    @property
+    def module(self) -> str:
+        """What Python imports: ``rllm_word_count``."""
+        return self.distribution.replace("-", "_")
+
+    @property
+    def class_prefix(self) -> str:
+        """What classes begin with: ``WordCount``."""
+        return "".join(part.capitalize() for part in re.split("[_-]", self.name))
+
+    def fill(self, text: str) -> str:
+        """``text`` with these names in place of the template's."""
+        named = {
+            "rllm_placeholder": self.module,
+            "rllm-placeholder": self.distribution,
+            "Placeholder": self.class_prefix,
+            "placeholder": self.name,
+        }
+        return _PLACEHOLDER.sub(lambda found: named[found[0]], text)
+
+
+@click.command("new", short_help="Make a package for a provider of your own.")
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("name", metavar="NAME")
+@click.option("--into", type=click.Path(path_type=Path), metavar="FOLDER", help="Where; by default ./rllm-NAME.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def new(context: click.Context, kind: str, name: str, into: Path | None, as_json: bool) -> None:
+    """Make a package that provides one workflow, backend, engine, parser, tracker or loss.
+
+    It works as it is, tests included: change what it does, and publish it. NAME is what users will select it by; the
+    distribution is called rllm-NAME.
+    """
+    names = _checked(name)
+    template = _read(files("rllm_core") / "scaffold" / kind)
+    _check_free(context, names, template)
+    folder = into if into is not None else Path(names.distribution)
+    made = {names.fill(path): names.fill(text) for path, text in template.items()} | {"LICENSE": _license()}
+    _write(folder, made)
+    commands = [
+        f"pip install -e {shlex.quote(f'{folder}[dev]')}",
+        f"pytest {shlex.quote(str(folder))}",
+        names.fill(KINDS[kind]),
+    ]
+    if as_json:
+        echo_json({"kind": kind, "name": name, "folder": str(folder), "files": sorted(made), "next": commands})
+        return
+    click.echo(f"made {kind} {name!r} in {folder}:")
+    for path in sorted(made):
+        click.echo(f"  {path}")
+    click.echo("next:")
+    for command in commands:
+        click.echo(f"  {command}")
+
+
+def _checked(name: str) -> PackageNames:
+    if name.startswith(("rllm-", "rllm_")):
+        raise ConfigError(f"name {name!r:.80}: leave out {name[:5]!r}, which the distribution gets by itself")
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        raise ConfigError(
+            f"name {name!r:.80} must be lower case letters and digits, with single - or _ between words, begin with a "
+            f"letter and have at most {_LONGEST_NAME} characters, such as word_count"
+        )
+    if keyword.iskeyword(name):
+        raise ConfigError(f"name {name!r} is a keyword of Python; choose another, such as {name}_task")
+    return PackageNames(name)
+
+
+def _check_free(context: click.Context, names: PackageNames, template: Mapping[str, str]) -> None:
+    """Refuse what somebody already has, or what would have two meanings in a run file or in the new modules."""
+    from rllm_core.config import RunConfig
+    from rllm_core.discovery import installed_plugins, installed_versions, normalized
+    from rllm_core.plugins import CORE_PLUGIN, FIRST_PARTY
+    from rllm_core.providers import KINDS as PROVIDERS
+
+    taken = dict.fromkeys(RunConfig.model_fields, "a key of the run file")
+    for provider in PROVIDERS:
+        for provided in session(context).plugins.providers(provider).values():
+            taken[provided.record.name] = f"the {provider.kind} of {provided.plugin.label}"
+    for plugin in installed_plugins():
+        taken[plugin.name] = f"the plugin of {plugin.label}"
+    for (provider, first_party), package in FIRST_PARTY.items():
+        taken[first_party] = f"the {provider.kind} of {package}"
+        taken[package.removeprefix("rllm-")] = f"the plugin of {package}"
+    taken[CORE_PLUGIN] = "the plugin of rllm-core itself"
+    for other, what in taken.items():
+        if normalized(other) == normalized(names.name):
+            raise ConfigError(f"name {names.name!r} is taken: {other!r} is {what}; choose another")
+    version = installed_versions().get(names.distribution)
+    if version is not None:
+        raise ConfigError(f"name {names.name!r} is taken: {names.distribution} {version} is installed; choose another")
+    text = "\n".join(template.values())
+    for identifier in sorted(set(re.findall(r"\bPlaceholder\w*", text))):
+        if re.search(rf"\b{names.fill(identifier)}\b", text):
+            raise ConfigError(
+                f"name {names.name!r}: its class {names.fill(identifier)} would hide that of rllm-core; choose another"
+            )
+
+
+def _read(folder: Traversable, prefix: str = "") -> dict[str, str]:
+    """The files of a template by path, with ``/``."""
+    return {path: entry.read_text(encoding="utf-8") for path, entry in _walk(folder, prefix)}
+
+
+def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_file():
+            yield prefix + ("pyproject.toml" if entry.name == _PROJECT_FILE else entry.name), entry
+        elif entry.name != "__pycache__":  # installers compile what they install
+            yield from _walk(entry, f"{prefix}{entry.name}/")
+
+
+def _license() -> str:
+    import importlib_metadata
+
+    text = importlib_metadata.distribution("rllm-core").read_text("licenses/LICENSE")
+    if text is None:
+        raise ConfigError("rllm-core is installed without its licence, which the package would be under; reinstall it")
+    return text
+
+
+def _write(folder: Path, made: Mapping[str, str]) -> None:
+    """Write a new folder, or into an empty one."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{folder} exists and is not an empty folder; choose another with --into FOLDER")
+        for path, text in made.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with (folder / path).open("x", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error

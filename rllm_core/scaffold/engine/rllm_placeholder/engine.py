@@ -1,0 +1,105 @@
+"""``placeholder``: samples from a table of logits, one row per token that went before."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from rllm_core.config import RunConfig
+from rllm_core.engine import EngineError, RolloutEngine
+from rllm_core.parser import BaseParser
+from rllm_core.types import (
+    FinishReason,
+    Floats,
+    SamplingParams,
+    TokenIds,
+    TokenInput,
+    TokenOutput,
+    text_only,
+    token_ids,
+)
+
+Logits = npt.NDArray[np.float64]
+
+MAX_TABLE_TOKENS = 4096
+STOP_BONUS = 3.0
+
+
+class PlaceholderEngine(RolloutEngine):
+    """A random policy whose next token depends on the last one.
+
+    Args:
+        parser: Its tokens, and the stop tokens of its turns.
+    """
+
+    name: ClassVar[str] = "placeholder"
+    computes_logprobs: ClassVar[bool] = True
+
+    def __init__(self, parser: BaseParser) -> None:
+        self.parser = parser
+        tokens = len(parser.vocabulary().spellings)
+        if tokens > MAX_TABLE_TOKENS:
+            raise EngineError(f"a table for {tokens} tokens is too large; at most {MAX_TABLE_TOKENS}")
+        self.logits: Logits = np.random.default_rng(0).normal(size=(tokens, tokens))
+        self.logits[:, list(parser.get_stop_token_ids())] += STOP_BONUS
+
+    @classmethod
+    def from_config(cls, config: RunConfig, parser: BaseParser) -> PlaceholderEngine:
+        """Build it for ``rllm-core eval WORKFLOW --engine placeholder``."""
+        return cls(parser)
+
+    @property
+    def supports_token_in_token_out(self) -> bool:
+        """It takes and returns token ids, with their log-probabilities."""
+        return True
+
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        """Sample one completion, all of it from the weights of one version."""
+        prompt = text_only(token_input, f"engine {self.name!r}")
+        self._check(prompt)
+        logits, version, rng = self.logits, self.weight_version, np.random.default_rng(seed)
+        last, sampled, logprobs = int(prompt[-1]), list[int](), list[float]()
+        for _ in range(sampling_params.max_response_tokens):
+            await asyncio.sleep(0)  # others have their turn, and a call that was cancelled ends here
+            distribution = log_softmax(logits[last] / (sampling_params.temperature or 1.0))
+            last = choose(distribution, sampling_params, rng)
+            sampled.append(last)
+            logprobs.append(float(distribution[last]))
+            if last in sampling_params.stop_token_ids:
+                break
+        return TokenOutput(
+            token_ids=token_ids(sampled),
+            logprobs=np.array(logprobs, np.float32),
+            finish_reason=FinishReason.STOP if last in sampling_params.stop_token_ids else FinishReason.LENGTH,
+            weight_version=version,
+        )
+
+    async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
+        """``(tokens - start,)`` log-probabilities of ``tokens[start:]`` at temperature 1, to be a teacher with."""
+        self._check(tokens)
+        before, scored = tokens[start - 1 : -1], tokens[start:]
+        return log_softmax(self.logits[before])[np.arange(len(scored)), scored].astype(np.float32)
+
+    def _check(self, tokens: TokenIds) -> None:
+        if int(tokens.max()) >= len(self.logits):
+            raise EngineError(f"token {int(tokens.max())} is outside the vocabulary of {len(self.logits)}")
+
+
+def log_softmax(logits: Logits) -> Logits:
+    """``(..., tokens)`` log-probabilities."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    normalised: Logits = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return normalised
+
+
+def choose(distribution: Logits, params: SamplingParams, rng: np.random.Generator) -> int:
+    """Draw a token from what ``top_k`` and ``top_p`` leave of ``(tokens,)`` log-probabilities."""
+    likeliest = np.argsort(-distribution, kind="stable")
+    probabilities = np.exp(distribution[likeliest])
+    kept = 1 if params.temperature == 0 else params.top_k or len(likeliest)
+    kept = min(kept, int((probabilities.cumsum() - probabilities < params.top_p).sum()))
+    return int(rng.choice(likeliest[:kept], p=probabilities[:kept] / probabilities[:kept].sum()))

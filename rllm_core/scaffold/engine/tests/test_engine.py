@@ -1,0 +1,41 @@
+"""The contract of an engine, and how its answers are distributed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+from rllm_core.testing import ByteParser
+from rllm_core.testing.contracts import EngineContract
+from rllm_core.types import SamplingParams, TokenOutput, token_ids
+
+from rllm_placeholder.engine import PlaceholderEngine, log_softmax
+
+PROMPT = token_ids(list(b"ab"))
+
+
+class TestContract(EngineContract):
+    """One test per check of rllm-core."""
+
+    name = "placeholder"
+
+
+def answers(engine: PlaceholderEngine, params: SamplingParams, count: int) -> list[TokenOutput]:
+    asked = engine.get_token_outputs_from_token_input(PROMPT, sampling_params=params, seeds=range(count))
+    return asyncio.run(asked)  # type: ignore[arg-type]
+
+
+def test_tokens_come_as_often_as_they_should() -> None:
+    engine = PlaceholderEngine(ByteParser())
+    drawn = [int(output.token_ids[0]) for output in answers(engine, SamplingParams(max_response_tokens=1), 4000)]
+    expected = np.exp(log_softmax(engine.logits[PROMPT[-1]]))
+    found = np.bincount(drawn, minlength=len(expected)) / len(drawn)
+    assert np.abs(found - expected).max() < 0.03
+
+
+def test_unlikely_tokens_are_cut() -> None:
+    engine = PlaceholderEngine(ByteParser())
+    likeliest = np.argsort(-engine.logits[PROMPT[-1]])
+    for params, kept in ((SamplingParams(top_k=3, max_response_tokens=1), 3), (SamplingParams(top_p=1e-9), 1)):
+        first = {int(output.token_ids[0]) for output in answers(engine, params, 200)}
+        assert first == set(likeliest[:kept].tolist())
