@@ -12,8 +12,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from rllm_core.engine import Completer, derive_seed
+from rllm_core.errors import ConfigError
+from rllm_core.parser import ToolSpec
 from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_workflows.mcp_tools import ROLLOUT_SEED, McpServers, McpTools
 
 HELD_OUT_ONE_IN = 5
 TOOLS = {"plus": "add", "minus": "sub", "times": "mul"}
@@ -48,10 +51,14 @@ class CalculatorConfig(WorkflowConfig):
             "that was taught the format."
         ),
     ] = True
+    servers: Annotated[
+        McpServers,
+        Field(default_factory=dict, description="MCP servers whose tools are used instead of the built-in ones."),
+    ]
 
 
 class ToolError(Exception):
-    """A tool cannot do what it was asked; the message is for the model and repeats nothing of what the model wrote."""
+    """A tool cannot do what it was asked; the message is for the model, and ours repeat nothing that it wrote."""
 
 
 class Calculator:
@@ -137,6 +144,10 @@ class CalculatorWorkflow(Workflow):
     and ends the rollout, which is worse than every other turn.
 
     Held out is about one question in five, by a hash. The two numbers differ, so that their order matters.
+
+    With ``servers``, calls are executed by MCP servers (see `rllm_workflows.mcp_tools`), which must have the tools
+    ``add``, ``sub`` and ``mul``, each of them once; other tools may be called too, and earn the 0.1. A server is told
+    the seed of the rollout's display; a failure of one is an error of the rollout.
     """
 
     name: ClassVar[str] = "calculator"
@@ -145,6 +156,7 @@ class CalculatorWorkflow(Workflow):
 
     def __init__(self, config: WorkflowConfig | None = None) -> None:
         super().__init__(config)
+        self._servers = McpTools(self.config.servers) if self.config.servers else None
         self._tasks: dict[Split, list[Task]] = {"train": [], "validation": []}
         self._asked: dict[str, Messages] = {}
         system = [{"role": "system", "content": _INSTRUCTIONS}] if self.config.show_tools else []
@@ -162,10 +174,35 @@ class CalculatorWorkflow(Workflow):
         """All questions of a split."""
         return self._tasks[split]
 
+    async def open(self) -> None:
+        """Start the servers.
+
+        Raises:
+            ConfigError: If one cannot be started, or the tools are not there.
+        """
+        if self._servers is None:
+            return
+        await self._servers.open()
+        names = {spec["function"]["name"] for spec in self._servers.specs}
+        missing = [name for name in TOOLS.values() if name not in names]
+        if missing:
+            raise ConfigError(
+                f"calculator.servers: exactly one server must have the tool {missing[0]!r}; there are "
+                f"{', '.join(sorted(names))}"
+            )
+
+    async def close(self) -> None:
+        """Stop the servers."""
+        if self._servers is not None:
+            await self._servers.close()
+
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Execute calls until there is an answer, the calls are spent, or a turn is out of format."""
-        calculator = Calculator(derive_seed(completer.seed, "calculator"))
-        specs = Calculator.SPECS if self.config.show_tools else None
+        seed = derive_seed(completer.seed, "calculator")
+        calculator = Calculator(seed)
+        specs: Sequence[ToolSpec] | None = None
+        if self.config.show_tools:
+            specs = Calculator.SPECS if self._servers is None else self._servers.specs
         messages = self._asked[task.task_id].copy()
         steps: list[Step] = []
         display, is_right, earned, executed, failed = "", False, 0.0, 0, 0
@@ -200,7 +237,10 @@ class CalculatorWorkflow(Workflow):
             [call] = calls
             name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
             try:
-                said = display = calculator.call(name, arguments)
+                if self._servers is None:
+                    said = display = calculator.call(name, arguments)
+                else:
+                    said = display = await _call_server(self._servers, name, arguments, seed)
             except ToolError as error:
                 said, worth = str(error), 0.0
                 failed += 1
@@ -214,9 +254,19 @@ class CalculatorWorkflow(Workflow):
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
 
 
+async def _call_server(servers: McpTools, name: str, arguments: Any, seed: int) -> str:
+    if not isinstance(arguments, Mapping):
+        raise ToolError("error: the arguments are a and b")
+    result = await servers.call(name, arguments, meta={ROLLOUT_SEED: seed})
+    if result.is_error:
+        raise ToolError(result.text)
+    return result.text
+
+
 def right_share(wanted: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> float:
     """How much of an executed call is right: the tool, ``a`` and ``b`` count a third each."""
-    right = [name == wanted["tool"], *(arguments[key] == wanted[key] for key in ("a", "b"))]
+    values = {key: arguments.get(key) for key in ("a", "b")}
+    right = [name == wanted["tool"], *(_is_operand(value) and value == wanted[key] for key, value in values.items())]
     return sum(map(bool, right)) / len(right)
 
 

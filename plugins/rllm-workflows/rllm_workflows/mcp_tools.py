@@ -1,0 +1,212 @@
+"""Tools of MCP servers, for any workflow: configured in the run file, started once per run, called by name.
+
+    class MyConfig(WorkflowConfig):
+        servers: Annotated[McpServers, Field(description="...")] = {}
+
+    class MyWorkflow(Workflow):
+        async def open(self):
+            self.tools = McpTools(self.config.servers)
+            await self.tools.open()
+
+        async def close(self):
+            await self.tools.close()
+
+        async def run(self, task, completer):
+            step = await completer.complete(messages, tools=self.tools.specs)
+            ...
+            result = await self.tools.call(name, arguments, meta={ROLLOUT_SEED: seed})
+
+Needs the extra ``rllm-workflows[mcp]``; this module imports without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import Field, field_validator
+
+from rllm_core.errors import ConfigError
+from rllm_core.parser import ToolSpec
+from rllm_core.workflow import WorkflowConfig
+
+if TYPE_CHECKING:
+    from rllm_workflows.mcp_server import Server
+
+ROLLOUT_SEED = "rllm-core/rollout-seed"
+"""Key of a call's ``meta`` for the rollout's seed: a server reads it from ``_meta``, and the model neither sees nor
+sets it."""
+
+MAX_NAME_CHARACTERS = 64
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class McpServer(WorkflowConfig):
+    """``[WORKFLOW.servers.NAME]``: an MCP server that is spoken to over its standard input and output."""
+
+    command: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        Field(min_length=1, description="Program (an absolute path, or a name on the PATH) and arguments; no shell."),
+    ]
+    pass_environment: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
+        Field(description="Names of the environment variables it gets besides HOME, LOGNAME, PATH, SHELL, TERM, USER."),
+    ] = ()
+    start_timeout_seconds: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="Deadline of starting it and listing its tools.")
+    ] = 30.0
+    call_timeout_seconds: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="Deadline of one call; one that misses it restarts it.")
+    ] = 30.0
+    max_concurrent_calls: Annotated[
+        int, Field(ge=1, description="Calls it is sent at once; further ones wait for their turn.")
+    ] = 64
+
+    @field_validator("command")
+    @classmethod
+    def _is_found_the_same_everywhere(cls, command: tuple[str, ...]) -> tuple[str, ...]:
+        if Path(command[0]).name != command[0] and not Path(command[0]).is_absolute():
+            raise ValueError(
+                f"{command[0]!r} must be an absolute path, or a name on the PATH: it is not looked for here"
+            )
+        return command
+
+
+McpServers = dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,24}$")], McpServer]
+"""Type of a workflow's key ``servers``: by name, in letters, digits and hyphens."""
+
+
+class ToolServerError(RuntimeError):
+    """A server died, took too long, or broke the protocol: the environment failed, which is never a reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What the model is told about a call.
+
+    Attributes:
+        text: The result, or what was wrong with the call.
+        is_error: Whether the call failed, for reasons that the model can do something about.
+    """
+
+    text: str
+    is_error: bool = False
+
+
+class McpTools:
+    """The tools of several servers under one roof.
+
+    A tool is called what its server calls it, with ``_`` for whatever a function's name cannot hold in every model's
+    format (letters, digits, ``_`` and ``-``). Where several servers have a tool of that name, each of them is called
+    ``SERVER__TOOL`` instead. So names depend on the servers of the run file alone, and on no order.
+
+    Servers are started by `open` and stopped by `close`, each in a folder of its own that is empty and goes with it.
+    One that dies or misses a deadline fails the calls it had (`ToolServerError`), and is started anew by the next.
+
+    Args:
+        servers: By name.
+    """
+
+    def __init__(self, servers: Mapping[str, McpServer]) -> None:
+        self._config = dict(servers)
+        self._servers: dict[str, Server] = {}
+        self._tools: dict[str, tuple[Server, str]] = {}
+        self.specs: Sequence[ToolSpec] = ()
+
+    async def open(self) -> None:
+        """Start all servers and list their tools.
+
+        Raises:
+            ConfigError: If the extra is not installed, a server cannot be started, or two tools have one name.
+        """
+        try:
+            from rllm_workflows.mcp_server import Server
+        except ModuleNotFoundError as error:
+            if error.name != "mcp":
+                raise
+            raise ConfigError("tools over MCP need the SDK: pip install 'rllm-workflows[mcp]'") from error
+        self._servers, self._tools = {name: Server(name, config) for name, config in self._config.items()}, {}
+        listed = await asyncio.gather(*map(_list_tools, self._servers.values()), return_exceptions=True)
+        found: list[tuple[Server, str, Mapping[str, Any]]] = []
+        for server, tools in zip(self._servers.values(), listed, strict=True):
+            if isinstance(tools, BaseException):
+                raise tools
+            found += [(server, _NOT_IN_NAMES.sub("_", tool["name"]), tool) for tool in tools]
+        owners = Counter(short for _, short, _ in found)
+        specs: list[ToolSpec] = []
+        for server, short, tool in found:
+            name = short if owners[short] == 1 else f"{server.name}__{short}"
+            if len(name) > MAX_NAME_CHARACTERS:
+                raise ConfigError(
+                    f"MCP server {server.name!r}: the tool {name!r} has {len(name)} characters, and models' formats "
+                    f"take {MAX_NAME_CHARACTERS}"
+                )
+            if name in self._tools:
+                first, first_tool = self._tools[name]
+                raise ConfigError(
+                    f"two tools are called {name!r}: {first_tool!r} of MCP server {first.name!r} and "
+                    f"{tool['name']!r} of {server.name!r}"
+                )
+            self._tools[name] = server, tool["name"]
+            function = {"name": name, "description": tool["description"], "parameters": tool["parameters"]}
+            specs.append({"type": "function", "function": function})
+        self.specs = tuple(specs)
+
+    async def close(self) -> None:
+        """Stop all servers.
+
+        Raises:
+            ToolServerError: If one could not be stopped; the others are.
+        """
+        servers, self._servers = list(self._servers.values()), {}
+        self._tools, self.specs = {}, ()
+        for problem in await asyncio.gather(*(server.stop() for server in servers), return_exceptions=True):
+            if problem is not None:
+                raise problem
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, meta: Mapping[str, Any] | None = None
+    ) -> ToolResult:
+        """Call a tool; many calls may wait at once.
+
+        Args:
+            name: As the model wrote it.
+            arguments: As the model wrote them; checked by the server.
+            meta: What the server is told besides, unseen by the model (see `ROLLOUT_SEED`).
+
+        Raises:
+            ToolServerError: If the server died, missed the deadline, or broke the protocol.
+        """
+        if not self._servers:
+            raise RuntimeError("the MCP servers have not been started: await McpTools.open() first")
+        found = self._tools.get(name)
+        if found is None:
+            return ToolResult("error: no such tool", is_error=True)
+        server, tool = found
+        return await server.call(tool, arguments, meta or {})
+
+
+async def _list_tools(server: Server) -> list[Mapping[str, Any]]:
+    try:
+        return await server.list_tools()
+    except ToolServerError as error:
+        raise ConfigError(str(error)) from error

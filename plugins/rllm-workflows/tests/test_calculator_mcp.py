@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rllm_workflows.calculator import EXECUTED, Calculator, CalculatorConfig, CalculatorWorkflow
+from rllm_workflows.mcp_tools import McpServer, ToolServerError
+
+from rllm_core.config import to_toml
+from rllm_core.engine import RolloutEngine, TITOCompleter, derive_seed
+from rllm_core.errors import ConfigError
+from rllm_core.parser import ParsedCompletion, ParsedToolCall
+from rllm_core.testing.scripted import ByteParser
+from rllm_core.types import FinishReason, TokenOutput, token_ids
+
+PLAIN = str(Path(__file__).with_name("plain_mcp_server.py"))
+SERVERS = {
+    kind: {"command": [sys.executable, "-m", "rllm_workflows.mcp_example_server", kind]}
+    for kind in ("sums", "products")
+}
+QUESTION = "calculator-3-minus-4"
+
+
+class CallParser(ByteParser):
+    """Reads a completion that is a JSON object as a call."""
+
+    name = "calls"
+
+    def parse_completion(self, completion_ids, *, prompt_ids=None, tools=None):
+        parsed = super().parse_completion(completion_ids, prompt_ids=prompt_ids, tools=tools)
+        if not parsed.content.startswith("{"):
+            return parsed
+        call = json.loads(parsed.content)
+        calls = (ParsedToolCall(call["name"], call["arguments"], ""),)
+        return ParsedCompletion("", tool_calls=calls, termination=parsed.termination)
+
+
+class Model(RolloutEngine):
+    """Makes fixed calls, then copies what the tool said last."""
+
+    name = "model"
+
+    def __init__(self, calls):
+        self.parser = CallParser()
+        self.calls = list(calls)
+
+    @property
+    def supports_token_in_token_out(self):
+        return True
+
+    async def get_token_output_from_token_input(self, token_input, *, sampling_params, seed, is_validation=False):
+        prompt = bytes(token for token in token_input if token < 256).decode()
+        if self.calls:
+            name, arguments = self.calls.pop(0)
+            said = json.dumps({"name": name, "arguments": arguments})
+        else:
+            said = prompt.removesuffix("assistant\n").rpartition("tool\n")[2]
+        ids = [*said.encode(), ByteParser.END]
+        return TokenOutput(
+            token_ids=token_ids(ids),
+            logprobs=np.zeros(len(ids), np.float32),
+            finish_reason=FinishReason.STOP,
+            weight_version=0,
+        )
+
+
+def play(workflow, *rollouts, before=None):
+    """The rollouts, given by their calls, at once and with running servers."""
+
+    async def run():
+        await workflow.open()
+        try:
+            if before is not None:
+                await before(workflow)
+            task = next(task for task in workflow.tasks("train") if task.task_id == QUESTION)
+            completers = [TITOCompleter(Model(calls), seed=seed) for seed, calls in enumerate(rollouts)]
+            return await asyncio.gather(*(workflow.run(task, c) for c in completers), return_exceptions=True)
+        finally:
+            await workflow.close()
+
+    return asyncio.run(run())
+
+
+def workflow_with(servers, **section):
+    return CalculatorWorkflow(CalculatorConfig(servers=servers, show_tools=False, **section))
+
+
+def rewards(episode):
+    return [step.reward for step in episode.trajectories[0].steps]
+
+
+def test_rollouts_over_servers_are_those_of_the_built_in_tools():
+    moves = [
+        [("sub", {"a": 3, "b": 4})],
+        [("mul", {"a": 3, "b": 4})],
+        [("sub", {"a": 4, "b": 4}), ("sub", {"a": 3, "b": 4})],
+        [("sqrt", {"a": 3}), ("sub", {"a": 3, "b": 4})],
+        [("sub", {"a": "x", "b": 4}), ("sub", {"a": 3, "b": 4})],
+    ]
+    over_servers = play(workflow_with(SERVERS), *moves)
+    built_in = play(CalculatorWorkflow(CalculatorConfig(show_tools=False)), *moves)
+    for given, wanted in zip(over_servers, built_in, strict=True):
+        assert rewards(given) == pytest.approx(rewards(wanted))
+        assert given.is_correct is wanted.is_correct
+        assert given.metrics == wanted.metrics
+        assert given.trajectories[0].steps[-1].text == wanted.trajectories[0].steps[-1].text
+    [solved, *_] = over_servers
+    assert solved.is_correct
+    display = Calculator(derive_seed(0, "calculator")).call("sub", {"a": 3, "b": 4})
+    assert solved.trajectories[0].steps[-1].text == display
+
+
+def test_another_tool_of_a_server_can_be_called_and_is_not_the_right_one():
+    shown = CalculatorWorkflow(CalculatorConfig(servers=SERVERS))
+    [episode] = play(shown, [("sums__about", {}), ("sub", {"a": 3, "b": 4})])
+    assert rewards(episode)[0] == pytest.approx(EXECUTED)
+    assert episode.is_correct
+    told = episode.trajectories[0].steps[1].messages[-1]
+    assert told["role"] == "tool"
+    assert told["content"].startswith("add, sub in process")
+
+
+def test_a_server_that_died_is_an_error_and_never_a_reward():
+    async def kill(workflow):
+        await asyncio.sleep(0)
+        said = await workflow._servers.call("sums__about", {})
+        os.kill(int(said.text.split()[-1]), signal.SIGKILL)
+
+    failed, *_ = play(workflow_with(SERVERS), [("sub", {"a": 3, "b": 4})], before=kill)
+    assert isinstance(failed, ToolServerError)
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [(["add", "sub"], "tool 'mul'; there are add, sub"), (["add", "sub", "mul", "x"], "tool 'add'")],
+)
+def test_each_tool_must_be_there_once(tools, message):
+    plain = {"command": [sys.executable, PLAIN, *(f"tool={tool}" for tool in tools)]}
+    servers = {"one": plain} if "x" not in tools else {"one": plain, "two": plain}
+    with pytest.raises(ConfigError, match=f"exactly one server must have the {message}"):
+        play(workflow_with(servers), [])
+
+
+def test_servers_are_tables_of_the_run_file():
+    section = CalculatorConfig(servers=SERVERS)
+    assert section.servers["sums"] == McpServer(command=tuple(SERVERS["sums"]["command"]))
+    assert CalculatorConfig.model_validate(tomllib.loads(to_toml({"servers": SERVERS}))) == section
+
+
+def train(tmp_path, steps, validation_rollouts):
+    settings = {
+        "workflow": "calculator",
+        "backend": "local",
+        "training": {"validation_rollouts": validation_rollouts, "seed": 3} | ({"steps": steps} if steps else {}),
+        "calculator": {"servers": SERVERS},
+    }
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(to_toml(settings), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "rllm_core", "train", str(run_file), "--run-dir", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_three_steps_of_training_over_two_servers(tmp_path):
+    summary = train(tmp_path, steps=3, validation_rollouts=32)
+    assert summary["optimizer_steps"] == 3
+    assert summary["books"]["failed"] == 0
+
+
+@pytest.mark.slow
+def test_calls_over_two_servers_are_learnt(tmp_path):
+    """Before: one question in 36 by chance. After: at least nine in ten, as with the built-in tools."""
+    summary = train(tmp_path, steps=None, validation_rollouts=512)
+    assert summary["validation"][0]["solved"] <= 0.05
+    assert summary["validation"][-1]["solved"] >= 0.9
+    assert summary["books"]["failed"] == 0
