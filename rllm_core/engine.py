@@ -87,13 +87,17 @@ class RolloutEngine(ABC):
         name: The name it is selected by, used in errors.
         parser: The parser whose tokens this engine takes; None if it has none.
         weight_version: Version of the weights it samples from now; the backend moves it in `on_policy_updated`.
+        vocabulary_size: Ids in prompts must be smaller; None if the engine does not know.
         computes_logprobs: Whether it has `compute_logprobs`, which a teacher needs.
+        too_long_advice: What to do about a prompt that does not fit.
     """
 
     name: ClassVar[str]
     computes_logprobs: ClassVar[bool] = False
+    too_long_advice: ClassVar[str] = "lower rollout.max_response_tokens or shorten the prompt"
     parser: BaseParser | None = None
     weight_version: int = 0
+    vocabulary_size: int | None = None
 
     @classmethod
     def from_config(cls, config: RunConfig, parser: BaseParser) -> RolloutEngine:
@@ -117,6 +121,27 @@ class RolloutEngine(ABC):
     def max_model_tokens(self) -> int | None:
         """Longest prompt plus completion the model can take; None if there is no bound."""
         return None
+
+    def check_prompt(self, prompt_ids: TokenIds, new_tokens: int) -> None:
+        """Refuse what the model cannot take; for engines to call before they sample or score.
+
+        Args:
+            prompt_ids: ``(tokens,)``.
+            new_tokens: How many more may be sampled.
+
+        Raises:
+            EngineError: If it is empty, holds an id outside the vocabulary, or is too long.
+        """
+        if len(prompt_ids) == 0:
+            raise EngineError(f"engine {self.name!r} needs at least one prompt token")
+        size, longest = self.vocabulary_size, self.max_model_tokens
+        if size is not None and int(prompt_ids.max()) >= size:
+            raise EngineError(f"token id {int(prompt_ids.max())} is outside the vocabulary of {size} tokens")
+        if longest is not None and len(prompt_ids) + new_tokens > longest:
+            raise EngineError(
+                f"{len(prompt_ids)} prompt tokens and up to {new_tokens} new ones do not fit the model's {longest} "
+                f"positions; {self.too_long_advice}"
+            )
 
     @abstractmethod
     async def get_token_output_from_token_input(

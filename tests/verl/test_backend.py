@@ -221,7 +221,7 @@ def test_what_no_server_can_answer_is_refused(session: Session) -> None:
         ask([])
     with pytest.raises(EngineError, match=r"token id 100000 is outside the vocabulary of \d+ tokens"):
         ask([1, 100000])
-    with pytest.raises(EngineError, match=r"do not fit the servers' \d+ positions"):
+    with pytest.raises(EngineError, match=r"do not fit the model's \d+ positions; raise verl.max_model_tokens"):
         ask([1], SamplingParams(max_response_tokens=10**6))
     with pytest.raises(ValueError, match="engine 'verl' takes text only"):
         ask([1, MediaChunk(sha256="0" * 64, kind="image", length_tokens=1)])

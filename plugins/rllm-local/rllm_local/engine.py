@@ -81,7 +81,7 @@ class LocalEngine(RolloutEngine):
         self.parser = parser
         self._executor = executor
         self._device = device
-        self._vocabulary_size = vocabulary_size
+        self.vocabulary_size = vocabulary_size
         self._max_model_tokens = max_model_tokens
         self._max_batch_rows = max_batch_rows
         self._takes_media = takes_media
@@ -121,7 +121,7 @@ class LocalEngine(RolloutEngine):
     ) -> list[TokenOutput]:
         """See `RolloutEngine`; the prompt is read once."""
         prompt_ids, media = self._read(token_input)
-        self._check(prompt_ids, sampling_params.max_response_tokens)
+        self.check_prompt(prompt_ids, sampling_params.max_response_tokens)
         parts = [
             Request(prompt_ids, sampling_params, seeds[start : start + self._max_batch_rows], media)
             for start in range(0, len(seeds), self._max_batch_rows)
@@ -133,7 +133,7 @@ class LocalEngine(RolloutEngine):
         """See `RolloutEngine`; what arrives in one tick of the event loop is scored together."""
         if not 1 <= start < len(tokens):
             raise EngineError(f"engine {self.name!r} cannot score tokens {start} to {len(tokens)} of a sequence")
-        self._check(tokens, 0)
+        self.check_prompt(tokens, 0)
         [waiting] = self._enqueue([Scoring(tokens, start)])
         known: Floats = await waiting.future
         return known
@@ -162,18 +162,6 @@ class LocalEngine(RolloutEngine):
             else:
                 ids.append(token)
         return token_ids(ids), media
-
-    def _check(self, prompt_ids: TokenIds, new_tokens: int) -> None:
-        if len(prompt_ids) == 0:
-            raise EngineError(f"engine {self.name!r} needs at least one prompt token")
-        largest = int(prompt_ids.max())
-        if largest >= self._vocabulary_size:
-            raise EngineError(f"token id {largest} is outside the model's vocabulary of {self._vocabulary_size}")
-        if len(prompt_ids) + new_tokens > self._max_model_tokens:
-            raise EngineError(
-                f"{len(prompt_ids)} prompt tokens and up to {new_tokens} new ones do not fit the "
-                f"model's {self._max_model_tokens} positions; lower rollout.max_response_tokens or shorten the prompt"
-            )
 
     def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         batch: list[_Waiting] = []
@@ -221,7 +209,7 @@ class LocalEngine(RolloutEngine):
                 self._decoder,
                 scorings,
                 self._device,
-                vocabulary_size=self._vocabulary_size,
+                vocabulary_size=self.vocabulary_size,
                 is_unwanted=lambda: self._is_closed,
             )
         requests = [item for item in batch if isinstance(item, Request)]

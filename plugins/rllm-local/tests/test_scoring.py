@@ -100,7 +100,7 @@ async def test_what_cannot_be_scored(engine: StandaloneEngine) -> None:
     for tokens, start, complaint in (
         ([1, 2], 0, "cannot score tokens 0 to 2"),
         ([1, 2], 2, "cannot score tokens 2 to 2"),
-        ([1, 10**6], 1, "outside the model's vocabulary"),
+        ([1, 10**6], 1, "is outside the vocabulary of"),
         ([1] * 5000, 1, "do not fit the model's 4096 positions"),
     ):
         with pytest.raises(EngineError, match=complaint):

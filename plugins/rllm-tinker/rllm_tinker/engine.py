@@ -57,7 +57,7 @@ class TinkerEngine(RolloutEngine):
     ) -> None:
         self.policy = policy
         self.parser = parser
-        self._vocabulary_size = vocabulary_size
+        self.vocabulary_size = vocabulary_size
         self._deadline_seconds = DEADLINE_SHARE * request_timeout_seconds
 
     @property
@@ -89,7 +89,7 @@ class TinkerEngine(RolloutEngine):
     ) -> list[TokenOutput]:
         """See `RolloutEngine`; one request, whose one seed stands for all of them."""
         prompt_ids = text_only(token_input, f"engine {self.name!r}")
-        self._check(prompt_ids, sampling_params.max_response_tokens)
+        self.check_prompt(prompt_ids, sampling_params.max_response_tokens)
         settings = sdk.sampling_params(
             max_tokens=sampling_params.max_response_tokens,
             seed=derive_seed(*seeds) % MAX_SEED,
@@ -109,9 +109,9 @@ class TinkerEngine(RolloutEngine):
 
     def _output(self, sequence: Any, version: int) -> TokenOutput:
         ids = token_ids(sequence.tokens)
-        if len(ids) and int(ids.max()) >= self._vocabulary_size:
+        if len(ids) and int(ids.max()) >= self.vocabulary_size:
             raise EngineError(
-                f"the server sampled token id {int(ids.max())}, and the tokenizer has {self._vocabulary_size}"
+                f"the server sampled token id {int(ids.max())}, and the tokenizer has {self.vocabulary_size}"
             )
         return TokenOutput(
             token_ids=ids,
@@ -122,7 +122,7 @@ class TinkerEngine(RolloutEngine):
 
     async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
         """See `RolloutEngine`."""
-        self._check(tokens, 0)
+        self.check_prompt(tokens, 0)
 
         def ask(sampler: Sampler) -> Any:
             return sampler.client.compute_logprobs(sdk.prompt(tokens.tolist()))
@@ -149,15 +149,3 @@ class TinkerEngine(RolloutEngine):
             reason = lost
         await self.policy.recover(sampler, reason)
         raise EngineError(f"the server lost a request: {reason}")
-
-    def _check(self, ids: TokenIds, new_tokens: int) -> None:
-        if len(ids) == 0:
-            raise EngineError(f"engine {self.name!r} needs at least one prompt token")
-        if int(ids.max()) >= self._vocabulary_size:
-            raise EngineError(f"token id {int(ids.max())} is outside the vocabulary of {self._vocabulary_size} tokens")
-        longest = self.max_model_tokens
-        if longest is not None and len(ids) + new_tokens > longest:
-            raise EngineError(
-                f"{len(ids)} prompt tokens and up to {new_tokens} new ones do not fit the model's {longest} positions; "
-                "lower rollout.max_response_tokens or shorten the prompt"
-            )

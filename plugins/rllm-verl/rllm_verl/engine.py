@@ -14,7 +14,6 @@ from rllm_core.parser import BaseParser
 from rllm_core.types import (
     FinishReason,
     SamplingParams,
-    TokenIds,
     TokenInput,
     TokenOutput,
     text_only,
@@ -44,6 +43,9 @@ class VerlEngine(RolloutEngine):
     """
 
     name: ClassVar[str] = "verl"
+    too_long_advice: ClassVar[str] = (
+        "raise verl.max_model_tokens, lower rollout.max_response_tokens or shorten the prompt"
+    )
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class VerlEngine(RolloutEngine):
     ) -> None:
         self.client = client
         self.parser = parser
-        self._vocabulary_size = vocabulary_size
+        self.vocabulary_size = vocabulary_size
         self._max_model_tokens = max_model_tokens
         self._is_resuming = is_resuming
 
@@ -75,7 +77,7 @@ class VerlEngine(RolloutEngine):
     ) -> TokenOutput:
         """See `RolloutEngine`."""
         prompt_ids = text_only(token_input, f"engine {self.name!r}")
-        self._check(prompt_ids, sampling_params)
+        self.check_prompt(prompt_ids, sampling_params.max_response_tokens)
         try:
             found = await self.client.generate(
                 uuid.uuid4().hex, prompt_ids=prompt_ids.tolist(), sampling_params=self._settings(sampling_params, seed)
@@ -118,15 +120,3 @@ class VerlEngine(RolloutEngine):
             weight_version=oldest,
             newest_weight_version=newest if newest != oldest else None,
         )
-
-    def _check(self, ids: TokenIds, params: SamplingParams) -> None:
-        if len(ids) == 0:
-            raise EngineError(f"engine {self.name!r} needs at least one prompt token")
-        if int(ids.max()) >= self._vocabulary_size:
-            raise EngineError(f"token id {int(ids.max())} is outside the vocabulary of {self._vocabulary_size} tokens")
-        if len(ids) + params.max_response_tokens > self._max_model_tokens:
-            raise EngineError(
-                f"{len(ids)} prompt tokens and up to {params.max_response_tokens} new ones do not fit the servers' "
-                f"{self._max_model_tokens} positions; raise verl.max_model_tokens, lower "
-                "rollout.max_response_tokens or shorten the prompt"
-            )
