@@ -14,6 +14,7 @@ from rllm_core.plugins import CORE_PLUGIN, PluginInfo, PluginManager
 from rllm_core.providers import Engine, Parser, Provider, Workflow
 
 DEADLINE_SECONDS = 30.0
+CHECK_DEADLINE_SECONDS = 600.0
 
 
 @click.group(invoke_without_command=True)
@@ -81,6 +82,52 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
             ]
             echo_table(["plugin", row["name"]], [line for line in lines if line[0] != "name"])
     _fail_if_strict(context, manager, rows)
+
+
+@plugins.command()
+@click.argument("name", shell_complete=installed)
+@click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key; repeatable.")
+@click.option("--model", default="", help="Folder or hub name of a model, for what needs one.")
+@click.option(
+    "--deadline-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=CHECK_DEADLINE_SECONDS,
+    show_default=True,
+    help="How long the checks of one provider may take.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@no_plugins_option
+@click.pass_context
+def check(
+    context: click.Context, name: str, overrides: tuple[str, ...], model: str, deadline_seconds: float, as_json: bool
+) -> None:
+    """Hold a plugin, and everything it provides, to what it has to be.
+
+    Looks at its metadata and its import, then builds each provider with default settings and puts it through the checks
+    of its kind, each in a process of its own. Exits with 1 if a check failed.
+    """
+    from rllm_core.cli.check import Wishes, check_plugin
+
+    manager = session(context).plugins
+    [plugin, *others] = manager.find(name)
+    if others:
+        raise PluginError(plugin.error or f"{name!r} names several plugins")
+    wishes = Wishes(overrides, model, deadline_seconds, session(context).no_plugins)
+    groups = check_plugin(plugin, wishes)
+    outcomes = [result.outcome for group in groups for result in group.checks]
+    counts = {outcome: outcomes.count(outcome) for outcome in ("passed", "failed", "skipped")}
+    verdict = "failed" if counts["failed"] else "passed"
+    if as_json:
+        about = {"plugin": plugin.name, "package": plugin.package, "version": plugin.version, "value": plugin.value}
+        echo_json({**about, "outcome": verdict, **counts, "groups": [group.to_json() for group in groups]})
+    else:
+        for group in groups:
+            rows = [[result.name, result.outcome, result.detail] for result in group.checks]
+            echo_table([f"{group.kind} {group.name}", "result", "seen"], rows)
+            click.echo()
+        counted = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        click.echo(f"{plugin.label}, plugin {plugin.name!r}: {verdict} ({counted})")
+    context.exit(1 if counts["failed"] else 0)
 
 
 @plugins.command()

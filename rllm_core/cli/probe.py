@@ -5,8 +5,10 @@ What a plugin does at import (loop for ever, end the process, crash, print, impo
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,11 +18,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rllm_core.cli import CORE_COMMANDS
 from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.errors import ConfigError, PluginError
+from rllm_core.loading import DECLARED_API_VERSION
 from rllm_core.plugins import PluginInfo, PluginManager, Provided
 from rllm_core.providers import KINDS, Backend
 
@@ -58,6 +61,7 @@ class Health:
         provides: ``{"kind", "name", "summary"}`` of each provider.
         warnings: What is bad about it though it works.
         load_seconds: How long its import took; None if it never ended.
+        api_version: Version of the plugin API that it says it was written for.
     """
 
     plugin: PluginInfo
@@ -65,6 +69,7 @@ class Health:
     provides: tuple[dict[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
     load_seconds: float | None = None
+    api_version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,17 +89,18 @@ class Asked:
 
 def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float) -> list[Health]:
     """Import every ``available`` plugin in a child process, a few at a time; the others are passed through."""
-    return _in_children(lambda plugin, running: _probe(plugin, deadline_seconds, running), plugins)
+    return in_children(lambda plugin, running: _probe(plugin, deadline_seconds, running), plugins)
 
 
 def ask_backends(backends: Sequence[Provided[Backend]], deadline_seconds: float) -> list[Asked]:
     """Import every backend's class in a child process, a few at a time, and ask what it can do by default."""
-    return _in_children(lambda provided, running: _ask(provided, deadline_seconds, running), backends)
+    return in_children(lambda provided, running: _ask(provided, deadline_seconds, running), backends)
 
 
-def _in_children(
+def in_children(
     probe: Callable[[ItemT, set[subprocess.Popen[bytes]]], ResultT], items: Sequence[ItemT]
 ) -> list[ResultT]:
+    """What ``probe`` finds out about each item, a few at a time; what it has `running` ends with a Ctrl-C."""
     running: set[subprocess.Popen[bytes]] = set()
     with ThreadPoolExecutor(min(MAX_CHILDREN, os.cpu_count() or 1)) as pool:
         try:
@@ -109,7 +115,7 @@ def _in_children(
 def _probe(plugin: PluginInfo, deadline_seconds: float, running: set[subprocess.Popen[bytes]]) -> Health:
     if plugin.status != "available":
         return Health(plugin)
-    found = _child([plugin.package, plugin.name, plugin.value], deadline_seconds, running)
+    found = run_child([plugin.package, plugin.name, plugin.value], deadline_seconds, running)
     if isinstance(found, str):
         return Health(replace(plugin, status="broken", error=found))
     return Health(
@@ -118,27 +124,41 @@ def _probe(plugin: PluginInfo, deadline_seconds: float, running: set[subprocess.
         tuple(found["provides"]),
         tuple(found["warnings"]),
         found["load_seconds"],
+        found["api_version"],
     )
 
 
 def _ask(provided: Provided[Backend], deadline_seconds: float, running: set[subprocess.Popen[bytes]]) -> Asked:
     plugin = provided.plugin
     arguments = [plugin.package, plugin.name, plugin.value, provided.record.name]
-    found = _child(arguments, deadline_seconds, running)
+    found = run_child(arguments, deadline_seconds, running)
     return Asked("broken", None, found) if isinstance(found, str) else Asked(**found)
 
 
-def _child(
-    arguments: Sequence[str], deadline_seconds: float, running: set[subprocess.Popen[bytes]]
+def run_child(
+    arguments: Sequence[str],
+    deadline_seconds: float,
+    running: set[subprocess.Popen[bytes]],
+    *,
+    module: str = __name__,
+    what: str = "its import",
 ) -> dict[str, Any] | str:
-    """What this module reports when it is run with ``arguments``, or why it reports nothing."""
+    """What a module reports when it is run with ``arguments`` in a process of its own, or why it reports nothing.
+
+    Args:
+        arguments: After the path of its report, which it writes with `report`.
+        deadline_seconds: When the process is ended, with all that it has started.
+        running: Holds the process meanwhile.
+        module: What is run.
+        what: What it does, for the reason.
+    """
     with tempfile.TemporaryDirectory(prefix="rllm-probe-") as folder:
-        report, output = Path(folder, "report.json"), Path(folder, "output")
+        target, output = Path(folder, "report.json"), Path(folder, "output")
         # Output goes to a file: a grandchild that keeps a pipe open would make us wait for it.
         with output.open("wb") as sink:
             child = subprocess.Popen(
                 # -P: a torch.py in the current folder is not the plugin's torch.
-                [sys.executable, "-P", "-m", __name__, str(report), *arguments],
+                [sys.executable, "-P", "-m", module, str(target), str(deadline_seconds), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -148,16 +168,23 @@ def _child(
             try:
                 code = child.wait(deadline_seconds)
             except subprocess.TimeoutExpired:
-                return f"its import did not end within {deadline_seconds:g} s"
+                return f"{what} did not end within {deadline_seconds:g} s{_stuck_at(output)}"
             finally:
                 running.discard(child)
                 _end(child)
-        if not report.exists():
+        if not target.exists():
             last = output.read_text(errors="replace").strip().rpartition("\n")[2]
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            return f"its import ended the process ({how})" + (f": {last:.200}" if last else "")
-        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+            return f"{what} ended the process ({how})" + (f": {last:.200}" if last else "")
+        found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     return found
+
+
+def _stuck_at(output: Path) -> str:
+    """Where the main thread was when `report` had its tracebacks written, its innermost line."""
+    frames = output.read_text(errors="replace").rpartition("(most recent call first):\n")[2].splitlines()
+    match = re.match(r'\s*File "(.*)", line (\d+) in (\S+)', frames[0]) if len(frames) > 1 else None
+    return f"; it was in {match[3]} ({Path(match[1]).name}:{match[2]})" if match else ""
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -189,6 +216,11 @@ def _examine(package: str, name: str, value: str) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     [info] = manager.find(f"{package}/{name}")
     warnings = [f"imports {m} when it is loaded" for m in HEAVY_MODULES if m in sys.modules and m not in before]
+    declared = None
+    if info.status == "loaded":
+        [chosen] = [c for c in installed_plugins() if (c.package, c.name, c.value) == (package, name, value)]
+        assert chosen.entry_point is not None
+        declared = getattr(chosen.entry_point.load(), DECLARED_API_VERSION, None)
     return {
         "status": info.status,
         "error": info.error,
@@ -196,6 +228,7 @@ def _examine(package: str, name: str, value: str) -> dict[str, Any]:
         "provides": provides,
         "warnings": warnings,
         "load_seconds": round(seconds, 4),
+        "api_version": declared,
     }
 
 
@@ -214,11 +247,23 @@ def _declared(package: str, name: str, value: str, backend: str) -> dict[str, An
     return asdict(Asked("loaded", declared, None))
 
 
-if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    result = json.dumps(_declared(*sys.argv[2:]) if len(sys.argv) > 5 else _examine(*sys.argv[2:]))
-    draft = target.with_suffix(".draft")
-    draft.write_text(result, encoding="utf-8")
+def report(target: str, deadline_seconds: str, find: Callable[[], dict[str, Any]]) -> NoReturn:
+    """The child's half of `run_child`: write what ``find`` returns, and end.
+
+    Args:
+        target: Path of the report.
+        deadline_seconds: When the parent ends this process; where it is stuck is written just before.
+        find: Whatever it raises is the end of the process, too.
+    """
+    faulthandler.dump_traceback_later(0.9 * float(deadline_seconds))
+    found = json.dumps(find())
+    draft = Path(target).with_suffix(".draft")
+    draft.write_text(found, encoding="utf-8")
     draft.replace(target)
     # Threads a plugin has started must not keep the child alive.
     os._exit(0)
+
+
+if __name__ == "__main__":
+    path, seconds, *asked = sys.argv[1:]
+    report(path, seconds, lambda: _declared(*asked) if len(asked) > 3 else _examine(*asked))

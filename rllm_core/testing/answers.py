@@ -15,7 +15,7 @@ CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 # Where workflows look for the answer in a text.
 PLACES = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "```\n{}\n```", "The answer is {}.")
 
-_DEEP = 20_000
+_DEEP = 4_000
 
 HOSTILE: tuple[str, ...] = (
     "",
@@ -100,7 +100,7 @@ OVERLONG: tuple[str, ...] = (
     "<answer>" * _DEEP + "</answer>" * _DEEP,
     " " * 100_000 + "x",
     "a" * 100_000 + "!",
-    "\n" * 100_000,
+    "\n" * 50_000,
     "```\n" * _DEEP,
 )
 """Long ones, for what takes the square of their length, or a stack as deep."""

@@ -193,8 +193,13 @@ def _workflow(subject: _Subject) -> _Checks:
     subject.loaded(Workflow)
     record = subject.provided.record
     preset = subject.plugins.load(subject.provided, record.run_file)() if record.run_file else {}
-    subject.section(preset.get(record.name) if isinstance(preset, Mapping) else None)
+    try:
+        section = subject.section()
+    except NeedsSettings:
+        section = subject.section(preset.get(record.name))
     config, resolved = _run_file(subject)
+    if section is not None:  # as its model has it, where its own run file says otherwise
+        config = config.model_copy(update={"plugins": {**config.plugins, subject.name: section}})
     try:
         workflow_of(config, subject.plugins).tasks("train")
     except ConfigError as error:

@@ -66,6 +66,7 @@ class LoopWatch:
             yield
         finally:
             self._running -= 1
+            self._note()
 
     def since(self) -> float:
         """The longest standstill since this was asked last, in seconds."""
@@ -73,11 +74,13 @@ class LoopWatch:
         return longest
 
     def _tick(self) -> None:
-        now = time.monotonic()
         if self._running:
-            self.longest_seconds = max(self.longest_seconds, now - self._last - self.TICK_SECONDS)
-        self._last = now
+            self._note()
+        self._last = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(self.TICK_SECONDS, self._tick)
+
+    def _note(self) -> None:
+        self.longest_seconds = max(self.longest_seconds, time.monotonic() - self._last - self.TICK_SECONDS)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._running and time.monotonic() - self._last > self.limit_seconds:

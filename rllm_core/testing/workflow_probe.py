@@ -169,6 +169,7 @@ class _Source:
         number, rollout.asked = rollout.asked, rollout.asked + 1
         if rollout.asked > MAX_ASKED:
             raise EngineError("asked too often")
+        await asyncio.sleep(0)  # so that the time a turn takes is told from that of others
         if self.pauses:
             for _ in range(random.Random(derive_seed(seed, "pauses")).randrange(5)):
                 await asyncio.sleep(0)

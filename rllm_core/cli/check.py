@@ -1,0 +1,302 @@
+"""``rllm-core plugins check``: whether a plugin is what it has to be, found out in child processes with deadlines.
+
+A plugin that hangs, ends its process or crashes is a verdict here, whatever it does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from importlib_metadata import Distribution
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
+from rllm_core import API_VERSION
+from rllm_core.cli import CORE_COMMANDS
+from rllm_core.cli.probe import Health, in_children, probe_all, report, run_child
+from rllm_core.discovery import declared_requirements, identity, installed_distributions, normalized
+from rllm_core.errors import ConfigError, PluginError
+from rllm_core.loading import DECLARED_API_VERSION, suggest
+from rllm_core.plugins import CORE_PACKAGE, FIRST_PARTY, PluginInfo, PluginManager
+from rllm_core.providers import KINDS
+from rllm_core.testing.parsers import CheckResult
+from rllm_core.types import well_formed
+
+IMPORT_DEADLINE_SECONDS = 30.0
+IMPORT_LIMIT_SECONDS = 0.05
+INTERPRETERS = 5
+MAX_DETAIL_CHARACTERS = 600
+
+PLUGIN = "plugin"
+
+
+@dataclass(frozen=True)
+class Group:
+    """What was found out about the plugin itself, or about one of its providers.
+
+    Attributes:
+        kind: ``plugin``, or the kind of the provider.
+        name: Of the plugin or the provider.
+        checks: In the order they were made.
+    """
+
+    kind: str
+    name: str
+    checks: tuple[CheckResult, ...]
+
+    @property
+    def outcome(self) -> str:
+        """``failed`` if one check did, ``skipped`` if nothing was checked, else ``passed``."""
+        outcomes = {check.outcome for check in self.checks}
+        return "failed" if "failed" in outcomes else "passed" if "passed" in outcomes else "skipped"
+
+    def to_json(self) -> dict[str, Any]:
+        """Always with the same keys."""
+        checks = [asdict(check) for check in self.checks]
+        return {"kind": self.kind, "name": self.name, "outcome": self.outcome, "checks": checks}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks for.
+
+    Attributes:
+        overrides: ``section.key=value`` of ``-o``.
+        model: Of ``--model``.
+        deadline_seconds: For the checks of one provider.
+        no_plugins: Plugins to leave out: all others, none, or these.
+    """
+
+    overrides: tuple[str, ...]
+    model: str
+    deadline_seconds: float
+    no_plugins: bool | frozenset[str]
+
+
+def check_plugin(plugin: PluginInfo, wishes: Wishes) -> list[Group]:
+    """Everything that is found out about a plugin, its metadata first.
+
+    Raises:
+        ConfigError: If a setting belongs to nothing the plugin provides.
+        PluginError: If it is the core itself.
+    """
+    if plugin.package == CORE_PACKAGE:
+        raise PluginError("the core's own providers are no plugin; name one that rllm-core plugins lists")
+    [health] = probe_all([plugin], min(IMPORT_DEADLINE_SECONDS, wishes.deadline_seconds))
+    about = [*_metadata(plugin), *_imported(health)]
+    if health.plugin.status == "loaded":
+        _check_sections(health, wishes.overrides)
+        about.append(_import_time(plugin))
+    groups = [Group(PLUGIN, plugin.name, tuple(map(_bounded, about)))]
+    found = in_children(lambda provided, running: _checked(plugin, provided, wishes, running), health.provides)
+    return groups + found
+
+
+def _bounded(result: CheckResult) -> CheckResult:
+    """What others wrote, as text of a length that can be shown."""
+    detail = " ".join(well_formed(result.detail).split())
+    if len(detail) > MAX_DETAIL_CHARACTERS:
+        detail = f"{detail[: MAX_DETAIL_CHARACTERS - 3]}..."
+    return CheckResult(result.name, result.outcome, detail)
+
+
+def _verdict(name: str, problem: str | None, seen: str) -> CheckResult:
+    return CheckResult(name, "passed", seen) if problem is None else CheckResult(name, "failed", problem)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Metadata: reads files, imports nothing
+
+
+def _metadata(plugin: PluginInfo) -> list[CheckResult]:
+    distribution = next(d for d in installed_distributions() if identity(d) == (plugin.package, plugin.version))
+    metadata = distribution.metadata
+    summary, python = metadata.get("Summary") or "", metadata.get("Requires-Python") or ""
+    readme = metadata.get("Description") or metadata.get_payload() or ""
+    licence = metadata.get("License-Expression") or metadata.get("License") or ""
+    if not licence:
+        stated = (value for value in metadata.get_all("Classifier", []) if value.startswith("License ::"))
+        licence = next(stated, "").rpartition("::")[2].strip()
+    return [
+        _name(plugin),
+        _version(plugin),
+        _verdict("summary", None if summary else "pyproject.toml has no description", summary),
+        _verdict(
+            "readme", None if str(readme).strip() else "pyproject.toml has no readme", f"{len(readme)} characters"
+        ),
+        _verdict("licence", None if licence else "pyproject.toml has no license", licence.partition("\n")[0]),
+        _verdict("python", None if python else "pyproject.toml has no requires-python", python),
+        _requirements(distribution),
+        _typed(plugin),
+    ]
+
+
+def _name(plugin: PluginInfo) -> CheckResult:
+    module = plugin.value.partition(":")[0]
+    package = normalized(plugin.package)
+    wanted = [f"rllm-{normalized(plugin.name)}", f"rllm_{normalized(plugin.name).replace('-', '_')}"]
+    # One distribution may have several plugins; their names begin with its own.
+    fits = package == wanted[0] or wanted[0].startswith(f"{package}-")
+    problem = None
+    if not fits or module.partition(".")[0] != package.replace("-", "_"):
+        problem = (
+            f"distribution {plugin.package!r}, entry point {plugin.name!r} and module {module!r} do not go together: "
+            f"{wanted[0]!r}, {plugin.name!r} and {wanted[1]!r} do"
+        )
+    return _verdict("names", problem, f"{plugin.package}, {plugin.name} = {plugin.value}")
+
+
+def _version(plugin: PluginInfo) -> CheckResult:
+    try:
+        Version(plugin.version)
+    except InvalidVersion:
+        return CheckResult("version", "failed", f"{plugin.version!r} is no version")
+    return CheckResult("version", "passed", plugin.version)
+
+
+def _requirements(distribution: Distribution) -> CheckResult:
+    name, declared = "requirements", declared_requirements(distribution)
+    requirements = []
+    for text in declared:
+        try:
+            requirements.append(Requirement(text))
+        except InvalidRequirement as error:
+            return CheckResult(name, "failed", f"{text!r} is no requirement: {error}")
+    core = [requirement for requirement in requirements if normalized(requirement.name) == CORE_PACKAGE]
+    if not core:
+        return CheckResult(name, "failed", f"{CORE_PACKAGE} is not among the dependencies")
+    for requirement in requirements:
+        if not {specifier.operator for specifier in requirement.specifier} & {">=", ">", "==", "~="}:
+            return CheckResult(name, "failed", f"{requirement} has no lower bound")
+    return CheckResult(name, "passed", ", ".join(map(str, core)))
+
+
+def _typed(plugin: PluginInfo) -> CheckResult:
+    top = plugin.value.partition(":")[0].partition(".")[0]
+    found = importlib.util.find_spec(top)
+    if found is None or found.origin is None:
+        return CheckResult("types", "failed", f"there is no module {top!r}")
+    if not Path(found.origin).with_name("py.typed").is_file():
+        return CheckResult("types", "failed", f"{top} has no py.typed, so type checkers ignore its annotations")
+    return CheckResult("types", "passed", f"{top}/py.typed")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The import
+
+
+def _imported(health: Health) -> list[CheckResult]:
+    plugin = health.plugin
+    if plugin.status != "loaded":
+        return [CheckResult("import", "failed", plugin.error or plugin.status)]
+    first_party = {(kind.kind, name): package for (kind, name), package in FIRST_PARTY.items()}
+    taken = [
+        f"{kind} {name!r} is provided by {package}"
+        for provided in health.provides
+        if (package := first_party.get((kind := provided["kind"], name := provided["name"]), plugin.package))
+        != plugin.package
+    ]
+    silent = [f"{provided['kind']} {provided['name']!r}" for provided in health.provides if not provided["summary"]]
+    provides = ", ".join(f"{provided['kind']} {provided['name']!r}" for provided in health.provides)
+    wanted = f'it does not say for which version it was written: {DECLARED_API_VERSION} = "{API_VERSION}"'
+    return [
+        CheckResult("import", "passed", plugin.value),
+        CheckResult("hooks", "passed", ", ".join(health.hooks)),
+        _verdict("providers", "; ".join(taken) or None, provides or "none"),
+        _verdict("summaries", f"{', '.join(silent)} has none" if silent else None, str(len(health.provides))),
+        _verdict("api version", wanted if health.api_version is None else None, str(health.api_version)),
+        _verdict("light", "; ".join(health.warnings) or None, "imports nothing that takes seconds"),
+    ]
+
+
+def _import_time(plugin: PluginInfo) -> CheckResult:
+    """The best of several fresh interpreters: what else the machine does can only add to it."""
+    best = IMPORT_DEADLINE_SECONDS
+    for _ in range(INTERPRETERS):
+        found = run_child(["import", plugin.value], IMPORT_DEADLINE_SECONDS, set(), module=__name__)
+        if isinstance(found, str):
+            return CheckResult("import time", "failed", found)
+        best = min(best, found["seconds"])
+        if best <= IMPORT_LIMIT_SECONDS:
+            break
+    seen = f"{best * 1e3:.3g} ms on top of the core"
+    problem = f"{seen}, and {IMPORT_LIMIT_SECONDS * 1e3:g} ms are allowed: import late what takes long"
+    return _verdict("import time", problem if best > IMPORT_LIMIT_SECONDS else None, seen)
+
+
+def _timed(value: str) -> dict[str, Any]:
+    """In the child: how long a plugin's module takes where the core's own modules are there already."""
+    PluginManager().providers(KINDS[0])
+    begin = time.perf_counter()
+    importlib.import_module(value.partition(":")[0])
+    return {"seconds": time.perf_counter() - begin}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Providers
+
+
+def _check_sections(health: Health, overrides: Sequence[str]) -> None:
+    from rllm_core.config import RunConfig
+    from rllm_core.run_file import apply_override
+
+    tables: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(tables, override)
+    known = [*(provided["name"] for provided in health.provides), *RunConfig.model_fields]
+    for section in tables:
+        if section not in known:
+            raise ConfigError(
+                f"-o: {section!r} is no section of plugin {health.plugin.name!r}; {suggest(section, known)}"
+            )
+
+
+def _checked(
+    plugin: PluginInfo, provided: dict[str, str], wishes: Wishes, running: set[subprocess.Popen[bytes]]
+) -> Group:
+    asked = {
+        "package": plugin.package,
+        "kind": provided["kind"],
+        "name": provided["name"],
+        "overrides": wishes.overrides,
+        "model": wishes.model,
+        "no_plugins": wishes.no_plugins if isinstance(wishes.no_plugins, bool) else sorted(wishes.no_plugins),
+    }
+    what = f"the check of {provided['kind']} {provided['name']!r}"
+    found = run_child(["provider", json.dumps(asked)], wishes.deadline_seconds, running, module=__name__, what=what)
+    if isinstance(found, str):
+        results = [CheckResult("checks", "failed", found)]
+    else:
+        results = [CheckResult(**result) for result in found["results"]]
+    return Group(provided["kind"], provided["name"], tuple(map(_bounded, results)))
+
+
+def _results(asked: str) -> dict[str, Any]:
+    """In the child: the checks of one provider."""
+    import rllm_core.testing.plugin
+    from rllm_core.testing.provided import Request, check_provided
+
+    wanted = json.loads(asked)
+    plugins = PluginManager.from_environment(no_plugins=wanted["no_plugins"], reserved_commands=CORE_COMMANDS)
+    plugins.register(rllm_core.testing.plugin, "testing")
+    [kind] = [kind for kind in KINDS if kind.kind == wanted["kind"]]
+    provided = plugins.select(kind, f"{wanted['package']}/{wanted['name']}")
+    request = Request(overrides=tuple(wanted["overrides"]), model=wanted["model"])
+    with tempfile.TemporaryDirectory(prefix="rllm-check-") as folder:
+        results = check_provided(plugins, provided, request, Path(folder))
+    return {"results": [asdict(result) for result in results]}
+
+
+if __name__ == "__main__":
+    path, seconds, mode, argument = sys.argv[1:]
+    report(path, seconds, lambda: _timed(argument) if mode == "import" else _results(argument))
