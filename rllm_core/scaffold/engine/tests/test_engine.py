@@ -21,21 +21,21 @@ class TestContract(EngineContract):
 
 
 def answers(engine: PlaceholderEngine, params: SamplingParams, count: int) -> list[TokenOutput]:
-    asked = engine.get_token_outputs_from_token_input(PROMPT, sampling_params=params, seeds=range(count))
-    return asyncio.run(asked)  # type: ignore[arg-type]
+    return asyncio.run(engine.get_token_outputs_from_token_input(PROMPT, sampling_params=params, seeds=range(count)))
 
 
 def test_tokens_come_as_often_as_they_should() -> None:
     engine = PlaceholderEngine(ByteParser())
-    drawn = [int(output.token_ids[0]) for output in answers(engine, SamplingParams(max_response_tokens=1), 4000)]
+    drawn = [int(output.token_ids[0]) for output in answers(engine, SamplingParams(max_response_tokens=1), 2000)]
     expected = np.exp(log_softmax(engine.logits[PROMPT[-1]]))
     found = np.bincount(drawn, minlength=len(expected)) / len(drawn)
-    assert np.abs(found - expected).max() < 0.03
+    assert np.abs(found - expected).max() < 0.04
 
 
 def test_unlikely_tokens_are_cut() -> None:
     engine = PlaceholderEngine(ByteParser())
     likeliest = np.argsort(-engine.logits[PROMPT[-1]])
-    for params, kept in ((SamplingParams(top_k=3, max_response_tokens=1), 3), (SamplingParams(top_p=1e-9), 1)):
+    for cut, kept in (({"top_k": 3}, 3), ({"top_p": 1e-9}, 1)):
+        params = SamplingParams(max_response_tokens=1).model_copy(update=cut)
         first = {int(output.token_ids[0]) for output in answers(engine, params, 200)}
         assert first == set(likeliest[:kept].tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 from rllm_core.config import RunConfig
@@ -10,10 +11,21 @@ from rllm_core.testing.contracts import TrackerContract
 from rllm_placeholder import tracker
 
 
+def recorded(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """``(step, value)`` in the order of logging, by the metric's name."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    with (run_dir / tracker.FILE).open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["metric"], []).append((int(row["step"]), float(row["value"])))
+    return found
+
+
 class TestContract(TrackerContract):
     """One test per check of rllm-core; ``overrides = ("section.key=value",)`` would check other settings."""
 
     name = "placeholder"
+    local = True  # it writes nowhere but into the run folder
+    read = staticmethod(recorded)
 
 
 def written(run_dir: Path, config: tracker.PlaceholderConfig | None = None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 from rllm_core.engine import Completer
-from rllm_core.types import Episode, Task
+from rllm_core.types import Episode, FinishReason, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 
 WORD_LETTERS = 4
@@ -51,8 +51,15 @@ class PlaceholderWorkflow(Workflow):
     async def run(self, task: Task, completer: Completer) -> Episode:
         """One rollout: ask, score. Many run at once on this object, so what belongs to one is in local variables."""
         step = await completer.complete([{"role": "user", "content": f"sort: {task.task_id}"}])
-        reward = score(step.text, task.data["answer"])
-        return self.episode(task, [step], reward=reward, is_correct=reward == 1.0)
+        is_cut_off = step.finish_reason is FinishReason.LENGTH
+        reward = 0.0 if is_cut_off else score(step.text, task.data["answer"])
+        return self.episode(
+            task,
+            [step],
+            reward=reward,
+            is_correct=reward == 1.0,
+            termination_reason=TerminationReason.MAX_RESPONSE_TOKENS if is_cut_off else TerminationReason.DONE,
+        )
 
 
 def score(given: str, answer: str) -> float:
