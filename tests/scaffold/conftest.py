@@ -1,0 +1,47 @@
+"""Packages made by the real command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from made import NAMES, environment
+
+
+@pytest.fixture(scope="session")
+def rllm_core() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``rllm_core("plugins", cwd=folder, site=folder)``: the command line in a process of its own.
+
+    ``site`` is a folder that ``pip install --target`` filled.
+    """
+
+    def run(*arguments: str, cwd: Path, site: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "rllm_core", *arguments],
+            cwd=cwd,
+            env=environment(cwd, site),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def packages(
+    rllm_core: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """The folder of a package of each kind, by kind."""
+    root = tmp_path_factory.mktemp("packages")
+    for kind, name in NAMES.items():
+        made = rllm_core("new", kind, name, cwd=root)
+        assert made.returncode == 0, made.stderr
+    return {kind: root / f"rllm-{name.replace('_', '-')}" for kind, name in NAMES.items()}

@@ -1,0 +1,23 @@
+"""Which packages are made, and where they run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# One of each kind. The separators differ on purpose.
+NAMES = {
+    "workflow": "spell-back",
+    "backend": "tiny_table",
+    "engine": "dice",
+    "parser": "plain-chatml",
+    "tracker": "csv_file",
+    "loss": "soft_ratio",
+}
+
+
+def environment(folder: Path, site: Path | None) -> dict[str, str]:
+    """This one, with a further folder of packages and nobody's settings."""
+    inherited = {key: value for key, value in os.environ.items() if key != "RLLM_PLUGINS"}
+    paths = [*([] if site is None else [str(site)]), *filter(None, [inherited.get("PYTHONPATH")])]
+    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "RLLM_CONFIG_DIR": str(folder / "config")}

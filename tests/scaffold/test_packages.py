@@ -1,0 +1,140 @@
+"""What ``rllm-core new`` makes is built, installed, listed, tested and used as it is, by other processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from made import NAMES, environment
+
+pytestmark = pytest.mark.slow
+
+PIP = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+OFFLINE = ["--no-deps", "--no-index"]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+every_kind = pytest.mark.parametrize("kind", NAMES)
+
+
+@pytest.fixture(scope="module")
+def wheels(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel of each package, by kind."""
+    target = tmp_path_factory.mktemp("wheels")
+    wheel = [*PIP, "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", str(target)]
+    subprocess.run([*wheel, *map(str, packages.values())], check=True)
+    built = {path.name.partition("-")[0].replace("_", "-"): path for path in target.iterdir()}
+    return {kind: built[folder.name] for kind, folder in packages.items()}
+
+
+@pytest.fixture(scope="module")
+def site(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all of them are installed, side by side."""
+    target = tmp_path_factory.mktemp("site")
+    subprocess.run([*PIP, "install", *OFFLINE, "--target", str(target), *map(str, wheels.values())], check=True)
+    return target
+
+
+@every_kind
+def test_the_wheel(wheels: dict[str, Path], kind: str) -> None:
+    module = "rllm_" + NAMES[kind].replace("-", "_")
+    with zipfile.ZipFile(wheels[kind]) as archive:
+        packed = set(archive.namelist())
+    about = f"{module}-0.1.0.dist-info/"
+    assert packed == {
+        f"{module}/__init__.py",
+        f"{module}/{kind}.py",
+        f"{module}/py.typed",
+        *(about + name for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")),
+    }
+
+
+@every_kind
+def test_it_is_listed_healthy_and_light(rllm_core: Run, site: Path, tmp_path: Path, kind: str) -> None:
+    name = NAMES[kind]
+    listed = json.loads(rllm_core("plugins", "--json", cwd=tmp_path, site=site).stdout)
+    assert name in {plugin["name"] for plugin in listed}
+    [plugin] = json.loads(rllm_core("plugins", "show", name, "--json", cwd=tmp_path, site=site).stdout)
+    assert (plugin["status"], plugin["error"], plugin["warnings"]) == ("loaded", None, [])
+    assert name in {provided["name"] for provided in plugin["provides"]}
+    light = (
+        f"import sys, rllm_{name.replace('-', '_')}; assert not {{'torch', 'transformers', 'numpy'}} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-P", "-c", light], env=environment(tmp_path, site), cwd=tmp_path, check=True)
+
+
+@every_kind
+def test_its_own_tests_pass(packages: dict[str, Path], site: Path, tmp_path: Path, kind: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=packages[kind],
+        env=environment(tmp_path, site),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    last = result.stdout.splitlines()[-1]
+    assert int(last.partition(" passed")[0]) > 10
+    assert "warning" not in last
+
+
+def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    workflow, parser, loss, tracker = (NAMES[kind] for kind in ("workflow", "parser", "loss", "tracker"))
+    trained = rllm_core(
+        "train", workflow, "--backend", "local", "--parser", parser, "--run-dir", str(run_dir),
+        "-o", f"algorithm.loss={loss}", "-o", "algorithm.loss_options.width=0.3",
+        "-o", f"training.trackers=['{tracker}']", "-o", f"{tracker}.metrics=['reward_mean']",
+        "-o", "training.steps=3", "-o", f"{workflow}.letters=abcde",
+        cwd=tmp_path, site=site,
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == 3
+    assert all(step["grad_norm"] > 0 for step in metrics)
+    assert all(step["segment_breaks"] == 0 for step in metrics)
+    written = (run_dir / "trackers" / tracker / "metrics.csv").read_text().splitlines()
+    assert written == ["step,metric,value", *(f"{step['step']},reward_mean,{step['reward_mean']}" for step in metrics)]
+    assert rllm_core("verify", str(run_dir), cwd=tmp_path, site=site).returncode == 0
+
+
+def test_the_engine_is_evaluated(rllm_core: Run, site: Path, tmp_path: Path) -> None:
+    name = NAMES["engine"]
+    result = rllm_core(
+        "eval",
+        "sort",
+        "--engine",
+        name,
+        "--parser",
+        name,
+        "--tasks",
+        "20",
+        "-n",
+        "4",
+        "--json",
+        cwd=tmp_path,
+        site=site,
+    )
+    assert result.returncode == 0, result.stderr
+    measured = json.loads(result.stdout)
+    assert (measured["tasks"], measured["failed"]) == (20, 0)
+    assert measured["reward_mean"] < 0.1
+
+
+def test_the_backend_learns(rllm_core: Run, site: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    trained = rllm_core(
+        "train", "sort", "--backend", NAMES["backend"], "--run-dir", str(run_dir), "-o", "sort.letters=abcd",
+        "-o", "algorithm.entropy_coefficient=0", "-o", "optimizer.learning_rate=0.3", "-o", "training.steps=30",
+        cwd=tmp_path, site=site,
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    rewards = [json.loads(line)["reward_mean"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert fmean(rewards[-5:]) > 3 * fmean(rewards[:5]) > 0
