@@ -5,6 +5,7 @@ from rllm_core.testing.backends import check_backend
 from rllm_core.testing.drift import Drift, probe_drift
 from rllm_core.testing.engines import check_engine
 from rllm_core.testing.parsers import CheckResult, check_parser
+from rllm_core.testing.sandboxes import check_sandbox
 from rllm_core.testing.scripted import ByteParser, ScriptedBackend, ScriptedEngine
 from rllm_core.testing.trackers import check_tracker
 from rllm_core.testing.workflows import check_workflow
@@ -21,6 +22,7 @@ __all__ = [
     "check_estimator",
     "check_parser",
     "check_policy_loss",
+    "check_sandbox",
     "check_tracker",
     "check_workflow",
     "probe_drift",
