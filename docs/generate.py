@@ -1,4 +1,4 @@
-"""Write the generated parts of ``run-file.md`` and ``capabilities.md`` from the code: ``make docs-reference``."""
+"""Write the generated parts of the pages from the code: ``make docs-reference``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
+import diagrams
+import hook_pages
+from hook_pages import attributes
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -79,7 +82,7 @@ def options(plugins: PluginManager) -> Iterator[tuple[str, str, str, type[BaseMo
 
 def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, str]]:
     """Name, field and description of every key of a section that is not a section itself."""
-    documented = _attributes(inspect.getdoc(model) or "")
+    documented = attributes(inspect.getdoc(model) or "")
     for name, field in model.model_fields.items():
         if not field.exclude and _section_model(field) is None:
             yield name, field, field.description or documented.get(name, "")
@@ -139,7 +142,7 @@ def capability_table(plugins: PluginManager) -> str:
     ]
     for what, which, *answers in matrix(resolved):
         lines.append(f"| {what} | {f'`{which}`' if which else ''} | {' | '.join(answers)} |")
-    documented = _attributes(inspect.getdoc(Capabilities) or "")
+    documented = attributes(inspect.getdoc(Capabilities) or "")
     flags = [name for name in resolved[0] if isinstance(resolved[0][name], bool)]
     lines += ["", "| flag | meaning |", "| --- | --- |"]
     lines += [f"| {name.replace('_', ' ')} | {_cell(documented[name])} |" for name in flags]
@@ -202,12 +205,6 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
                 yield f"{sign} {getattr(item, attribute):g}"
 
 
-def _attributes(doc: str) -> dict[str, str]:
-    """The ``Attributes:`` of a Google docstring."""
-    _, _, block = doc.partition("Attributes:\n")
-    return {name: " ".join(text.split()) for name, text in re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", block, re.M)}
-
-
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("``", "`")
 
@@ -216,3 +213,8 @@ if __name__ == "__main__":
     first_party = first_party_plugins()
     for path, write in ((PAGE, generated), (CAPABILITIES, generated_capabilities)):
         path.write_text(write(path.read_text(encoding="utf-8"), first_party), encoding="utf-8")
+    for name in hook_pages.SPECS:
+        path = hook_pages.FOLDER / f"{name}.md"
+        path.write_text(hook_pages.page(name, path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, draw in diagrams.DIAGRAMS.items():
+        (diagrams.FOLDER / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +69,7 @@ class Page:
                 lines += block.text.splitlines()
             elif block.language == "console":
                 lines += [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
-        shown = (re.sub(r"^(\w+=\S* )+", "", line.partition("#")[0].strip()) for line in lines)
+        shown = (re.sub(r"^(\w+=\S* )+", "", re.split(" [|#] ?", line)[0].strip()) for line in lines)
         return [line for line in shown if line.startswith("rllm-core")]
 
     def section(self, heading: str) -> str:
@@ -88,3 +91,33 @@ class Page:
 PAGES = [
     Page(path) for pattern in ("*.md", "docs/**/*.md", "plugins/*/README.md") for path in sorted(ROOT.glob(pattern))
 ]
+
+
+def write_files(page: Page, folder: Path) -> list[str]:
+    """Write the blocks of a page that are files; returns the names of the modules among them."""
+    files = {block.file: block.text for block in page.blocks if block.file}
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    modules = [name.removesuffix(".py").removesuffix("/__init__") for name in files if name.endswith(".py")]
+    return [module.replace("/", ".") for module in modules]
+
+
+@cache
+def texts(path: Path) -> tuple[str, ...]:
+    """Every string of a module, with ``...`` for what is put in."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            parts = (str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
+            found.append("".join(parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return tuple(found)
+
+
+def says(sources: Sequence[Path], message: str) -> bool:
+    """Whether a module can say a message in which ``...`` stands for what differs."""
+    pattern = re.compile(".*".join(re.escape(part) for part in message.split("...")), re.S)
+    return any(pattern.search(text) for path in sources for text in texts(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -14,7 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from generate import first_party_plugins
-from pages import PAGES, ROOT, Page
+from pages import PAGES, ROOT, Page, write_files
 
 from rllm_core.cli import Session, cli
 from rllm_core.config import load_run_config
@@ -101,7 +102,12 @@ def test_what_is_trained_resolves(command: str, parse: Callable[[str], dict[str,
 
 @pytest.mark.parametrize(
     "text",
-    [b.text for page in PAGES for b in page.blocks if b.language == "toml" and re.search(r"^workflow =", b.text, re.M)],
+    [
+        b.text
+        for page in PAGES
+        for b in page.blocks
+        if b.language == "toml" and re.search(r"^workflow =", b.text, re.M) and page.path.parent.name != "hooks"
+    ],
 )
 def test_run_files_load(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
@@ -109,29 +115,29 @@ def test_run_files_load(text: str, tmp_path: Path) -> None:
     load_run_config(str(path), first_party_plugins())
 
 
-def write_files(page: Page, folder: Path) -> list[str]:
-    """Write the blocks of a page that are files; returns the names of the modules among them."""
-    files = {block.file: block.text for block in page.blocks if block.file}
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    modules = [name.removesuffix(".py").removesuffix("/__init__") for name in files if name.endswith(".py")]
-    return [module.replace("/", ".") for module in modules]
+# The examples of hooks are imported, and observe a run, in test_hooks.py.
+WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in p.blocks) and p.path.parent.name != "hooks"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(b.language == "python" for b in p.blocks)], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 def test_python_runs(page: Page, tmp_path: Path) -> None:
+    for contract in (page for page in PAGES if page.path.parent.name == "contracts"):
+        write_files(contract, tmp_path)  # they write one package together
     modules = write_files(page, tmp_path)
     fragments = [block.text for block in page.blocks if block.language == "python" and not block.file]
     script = tmp_path / "fragments_of_the_page.py"
     script.write_text("\n\n".join(fragments), encoding="utf-8")
     # A module that another block has only named is not there; what is imported here must be.
-    code = "".join(f"import {module}\n" for module in [*modules, script.stem])
-    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True)
+    code = (
+        "".join(f"import {module}\n" for module in modules)
+        + f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, env=environment, check=True)
 
 
 def test_readme_has_exactly_the_two_commands() -> None:

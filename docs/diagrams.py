@@ -1,0 +1,223 @@
+"""The diagrams of ``concepts.md``, drawn from text into ``images/``: ``make docs-reference``.
+
+Boxes and arrows stand on a grid, in lines of text as high as wide; nobody has to have a drawing program. The files name
+no font, script or picture from elsewhere, and follow the reader's light or dark mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "images"
+UNIT = 12  # pixels of a step of the grid
+STYLE = """
+    svg { --paper: #ffffff; --ink: #1f2328; --faint: #6e7781; --box: #eef2f7; --strong: #d7e3fb; --edge: #57606a }
+    @media (prefers-color-scheme: dark) {
+      svg { --paper: #1e2129; --ink: #e6e9f0; --faint: #9aa4b2; --box: #2b303c; --strong: #2c4270; --edge: #9aa4b2 }
+    }
+    text { font: 13px ui-sans-serif, system-ui, sans-serif; fill: var(--ink) }
+    .faint { fill: var(--faint); font-size: 12px }
+    .mono { font-family: ui-monospace, monospace; font-size: 12px }
+    rect { fill: var(--box); stroke: var(--edge) }
+    .paper { fill: var(--paper); stroke: none }
+    .strong { fill: var(--strong) }
+    .empty { fill: none; stroke-dasharray: 4 3 }
+    path { fill: none; stroke: var(--edge); stroke-width: 1.4 }
+    .tip { fill: var(--edge); stroke: none }
+"""
+
+
+class Drawing:
+    """A picture that grows by its boxes, words and arrows.
+
+    Args:
+        title: What a reader hears who does not see it.
+        width: In steps of the grid.
+        height: Likewise.
+    """
+
+    def __init__(self, title: str, width: float, height: float) -> None:
+        self._title = title
+        self._size = (width * UNIT, height * UNIT)
+        self._parts: list[str] = []
+
+    def box(self, x: float, y: float, width: float, height: float, *lines: str, style: str = "") -> None:
+        """A rectangle whose first line says what it is; further ones are faint."""
+        place = f'x="{x * UNIT:g}" y="{y * UNIT:g}" width="{width * UNIT:g}" height="{height * UNIT:g}"'
+        self._parts.append(f'<rect class="{style}" {place} rx="5"/>')
+        top = y + height / 2 - (len(lines) - 1) * 0.65
+        for number, line in enumerate(lines):
+            self.words(x + width / 2, top + 1.3 * number, line, style="faint" if number else "", anchor="middle")
+
+    def words(self, x: float, y: float, text: str, *, style: str = "", anchor: str = "start") -> None:
+        """A line of text, centred on ``y``."""
+        place = f'x="{x * UNIT:g}" y="{y * UNIT + 4:g}" text-anchor="{anchor}"'
+        self._parts.append(f'<text class="{style}" {place}>{escape(text)}</text>')
+
+    def arrow(self, *points: tuple[float, float]) -> None:
+        """A line through some points, with a tip at the last."""
+        path = " L ".join(f"{x * UNIT:g} {y * UNIT:g}" for x, y in points)
+        self._parts.append(f'<path d="M {path}"/>')
+        (x0, y0), (x1, y1) = points[-2:]
+        length = max(abs(x1 - x0), abs(y1 - y0))
+        dx, dy = (x1 - x0) / length * 0.6, (y1 - y0) / length * 0.6
+        corners = [(x1, y1), (x1 - dx - dy / 2, y1 - dy - dx / 2), (x1 - dx + dy / 2, y1 - dy + dx / 2)]
+        tip = " ".join(f"{x * UNIT:g},{y * UNIT:g}" for x, y in corners)
+        self._parts.append(f'<polygon class="tip" points="{tip}"/>')
+
+    def row(self, x: float, y: float, cells: Sequence[tuple[str, str]], *, width: float) -> None:
+        """Boxes side by side, each with its style."""
+        for number, (text, style) in enumerate(cells):
+            self.box(x + number * width, y, width, 2, text, style=style)
+
+    def svg(self) -> str:
+        """All of it."""
+        width, height = self._size
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img">'
+        paper = '<rect class="paper" width="100%" height="100%" rx="8"/>'
+        body = "\n".join(f"  {part}" for part in (paper, *self._parts))
+        return f"{head}\n  <title>{escape(self._title)}</title>\n  <style>{STYLE}  </style>\n{body}\n</svg>\n"
+
+
+def loop() -> Drawing:
+    """From a task to new weights."""
+    it = Drawing("The loop: a task becomes an episode, groups, advantages, samples, and new weights", 70, 25)
+    steps = [
+        ("task", "id, JSON data"),
+        ("workflow", "plays it"),
+        ("episode", "trajectories, reward"),
+        ("group", "rollouts of one task"),
+    ]
+    for number, lines in enumerate(steps):
+        it.box(1 + 17.5 * number, 2, 14, 4, *lines, style="strong" if number == 1 else "")
+        if number:
+            it.arrow((17.5 * number - 2.5, 4), (17.5 * number + 1, 4))
+    it.box(18.5, 11, 14, 4, "rollout engine", "tokens in, tokens out", style="strong")
+    it.arrow((23, 6), (23, 11))
+    it.arrow((28, 11), (28, 6))
+    it.words(22.4, 8.5, "prompt", style="faint", anchor="end")
+    it.words(28.6, 8, "completion, log-probabilities,", style="faint")
+    it.words(28.6, 9.3, "weight version", style="faint")
+    it.box(53.5, 11, 14, 4, "advantages", "within the group")
+    it.arrow((60.5, 6), (60.5, 11))
+    it.box(53.5, 19, 14, 4, "training samples", "tokens, mask, advantages")
+    it.arrow((60.5, 15), (60.5, 19))
+    it.box(18.5, 19, 14, 4, "backend", "gradients, optimizer", style="strong")
+    it.arrow((53.5, 21), (32.5, 21))
+    it.arrow((25.5, 19), (25.5, 15))
+    it.words(26.2, 17, "on_policy_updated(version): new weights", style="faint")
+    return it
+
+
+def segments() -> Drawing:
+    """What is trained of a conversation, and where it breaks."""
+    it = Drawing("Tokens and segments: sampled tokens are trained, and an edited history begins a new segment", 70, 22)
+    it.words(1, 1.6, "Two turns that continue each other: one segment, one training sample", style="")
+    first = [("prompt", ""), ("completion", "strong"), ("tool result", ""), ("completion", "strong")]
+    it.row(1, 3, first, width=13)
+    it.words(1, 6.2, "turn 1: prompt + completion", style="faint")
+    it.words(27, 6.2, "turn 2: its prompt begins with all of turn 1, token for token", style="faint")
+    it.words(1, 9.6, "A history that was edited: a break, with its reason, and two samples", style="")
+    it.row(1, 11, [("prompt", ""), ("completion", "strong")], width=13)
+    it.words(28, 12, "segment 0", style="faint")
+    it.row(1, 14, [("another prompt", ""), ("completion", "strong")], width=13)
+    it.words(28, 15, "segment 1, break_reason = history_edited", style="faint")
+    it.box(1, 18.6, 3, 2, style="strong")
+    it.words(5, 19.6, "sampled: trained, with the log-probabilities of the engine", style="faint")
+    it.box(40, 18.6, 3, 2)
+    it.words(44, 19.6, "not sampled: read, masked in the loss", style="faint")
+    return it
+
+
+def staleness() -> Drawing:
+    """Who waits for whom."""
+    it = Drawing("Synchronous and asynchronous training: taking turns, or generating ahead", 70, 23)
+    it.words(1, 1.6, "staleness_threshold = 0: a window's groups are sampled by the weights they train")
+    for number in range(3):
+        x = 10 + 20 * number
+        it.box(x, 3, 11, 2, f"generate {number + 1}", style="strong")
+        it.box(x + 11, 5.5, 8, 2, f"train {number + 1}")
+        it.arrow((x + 19, 6.5), (x + 19.6, 6.5), (x + 19.6, 5.2))
+    it.words(1, 4, "engine", style="faint")
+    it.words(1, 6.5, "trainer", style="faint")
+    it.words(1, 11.6, "staleness_threshold = 1, partial_rollout = true: generation is up to one window ahead")
+    for number in range(5):
+        it.box(10 + 11 * number, 13, 11, 2, f"generate {number + 1}", style="strong")
+        if number < 4:
+            it.box(21 + 11 * number, 15.5, 8, 2, f"train {number + 1}")
+            it.arrow((29 + 11 * number, 16.5), (30 + 11 * number, 16.5), (30 + 11 * number, 15.2))
+    it.words(1, 14, "engine", style="faint")
+    it.words(1, 16.5, "trainer", style="faint")
+    it.words(
+        10,
+        19.6,
+        "An arrow is a weight synchronisation. A rollout that is running then takes its next tokens from the",
+        style="faint",
+    )
+    it.words(
+        10,
+        21,
+        "new weights; every step carries the version that sampled it, and a group counts as its oldest.",
+        style="faint",
+    )
+    return it
+
+
+def books() -> Drawing:
+    """Every rollout in one account."""
+    it = Drawing("The books: every dispatched rollout ends in exactly one of four accounts", 70, 21)
+    it.box(1, 8, 13, 4, "dispatched", "every rollout, once", style="strong")
+    it.box(20, 8, 13, 4, "in flight", "or waiting in the buffer", style="empty")
+    it.arrow((14, 10), (20, 10))
+    accounts = [
+        ("trained", "part of an optimizer step that returned"),
+        ("filtered", "uniform_reward, incomplete_group, ..."),
+        ("failed", "timeout, engine_error, error"),
+        ("cancelled", "interrupted, run_failed, restart"),
+    ]
+    for number, (name, why) in enumerate(accounts):
+        y = 1 + 4.8 * number
+        it.box(40, y, 29, 3.6, name, why)
+        it.arrow((33, 10), (36.5, 10), (36.5, y + 1.8), (40, y + 1.8))
+    it.words(1, 19.6, "dispatched = trained + filtered + failed + cancelled", style="mono")
+    return it
+
+
+def loading() -> Drawing:
+    """From package metadata to a class."""
+    it = Drawing(
+        "Loading plugins: metadata, the light module of enabled plugins, and the class that is selected", 70, 20
+    )
+    stages = [
+        ("metadata", "entry points rllm_core", "rllm-core plugins", "nothing is imported"),
+        ("light module", "rllm_x: hooks, records", "rllm-core workflows", "only of enabled plugins"),
+        ("the class", "rllm_x.workflow:Mine", "rllm-core train mine", "only what is selected"),
+    ]
+    for number, (name, what, command, cost) in enumerate(stages):
+        x = 1 + 24 * number
+        it.box(x, 3, 20, 4, name, what, style="strong" if number == 2 else "")
+        it.words(x + 10, 8.6, command, style="mono", anchor="middle")
+        it.words(x + 10, 10, cost, style="faint", anchor="middle")
+        if number:
+            it.arrow((x - 4, 5), (x, 5))
+    outcomes = [
+        ("disabled", "RLLM_PLUGINS, plugins.toml"),
+        ("broken, conflict", "one line; the others go on"),
+        ("selected and broken", "an error with cause and command"),
+    ]
+    for number, lines in enumerate(outcomes):
+        x = 1 + 24 * number
+        it.arrow((x + 10, 11), (x + 10, 14))
+        it.box(x, 14, 20, 4, *lines, style="empty")
+    return it
+
+
+DIAGRAMS: dict[str, Callable[[], Drawing]] = {
+    "loop": loop,
+    "segments": segments,
+    "lead": staleness,
+    "books": books,
+    "loading": loading,
+}

@@ -1,0 +1,200 @@
+"""Every block of every page is looked at by some test; this is the list of who looks at what, and the rest of them.
+
+``python`` runs in `test_docs` and `test_hooks`; commands in ``sh`` and ``console`` parse in `test_docs`; ``toml`` that
+is a run file loads there. Here: other programs' commands, output, other TOML, JSON, and names in the text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from generate import first_party_plugins, keys, sections
+from pages import PAGES, ROOT, Block, Page, texts
+
+from rllm_core.config import load_run_config
+from rllm_core.discovery import GROUP
+
+BLOCKS = [(page, block) for page in PAGES for block in page.blocks]
+# Text is a picture, or what something prints; who compares it.
+TEXT = {
+    "README.md": "test_a_picture_names_what_there_is",
+    "docs/asynchronous-training.md": "test_the_live_view",
+    "docs/contracts/backend.md": "test_the_order_of_a_step",
+    "docs/hooks.md": "test_hooks.test_the_order_of_events_is_that_of_a_run",
+    "docs/quickstart.md": "test_what_a_run_prints",
+    "docs/run-folder.md": "test_reference.test_the_files_of_a_run_folder",
+}
+# What shells run beside rllm-core and make. A page shows them; what they would install or start is not this test's.
+PROGRAMS = ("pip install ", "pre-commit", "ray start ", "tensorboard --logdir ", 'eval "$(rllm-core completion ')
+
+
+def blocks_of(language: str) -> list[tuple[Page, Block]]:
+    return [(page, block) for page, block in BLOCKS if block.language == language]
+
+
+def test_every_block_has_a_language_that_is_looked_at() -> None:
+    assert {block.language for _, block in BLOCKS} <= {"python", "sh", "console", "toml", "json", "text"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_fence_is_a_block(page: Page) -> None:
+    assert len(re.findall(r"^\s*(?:```|~~~)", page.text, re.M)) == 2 * len(page.blocks)
+
+
+def test_all_text_is_compared_by_somebody() -> None:
+    assert {page.name for page, _ in blocks_of("text")} == set(TEXT)
+    for test in TEXT.values():
+        module, _, name = test.rpartition(".")
+        assert callable(getattr(importlib.import_module(module) if module else sys.modules[__name__], name))
+
+
+def commands(language: str) -> list[str]:
+    lines = [line for _, block in blocks_of(language) for line in block.text.splitlines()]
+    if language == "console":
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    return sorted({line.partition(" #")[0].strip() for line in lines if line and not line.startswith("#")})
+
+
+@pytest.mark.parametrize("command", [*commands("sh"), *commands("console")])
+def test_a_command_is_one_that_is_known(command: str) -> None:
+    without_variables = re.sub(r"^(\w+=\S* )+", "", command)
+    module = re.fullmatch(r"(?:\.venv/bin/)?python -m (benchmarks\.\w+)(?: .*)?", without_variables)
+    if module:
+        assert importlib.util.find_spec(module[1])
+    else:
+        assert without_variables.startswith(("rllm-core", "make ", *PROGRAMS)), command
+    shlex.split(command)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# TOML and JSON
+
+
+@pytest.mark.parametrize(("page", "block"), blocks_of("toml"), ids=lambda value: getattr(value, "name", None))
+def test_toml_is_a_run_file_a_part_of_one_or_a_package(page: Page, block: Block) -> None:
+    tables = tomllib.loads(block.text)
+    if "project" in tables:
+        [points] = [tables["project"]["entry-points"][GROUP]]
+        modules = {str(b.file).removesuffix("/__init__.py").removesuffix(".py") for b in page.blocks if b.file}
+        assert set(points.values()) <= modules, "the entry point names a module that the page does not show"
+    elif "workflow" not in tables and page.path.parent.name != "hooks":  # those are looked at elsewhere
+        overrides = [f"{section}.{key}={json.dumps(value)}" for section, key, value in leaves(tables)]
+        load_run_config("sort", first_party_plugins(), overrides=overrides, backend="local")
+
+
+def leaves(tables: dict[str, object], path: str = "") -> list[tuple[str, str, object]]:
+    found = []
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            found += leaves(value, f"{path}.{key}" if path else key)
+        else:
+            found.append((path, key, value))
+    return found
+
+
+@pytest.mark.parametrize(("page", "block"), blocks_of("json"), ids=lambda value: getattr(value, "name", None))
+def test_json_is_json(page: Page, block: Block) -> None:
+    assert [json.loads(line) for line in block.text.splitlines()]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Output
+
+
+@pytest.mark.parametrize(("page", "block"), blocks_of("console"), ids=lambda value: getattr(value, "name", None))
+def test_output_is_what_the_command_prints(page: Page, block: Block) -> None:
+    command, shown = "", []
+    for line in [*block.text.splitlines(), "$ "]:
+        if not line.startswith("$ "):
+            shown.append(line.split())
+            continue
+        if shown:
+            printed = run(ROOT, *shlex.split(command)[1:])
+            assert [row for row in shown if row not in [out.split() for out in printed.splitlines()]] == []
+        command, shown = line[2:], []
+
+
+def run(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "rllm_core", *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RLLM_")}
+    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.slow
+def test_what_a_run_prints(tmp_path: Path) -> None:
+    [block] = [b for b in Page(ROOT / "docs" / "quickstart.md").blocks if b.language == "text"]
+    short = ("training.steps=2", "training.validation_rollouts=8", "training.groups_per_step=4")
+    printed = run(tmp_path, "train", "sort", "--backend", "local", *(word for one in short for word in ("-o", one)))
+    assert [shape(line) for line in printed.splitlines()] == [shape(line) for line in block.text.splitlines()]
+
+
+def shape(line: str) -> str:
+    return re.sub(r"[\d.]+|\d{8}-\d{6}", "N", re.sub(r"runs/sort-[\d-]+", "runs/sort-N", line))
+
+
+def test_the_live_view() -> None:
+    [block] = [b for b in Page(ROOT / "docs" / "asynchronous-training.md").blocks if b.language == "text"]
+    said = " ".join(text for path in (ROOT / "rllm_core" / "training").glob("*.py") for text in texts(path))
+    for word in {*re.findall(r"[a-z][a-z-]+", block.text)} - {"s"}:
+        assert word in said, word
+
+
+def test_the_order_of_a_step() -> None:
+    from rllm_core import backend
+
+    [block] = [b for b in Page(ROOT / "docs" / "contracts" / "backend.md").blocks if b.language == "text"]
+    assert block.text.strip() in (backend.__doc__ or "")
+
+
+def test_a_picture_names_what_there_is() -> None:
+    from rllm_core import hookspecs, providers
+
+    [block] = [b for b in Page(ROOT / "README.md").blocks if b.language == "text"]
+    assert re.findall(r"on_\w+", block.text) == [name for name in vars(hookspecs) if name == "on_policy_updated"]
+    assert {kind.kind for kind in (providers.Workflow, providers.Backend)} <= set(block.text.split())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Names in the text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_dotted_names_exist(page: Page) -> None:
+    for name in sorted(set(re.findall(r"`(rllm_core(?:\.\w+)+)", page.prose))):
+        assert exists(name), f"{page.name} names {name}"
+
+
+def exists(name: str) -> bool:
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part) and part not in getattr(found, "__dataclass_fields__", {}):
+                return False
+            found = getattr(found, part, None)
+        return True
+    return False
+
+
+def test_keys_that_porting_names_exist() -> None:
+    known = {f"{path}.{name}" for path, _, model in sections(first_party_plugins()) for name, _, _ in keys(model)}
+    known |= {f"[{path}]" for path, _, _ in sections(first_party_plugins())}
+    page = Page(ROOT / "docs" / "porting-from-rllm.md")
+    named = set(re.findall(r"`((?:training|algorithm|rollout)\.\w+)`", page.section("Class by class")))
+    lines = page.section("Key by key").splitlines()
+    named |= {key for line in lines for key in re.findall(r"`([\w.]+\.\w+)`", line.rpartition(" | ")[2])}
+    assert len(named) > 8
+    assert named <= known
