@@ -15,6 +15,7 @@ import importlib_metadata
 from importlib_metadata import Distribution
 
 from rllm_core.errors import PluginError
+from rllm_core.foreign import printable
 from rllm_core.providers import NAME_PATTERN
 
 GROUP = "rllm_core"
@@ -111,24 +112,30 @@ def _candidates(distribution: Distribution) -> list[Candidate]:
     except Exception as error:
         # One unreadable file must not hide every other plugin; it becomes a row of the listing.
         name, version = identity(distribution)
-        problem = f"its entry_points.txt cannot be read: {type(error).__name__}: {error}"
+        problem = printable(f"its entry_points.txt cannot be read: {type(error).__name__}: {error}")
         return [Candidate(name, name, version, "", error=problem)]
     if not points:
         return []
     package, version = identity(distribution)
     return [
         Candidate(
-            name=point.name,
+            name=printable(point.name),
             package=package,
             version=version,
-            value=point.value,
-            error=None
-            if NAME_PATTERN.fullmatch(point.name)
-            else f"its entry point name {point.name!r} must match {NAME_PATTERN.pattern}",
+            value=printable(point.value),
+            error=_entry_point_problem(point),
             entry_point=point,
         )
         for point in points
     ]
+
+
+def _entry_point_problem(point: importlib_metadata.EntryPoint) -> str | None:
+    if not NAME_PATTERN.fullmatch(point.name):
+        return printable(f"its entry point name {point.name!r} must match {NAME_PATTERN.pattern}")
+    if not point.pattern.match(point.value):
+        return printable(f"its entry point {point.name!r} is {point.value!r}, not a dotted path")
+    return None
 
 
 def identity(distribution: Distribution) -> tuple[str, str]:
@@ -142,7 +149,7 @@ def identity(distribution: Distribution) -> tuple[str, str]:
         stem = Path(str(getattr(distribution, "_path", "unknown"))).stem
         name, _, fallback = stem.partition("-")
         version = version or fallback
-    return str(name), str(version or "")
+    return printable(str(name)), printable(str(version or ""))
 
 
 def declared_requirements(distribution: Distribution) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from rllm_core.types import Messages, Task
 from rllm_core.workflow import Workflow, WorkflowConfig
-from rllm_relay.reward import letters_in_place
 
 
 class RelayConfig(WorkflowConfig):
@@ -16,6 +15,9 @@ class RelayConfig(WorkflowConfig):
     letters: Annotated[str, Field(min_length=4, description="The alphabet.")] = "abcdefgh"
     turns: Annotated[int, Field(ge=1, le=8, description="Words per rollout.")] = 2
     tasks: Annotated[int, Field(ge=8, description="Tasks per split.")] = 400
+    judged_by: Annotated[str, Field(description="The reward function: ours, or that of another plugin.")] = (
+        "letters_in_place"
+    )
 
 
 class Relay(Workflow):
@@ -23,6 +25,9 @@ class Relay(Workflow):
 
     name: ClassVar[str] = "relay"
     config_model = RelayConfig
+
+    async def open(self):
+        self.judge = self.services.reward_function(self.config.judged_by)
 
     def tasks(self, split):
         rng = random.Random(split)
@@ -38,7 +43,7 @@ class Relay(Workflow):
             messages.append({"role": "user", "content": f"sort: {word}"})
             step = await completer.complete(messages)
             answer = Task(task_id=task.task_id, data={"answer": "".join(sorted(word, reverse=True))})
-            step.reward = letters_in_place(answer, step.text)
+            step.reward = await self.judge(answer, step.text)
             messages.append(step.response)
             steps.append(step)
             rewards.append(step.reward)

@@ -1,0 +1,3 @@
+"""Text that would control a terminal: an error."""
+
+raise RuntimeError("\x1b[2J\x1b]0;owned\x07 \u202egnp.exe \x9b31m")

@@ -1,0 +1,13 @@
+"""Starts a thread that never ends and wants to be waited for."""
+
+import threading
+
+from rllm_core import hookimpl
+from rllm_hostile.records import workflow
+
+threading.Thread(target=threading.Event().wait, name="waits-for-ever").start()
+
+
+@hookimpl
+def workflows():
+    return workflow("threads")
