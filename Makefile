@@ -10,7 +10,7 @@ VENV := .venv
 PLUGINS := rllm-local rllm-renderers rllm-workflows
 EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e "plugins/rllm-workflows[mcp]"
-TEST_LANES := test-core test-packages test-verl test-tinker
+TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
 # What people install and read, beside the core itself; test-core runs all other tests of .venv.
 PACKAGE_TESTS := tests/benchmarks tests/cli tests/docs tests/installed tests/plugins $(wildcard tests/scaffold) plugins
 
@@ -33,6 +33,11 @@ TINKER_038_PACKAGES := torch==2.13.0 tinker==0.38.0 tinker-cookbook==0.5.8
 TINKER_SERVER := .venv-tinker-server
 TINKER_SERVER_PACKAGES := torch==2.13.0 "skyrl[tinker,jax]==0.3.0" -e plugins/rllm-local -e plugins/rllm-workflows
 
+# The libraries that trackers send metrics to; they bring servers and front ends along, and none of it to .venv.
+TRACKERS := .venv-trackers
+TRACKERS_PACKAGES := tensorboard==2.21.0 wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0 swanlab==0.10.3 pytest \
+	-e "plugins/rllm-trackers[mlflow,swanlab,tensorboard,trackio,wandb]"
+
 # The tests must not depend on the number of cores, nor on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 PIP_QUIETLY := -q --disable-pip-version-check
@@ -54,6 +59,7 @@ help:
 	@echo "make verl-env        the environment with real verl and real vLLM on the CPU, and its model (4 GB)"
 	@echo "make test-packages   those of the plugins, the command line, the documentation and what is installed from wheels"
 	@echo "make test-tinker     those of backend and parser tinker, against a real server on this machine"
+	@echo "make test-trackers   those of the trackers, against the real libraries (0.5 GB)"
 	@echo "make verl-seeds      that training through verl learns on further seeds; not a part of make test"
 	@echo "make tinker-env      the environment with the Tinker SDK (0.5 GB)"
 	@echo "make tinker-server   the environment of the Tinker server on this machine, and its model (2.5 GB)"
@@ -97,6 +103,9 @@ test-tinker-038: $(TINKER_038)/.installed $(TINKER_SERVER)/.installed
 		tests/tinker_cookbook
 	@$(TEST_ENVIRONMENT) $(TINKER_038)/bin/pytest -c tests/tinker/pytest.ini $(IN_TWO_PROCESSES) -m every_sdk tests/tinker
 
+test-trackers: $(TRACKERS)/.installed
+	@$(TEST_ENVIRONMENT) $(TRACKERS)/bin/pytest -c tests/trackers/pytest.ini tests/trackers
+
 tinker-seeds: $(TINKER)/.installed $(TINKER_SERVER)/.installed
 	@$(TEST_ENVIRONMENT) $(TINKER)/bin/pytest -c tests/tinker/pytest.ini $(IN_TWO_PROCESSES) -m slow tests/tinker
 
@@ -119,7 +128,7 @@ docs-serve: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve --strict
 
 docs-reference: $(VENV)/.installed
-	PYTHONPATH=plugins/rllm-tinker:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
+	PYTHONPATH=plugins/rllm-tinker:plugins/rllm-trackers:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
 
 clean:
 	rm -rf .venv* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -158,6 +167,13 @@ $(TINKER_COOKBOOK)/.installed $(TINKER_038)/.installed: %/.installed: Makefile p
 	@$*/bin/python -m pip install $(PIP_QUIETLY) -e . pytest pytest-xdist hypothesis -e "plugins/rllm-tinker[cookbook]" \
 		-e plugins/rllm-renderers -e plugins/rllm-workflows \
 		$(if $(filter $*,$(TINKER_038)),$(TINKER_038_PACKAGES),$(TINKER_COOKBOOK_PACKAGES))
+	@touch $@
+
+$(TRACKERS)/.installed: Makefile pyproject.toml plugins/rllm-trackers/pyproject.toml
+	@echo "setting up $(TRACKERS) (0.5 GB)" >&2
+	@$(TRACKERS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(TRACKERS)
+	@$(PYTHON) -m pip --python $(TRACKERS)/bin/python install $(PIP_QUIETLY) pip
+	@$(TRACKERS)/bin/python -m pip install $(PIP_QUIETLY) -e . $(TRACKERS_PACKAGES)
 	@touch $@
 
 # The starter model is made here once, so that no test waits for it.

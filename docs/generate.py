@@ -35,6 +35,7 @@ FIRST_PARTY = {
     "local": "rllm_local",
     "renderers": "rllm_renderers",
     "tinker": "rllm_tinker",
+    "trackers": "rllm_trackers",
     "verl": "rllm_verl",
     "workflows": "rllm_workflows",
 }

@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 from rllm_core.discovery import Candidate, Settings, installed_plugins
 from rllm_core.errors import PluginError
 from rllm_core.loading import HookImplementation, LoadedHooks, one_line, suggest
-from rllm_core.providers import Backend, Engine, Parser, Provider, Workflow
+from rllm_core.providers import Backend, Engine, Parser, Provider, Tracker, Workflow
 
 __all__ = ["PluginError", "PluginInfo", "PluginManager", "Provided", "Status"]
 
@@ -37,6 +37,11 @@ FIRST_PARTY: dict[tuple[type[Provider], str], str] = {
     (Parser, "renderer"): "rllm-renderers",
     (Parser, "tinker"): "rllm-tinker",
     (Engine, "tinker"): "rllm-tinker",
+    (Tracker, "mlflow"): "rllm-trackers",
+    (Tracker, "swanlab"): "rllm-trackers",
+    (Tracker, "tensorboard"): "rllm-trackers",
+    (Tracker, "trackio"): "rllm-trackers",
+    (Tracker, "wandb"): "rllm-trackers",
     (Workflow, "calculator"): "rllm-workflows",
     (Workflow, "countdown"): "rllm-workflows",
     (Workflow, "guess"): "rllm-workflows",

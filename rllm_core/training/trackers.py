@@ -39,7 +39,8 @@ class Tracker(ABC):
     It is constructed before anything is allocated, so a library that is missing or a setting that cannot be honoured
     is an error there (`rllm_core.errors.PluginError`, `rllm_core.errors.ConfigError`), and constructing one has no
     effect outside. The calls then come in order, all from one thread that is not the main one: `start`, any number of
-    `log`, `finish`. One that raises, or takes longer than a minute, is the last; it never stops training.
+    `log`, `finish`. One that raises, or takes longer than a minute, is the last; it never stops training. Runs in one
+    process must not mix: a tracker whose library has one run at a time lets the `start` of a second one fail.
 
     Args:
         config: The section of its provider's ``config``, None if it has none.

@@ -45,6 +45,22 @@ def read(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     return by_name
 
 
+class OneAtATime(Notebook):
+    """Honest, too: it refuses what it cannot do."""
+
+    runs: ClassVar[list[Path]] = []
+
+    def start(self, config: RunConfig, run_dir: str) -> None:
+        if self.runs and self.runs[0] != Path(run_dir):
+            raise RuntimeError("there is a run already")
+        self.runs[:] = [Path(run_dir)]
+        super().start(config, run_dir)
+
+    def finish(self, status: Status) -> None:
+        super().finish(status)
+        self.runs.clear()
+
+
 class Nameless(Notebook):
     name = "Not A Name"
 

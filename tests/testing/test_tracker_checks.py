@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lying_trackers import LIARS, LIMIT_SECONDS, Notebook, WritingEarly, read
+from lying_trackers import LIARS, LIMIT_SECONDS, Notebook, OneAtATime, WritingEarly, read
 
 from rllm_core.testing import check_tracker
 from rllm_core.testing.trackers import TRACKER_CHECKS
@@ -26,8 +26,14 @@ def test_an_honest_tracker_passes(tmp_path: Path) -> None:
     results = check_tracker(Notebook, tmp_path / "new", read=read, local=True)
     assert {result.outcome for result in results} == {"passed"}
     details = {result.name: result.detail for result in results}
-    assert "all 5 metrics arrived" in details["arrival"]
+    assert "all 4 metrics arrived" in details["arrival"]
     assert "recorded in the same run" in details["resume"]
+
+
+def test_a_tracker_may_refuse_a_second_run_in_one_process(tmp_path: Path) -> None:
+    details = {result.name: result for result in check_tracker(OneAtATime, tmp_path, read=read)}
+    assert [result for result in details.values() if result.outcome == "failed"] == []
+    assert details["side_by_side"].detail == "it refuses a second run in one process"
 
 
 def test_without_a_reader_and_a_promise_less_is_checked(tmp_path: Path) -> None:

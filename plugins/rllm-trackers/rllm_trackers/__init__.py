@@ -1,0 +1,46 @@
+"""Metric trackers for rllm-core; each is in the module of its name, and its library is imported when it is selected."""
+
+from __future__ import annotations
+
+from rllm_core import hookimpl
+from rllm_core.providers import Tracker
+
+__version__ = "0.1.0"
+RLLM_CORE_API = "1.0"
+
+
+@hookimpl
+def trackers() -> list[Tracker]:
+    """``mlflow``, ``swanlab``, ``tensorboard``, ``trackio`` and ``wandb``."""
+    return [
+        Tracker(
+            name="mlflow",
+            load="rllm_trackers.mlflow:MlflowTracker",
+            config="rllm_trackers.mlflow:MlflowConfig",
+            summary="MLflow: a database beside the run folder, or a server.",
+        ),
+        Tracker(
+            name="swanlab",
+            load="rllm_trackers.swanlab:SwanlabTracker",
+            config="rllm_trackers.swanlab:SwanlabConfig",
+            summary="SwanLab: offline in the run folder, or its cloud.",
+        ),
+        Tracker(
+            name="tensorboard",
+            load="rllm_trackers.tensorboard:TensorboardTracker",
+            config="rllm_trackers.tensorboard:TensorboardConfig",
+            summary="TensorBoard: event files in the run folder.",
+        ),
+        Tracker(
+            name="trackio",
+            load="rllm_trackers.trackio:TrackioTracker",
+            config="rllm_trackers.trackio:TrackioConfig",
+            summary="Trackio: a database in its own folder on this machine, a server, or a Hugging Face Space.",
+        ),
+        Tracker(
+            name="wandb",
+            load="rllm_trackers.wandb:WandbTracker",
+            config="rllm_trackers.wandb:WandbConfig",
+            summary="Weights & Biases: offline in the run folder, or its service.",
+        ),
+    ]

@@ -1,0 +1,97 @@
+"""MLflow: a database beside the run folder, or a server."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from rllm_core.config import RunConfig, Section
+from rllm_core.training.trackers import Status, Tracker
+from rllm_trackers.identity import identity
+from rllm_trackers.library import library
+from rllm_trackers.tables import flat
+
+STATUSES: dict[Status, str] = {"completed": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+# What MLflow takes.
+MAX_NAME_CHARACTERS = 250
+MAX_PARAM_CHARACTERS = 6000
+PARAMS_PER_CALL = 100
+NOT_IN_NAMES = re.compile(r"[^\w./ -]")
+
+
+class MlflowConfig(Section):
+    """``[mlflow]``: a run of MLflow. A server's credentials are read from ``MLFLOW_TRACKING_USERNAME`` and the like."""
+
+    tracking_uri: Annotated[
+        str, Field(description="Server or database; unset is the database mlflow.db beside the run folder.")
+    ] = ""
+    experiment: Annotated[str, Field(min_length=1, description="Experiment; made if there is none.")] = "rllm"
+    run_name: Annotated[str, Field(description="Display name; unset is the name of the run folder.")] = ""
+    tags: Annotated[dict[str, str], Field(description="Tags of the run.")] = Field(default_factory=dict)
+
+
+class MlflowTracker(Tracker):
+    """Logs metrics by step, and the run file as parameters. A repeated step has two values, the later one counts."""
+
+    name: ClassVar[str] = "mlflow"
+    config: MlflowConfig
+
+    def __init__(self, config: MlflowConfig) -> None:
+        super().__init__(config)
+        # MLflow reports its use to its makers otherwise, and it reads this when it is imported.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        self._tracking: Any = library("mlflow.tracking", tracker=self.name)
+        self._entities: Any = library("mlflow.entities", tracker=self.name)
+        if not config.tracking_uri:
+            for module in ("sqlalchemy", "alembic"):
+                library(module, tracker=self.name)
+
+    def start(self, config: RunConfig, run_dir: str) -> None:
+        """See `Tracker.start`."""
+        folder = Path(run_dir).resolve()
+        self._client = self._tracking.MlflowClient(
+            self.config.tracking_uri or f"sqlite:///{folder.parent / 'mlflow.db'}"
+        )
+        self._run_id, is_resumed = identity(run_dir, self.name, lambda: self._new_run(folder.name, config))
+        if is_resumed:
+            self._client.update_run(self._run_id, status="RUNNING")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Tracker.log`."""
+        now_milliseconds = int(time.time() * 1000)
+        logged = [
+            self._entities.Metric(metric_name(name), value, now_milliseconds, step) for name, value in metrics.items()
+        ]
+        self._client.log_batch(self._run_id, metrics=logged)
+
+    def finish(self, status: Status) -> None:
+        """See `Tracker.finish`."""
+        self._client.set_terminated(self._run_id, STATUSES[status])
+
+    def _new_run(self, folder_name: str, config: RunConfig) -> str:
+        """Made once: parameters cannot change, and the few keys that may differ on resume change nothing of before."""
+        experiment = self._client.get_experiment_by_name(self.config.experiment)
+        experiment_id = (
+            experiment.experiment_id if experiment else self._client.create_experiment(self.config.experiment)
+        )
+        name = self.config.run_name or folder_name
+        run = self._client.create_run(experiment_id, run_name=name, tags=self.config.tags)
+        run_id: str = run.info.run_id
+        params = [
+            self._entities.Param(key, str(value)[:MAX_PARAM_CHARACTERS])
+            for key, value in flat(config.to_tables()).items()
+        ]
+        for first in range(0, len(params), PARAMS_PER_CALL):
+            self._client.log_batch(run_id, params=params[first : first + PARAMS_PER_CALL])
+        return run_id
+
+
+def metric_name(name: str) -> str:
+    """A name as MLflow takes it: what it does not allow becomes ``_``."""
+    return NOT_IN_NAMES.sub("_", name)[:MAX_NAME_CHARACTERS]

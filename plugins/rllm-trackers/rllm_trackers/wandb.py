@@ -1,0 +1,82 @@
+"""Weights & Biases: offline in the run folder, or its service."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rllm_core.config import RunConfig, Section
+from rllm_core.errors import ConfigError
+from rllm_core.training.trackers import Status, Tracker
+from rllm_trackers.identity import files_of, identity
+from rllm_trackers.library import library
+
+INIT_TIMEOUT_SECONDS = 45.0
+# As the service shows them: finished, killed, failed.
+EXIT_CODES: dict[Status, int] = {"completed": 0, "interrupted": 255, "failed": 1}
+
+
+class WandbConfig(Section):
+    """``[wandb]``: a run of Weights & Biases. Its key is ``WANDB_API_KEY``, or what ``wandb login`` has kept."""
+
+    mode: Annotated[
+        Literal["offline", "online"],
+        Field(description="Keep everything in the run folder, for wandb sync, or send it to the service."),
+    ] = "offline"
+    project: Annotated[str, Field(min_length=1, description="Project.")] = "rllm"
+    entity: Annotated[str, Field(description="User or team; unset is the default of the key.")] = ""
+    run_name: Annotated[str, Field(description="Display name; unset is the name of the run folder.")] = ""
+    group: Annotated[str, Field(description="Group of runs.")] = ""
+    tags: Annotated[tuple[str, ...], Field(description="Tags.")] = ()
+
+
+class WandbTracker(Tracker):
+    """Logs against an axis of its own, ``step``: W&B's only goes up, and a resumed run repeats steps."""
+
+    name: ClassVar[str] = "wandb"
+    config: WandbConfig
+    _left_behind: ClassVar[dict[str, Any]] = {}  # runs of this process that have not finished, by their ids
+
+    def __init__(self, config: WandbConfig) -> None:
+        super().__init__(config)
+        self._wandb: Any = library("wandb", tracker=self.name)
+        if config.mode == "online" and not self._wandb.login(prompt=False):
+            raise ConfigError('wandb.mode = "online" needs a key: set WANDB_API_KEY, or run: wandb login')
+
+    def start(self, config: RunConfig, run_dir: str) -> None:
+        """See `Tracker.start`."""
+        run_id, _ = identity(run_dir, self.name, lambda: secrets.token_hex(8))
+        if run_id in self._left_behind:  # this folder's, when it was switched off
+            self._left_behind.pop(run_id).finish(exit_code=EXIT_CODES["interrupted"])
+        self._run = self._left_behind[run_id] = self._wandb.init(
+            dir=str(files_of(run_dir)),
+            mode=self.config.mode,
+            id=run_id,
+            resume="allow",
+            reinit="create_new",
+            project=self.config.project,
+            entity=self.config.entity or None,
+            name=self.config.run_name or Path(run_dir).resolve().name,
+            group=self.config.group or None,
+            tags=self.config.tags,
+            config=config.to_tables(),
+            allow_val_change=True,
+            # The output of the run is the run's; a display in a terminal and a capture of it do not go together.
+            settings=self._wandb.Settings(console="off", init_timeout=INIT_TIMEOUT_SECONDS),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Tracker.log`."""
+        self._run.log({**metrics, "step": step})
+
+    def finish(self, status: Status) -> None:
+        """See `Tracker.finish`."""
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=EXIT_CODES[status])
+        del self._left_behind[self._run.id]

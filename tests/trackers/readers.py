@@ -1,0 +1,118 @@
+"""What a run has recorded, read by the libraries themselves as far as they can."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Points = dict[str, list[tuple[int, float]]]
+
+
+def kept_id(run_dir: Path, tracker: str) -> str:
+    found: str = json.loads((run_dir / "trackers" / f"{tracker}.json").read_text())["id"]
+    return found
+
+
+def read_tensorboard(run_dir: Path) -> Points:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    # Everything, not a sample of it.
+    events = EventAccumulator(str(run_dir / "trackers" / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def wandb_records(run_dir: Path) -> list[Any]:
+    """The records of a run's offline files, in the order of its starts. W&B's own reader is not in its Python package:
+    the files are logs in LevelDB's format after a header of 7 bytes, and their records protocol buffers of the package.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    paths = sorted((run_dir / "trackers" / "wandb").glob("offline-run-*/*.wandb"))
+    return [Record.FromString(data) for path in paths for data in _leveldb_records(path.read_bytes())]
+
+
+def _leveldb_records(content: bytes) -> Iterator[bytes]:
+    block, header, position, parts = 32768, 7, 7, b""
+    while position + header <= len(content):
+        if block - position % block < header:
+            position += block - position % block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        if kind == 0:
+            return  # what was reserved and never written
+        parts += content[position + header : position + header + length]
+        position += header + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def read_wandb(run_dir: Path) -> Points:
+    points: Points = defaultdict(list)
+    for record in wandb_records(run_dir):
+        if record.WhichOneof("record_type") == "history":
+            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            for name, value in row.items():
+                if not name.startswith("_"):
+                    points[name].append((row["step"], value))
+    return points
+
+
+def mlflow_client(run_dir: Path) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(f"sqlite:///{run_dir.resolve().parent / 'mlflow.db'}")
+
+
+def read_mlflow(run_dir: Path) -> Points:
+    client, run_id = mlflow_client(run_dir), kept_id(run_dir, "mlflow")
+    return {
+        name: [(metric.step, metric.value) for metric in client.get_metric_history(run_id, name)]
+        for name in client.get_run(run_id).data.metrics
+    }
+
+
+def read_trackio(run_dir: Path, project: str = "rllm") -> Points:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    points: Points = defaultdict(list)
+    for row in SQLiteStorage.get_logs(project, kept_id(run_dir, "trackio")):
+        for name, value in row.items():
+            if name not in ("step", "timestamp", "status"):
+                points[name].append((row["step"], value))
+    return points
+
+
+def swanlab_records(run_dir: Path) -> list[Any]:
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    records = []
+    for path in sorted((run_dir / "trackers" / "swanlab").glob("run-*/*.swanlab")):
+        reader = DataStoreReader()
+        reader.open(str(path))
+        records += [Record.FromString(data) for data in reader]
+        reader.close()
+    return records
+
+
+def read_swanlab(run_dir: Path) -> Points:
+    points: Points = defaultdict(list)
+    for record in swanlab_records(run_dir):
+        if record.HasField("scalar"):
+            points[record.scalar.key].append((record.scalar.step, record.scalar.value.number))
+    return points
+
+
+READERS = {
+    "mlflow": read_mlflow,
+    "swanlab": read_swanlab,
+    "tensorboard": read_tensorboard,
+    "trackio": read_trackio,
+    "wandb": read_wandb,
+}

@@ -1,0 +1,67 @@
+"""A real library that fails or hangs: training goes on, and the summary says so."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import readers
+
+from rllm_core.errors import ConfigError
+from rllm_core.training import launch
+from rllm_core.training.trackers import Trackers
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard"])
+def test_a_store_that_refuses_ends_the_tracker_and_not_the_run(tracker: str, train: Callable[..., Any]) -> None:
+    run = train(tracker, "trackio", overrides=("tensorboard.folder=/proc/nowhere",))
+    assert run.error is None
+    assert run.summary["status"] == "completed"
+    assert list(run.summary["tracker_failures"]) == ["tensorboard"]
+    assert "/proc/nowhere" in run.summary["tracker_failures"]["tensorboard"]
+    assert len(readers.read_trackio(run.path)["reward_mean"]) == 4, "the other one has everything"
+
+
+@pytest.mark.parametrize("tracker", ["mlflow"])
+def test_a_server_that_does_not_answer_is_given_up(
+    tracker: str, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that takes connections and says nothing."""
+    monkeypatch.setattr(launch, "Trackers", lambda trackers, note: Trackers(trackers, note=note, deadline_seconds=1.0))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        run = train(tracker, overrides=(f"mlflow.tracking_uri=http://127.0.0.1:{silent.getsockname()[1]}",))
+        seconds = time.monotonic() - began
+    assert run.error is None
+    assert run.summary["optimizer_steps"] == 4
+    assert " 1 s" in run.summary["tracker_failures"]["mlflow"]
+    assert seconds < 30, "MLflow itself goes on trying for minutes"
+
+
+@pytest.mark.parametrize(
+    ("tracker", "override", "says"),
+    [
+        ("wandb", "wandb.mode=online", "set WANDB_API_KEY, or run: wandb login"),
+        ("swanlab", "swanlab.mode=online", "set SWANLAB_API_KEY, or run: swanlab login"),
+    ],
+)
+def test_a_service_without_a_key_is_an_error_at_the_start(
+    tracker: str, override: str, says: str, train: Callable[..., Any]
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        train(tracker, overrides=(override,))
+
+
+@pytest.mark.parametrize("tracker", ["trackio"])
+def test_an_environment_that_would_send_metrics_away_is_an_error_unless_the_run_file_says_so(
+    tracker: str, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "somebody/board")
+    with pytest.raises(ConfigError, match="TRACKIO_SPACE_ID is set"):
+        train(tracker)
+    monkeypatch.delenv("TRACKIO_SPACE_ID")
+    with pytest.raises(ConfigError, match="cannot both be set"):
+        train(tracker, overrides=("trackio.space_id=a/b", "trackio.server_url=http://localhost:1"))
