@@ -20,7 +20,7 @@ from rllm_core.testing.probe import Check, checked
 AT_A_TIME = 8
 PLANTED = "RLLM_PLANTED_VARIABLE"
 FEW_BYTES = 10_000
-MUCH_MEMORY_BYTES = 256 << 20
+MUCH_MEMORY_BYTES = 128 << 20
 
 # Each ends in a way of its own, and none of them well.
 GARBAGE = ("(" * 10_000, "\0", "\ud800", "def", "raise SystemExit('no')", "1 / 0", "import no_such_module")
