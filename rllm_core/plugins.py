@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 from rllm_core.discovery import Candidate, Settings, installed_plugins
 from rllm_core.errors import PluginError
 from rllm_core.loading import HookImplementation, LoadedHooks, one_line, suggest
-from rllm_core.providers import Backend, Engine, Parser, Provider, Tracker, Workflow
+from rllm_core.providers import Backend, Engine, Parser, Provider, RewardFunction, Tracker, Workflow
 
 __all__ = ["PluginError", "PluginInfo", "PluginManager", "Provided", "Status"]
 
@@ -44,8 +44,15 @@ FIRST_PARTY: dict[tuple[type[Provider], str], str] = {
     (Tracker, "wandb"): "rllm-trackers",
     (Workflow, "calculator"): "rllm-workflows",
     (Workflow, "countdown"): "rllm-workflows",
+    (Workflow, "dataset"): "rllm-workflows",
     (Workflow, "guess"): "rllm-workflows",
+    (Workflow, "solver_judge"): "rllm-workflows",
     (Workflow, "sort"): "rllm-workflows",
+    (RewardFunction, "contains"): "rllm-workflows",
+    (RewardFunction, "exact_match"): "rllm-workflows",
+    (RewardFunction, "f1"): "rllm-workflows",
+    (RewardFunction, "multiple_choice"): "rllm-workflows",
+    (RewardFunction, "numeric"): "rllm-workflows",
 }
 
 logger = logging.getLogger(__name__)

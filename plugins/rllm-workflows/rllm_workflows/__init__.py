@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rllm_core import hookimpl
-from rllm_core.providers import Workflow
+from rllm_core.providers import RewardFunction, Workflow
 
 __version__ = "0.1.0"
 
@@ -12,7 +12,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def workflows() -> list[Workflow]:
-    """``sort``, ``guess``, ``calculator`` and ``countdown``."""
+    """Those of this package."""
     return [
         Workflow(
             name="sort",
@@ -41,5 +41,58 @@ def workflows() -> list[Workflow]:
             config="rllm_workflows.countdown:CountdownConfig",
             run_file="rllm_workflows.countdown:run_file",
             summary="Reach a target from given numbers with + - * /.",
+        ),
+        Workflow(
+            name="math",
+            load="rllm_workflows.math:MathWorkflow",
+            config="rllm_workflows.math:MathConfig",
+            run_file="rllm_workflows.math:run_file",
+            summary="Problems with a final answer, which is compared by value.",
+        ),
+        Workflow(
+            name="dataset",
+            load="rllm_workflows.dataset:DatasetWorkflow",
+            config="rllm_workflows.dataset:DatasetConfig",
+            run_file="rllm_workflows.dataset:run_file",
+            summary="Questions and answers from rows: JSON lines, parquet, Hugging Face datasets.",
+        ),
+        Workflow(
+            name="solver_judge",
+            load="rllm_workflows.solver_judge:SolverJudgeWorkflow",
+            config="rllm_workflows.solver_judge:SolverJudgeConfig",
+            run_file="rllm_workflows.solver_judge:run_file",
+            summary="Several solvers answer at once, and a judge picks one of their answers.",
+        ),
+    ]
+
+
+@hookimpl
+def reward_functions() -> list[RewardFunction]:
+    """The standard ones, for any workflow."""
+    return [
+        RewardFunction(
+            name="exact_match",
+            load="rllm_workflows.rewards:exact_match",
+            summary="1 if the text is the answer.",
+        ),
+        RewardFunction(
+            name="contains",
+            load="rllm_workflows.rewards:contains",
+            summary="1 if the answer occurs in the text as whole words.",
+        ),
+        RewardFunction(
+            name="numeric",
+            load="rllm_workflows.rewards:numeric",
+            summary="1 if the last number in the text is that of the answer.",
+        ),
+        RewardFunction(
+            name="multiple_choice",
+            load="rllm_workflows.rewards:multiple_choice",
+            summary="1 if the text chooses the answer's letter.",
+        ),
+        RewardFunction(
+            name="f1",
+            load="rllm_workflows.rewards:f1",
+            summary="Overlap of the words of text and answer.",
         ),
     ]

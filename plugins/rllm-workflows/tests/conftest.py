@@ -57,3 +57,14 @@ def play() -> Play:
         return episode, engine
 
     return run
+
+
+@pytest.fixture
+def make_completer() -> Callable[..., tuple[Answers, TITOCompleter]]:
+    """``make_completer(*answers)``: an engine with fixed answers, and a conversation with it."""
+
+    def make(*answers: str) -> tuple[Answers, TITOCompleter]:
+        engine = Answers(answers)
+        return engine, TITOCompleter(engine)
+
+    return make

@@ -1,0 +1,246 @@
+"""``dataset``: questions and answers from rows, rewarded by a function that is chosen by name."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, overload
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from rllm_core.engine import Completer
+from rllm_core.errors import ConfigError
+from rllm_core.sandbox import ChildError, Limits
+from rllm_core.services import RewardFunction
+from rllm_core.types import Episode, FinishReason, Step, Task, TerminationReason
+from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_workflows.dataset_examples import Columns, Examples, check_no_overlap
+from rllm_workflows.dataset_rows import Rows, open_file, open_hub, open_saved
+
+
+class DatasetConfig(WorkflowConfig):
+    """``[dataset]``: where rows are, which column is what, and who rewards. One source is needed."""
+
+    train_file: Annotated[str, Field(description="File of rows, .jsonl or .parquet.")] = ""
+    validation_file: Annotated[
+        str, Field(description="File of held-out rows; unset holds held_out_share of the training rows out.")
+    ] = ""
+    saved: Annotated[str, Field(description="Folder that save_to_disk of Hugging Face datasets wrote.")] = ""
+    hub_dataset: Annotated[str, Field(description="Name of a data set on the Hugging Face hub.")] = ""
+    hub_subset: Annotated[str, Field(description="Which of its configurations; unset is its only one.")] = ""
+    hub_revision: Annotated[str, Field(description="Its commit or tag; unset is the newest.")] = ""
+    allow_download: Annotated[
+        bool, Field(description="Let hub_dataset use the network; without it, it is refused.")
+    ] = False
+    train_split: Annotated[str, Field(min_length=1, description="Split to train on, of saved and hub_dataset.")] = (
+        "train"
+    )
+    validation_split: Annotated[
+        str, Field(description="Held-out split of saved and hub_dataset; unset holds held_out_share out.")
+    ] = ""
+    held_out_share: Annotated[
+        float,
+        Field(ge=0, lt=1, allow_inf_nan=False, description="Share of rows held out by a hash, where nothing else is."),
+    ] = 0.1
+    question: Annotated[str, Field(min_length=1, description="Column with what the model is asked.")] = "question"
+    answer: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="Column with the right answer: text, a number, or several texts, any of them right.",
+        ),
+    ] = "answer"
+    system: Annotated[str, Field(description="Column with a system message; unset is none.")] = ""
+    tools: Annotated[str, Field(description="Column with tools the model may call, as JSON; unset is none.")] = ""
+    id: Annotated[str, Field(description="Column that names a row; unset is a hash of the row.")] = ""
+    reward: Annotated[str, Field(min_length=1, description="Name of the reward function.")] = "exact_match"
+    reward_columns: Annotated[
+        tuple[str, ...], Field(description="Further columns for the reward function, in task.data['row'].")
+    ] = ()
+    reward_timeout_seconds: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="For one call of the reward function.")
+    ] = 10.0
+    solved_at: Annotated[
+        float, Field(allow_inf_nan=False, description="From which reward on a task counts as solved.")
+    ] = 1.0
+
+
+class DatasetWorkflow(Workflow):
+    """One question, one answer, one reward in [0, 1] or whatever the function gives.
+
+    Every row is checked when the workflow is made, before anything is allocated, and read again when its turn comes.
+    The reward function runs in a child process that is killed when it takes too long; whatever goes wrong in it is a
+    failed rollout, and never a reward.
+    """
+
+    name: ClassVar[str] = "dataset"
+    config_model: ClassVar[type[WorkflowConfig]] = DatasetConfig
+    config: DatasetConfig
+
+    def __init__(self, config: WorkflowConfig | None = None) -> None:
+        super().__init__(config)
+        self._tasks = _splits(self.config)
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """See `Workflow.tasks`; made when they are asked for.
+
+        Raises:
+            rllm_core.errors.PluginError: If there is no reward function of that name.
+        """
+        assert self._reward is not None
+        return self._tasks[split]
+
+    async def open(self) -> None:
+        """Give the first task a reward for an empty text: a function that cannot read the rows says so here.
+
+        Raises:
+            ConfigError: If it fails.
+        """
+        try:
+            await self._reward(self._tasks["train"][0], "")
+        except (ChildError, ValueError) as error:
+            raise ConfigError(
+                f"dataset.reward = {self.config.reward!r} fails on the first row with an empty text: {error}"
+            ) from error
+
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        """One question, one answer."""
+        messages = [{"role": "user", "content": task.data["question"]}]
+        if "system" in task.data:
+            messages.insert(0, {"role": "system", "content": task.data["system"]})
+        step = await completer.complete(messages, tools=task.data.get("tools"))
+        reward = await self._reward(task, graded_text(step))
+        is_cut_off = step.finish_reason is FinishReason.LENGTH
+        return self.episode(
+            task,
+            [step],
+            reward=reward,
+            is_correct=reward >= self.config.solved_at,
+            termination_reason=TerminationReason.MAX_RESPONSE_TOKENS if is_cut_off else TerminationReason.DONE,
+        )
+
+    @cached_property
+    def _reward(self) -> RewardFunction:
+        limits = Limits(wall_seconds=self.config.reward_timeout_seconds)
+        return self.services.reward_function(self.config.reward, limits)
+
+
+def graded_text(step: Step) -> str:
+    """What the reward function is given: the answer's text, and a line of JSON for each tool that it calls."""
+    calls = [call["function"] for call in step.response.get("tool_calls", ())]
+    lines = [json.dumps({"name": call["name"], "arguments": json.loads(call["arguments"])}) for call in calls]
+    return "\n".join([step.text, *lines] if step.text or not lines else lines)
+
+
+class _Tasks(Sequence[Task]):
+    """A task per chosen row."""
+
+    def __init__(self, examples: Examples, chosen: Sequence[int]) -> None:
+        self._examples = examples
+        self._chosen = chosen
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        example = self._examples[self._chosen[index]]
+        return Task(task_id=example.task_id, data=example.data)
+
+
+def _splits(config: DatasetConfig) -> dict[Split, Sequence[Task]]:
+    """The tasks of both splits.
+
+    Raises:
+        ConfigError: If the source or a row is wrong.
+    """
+    columns = Columns(
+        question=config.question,
+        answer=config.answer,
+        system=config.system,
+        tools=config.tools,
+        id=config.id,
+        kept=config.reward_columns,
+    )
+    train_rows, validation_rows = _sources(config, columns.wanted)
+    train = Examples(train_rows, columns, config.reward)
+    if validation_rows is not None:
+        validation = Examples(validation_rows, columns, config.reward)
+        check_no_overlap(train, validation)
+        return {"train": _Tasks(train, range(len(train))), "validation": _Tasks(validation, range(len(validation)))}
+    held_out = train.held_out(config.held_out_share)
+    if config.held_out_share > 0 and len(np.unique(held_out)) < 2:
+        raise ConfigError(
+            f"{train_rows.source}: {len(train)} rows are too few to hold {config.held_out_share:g} of them out; name "
+            "other rows to validate on, or set dataset.held_out_share = 0"
+        )
+    return {"train": _Tasks(train, _where(~held_out)), "validation": _Tasks(train, _where(held_out))}
+
+
+def _where(mask: npt.NDArray[np.bool_]) -> Sequence[int]:
+    """The indices at which ``mask`` is true, eight bytes each."""
+    return array("Q", np.flatnonzero(mask).astype(np.uint64).tobytes())
+
+
+def _sources(config: DatasetConfig, columns: Sequence[str]) -> tuple[Rows, Rows | None]:
+    """The rows to train on, and those to validate on if they are kept apart."""
+    named = [key for key in ("train_file", "saved", "hub_dataset") if getattr(config, key)]
+    if len(named) != 1:
+        which = f"not {' and '.join(named)}" if named else "none is there"
+        raise ConfigError(f"dataset needs one of train_file, saved and hub_dataset: {which}")
+    for key, owners in _BELONGS_TO.items():
+        if getattr(config, key) != DatasetConfig.model_fields[key].default and named[0] not in owners:
+            raise ConfigError(f"dataset.{key} goes with {' or '.join(owners)}, not with {named[0]}")
+    if config.train_file:
+        train = open_file(Path(config.train_file).expanduser(), columns)
+        held_out = config.validation_file
+        return train, open_file(Path(held_out).expanduser(), columns) if held_out else None
+    if config.saved:
+        folder, split = Path(config.saved).expanduser(), config.validation_split
+        train, splits = open_saved(folder, config.train_split, columns)
+        if split and not splits:
+            raise ConfigError(f"{folder} has no splits, and so no validation_split; unset it to hold rows out")
+        return train, open_saved(folder, split, columns)[0] if split else None
+    if not config.allow_download:
+        raise ConfigError(
+            f"dataset.hub_dataset = {config.hub_dataset!r} needs the network: set dataset.allow_download = true, or "
+            "save it once with save_to_disk and name the folder as dataset.saved"
+        )
+    splits = [config.train_split, *([config.validation_split] if config.validation_split else [])]
+    opened = [open_hub(config.hub_dataset, config.hub_subset, config.hub_revision, s, columns) for s in splits]
+    return opened[0], opened[1] if len(opened) > 1 else None
+
+
+_BELONGS_TO = {
+    "validation_file": ("train_file",),
+    "train_split": ("saved", "hub_dataset"),
+    "validation_split": ("saved", "hub_dataset"),
+    "hub_subset": ("hub_dataset",),
+    "hub_revision": ("hub_dataset",),
+    "allow_download": ("hub_dataset",),
+}
+
+
+def run_file() -> dict[str, Any]:
+    """Settings for a small instruction-tuned model; short answers need fewer tokens, reasoning needs more."""
+    return {
+        "training": {"steps": 200, "groups_per_step": 16, "rollouts_per_group": 8},
+        "rollout": {"max_response_tokens": 256},
+        "algorithm": {"name": "grpo"},
+        "optimizer": {
+            "learning_rate": 2e-5,
+            "schedule": "linear",
+            "warmup_steps": 10,
+            "final_learning_rate_fraction": 0.1,
+        },
+    }

@@ -1,0 +1,282 @@
+"""Rows as questions with answers: which column is what, what may be in it, and what makes two rows the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rllm_core.errors import ConfigError
+from rllm_workflows import rewards
+from rllm_workflows.dataset_rows import Row, Rows, check_columns
+
+MAX_ID_CHARACTERS = 256
+
+TEXT, NUMBER, TEXTS = "text", "a number", "a list of texts"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of columns; "" for what a data set does not have.
+
+    Attributes:
+        question: What the model is asked.
+        answer: What the reward function compares with.
+        system: A system message.
+        tools: Tools the model may call, in OpenAI's shape.
+        id: What names the row.
+        kept: Others, which the reward function reads.
+    """
+
+    question: str
+    answer: str
+    system: str = ""
+    tools: str = ""
+    id: str = ""
+    kept: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> list[str]:
+        """All of them, each once."""
+        return list(dict.fromkeys(name for name in (*self._named, *self.kept) if name))
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        return (self.question, self.answer, self.system, self.tools, self.id)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row, checked.
+
+    Attributes:
+        data: Of its task: ``question``, ``answer``, where there are such columns ``system`` and ``tools``, and ``row``
+            with the columns that the reward function reads.
+        answer_kind: What sort of thing the answer is; the same for a whole column.
+        given_id: From the column that names rows, else None.
+    """
+
+    data: dict[str, Any]
+    answer_kind: str
+    given_id: str | None
+
+    @property
+    def digest(self) -> int:
+        """64 bits that are the same for equal content, whatever it is kept in."""
+        return _digest(json.dumps(self.data, sort_keys=True, ensure_ascii=False))
+
+    @property
+    def key(self) -> int:
+        """64 bits of what names the row: its id if it has one, else its content."""
+        return self.digest if self.given_id is None else _digest(self.given_id)
+
+    @property
+    def task_id(self) -> str:
+        """The given id, or the digest."""
+        return f"{self.digest:016x}" if self.given_id is None else self.given_id
+
+
+def read(row: Row, columns: Columns, reward: str) -> Example:
+    """A row as an example.
+
+    Args:
+        row: What was read.
+        columns: What is where.
+        reward: Name of the reward function the answer is for.
+
+    Raises:
+        ConfigError: If something is missing or wrong; says in which column, and what is there.
+    """
+    answer, kind = _answer(_value(row, columns.answer), columns.answer, reward)
+    data: dict[str, Any] = {"question": _text(_value(row, columns.question), columns.question), "answer": answer}
+    if columns.system:
+        data["system"] = _text(_value(row, columns.system), columns.system)
+    if columns.tools:
+        data["tools"] = _tools(_value(row, columns.tools), columns.tools)
+    if columns.kept:
+        data["row"] = {name: _json(_value(row, name), name) for name in columns.kept}
+    return Example(data, kind, _id(_value(row, columns.id), columns.id) if columns.id else None)
+
+
+class Examples:
+    """The rows of a source, all checked once, none kept.
+
+    Attributes:
+        rows: Where they are read again.
+        digests: ``(rows,)`` of the content, to see that it is still the same.
+        keys: ``(rows,)`` of what names a row.
+
+    Raises:
+        ConfigError: If there are no rows, one is wrong, or two have one id; names them.
+    """
+
+    def __init__(self, rows: Rows, columns: Columns, reward: str) -> None:
+        self.rows = rows
+        self._columns = columns
+        self._reward = reward
+        digests, keys = array("Q"), array("Q")
+        kind = None
+        for index, row in enumerate(rows):
+            example = self._read(index, row)
+            kind = kind or example.answer_kind
+            if example.answer_kind != kind:
+                raise ConfigError(
+                    f"{rows.where(index)}: {columns.answer!r} is {example.answer_kind}, and {kind} in {rows.where(0)}; "
+                    "all answers must be of one type"
+                )
+            digests.append(example.digest)
+            keys.append(example.key)
+        if kind is None:
+            raise ConfigError(f"{rows.source} has no rows")
+        self.digests, self.keys = np.array(digests, np.uint64), np.array(keys, np.uint64)
+        self._check_unique()
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def __getitem__(self, index: int) -> Example:
+        example = self._read(index, self.rows[index])
+        if example.digest != self.digests[index]:
+            raise ConfigError(f"{self.rows.where(index)} is another row than at the start: the source was changed")
+        return example
+
+    def held_out(self, share: float) -> npt.NDArray[np.bool_]:
+        """``(rows,)`` which of them are held out: about ``share``, by a hash that is the same everywhere."""
+        return np.asarray(self.keys.astype(np.float64) / 2.0**64 < share)
+
+    def _read(self, index: int, row: Row) -> Example:
+        try:
+            if index == 0:
+                check_columns("it", self._columns.wanted, list(row))
+            return read(row, self._columns, self._reward)
+        except ConfigError as error:
+            raise ConfigError(f"{self.rows.where(index)}: {error}") from None
+
+    def _check_unique(self) -> None:
+        order = np.argsort(self.keys, kind="stable")
+        again = np.flatnonzero(self.keys[order][1:] == self.keys[order][:-1]) + 1
+        if len(again) == 0:
+            return
+        place = min(again, key=lambda position: order[position])
+        first, second = (self.rows.where(int(order[at])) for at in (place - 1, place))
+        if self._columns.id:
+            raise ConfigError(f"{second}: {self._columns.id!r} is that of {first} too; ids must be unique")
+        raise ConfigError(f"{second} is the same as {first}: remove one, or name a column dataset.id")
+
+
+def check_no_overlap(train: Examples, validation: Examples) -> None:
+    """Hold two sources against each other.
+
+    Raises:
+        ConfigError: If a row of one is also in the other.
+    """
+    both, at, other = np.intersect1d(validation.digests, train.digests, return_indices=True)
+    if len(both):
+        place = int(np.argmin(at))
+        raise ConfigError(
+            f"{validation.rows.where(int(at[place]))} is also {train.rows.where(int(other[place]))}; training and "
+            "validation must not overlap"
+        )
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _value(row: Row, column: str) -> Any:
+    value = row.get(column)
+    if value is None:
+        raise ConfigError(f"{column!r} is {'null' if column in row else 'missing'}")
+    return value
+
+
+def _text(value: Any, column: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{column!r} is {_shown(value)}, and must be text")
+    if not value.strip():
+        raise ConfigError(f"{column!r} is empty")
+    return _encodable(value, column)
+
+
+def _encodable(value: str, column: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{column!r} holds half a character (\\u{ord(value[error.start]):04x}), which no encoding can write"
+        ) from None
+    return value
+
+
+def _answer(value: Any, column: str, reward: str) -> tuple[Any, str]:
+    kind = _kind(value, column)
+    if kind == TEXT:
+        _text(value, column)
+    elif kind == TEXTS:
+        for text in value:
+            _text(text, column)
+    problem = rewards.unusable(reward, value)
+    if problem:
+        raise ConfigError(f"{column!r}: {problem}, which reward {reward!r} needs")
+    return value, kind
+
+
+def _kind(value: Any, column: str) -> str:
+    if isinstance(value, str):
+        return TEXT
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ConfigError(f"{column!r} is {value}, which is no answer")
+        return NUMBER
+    if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
+        return TEXTS
+    raise ConfigError(f"{column!r} is {_shown(value)}, and must be {TEXT}, {NUMBER} or {TEXTS}")
+
+
+def _tools(value: Any, column: str) -> list[Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"{column!r} is text that is not JSON: {error}") from None
+    if not isinstance(value, list) or not all(_is_tool(tool) for tool in value):
+        raise ConfigError(
+            f'{column!r} is {_shown(value)}, and must be a list of {{"type": "function", "function": {{"name": ...}}}}'
+        )
+    _json(value, column)
+    return value
+
+
+def _is_tool(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+
+
+def _json(value: Any, column: str) -> Any:
+    try:
+        _encodable(json.dumps(value, allow_nan=False, ensure_ascii=False), column)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{column!r} is {_shown(value)}, which is not JSON: {error}") from None
+    return value
+
+
+def _id(value: Any, column: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ConfigError(f"{column!r} is {_shown(value)}, and must be text or a whole number")
+    text = _text(str(value), column)
+    if len(text) > MAX_ID_CHARACTERS or not text.isprintable():
+        raise ConfigError(
+            f"{column!r} is {_shown(value)}, and must be one line of at most {MAX_ID_CHARACTERS} characters"
+        )
+    return text
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.60} ({type(value).__name__})"
