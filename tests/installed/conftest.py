@@ -28,10 +28,14 @@ def wheels(copies: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def clean(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CleanEnvironment:
-    """Core, backend, parser and workflows of ours, and a workflow of somebody else, from wheels."""
-    theirs = building.build_wheels(
-        [building.copy_of(building.THIRD_PARTY, tmp_path_factory.mktemp("theirs"))],
-        tmp_path_factory.mktemp("their-wheels"),
-    )
+    """Core, backend, parser and workflows of ours, and two workflows of others: one by hand, one by ``new``."""
     ours = [wheels[name] for name in ("rllm-core", "rllm-local", "rllm-renderers", "rllm-workflows")]
-    return CleanEnvironment(tmp_path_factory.mktemp("clean") / "environment", [*ours, *theirs.values()])
+    environment = CleanEnvironment(tmp_path_factory.mktemp("clean") / "environment", ours)
+    environment.run("rllm-core", "new", "workflow", "tidy")
+    sources = tmp_path_factory.mktemp("theirs")
+    theirs = [
+        building.copy_of(building.THIRD_PARTY, sources),
+        building.copy_of(environment.home / "rllm-tidy", sources),
+    ]
+    environment.install(*building.build_wheels(theirs, tmp_path_factory.mktemp("their-wheels")).values())
+    return environment

@@ -43,6 +43,7 @@ def test_the_environment_has_what_was_installed_and_is_healthy(clean: CleanEnvir
         "local": ("rllm-local", "available"),
         "relay": ("rllm-relay", "available"),
         "renderers": ("rllm-renderers", "available"),
+        "tidy": ("rllm-tidy", "available"),
         "workflows": ("rllm-workflows", "available"),
     }
     report = json.loads(clean.run("rllm-core", "doctor", "--json").stdout)
@@ -53,7 +54,7 @@ def test_the_environment_has_what_was_installed_and_is_healthy(clean: CleanEnvir
 def test_every_plugin_loads_and_is_light(clean: CleanEnvironment) -> None:
     found = rows(clean, "plugins", "--load")
     assert {name: (row["status"], row["warnings"]) for name, row in found.items()} == {
-        name: ("loaded", []) for name in ("local", "relay", "renderers", "workflows")
+        name: ("loaded", []) for name in ("local", "relay", "renderers", "tidy", "workflows")
     }
 
 
@@ -65,6 +66,20 @@ def test_a_strangers_plugin_is_shown_with_its_requirements(clean: CleanEnvironme
         ("workflow", "relay"),
         ("reward function", "letters_in_place"),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["relay", "tidy"])
+def test_a_strangers_plugin_passes_every_check(clean: CleanEnvironment, name: str) -> None:
+    """The checks are a part of the wheel, and need nothing but what it declares."""
+    clean.run("rllm-core", "plugins", "check", name)
+
+
+@pytest.mark.slow
+def test_what_new_makes_trains_from_its_wheel(clean: CleanEnvironment, tmp_path: Path) -> None:
+    arguments = ("train", "tidy", "--backend", "local", "--run-dir", tmp_path / "run", "-o", "training.steps=2")
+    clean.run("rllm-core", *arguments, OMP_NUM_THREADS="1")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["optimizer_steps"] == 2
 
 
 @pytest.mark.slow

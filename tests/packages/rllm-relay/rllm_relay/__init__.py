@@ -9,7 +9,7 @@ RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def workflows():
+def workflows() -> list[Workflow]:
     return [
         Workflow(
             name="relay",
@@ -22,7 +22,7 @@ def workflows():
 
 
 @hookimpl
-def reward_functions():
+def reward_functions() -> list[RewardFunction]:
     return [
         RewardFunction(
             name="letters_in_place",

@@ -1,9 +1,11 @@
 """How an answer is judged."""
 
+from rllm_core.types import Task
 
-def letters_in_place(task, text):
+
+def letters_in_place(task: Task, text: str) -> float:
     """1 for the answer itself, else half the share of letters in their place; 0 for an answer of another length."""
-    answer = task.data["answer"]
+    answer: str = task.data["answer"]
     if text == answer:
         return 1.0
     if len(text) != len(answer):

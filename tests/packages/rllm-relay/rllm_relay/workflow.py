@@ -1,12 +1,14 @@
 """Word after word in one conversation; the starter model knows the question, and nothing of the order wanted."""
 
 import random
-from typing import Annotated, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from rllm_core.types import Messages, Task
-from rllm_core.workflow import Workflow, WorkflowConfig
+from rllm_core.engine import Completer
+from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason
+from rllm_core.workflow import Split, Workflow, WorkflowConfig
 
 
 class RelayConfig(WorkflowConfig):
@@ -24,21 +26,23 @@ class Relay(Workflow):
     """Prompt ``sort: dbca``, answer ``dcba``, and so on with the next word."""
 
     name: ClassVar[str] = "relay"
-    config_model = RelayConfig
+    config_model: ClassVar[type[WorkflowConfig]] = RelayConfig
+    config: RelayConfig
 
-    async def open(self):
+    async def open(self) -> None:
         self.judge = self.services.reward_function(self.config.judged_by)
 
-    def tasks(self, split):
+    def tasks(self, split: Split) -> Sequence[Task]:
         rng = random.Random(split)
         return [self._task(f"{split}-{number}", rng) for number in range(self.config.tasks)]
 
-    def _task(self, task_id, rng):
+    def _task(self, task_id: str, rng: random.Random) -> Task:
         words = ["".join(rng.sample(self.config.letters, k=4)) for _ in range(self.config.turns)]
         return Task(task_id=task_id, data={"words": words})
 
-    async def run(self, task, completer):
-        messages, steps, rewards = Messages([]), [], []
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        messages, reason = Messages([]), TerminationReason.DONE
+        steps: list[Step] = []
         for word in task.data["words"]:
             messages.append({"role": "user", "content": f"sort: {word}"})
             step = await completer.complete(messages)
@@ -46,11 +50,14 @@ class Relay(Workflow):
             step.reward = await self.judge(answer, step.text)
             messages.append(step.response)
             steps.append(step)
-            rewards.append(step.reward)
-        return self.episode(task, steps, is_correct=all(reward == 1.0 for reward in rewards))
+            if step.finish_reason is FinishReason.LENGTH:
+                step.reward, reason = 0.0, TerminationReason.MAX_RESPONSE_TOKENS
+                break
+        solved = len(steps) == len(task.data["words"]) and all(step.reward == 1.0 for step in steps)
+        return self.episode(task, steps, is_correct=solved, termination_reason=reason)
 
 
-def run_file():
+def run_file() -> dict[str, Any]:
     """Learns on the starter model in half a minute on one CPU core."""
     return {
         "training": {"steps": 100, "groups_per_step": 16, "rollouts_per_group": 16},
