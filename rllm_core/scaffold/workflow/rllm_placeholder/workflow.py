@@ -43,14 +43,14 @@ class PlaceholderWorkflow(Workflow):
         """All words of a split, with the same ids in the same order every time."""
         words = ["".join(letters) for letters in itertools.permutations(self.config.letters, WORD_LETTERS)]
         return [
-            Task(task_id=word, data={"answer": word[::-1]})
+            Task(task_id=word, data={"word": word, "answer": word[::-1]})
             for place, word in enumerate(words)
             if (place % HELD_OUT_ONE_IN == 0) == (split == "validation")
         ]
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """One rollout: ask, score. Many run at once on this object, so what belongs to one is in local variables."""
-        step = await completer.complete([{"role": "user", "content": f"sort: {task.task_id}"}])
+        step = await completer.complete([{"role": "user", "content": f"sort: {task.data['word']}"}])
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         reward = 0.0 if is_cut_off else score(step.text, task.data["answer"])
         return self.episode(
