@@ -32,6 +32,7 @@ __all__ = [
     "EngineContract",
     "ParserContract",
     "PolicyLossContract",
+    "SandboxContract",
     "TrackerContract",
     "WorkflowContract",
 ]
@@ -171,3 +172,9 @@ class CorrectionContract(_Contract):
     """The contract of `rllm_core.algorithms.corrections.Correction`."""
 
     kind: ClassVar[type[providers.Provider]] = providers.Correction
+
+
+class SandboxContract(_Contract):
+    """The contract of `rllm_core.sandbox.Sandbox`."""
+
+    kind: ClassVar[type[providers.Provider]] = providers.Sandbox

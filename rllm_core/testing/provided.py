@@ -355,6 +355,15 @@ def _reward_function(subject: _Subject) -> _Checks:
     return list
 
 
+def _sandbox(subject: _Subject) -> _Checks:
+    from rllm_core.sandbox import Sandbox
+    from rllm_core.testing.sandboxes import check_sandbox
+
+    sandbox_class = subject.loaded(Sandbox)
+    sandbox_class()
+    return lambda: run(check_sandbox(sandbox_class))
+
+
 def _command(subject: _Subject) -> _Checks:
     import click
 
@@ -380,6 +389,7 @@ _CHECKED: dict[type[providers.Provider], Callable[[_Subject], _Checks]] = {
         "corrections", lambda algorithm, name: algorithm.get("correction_options", {}).get(name), "check_correction"
     ),
     providers.RewardFunction: _reward_function,
+    providers.Sandbox: _sandbox,
     providers.Command: _command,
 }
 
@@ -426,6 +436,12 @@ def _loss_names() -> list[str]:
     return ["options", *LOSS_CHECKS]
 
 
+def _sandbox_names() -> list[str]:
+    from rllm_core.testing.sandboxes import SANDBOX_CHECKS
+
+    return list(SANDBOX_CHECKS)
+
+
 _NAMES: dict[type[providers.Provider], Callable[[], list[str]]] = {
     providers.Workflow: _workflow_names,
     providers.Tracker: _tracker_names,
@@ -435,4 +451,5 @@ _NAMES: dict[type[providers.Provider], Callable[[], list[str]]] = {
     providers.AdvantageEstimator: _estimator_names,
     providers.PolicyLoss: _loss_names,
     providers.Correction: _correction_names,
+    providers.Sandbox: _sandbox_names,
 }

@@ -18,6 +18,7 @@ from rllm_core.testing.contracts import (
     CorrectionContract,
     ParserContract,
     PolicyLossContract,
+    SandboxContract,
     WorkflowContract,
 )
 from rllm_core.testing.provided import BUILT, Request, check_provided, checks_of
@@ -46,6 +47,11 @@ class TestGuess(WorkflowContract):
     name: ClassVar[str] = "guess"
     overrides: ClassVar[tuple[str, ...]] = ("guess.high=3",)
     answers: ClassVar[tuple[str, ...]] = ("2",)
+
+
+@pytest.mark.slow
+class TestChild(SandboxContract):
+    name: ClassVar[str] = "child"
 
 
 AUTHOR = """
