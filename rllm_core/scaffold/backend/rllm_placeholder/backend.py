@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
 from rllm_core.config import RunConfig
-from rllm_core.engine import EngineError, RolloutEngine
+from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
@@ -65,6 +65,7 @@ class PlaceholderEngine(RolloutEngine):
     def __init__(self, table: Table, parser: BaseParser) -> None:
         self.table = table
         self.parser = parser
+        self.vocabulary_size = len(table)
 
     @property
     def supports_token_in_token_out(self) -> bool:
@@ -77,8 +78,7 @@ class PlaceholderEngine(RolloutEngine):
         """Sample one completion, all of it from the weights of one version."""
         prompt = text_only(token_input, f"engine {self.name!r}")
         table, version, rng = self.table, self.weight_version, np.random.default_rng(seed)
-        if int(prompt.max()) >= len(table):
-            raise EngineError(f"token {int(prompt.max())} is outside the vocabulary of {len(table)}")
+        self.check_prompt(prompt, sampling_params.max_response_tokens)
         last, sampled, logprobs = int(prompt[-1]), list[int](), list[float]()
         for _ in range(sampling_params.max_response_tokens):
             await asyncio.sleep(0)  # others have their turn, and a call that was cancelled ends here

@@ -44,6 +44,7 @@ class PlaceholderEngine(RolloutEngine):
             raise EngineError(f"a table for {tokens} tokens is too large; at most {MAX_TABLE_TOKENS}")
         self.logits: Logits = np.random.default_rng(0).normal(size=(tokens, tokens))
         self.logits[:, list(parser.get_stop_token_ids())] += STOP_BONUS
+        self.vocabulary_size = tokens
 
     @classmethod
     def from_config(cls, config: RunConfig, parser: BaseParser) -> PlaceholderEngine:
@@ -60,7 +61,7 @@ class PlaceholderEngine(RolloutEngine):
     ) -> TokenOutput:
         """Sample one completion, all of it from the weights of one version."""
         prompt = text_only(token_input, f"engine {self.name!r}")
-        self._check(prompt)
+        self.check_prompt(prompt, sampling_params.max_response_tokens)
         logits, version, rng = self.logits, self.weight_version, np.random.default_rng(seed)
         last, sampled, logprobs = int(prompt[-1]), list[int](), list[float]()
         for _ in range(sampling_params.max_response_tokens):
@@ -80,13 +81,9 @@ class PlaceholderEngine(RolloutEngine):
 
     async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
         """``(tokens - start,)`` log-probabilities of ``tokens[start:]`` at temperature 1, to be a teacher with."""
-        self._check(tokens)
+        self.check_prompt(tokens, 0)
         before, scored = tokens[start - 1 : -1], tokens[start:]
         return log_softmax(self.logits[before])[np.arange(len(scored)), scored].astype(np.float32)
-
-    def _check(self, tokens: TokenIds) -> None:
-        if int(tokens.max()) >= len(self.logits):
-            raise EngineError(f"token {int(tokens.max())} is outside the vocabulary of {len(self.logits)}")
 
 
 def log_softmax(logits: Logits) -> Logits:
