@@ -62,15 +62,19 @@ class Page:
 
     @property
     def commands(self) -> list[str]:
-        """Every ``rllm-core`` command in shell blocks and in the text, without comments and variables."""
-        lines = re.findall(r"`((?:\w+=\S* )*rllm-core [^`]*)`", self.prose)
+        """Every ``rllm-core`` command in shell blocks, without comments and variables."""
+        lines = []
         for block in self.blocks:
             if block.language == "sh":
                 lines += block.text.splitlines()
             elif block.language == "console":
                 lines += [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
-        shown = (re.sub(r"^(\w+=\S* )+", "", re.split(" [|#] ?", line)[0].strip()) for line in lines)
-        return [line for line in shown if line.startswith("rllm-core")]
+        return _bare(lines)
+
+    @property
+    def named_commands(self) -> list[str]:
+        """Those in the text, where an argument may be left out."""
+        return _bare(re.findall(r"`((?:\w+=\S* )*rllm-core [^`]*)`", self.prose))
 
     def section(self, heading: str) -> str:
         """The text below a heading, up to the next of its level or above."""
@@ -86,6 +90,11 @@ class Page:
         assert table, f"{self.name} has no table below {heading!r}"
         cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[0].splitlines()[2:]]
         return {name: row[1:] for row in cells for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def _bare(lines: Sequence[str]) -> list[str]:
+    shown = (re.sub(r"^(\w+=\S* )+", "", re.split(" [|#] ?", line)[0].strip()) for line in lines)
+    return [line for line in shown if line.startswith("rllm-core")]
 
 
 PAGES = [

@@ -136,7 +136,7 @@ def test_the_files_of_a_run_folder(failed_and_resumed: tuple[Path, dict[str, Any
             documented.add(f"{parent}backend/policy.json")
         else:
             documented.add(parent + name)
-    assert found == documented
+    assert found == documented - {"trackers/NAME.json", "trackers/NAME/"}, "this run has no trackers"
 
 
 def test_the_names_in_summary_json(failed_and_resumed: tuple[Path, dict[str, Any]]) -> None:
