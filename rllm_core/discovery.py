@@ -19,6 +19,8 @@ from rllm_core.foreign import printable
 from rllm_core.providers import NAME_PATTERN
 
 GROUP = "rllm_core"
+NO_PLUGINS_VARIABLE = "RLLM_NO_PLUGINS"
+EVERY_PLUGIN = "*"
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,8 @@ class Settings:
     Attributes:
         only: The names in ``RLLM_PLUGINS``; None where it is unset.
         disabled: The names in ``plugins.toml``; not looked at where ``RLLM_PLUGINS`` is set.
-        blocked: The names after ``--no-plugins=``; True blocks all.
+        blocked: The names after ``--no-plugins=`` and in ``RLLM_NO_PLUGINS``, by which it reaches the processes that a
+            run starts; True blocks all.
         strict: Whether a plugin that is broken, in conflict or not there is an error even if nobody selected it.
         trace: Whether every load and hook call is printed on stderr.
     """
@@ -190,11 +193,11 @@ class Settings:
         no_plugins: bool | Collection[str] = False,
         strict: bool | None = None,
     ) -> Settings:
-        """Read ``RLLM_PLUGINS``, ``RLLM_PLUGINS_STRICT``, ``RLLM_TRACE_PLUGINS`` and ``plugins.toml``.
+        """Read the variables ``RLLM_PLUGINS...``, ``RLLM_NO_PLUGINS``, ``RLLM_TRACE_PLUGINS``, and ``plugins.toml``.
 
         Args:
             environ: Instead of ``os.environ``.
-            no_plugins: Plugins to block: all, none, or these.
+            no_plugins: Plugins to block: all, none, or these; beside those that ``RLLM_NO_PLUGINS`` names.
             strict: Overrides ``RLLM_PLUGINS_STRICT``.
 
         Raises:
@@ -202,10 +205,13 @@ class Settings:
         """
         environ = os.environ if environ is None else environ
         variable = environ.get("RLLM_PLUGINS")
+        blocked = split_names(environ.get(NO_PLUGINS_VARIABLE, ""))
+        if not isinstance(no_plugins, bool):
+            blocked |= frozenset(no_plugins)
         return cls(
             only=None if variable is None else split_names(variable),
             disabled=frozenset() if variable is not None else read_disabled(environ),
-            blocked=no_plugins if isinstance(no_plugins, bool) else frozenset(no_plugins),
+            blocked=no_plugins is True or EVERY_PLUGIN in blocked or blocked or False,
             strict=_switch(environ, "RLLM_PLUGINS_STRICT") if strict is None else strict,
             trace=_switch(environ, "RLLM_TRACE_PLUGINS"),
         )
