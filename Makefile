@@ -9,7 +9,7 @@ PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
 PLUGINS := rllm-local rllm-renderers rllm-workflows
 EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
-	-e "plugins/rllm-workflows[huggingface,mcp,parquet]"
+	-e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
 TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
 # What people install and read, beside the core itself; test-core runs all other tests of .venv.
 PACKAGE_TESTS := tests/benchmarks tests/cli tests/docs tests/installed tests/plugins $(wildcard tests/scaffold) plugins

@@ -46,6 +46,7 @@ FIRST_PARTY: dict[tuple[type[Provider], str], str] = {
     (Workflow, "countdown"): "rllm-workflows",
     (Workflow, "dataset"): "rllm-workflows",
     (Workflow, "guess"): "rllm-workflows",
+    (Workflow, "math"): "rllm-workflows",
     (Workflow, "solver_judge"): "rllm-workflows",
     (Workflow, "sort"): "rllm-workflows",
     (RewardFunction, "contains"): "rllm-workflows",

@@ -1,0 +1,229 @@
+r"""Final answers: where they are in a text, and whether two of them are the same.
+
+An answer is, in this order, what the last complete ``\boxed{...}`` holds, what follows the last ``####`` on its line,
+or the last number of the text.
+
+Two answers are the same if they have the same value, however it is written (see `rllm_workflows.math_expressions`):
+integers, decimals, fractions, percentages, mixed numbers, powers of ten, roots, simple expressions. Lists and sets are
+compared whatever their order, points and intervals part by part, brackets included. What has no value (words,
+relations) is compared as text, without spaces, font and case. Nothing is rounded: a third is not 0.333.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rllm_workflows.math_expressions import MAX_CHARACTERS, Expression, UnreadableError, equal, parse
+
+MAX_BOXES = 20
+MAX_BOX_CHARACTERS = 2 * MAX_CHARACTERS
+MAX_PARTS = 50
+MAX_NESTING = 10
+
+_BOX = re.compile(r"\\f?boxed\b\s*")
+_AFTER_HASHES = re.compile(r"####([^\n]*)")
+_INTEGER = re.compile(r"(?:0|-?[1-9][0-9]{0,14})")
+_NUMBERS = re.compile(
+    r"-?\\[dtc]?frac\s?\{[^{}]{1,100}\}\s?\{[^{}]{1,100}\}|(?<![\w.])-?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:[eE][+-]?[0-9]{1,3}(?![0-9A-Za-z]))?(?:\s?/\s?[0-9]+(?![0-9.]))?(?:\s?\\?%)?"
+)
+_REPLACED = (
+    (re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits)(?![A-Za-z])"), ""),
+    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\{,\}"), "\N{FULLWIDTH COMMA}"),  # digits are grouped here, wherever it stands
+    (re.compile(r"\\[()\[\]]|\$|£|€|\\\$"), ""),
+    (re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])"), " "),
+    (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])|°"), ""),
+    (re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[\u00b7\u00d7\u2219\u22c5]"), "*"),
+    (re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)"), "*"),
+    (re.compile(r"\\div(?![A-Za-z])|\u00f7"), "/"),
+    (re.compile(r"\*\*"), "^"),
+    (re.compile(r"[\u2212\u2013]"), "-"),
+    (re.compile(r"π|(?<![\\A-Za-z])pi(?![A-Za-z])"), r"\\pi "),
+    (re.compile(r"∞"), r"\\infty "),
+    (re.compile(r"√\s*([0-9.]+)"), r"\\sqrt{\1}"),
+    (re.compile(r"√|(?<![\\A-Za-z])sqrt(?=\s*\()"), r"\\sqrt"),
+    (re.compile(r"±"), r"\\pm "),
+    (re.compile(r"\u222a"), r"\\cup "),
+    (re.compile(r"≤|\\leq?(?:slant)?(?![A-Za-z])"), r"\\le "),
+    (re.compile(r"≥|\\geq?(?:slant)?(?![A-Za-z])"), r"\\ge "),
+)
+_FONT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathbb|mbox|operatorname)\s*\{([^{}]*)\}")
+_UNIT = re.compile(
+    r"(?<=[0-9)}%])\s*(?:\\(?:text|textrm|mathrm|mbox)\s*\{(?P<set>[^{}]*)\}|\s(?P<word>[A-Za-z][A-Za-z/ ]*?))"
+    r"(?:\s*\^\s*(?:\{[0-9]\}|[0-9]))?$"
+)
+_NAME_IS = re.compile(r"^\s*[A-Za-z](?:_\w|\s*\([A-Za-z]\))?\s*(?:=(?!.*[=<>])|\\in(?![A-Za-z]))")
+_GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
+_MIXED = re.compile(r"^(-?)\s*([0-9]+)(?:\s*(\\frac.*)|\s+([0-9]+\s*/\s*[0-9]+))$")
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def extract(text: str) -> str | None:
+    r"""The final answer in a text; None if there is none."""
+    for box in reversed(list(_BOX.finditer(text))[-MAX_BOXES:]):
+        content = _group(text, box.end())
+        if content is not None:
+            return content.strip()
+    if hashes := _AFTER_HASHES.findall(text):
+        return str(hashes[-1]).strip() or None
+    numbers = _NUMBERS.findall(text)
+    return str(numbers[-1]).strip() if numbers else None
+
+
+def stated(answer: str) -> str:
+    r"""The answer in a data set's field, which may hold a whole solution with ``\boxed`` or ``####`` in it."""
+    if _BOX.search(answer) or "####" in answer:
+        return extract(answer) or ""
+    return answer.strip()
+
+
+def same(given: str, wanted: str) -> bool:
+    """Whether two answers are the same."""
+    return compare(given, wanted) is True
+
+
+def compare(given: str, wanted: str) -> bool | None:
+    """Whether two answers are the same; None if one of them has no value and their texts differ."""
+    if len(given) > MAX_CHARACTERS:
+        return False
+    given, wanted = _cleaned(given), _cleaned(wanted)
+    if not given or not wanted:
+        return False
+    return True if given == wanted else _compared(given, wanted, MAX_NESTING)
+
+
+def is_plain(answer: str) -> bool:
+    """Whether an answer is an integer like any other, whose text says whether it is the same as another such one."""
+    return _INTEGER.fullmatch(answer) is not None
+
+
+def _group(text: str, start: int) -> str | None:
+    """What the braces at ``start`` hold, or the one character there; None if they do not end soon."""
+    if text[start : start + 1] != "{":
+        return text[start : start + 1] or None
+    depth = 0
+    for position in range(start, min(len(text), start + MAX_BOX_CHARACTERS)):
+        if text[position] in "{}" and text[position - 1] != "\\":
+            depth += 1 if text[position] == "{" else -1
+            if depth == 0:
+                return text[start + 1 : position]
+    return None
+
+
+def _cleaned(answer: str) -> str:
+    """One way to write what can be written in several."""
+    for pattern, replacement in _REPLACED:
+        answer = pattern.sub(replacement, answer)
+    answer = answer.strip().rstrip(".,;").strip()
+    return _NAME_IS.sub("", answer).strip()
+
+
+def _compared(given: str, wanted: str, nesting: int) -> bool | None:
+    if nesting == 0:
+        return None
+    parts_given, parts_wanted = _parts(given), _parts(wanted)
+    if parts_given is None and parts_wanted is None:
+        return _compared_values(given, wanted)
+    if parts_given is None or parts_wanted is None or parts_given[0] != parts_wanted[0]:
+        return False
+    brackets, many = parts_given
+    _, wanted_many = parts_wanted
+    if len(many) != len(wanted_many):
+        return False
+    if brackets in ("list", "union", "{}"):
+        return _compared_in_any_order(many, wanted_many, nesting - 1)
+    verdicts = [_compared(one, other, nesting - 1) for one, other in zip(many, wanted_many, strict=True)]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _compared_in_any_order(given: Sequence[str], wanted: Sequence[str], nesting: int) -> bool | None:
+    left = list(given)
+    for one in wanted:
+        verdicts = [_compared(other, one, nesting) for other in left]
+        if True not in verdicts:
+            return None if None in verdicts else False
+        del left[verdicts.index(True)]
+    return True
+
+
+def _parts(answer: str) -> tuple[str, Sequence[str]] | None:
+    r"""The brackets and parts of a collection; None if the answer is a single value."""
+    answer = answer.strip()
+    union = _split(answer, r"\cup")
+    if len(union) > 1:
+        return "union", union
+    listed = _split(re.sub(r"\\text\s*\{\s*(and|or)\s*\}|\b(and|or)\b", ",", _ungrouped(answer)), ",")
+    listed = [part for part in listed if part.strip()]
+    if len(listed) > 1:
+        return "list", listed
+    if answer.count(r"\pm") == 1:
+        return "list", [answer.replace(r"\pm", sign) for sign in "+-"]
+    inside = answer.replace(r"\{", "{").replace(r"\}", "}")
+    if inside and inside[0] in _OPENING and inside[-1] in _CLOSING and len(inside) > 1:
+        is_set = answer.startswith(r"\{")
+        many = _split(inside[1:-1], ",")
+        if len(many) > 1 or is_set:
+            return inside[0] + inside[-1], many
+    return None
+
+
+def _ungrouped(answer: str) -> str:
+    """Without the commas that group digits; inside brackets, a comma separates."""
+    if any(bracket in answer for bracket in "([{"):
+        return answer
+    return _GROUPED.sub(lambda found: found[0].replace(",", ""), answer)
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """The parts between separators outside of all brackets; at most `MAX_PARTS`, or it counts as one."""
+    parts, depth, start, position = [], 0, 0, 0
+    while position < len(text):
+        if text[position] in _OPENING:
+            depth += 1
+        elif text[position] in _CLOSING:
+            depth -= 1
+        elif depth == 0 and text.startswith(separator, position):
+            parts.append(text[start:position])
+            position += len(separator)
+            start = position
+            continue
+        position += 1
+    parts.append(text[start:])
+    return parts if len(parts) <= MAX_PARTS else [text]
+
+
+def _compared_values(given: str, wanted: str) -> bool | None:
+    readings_given, readings_wanted = _readings(given), _readings(wanted)
+    if readings_given is None or readings_wanted is None:
+        return True if _text(given) == _text(wanted) != "" else None
+    units = {unit for unit, _ in (readings_given, readings_wanted) if unit}
+    if len(units) > 1:
+        return False
+    verdicts = [equal(one, other) for one in readings_given[1] for other in readings_wanted[1]]
+    return True if True in verdicts else None if None in verdicts else False
+
+
+def _readings(answer: str) -> tuple[str, Sequence[Expression]] | None:
+    """The unit of a value ("" if it has none) and what it may be: a percent sign divides by 100, or is a unit."""
+    answer = _ungrouped(answer.strip()).replace("\N{FULLWIDTH COMMA}", "")
+    unit = ""
+    if found := _UNIT.search(answer):
+        unit = "".join((found["set"] or found["word"] or "").lower().split()).removesuffix("s")
+        answer = answer[: found.start()]
+    is_percent = answer.endswith("%")
+    answer = answer.removesuffix("%").removesuffix("\\")
+    if mixed := _MIXED.match(answer):
+        sign, whole, fraction = mixed[1], mixed[2], mixed[3] or mixed[4]
+        answer = f"{sign}({whole}+{fraction})"
+    forms = [answer, f"({answer})/100"] if is_percent else [answer]
+    try:
+        return unit, [parse(form) for form in forms]
+    except UnreadableError:
+        return None
+
+
+def _text(answer: str) -> str:
+    """What is left of an answer where only its characters count."""
+    return "".join(_FONT.sub(r"\1", answer).replace("\N{FULLWIDTH COMMA}", ",").split()).casefold()
