@@ -24,11 +24,18 @@ from packaging.version import InvalidVersion, Version
 from rllm_core import API_VERSION
 from rllm_core.cli import CORE_COMMANDS
 from rllm_core.cli.probe import Health, in_children, probe_all, report, run_child
-from rllm_core.discovery import declared_requirements, identity, installed_distributions, normalized
+from rllm_core.discovery import (
+    Settings,
+    declared_requirements,
+    identity,
+    installed_distributions,
+    installed_plugins,
+    normalized,
+)
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.loading import DECLARED_API_VERSION, suggest
 from rllm_core.plugins import CORE_PACKAGE, FIRST_PARTY, PluginInfo, PluginManager
-from rllm_core.providers import KINDS
+from rllm_core.providers import KINDS, Backend, Engine, Workflow
 from rllm_core.testing.parsers import CheckResult
 from rllm_core.types import well_formed
 
@@ -38,6 +45,7 @@ INTERPRETERS = 5
 MAX_DETAIL_CHARACTERS = 600
 
 PLUGIN = "plugin"
+NEED_OTHERS = frozenset(kind.kind for kind in (Backend, Engine, Workflow))
 
 
 @dataclass(frozen=True)
@@ -74,17 +82,21 @@ class Wishes:
         overrides: ``section.key=value`` of ``-o``.
         model: Of ``--model``.
         deadline_seconds: For the checks of one provider.
-        no_plugins: Plugins to leave out: all others, none, or these.
     """
 
     overrides: tuple[str, ...]
     model: str
     deadline_seconds: float
-    no_plugins: bool | frozenset[str]
 
 
-def check_plugin(plugin: PluginInfo, wishes: Wishes) -> list[Group]:
+def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishes) -> list[Group]:
     """Everything that is found out about a plugin, its metadata first.
+
+    Args:
+        plugin: What is checked.
+        others: What else is installed; backends, engines and workflows are checked with those of them that are
+            available and can be loaded, since their parsers or reward functions may come from there.
+        wishes: How it is checked.
 
     Raises:
         ConfigError: If a setting belongs to nothing the plugin provides.
@@ -92,14 +104,20 @@ def check_plugin(plugin: PluginInfo, wishes: Wishes) -> list[Group]:
     """
     if plugin.package == CORE_PACKAGE:
         raise PluginError("the core's own providers are no plugin; name one that rllm-core plugins lists")
-    [health] = probe_all([plugin], min(IMPORT_DEADLINE_SECONDS, wishes.deadline_seconds))
+    limit = min(IMPORT_DEADLINE_SECONDS, wishes.deadline_seconds)
+    [health] = probe_all([plugin], limit)
     about = [*_metadata(plugin), *_imported(health)]
     if health.plugin.status == "loaded":
         _check_sections(health, wishes.overrides)
         about.append(_import_time(plugin))
     groups = [Group(PLUGIN, plugin.name, tuple(map(_bounded, about)))]
-    found = in_children(lambda provided, running: _checked(plugin, provided, wishes, running), health.provides)
-    return groups + found
+    beside: list[PluginInfo] = []
+    if any(provided["kind"] in NEED_OTHERS for provided in health.provides):
+        beside = [found.plugin for found in probe_all(others, limit) if found.plugin.status == "loaded"]
+    checked = in_children(
+        lambda provided, running: _checked(plugin, beside, provided, wishes, running), health.provides
+    )
+    return groups + checked
 
 
 def _bounded(result: CheckResult) -> CheckResult:
@@ -199,7 +217,9 @@ def _imported(health: Health) -> list[CheckResult]:
     plugin = health.plugin
     if plugin.status != "loaded":
         return [CheckResult("import", "failed", plugin.error or plugin.status)]
-    first_party = {(kind.kind, name): package for (kind, name), package in FIRST_PARTY.items()}
+    core = PluginManager()
+    first_party = {(kind.kind, name): CORE_PACKAGE for kind in KINDS for name in core.providers(kind)}
+    first_party |= {(kind.kind, name): package for (kind, name), package in FIRST_PARTY.items()}
     taken = [
         f"{kind} {name!r} is provided by {package}"
         for provided in health.provides
@@ -262,15 +282,20 @@ def _check_sections(health: Health, overrides: Sequence[str]) -> None:
 
 
 def _checked(
-    plugin: PluginInfo, provided: dict[str, str], wishes: Wishes, running: set[subprocess.Popen[bytes]]
+    plugin: PluginInfo,
+    beside: Sequence[PluginInfo],
+    provided: dict[str, str],
+    wishes: Wishes,
+    running: set[subprocess.Popen[bytes]],
 ) -> Group:
+    loaded = [plugin, *(beside if provided["kind"] in NEED_OTHERS else ())]
     asked = {
         "package": plugin.package,
+        "loaded": [[info.package, info.name, info.value] for info in loaded],
         "kind": provided["kind"],
         "name": provided["name"],
         "overrides": wishes.overrides,
         "model": wishes.model,
-        "no_plugins": wishes.no_plugins if isinstance(wishes.no_plugins, bool) else sorted(wishes.no_plugins),
     }
     what = f"the check of {provided['kind']} {provided['name']!r}"
     found = run_child(["provider", json.dumps(asked)], wishes.deadline_seconds, running, module=__name__, what=what)
@@ -287,7 +312,8 @@ def _results(asked: str) -> dict[str, Any]:
     from rllm_core.testing.provided import Request, check_provided
 
     wanted = json.loads(asked)
-    plugins = PluginManager.from_environment(no_plugins=wanted["no_plugins"], reserved_commands=CORE_COMMANDS)
+    loaded = [c for c in installed_plugins() if [c.package, c.name, c.value] in wanted["loaded"]]
+    plugins = PluginManager(loaded, Settings(), reserved_commands=CORE_COMMANDS)
     plugins.register(rllm_core.testing.plugin, "testing")
     [kind] = [kind for kind in KINDS if kind.kind == wanted["kind"]]
     provided = plugins.select(kind, f"{wanted['package']}/{wanted['name']}")
@@ -298,5 +324,5 @@ def _results(asked: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    path, seconds, mode, argument = sys.argv[1:]
-    report(path, seconds, lambda: _timed(argument) if mode == "import" else _results(argument))
+    path, mode, argument = sys.argv[1:]
+    report(path, lambda: _timed(argument) if mode == "import" else _results(argument))

@@ -111,9 +111,12 @@ def check(
     manager = session(context).plugins
     [plugin, *others] = manager.find(name)
     if others:
-        raise PluginError(plugin.error or f"{name!r} names several plugins")
-    wishes = Wishes(overrides, model, deadline_seconds, session(context).no_plugins)
-    groups = check_plugin(plugin, wishes)
+        conflict = next((info.error for info in (plugin, *others) if info.status == "conflict"), None)
+        raise PluginError(conflict or f"{name!r} names several plugins; name one as DISTRIBUTION/NAME")
+    beside = [
+        info for info in manager.plugins() if info.status == "available" and CORE_PLUGIN != info.name != plugin.name
+    ]
+    groups = check_plugin(plugin, beside, Wishes(overrides, model, deadline_seconds))
     outcomes = [result.outcome for group in groups for result in group.checks]
     counts = {outcome: outcomes.count(outcome) for outcome in ("passed", "failed", "skipped")}
     verdict = "failed" if counts["failed"] else "passed"

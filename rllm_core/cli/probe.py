@@ -31,6 +31,8 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 MAX_CHILDREN = 4
+ASKED_WHERE = signal.SIGUSR1
+LATEST_ANSWER_SECONDS = 1.0
 
 # Modules that take seconds to import: a plugin may need them, its entry module must not.
 HEAVY_MODULES = (
@@ -158,7 +160,7 @@ def run_child(
         with output.open("wb") as sink:
             child = subprocess.Popen(
                 # -P: a torch.py in the current folder is not the plugin's torch.
-                [sys.executable, "-P", "-m", module, str(target), str(deadline_seconds), *arguments],
+                [sys.executable, "-P", "-m", module, str(target), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -168,7 +170,7 @@ def run_child(
             try:
                 code = child.wait(deadline_seconds)
             except subprocess.TimeoutExpired:
-                return f"{what} did not end within {deadline_seconds:g} s{_stuck_at(output)}"
+                return f"{what} did not end within {deadline_seconds:g} s{_stuck_at(child, output)}"
             finally:
                 running.discard(child)
                 _end(child)
@@ -180,11 +182,17 @@ def run_child(
     return found
 
 
-def _stuck_at(output: Path) -> str:
-    """Where the main thread was when `report` had its tracebacks written, its innermost line."""
-    frames = output.read_text(errors="replace").rpartition("(most recent call first):\n")[2].splitlines()
-    match = re.match(r'\s*File "(.*)", line (\d+) in (\S+)', frames[0]) if len(frames) > 1 else None
-    return f"; it was in {match[3]} ({Path(match[1]).name}:{match[2]})" if match else ""
+def _stuck_at(child: subprocess.Popen[bytes], output: Path) -> str:
+    """The line at which the main thread of a process is that uses `report`, if it says so in time."""
+    child.send_signal(ASKED_WHERE)
+    latest = time.monotonic() + LATEST_ANSWER_SECONDS
+    while time.monotonic() < latest:
+        frames = output.read_text(errors="replace").rpartition("(most recent call first):\n")[2]
+        match = re.match(r'\s*File "(.*)", line (\d+) in (\S+)\n', frames)
+        if match is not None:
+            return f"; it was in {match[3]} ({Path(match[1]).name}:{match[2]})"
+        time.sleep(0.02)
+    return ""
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -247,15 +255,14 @@ def _declared(package: str, name: str, value: str, backend: str) -> dict[str, An
     return asdict(Asked("loaded", declared, None))
 
 
-def report(target: str, deadline_seconds: str, find: Callable[[], dict[str, Any]]) -> NoReturn:
+def report(target: str, find: Callable[[], dict[str, Any]]) -> NoReturn:
     """The child's half of `run_child`: write what ``find`` returns, and end.
 
     Args:
         target: Path of the report.
-        deadline_seconds: When the parent ends this process; where it is stuck is written just before.
         find: Whatever it raises is the end of the process, too.
     """
-    faulthandler.dump_traceback_later(0.9 * float(deadline_seconds))
+    faulthandler.register(ASKED_WHERE, all_threads=False)
     found = json.dumps(find())
     draft = Path(target).with_suffix(".draft")
     draft.write_text(found, encoding="utf-8")
@@ -265,5 +272,5 @@ def report(target: str, deadline_seconds: str, find: Callable[[], dict[str, Any]
 
 
 if __name__ == "__main__":
-    path, seconds, *asked = sys.argv[1:]
-    report(path, seconds, lambda: _declared(*asked) if len(asked) > 3 else _examine(*asked))
+    path, *asked = sys.argv[1:]
+    report(path, lambda: _declared(*asked) if len(asked) > 3 else _examine(*asked))

@@ -1,0 +1,191 @@
+"""``rllm-core plugins check``: whatever a plugin does, there is a verdict, and an honest one passes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rllm_core.cli import check
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+KEYS = ["plugin", "package", "version", "value", "outcome", "passed", "failed", "skipped", "groups"]
+
+pytestmark = pytest.mark.slow
+
+
+def checked(rllm_core: Run, name: str, *options: str, packages: tuple[str, ...] = ()) -> tuple[int, dict[str, Any]]:
+    run = rllm_core("plugins", "check", name, "--json", *options, packages=packages)
+    assert run.returncode in (0, 1), run.stderr
+    assert "Traceback" not in run.stderr
+    document = json.loads(run.stdout)
+    assert list(document) == KEYS
+    assert run.returncode == (document["outcome"] == "failed")
+    return run.returncode, document
+
+
+def found(document: dict[str, Any], kind: str = "plugin") -> dict[str, dict[str, str]]:
+    return {check["name"]: check for group in document["groups"] if group["kind"] == kind for check in group["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "words"),
+    [
+        ("broken", "rllm-broken", "RuntimeError: the flux capacitor is empty"),
+        ("exits", "rllm-exit", "SystemExit: goodbye"),
+        ("exits-hard", "rllm-exit", "its import ended the process (exit code 7)"),
+        ("endless", "rllm-endless", "its import did not end within 5 s; it was in <module> (__init__.py:3)"),
+        ("missing", "rllm-missing", "pip install 'rllm-fixture-not-there>=2.1'"),
+        ("outdated", "rllm-outdated", "cannot import name 'not_yet_invented'"),
+        ("misspelt", "rllm-misspelt", "did you mean 'backends'?"),
+        ("garbage", "rllm-garbage", "which is not a Backend record"),
+        ("taker", "rllm-taker", "its command 'train' has the name of one of the core's own"),
+        ("foreign-api", "rllm-foreign-api", "written for version 2.0 of the plugin API"),
+        ("endless-hook", "rllm-hostile", "its import did not end within 5 s; it was in workflows (endless_hook.py:"),
+        ("exits-in-hook", "rllm-hostile", "SystemExit: from a hook"),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_gets_a_verdict(rllm_core: Run, name: str, package: str, words: str) -> None:
+    code, document = checked(rllm_core, name, "--deadline-seconds=5", packages=(package,))
+    assert code == 1
+    assert [group["kind"] for group in document["groups"]] == ["plugin"], "nothing of it is checked"
+    assert found(document)["import"]["outcome"] == "failed"
+    assert words in found(document)["import"]["detail"]
+    assert found(document)["version"]["outcome"] == "passed", "its metadata can be read all the same"
+
+
+def test_an_error_of_any_length_is_shown_in_part(rllm_core: Run) -> None:
+    _, document = checked(rllm_core, "huge-error", packages=("rllm-hostile",))
+    detail = found(document)["import"]["detail"]
+    assert detail.startswith("RuntimeError: xxx")
+    assert len(detail) <= check.MAX_DETAIL_CHARACTERS
+
+
+def test_text_of_others_controls_no_terminal(rllm_core: Run) -> None:
+    run = rllm_core("plugins", "check", "colourful-error", packages=("rllm-hostile",))
+    assert run.returncode == 1
+    assert "RuntimeError" in run.stdout
+    assert all(character.isprintable() or character == "\n" for character in run.stdout)
+
+
+def test_a_plugin_that_prints_does_not_spoil_the_document(rllm_core: Run) -> None:
+    _, document = checked(rllm_core, "chatty", packages=("rllm-chatty",))
+    assert found(document)["import"]["outcome"] == "passed"
+    assert (
+        found(document, "workflow")["built"]["detail"]
+        == "rllm_chatty:Chat is no subclass of rllm_core.workflow.Workflow"
+    )
+
+
+def test_a_heavy_import_is_named(rllm_core: Run) -> None:
+    _, document = checked(rllm_core, "heavy", packages=("rllm-heavy",))
+    assert found(document)["light"] == {
+        "name": "light",
+        "outcome": "failed",
+        "detail": "imports torch when it is loaded",
+    }
+
+
+def test_a_provider_that_hangs_is_ended_with_all_it_has_started(rllm_core: Run) -> None:
+    _, document = checked(rllm_core, "hanging", "--deadline-seconds=8", packages=("rllm-hanging",))
+    [result] = found(document, "backend").values()
+    assert result["outcome"] == "failed"
+    assert "the check of backend 'hanging' did not end within 8 s; it was in wait (threading.py:" in result["detail"]
+
+
+def test_a_provider_that_ends_its_process_is_one_of_several(rllm_core: Run) -> None:
+    _, document = checked(rllm_core, "bad-backends", packages=("rllm-backends",))
+    results = {group["name"]: group for group in document["groups"] if group["kind"] == "backend"}
+    assert (
+        results["exits"]["checks"][0]["detail"] == "the check of backend 'exits' ended the process (exit code 9): bye"
+    )
+    assert "is no subclass of rllm_core.backend.BackendProtocol" in results["no-backend"]["checks"][0]["detail"]
+    assert "No module named 'rllm_backends.no_such_module'" in results["unloadable"]["checks"][0]["detail"]
+
+
+def test_metadata_that_is_missing_is_told_key_by_key(rllm_core: Run) -> None:
+    _, document = checked(rllm_core, "foreign-api", packages=("rllm-foreign-api",))
+    problems = {name: result["detail"] for name, result in found(document).items() if result["outcome"] == "failed"}
+    assert problems.keys() == {"readme", "licence", "python", "types", "requirements", "import"}
+    assert problems["requirements"] == "rllm-core is not among the dependencies"
+    assert problems["types"].startswith("rllm_foreign_api has no py.typed")
+
+
+def test_a_workflow_that_a_stranger_has_published_passes(rllm_core: Run) -> None:
+    code, document = checked(rllm_core, "relay", packages=("rllm-relay",))
+    assert code == 0, document
+    assert found(document)["api version"]["detail"] == "1.0"
+    assert found(document, "workflow")["closing"]["outcome"] == "passed"
+    assert found(document, "reward function")["built"]["outcome"] == "passed"
+
+
+def test_what_else_is_installed_does_not_matter(rllm_core: Run) -> None:
+    others = ("rllm-endless", "rllm-broken", "rllm-hanging")
+    code, document = checked(rllm_core, "relay", "--deadline-seconds=90", packages=("rllm-relay", *others))
+    assert code == 0, document
+
+
+def test_two_plugins_of_one_name_are_told_apart(rllm_core: Run) -> None:
+    twins = ("rllm-twin-a", "rllm-twin-b")
+    run = rllm_core("plugins", "check", "twin", packages=twins)
+    assert run.returncode == 2
+    assert "both name a plugin 'twin'" in run.stderr
+    _, document = checked(rllm_core, "rllm-twin-a/twin", "--no-plugins=rllm-twin-b/twin", packages=twins)
+    assert found(document)["import"]["outcome"] == "passed"
+    assert document["package"] == "rllm-twin-a"
+
+
+def test_a_name_that_is_ours_is_told(rllm_core: Run) -> None:
+    _, document = checked(rllm_core, "takes-core", "--deadline-seconds=60", packages=("rllm-hostile",))
+    assert "advantage estimator 'grpo' is provided by rllm-core" in found(document)["providers"]["detail"]
+    assert found(document)["summary"]["detail"] == "pyproject.toml has no description"
+    assert found(document)["api version"]["detail"].endswith('RLLM_CORE_API = "1.0"')
+
+
+def test_wrong_usage_is_one_line(rllm_core: Run) -> None:
+    for arguments, words in (
+        (("no-such-plugin",), "no plugin named 'no-such-plugin'"),
+        (("core",), "the core's own providers are no plugin"),
+        (("workflows", "-o", "gues.low=1"), "did you mean 'guess'?"),
+        (("workflows", "-o", "nonsense"), "nonsense"),
+    ):
+        run = rllm_core("plugins", "check", *arguments)
+        assert run.returncode == 2, run.stdout
+        assert run.stderr.startswith("error: ")
+        assert words in run.stderr
+        assert run.stderr.count("\n") == 1
+
+
+def test_a_disabled_plugin_is_not_imported(rllm_core: Run) -> None:
+    _, document = checked(rllm_core, "broken", "--no-plugins=broken", packages=("rllm-broken",))
+    assert found(document)["import"]["detail"] == "--no-plugins was given"
+
+
+def test_the_published_workflows_pass(rllm_core: Run) -> None:
+    run = rllm_core("plugins", "check", "workflows", "-o", "guess.high=3")
+    assert run.returncode == 0, run.stdout
+    last = run.stdout.splitlines()[-1]
+    assert last.startswith("rllm-workflows 0.1.0, plugin 'workflows': passed (")
+    assert "hostile answers" in run.stdout
+
+
+def test_the_published_parsers_pass_with_a_model(rllm_core: Run) -> None:
+    from rllm_local.starter import starter_model
+
+    _, without = checked(rllm_core, "renderers")
+    assert {result["outcome"] for result in found(without, "parser").values()} == {"skipped"}
+    code, document = checked(rllm_core, "renderers", "--model", str(starter_model()))
+    assert code == 0, document
+    parsers = {group["name"]: group for group in document["groups"] if group["kind"] == "parser"}
+    assert parsers["chat_template"]["outcome"] == "passed"
+
+
+def test_the_embedded_backend_passes(rllm_core: Run) -> None:
+    code, document = checked(rllm_core, "local")
+    assert code == 0, document
+    assert found(document, "backend")["engine: seeds"]["outcome"] == "passed"
+    assert found(document, "backend")["checkpoint"]["outcome"] == "passed"
