@@ -44,6 +44,7 @@ class Server:
         self._connecting = asyncio.Lock()
         self._current: _Connection | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
 
     async def list_tools(self) -> list[Mapping[str, Any]]:
         """``name``, ``description`` and ``parameters`` (JSON schema) of each tool."""
@@ -107,20 +108,25 @@ class Server:
                     self._retire(connection)
 
     async def stop(self) -> None:
-        """Stop its processes.
+        """Stop its processes, for good; calls that wait for an answer have none.
 
         Raises:
             ToolServerError: If one could not be stopped in time.
         """
+        self._is_stopped = True
         async with self._connecting:
             if self._current is not None:
                 self._end(self._current)
                 self._current = None
-        if self._ending:
-            await asyncio.gather(*self._ending)
+        while running := [task for task in self._ending if not task.done()]:
+            await asyncio.wait(running)
+        for task in self._ending:
+            task.result()
 
     async def _connected(self) -> _Connection:
         async with self._connecting:
+            if self._is_stopped:
+                raise ToolServerError(f"MCP server {self.name!r} was stopped")
             if self._current is None:
                 connection = _Connection(self.name, self.config)
                 try:

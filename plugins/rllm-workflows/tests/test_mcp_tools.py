@@ -223,6 +223,22 @@ def test_no_server_outlives_its_run(ignore_end):
     assert not is_running(pids)
 
 
+def test_calls_that_wait_when_the_servers_are_stopped_have_no_answer_and_start_nothing():
+    async def run():
+        tools = McpTools({"x": plain("pid", "hang", max_concurrent_calls=2)})
+        await tools.open()
+        pid = await pid_of(tools)
+        waiting = [asyncio.create_task(tools.call("hang", {})) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        await tools.close()
+        assert not is_running(pid)
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {ToolServerError}
+        assert str(outcomes[2]) == "MCP server 'x' was stopped"
+
+    asyncio.run(run())
+
+
 def test_no_server_outlives_a_run_that_is_killed():
     code = f"""
 import asyncio, sys
