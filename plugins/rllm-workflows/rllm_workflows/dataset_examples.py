@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -67,7 +68,7 @@ class Example:
     answer_kind: str
     given_id: str | None
 
-    @property
+    @cached_property
     def digest(self) -> int:
         """64 bits that are the same for equal content, whatever it is kept in."""
         return _digest(json.dumps(self.data, sort_keys=True, ensure_ascii=False))
