@@ -26,6 +26,7 @@ from rllm_core.errors import ConfigError, PluginError
 from rllm_core.loading import DECLARED_API_VERSION
 from rllm_core.plugins import PluginInfo, PluginManager, Provided
 from rllm_core.providers import KINDS, Backend
+from rllm_core.sandbox.worker import die_with_parent
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -262,6 +263,7 @@ def report(target: str, find: Callable[[], dict[str, Any]]) -> NoReturn:
         target: Path of the report.
         find: Whatever it raises is the end of the process, too.
     """
+    die_with_parent()  # what spins in here would go on for ever
     faulthandler.register(ASKED_WHERE, all_threads=False)
     found = json.dumps(find())
     draft = Path(target).with_suffix(".draft")

@@ -1,0 +1,61 @@
+"""Children that look at plugins end with the command that started them, also when that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes below a process."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except FileNotFoundError:
+            pass  # it has ended meanwhile
+    found: set[int] = set()
+    while more := {child for child, parent in parents.items() if parent in {pid, *found}} - found:
+        found |= more
+    return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("plugins", "--load"), ("plugins", "check", "endless")], ids=" ".join)
+def test_nothing_spins_on_when_the_command_is_killed(
+    installed: Callable[..., list[str]], tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(installed("rllm-endless"))}
+    command = subprocess.Popen(
+        [sys.executable, "-P", "-m", "rllm_core", *arguments],
+        env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    children: set[int] = set()
+    try:
+
+        def is_stuck() -> bool:
+            """Whether a child has used more time than any import takes that ends."""
+            children.update(descendants(command.pid))
+            ticks = [Path(f"/proc/{pid}/stat") for pid in children]
+            used = [int(stat.read_text().rpartition(")")[2].split()[11]) for stat in ticks if stat.exists()]
+            return max(used, default=0) / os.sysconf("SC_CLK_TCK") > 2.0
+
+        wait_until(is_stuck)
+    finally:
+        command.send_signal(signal.SIGKILL)
+        command.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
