@@ -92,7 +92,7 @@ class DatasetWorkflow(Workflow):
         Raises:
             rllm_core.errors.PluginError: If there is no reward function of that name.
         """
-        assert self._reward is not None
+        _ = self._reward  # found now, or an error before anything is allocated
         return self._tasks[split]
 
     async def open(self) -> None:
