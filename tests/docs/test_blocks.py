@@ -70,7 +70,7 @@ def commands(language: str) -> list[str]:
 @pytest.mark.parametrize("command", [*commands("sh"), *commands("console")])
 def test_a_command_is_one_that_is_known(command: str) -> None:
     without_variables = re.sub(r"^(\w+=\S* )+", "", command)
-    module = re.fullmatch(r"(?:\.venv/bin/)?python -m (benchmarks\.\w+)(?: .*)?", without_variables)
+    module = re.fullmatch(r"(?:\.venv/bin/)?python -m ((?:benchmarks|rllm_\w+)\.[\w.]+)(?: .*)?", without_variables)
     if module:
         assert importlib.util.find_spec(module[1])
     else:
