@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,8 @@ from statistics import fmean
 
 import pytest
 from made import NAMES, environment
+
+from rllm_core.cli.new import KINDS, PackageNames
 
 pytestmark = pytest.mark.slow
 
@@ -85,17 +89,36 @@ def test_its_own_tests_pass(packages: dict[str, Path], site: Path, tmp_path: Pat
     assert "warning" not in last
 
 
+# Of the others, their own tests check everything: they provide one thing, and all have one project file.
+@pytest.mark.parametrize("kind", ["workflow", "backend", "engine"])
+def test_rllm_core_finds_nothing_wrong_with_it(rllm_core: Run, site: Path, tmp_path: Path, kind: str) -> None:
+    checked = rllm_core("plugins", "check", NAMES[kind], "--json", cwd=tmp_path, site=site)
+    assert checked.returncode == 0, checked.stdout
+
+
+def go_on(kind: str) -> list[str]:
+    """The arguments of the command that the reader is told to go on with."""
+    program, *arguments = shlex.split(PackageNames(NAMES[kind]).fill(KINDS[kind]))
+    assert program == "rllm-core"
+    return arguments
+
+
 def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    workflow, parser, loss, tracker = (NAMES[kind] for kind in ("workflow", "parser", "loss", "tracker"))
+    arguments = go_on("workflow")
+    for kind in ("parser", "loss", "tracker"):
+        command, workflow, *options = go_on(kind)
+        assert (command, workflow, options[:2]) == ("train", "sort", ["--backend", "local"])
+        arguments += options[2:]
+    workflow, loss, tracker = (NAMES[kind] for kind in ("workflow", "loss", "tracker"))
     trained = rllm_core(
-        "train", workflow, "--backend", "local", "--parser", parser, "--run-dir", str(run_dir),
-        "-o", f"algorithm.loss={loss}", "-o", "algorithm.loss_options.width=0.3",
-        "-o", f"training.trackers=['{tracker}']", "-o", f"{tracker}.metrics=['reward_mean']",
-        "-o", "training.steps=3", "-o", f"{workflow}.letters=abcde",
+        *arguments, "--run-dir", str(run_dir), "-o", "algorithm.loss_options.width=0.3",
+        "-o", f"{tracker}.metrics=['reward_mean']", "-o", "training.steps=3", "-o", f"{workflow}.letters=abcde",
         cwd=tmp_path, site=site,
     )  # fmt: skip
     assert trained.returncode == 0, trained.stderr
+    config = tomllib.loads((run_dir / "run.toml").read_text())
+    assert (config["workflow"], config["parser"], config["algorithm"]["loss"]) == (workflow, NAMES["parser"], loss)
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == 3
     assert all(step["grad_norm"] > 0 for step in metrics)
@@ -106,22 +129,7 @@ def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_pa
 
 
 def test_the_engine_is_evaluated(rllm_core: Run, site: Path, tmp_path: Path) -> None:
-    name = NAMES["engine"]
-    result = rllm_core(
-        "eval",
-        "sort",
-        "--engine",
-        name,
-        "--parser",
-        name,
-        "--tasks",
-        "20",
-        "-n",
-        "4",
-        "--json",
-        cwd=tmp_path,
-        site=site,
-    )
+    result = rllm_core(*go_on("engine"), "--tasks", "20", "-n", "4", "--json", cwd=tmp_path, site=site)
     assert result.returncode == 0, result.stderr
     measured = json.loads(result.stdout)
     assert (measured["tasks"], measured["failed"]) == (20, 0)
@@ -130,11 +138,8 @@ def test_the_engine_is_evaluated(rllm_core: Run, site: Path, tmp_path: Path) -> 
 
 def test_the_backend_learns(rllm_core: Run, site: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    trained = rllm_core(
-        "train", "sort", "--backend", NAMES["backend"], "--run-dir", str(run_dir), "-o", "sort.letters=abcd",
-        "-o", "algorithm.entropy_coefficient=0", "-o", "optimizer.learning_rate=0.3", "-o", "training.steps=30",
-        cwd=tmp_path, site=site,
-    )  # fmt: skip
+    fewer = ("-o", "sort.letters=abcd", "-o", "training.steps=30")
+    trained = rllm_core(*go_on("backend"), *fewer, "--run-dir", str(run_dir), cwd=tmp_path, site=site)
     assert trained.returncode == 0, trained.stderr
     rewards = [json.loads(line)["reward_mean"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert fmean(rewards[-5:]) > 3 * fmean(rewards[:5]) > 0

@@ -27,7 +27,7 @@ def parsers() -> list[Parser]:
     return [
         Parser(
             name="placeholder",
-            load="rllm_core.testing.scripted:ByteParser",
+            load="rllm_placeholder.backend:PlaceholderParser",
             summary="Bytes as tokens.",
         )
     ]

@@ -15,6 +15,7 @@ from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
+from rllm_core.testing import ByteParser
 from rllm_core.types import (
     FinishReason,
     Floats,
@@ -55,6 +56,12 @@ def log_softmax(logits: Table) -> Table:
     shifted = logits - logits.max(-1, keepdims=True)
     normalised: Table = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return normalised
+
+
+class PlaceholderParser(ByteParser):
+    """Bytes as tokens."""
+
+    name: ClassVar[str] = "placeholder"
 
 
 class PlaceholderEngine(RolloutEngine):

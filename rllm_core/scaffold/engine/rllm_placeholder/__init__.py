@@ -26,7 +26,7 @@ def parsers() -> list[Parser]:
     return [
         Parser(
             name="placeholder",
-            load="rllm_core.testing.scripted:ByteParser",
+            load="rllm_placeholder.engine:PlaceholderParser",
             summary="Bytes as tokens.",
         )
     ]

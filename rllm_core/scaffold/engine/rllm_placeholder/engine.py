@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rllm_core.config import RunConfig
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser
+from rllm_core.testing import ByteParser
 from rllm_core.types import (
     FinishReason,
     Floats,
@@ -25,6 +26,12 @@ Logits = npt.NDArray[np.float64]
 
 MAX_TABLE_TOKENS = 4096
 STOP_BONUS = 3.0
+
+
+class PlaceholderParser(ByteParser):
+    """Bytes as tokens."""
+
+    name: ClassVar[str] = "placeholder"
 
 
 class PlaceholderEngine(RolloutEngine):
