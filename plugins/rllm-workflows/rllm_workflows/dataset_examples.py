@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.errors import ConfigError
+from rllm_core.loading import suggest
 from rllm_workflows import rewards
 from rllm_workflows.dataset_rows import Row, Rows, check_columns
 
@@ -194,7 +195,7 @@ def _digest(text: str) -> int:
 def _value(row: Row, column: str) -> Any:
     value = row.get(column)
     if value is None:
-        raise ConfigError(f"{column!r} is {'null' if column in row else 'missing'}")
+        raise ConfigError(f"{column!r} is " + ("null" if column in row else f"missing; {suggest(column, list(row))}"))
     return value
 
 

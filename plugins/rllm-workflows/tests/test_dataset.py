@@ -165,7 +165,8 @@ def test_two_files(tmp_path):
 
 GOOD = {"question": "a?", "answer": "b"}
 BAD_ROWS = [
-    ({"question": "a?"}, r"line 2: 'answer' is missing"),
+    ({"question": "a?"}, r"line 2: 'answer' is missing; known: question"),
+    ({"question": "a?", "anwser": "b"}, r"line 2: 'answer' is missing; did you mean 'anwser'\?"),
     (GOOD | {"answer": None}, r"line 2: 'answer' is null"),
     (GOOD | {"answer": "  "}, r"line 2: 'answer' is empty"),
     (GOOD | {"question": ""}, r"line 2: 'question' is empty"),
