@@ -22,8 +22,9 @@ import pytest
 import rllm_core.testing.plugin
 from rllm_core import providers
 from rllm_core.plugins import PluginManager
+from rllm_core.testing.check_names import BUILT, checks_of
 from rllm_core.testing.parsers import CheckResult
-from rllm_core.testing.provided import BUILT, Request, check_provided, checks_of
+from rllm_core.testing.provided import Request, check_provided
 
 __all__ = [
     "AdvantageEstimatorContract",

@@ -19,13 +19,13 @@ from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.loading import one_line
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.run_file import apply_override, merged, toml_key, validated
-from rllm_core.testing.parsers import CHECKS as PARSER_CHECKS
+from rllm_core.testing.check_names import BUILT, RUN_FILE, checks_of
 from rllm_core.testing.parsers import Broken, CheckResult, check_parser
+
+__all__ = ["BUILT", "NeedsSettings", "Request", "check_provided", "checks_of", "run"]
 
 ResultT = TypeVar("ResultT")
 
-BUILT = "built"
-RUN_FILE = "run file"
 
 # As the pages tell authors of backends: everything that moves weights, apart from advantages, is off.
 BACKEND_SETTINGS = (
@@ -158,11 +158,6 @@ def check_provided(
     except (Exception, SystemExit) as error:  # somebody else's code: what it raises is what is found
         return [CheckResult(BUILT, "failed", one_line(error))]
     return [CheckResult(BUILT, "passed", provided.record.load), *check()]
-
-
-def checks_of(kind: type[providers.Provider]) -> tuple[str, ...]:
-    """The names of the results that a provider of a kind gets; those of losses need torch."""
-    return (BUILT, *_NAMES[kind]()) if kind in _NAMES else (BUILT,)
 
 
 def run(checks: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -391,65 +386,4 @@ _CHECKED: dict[type[providers.Provider], Callable[[_Subject], _Checks]] = {
     providers.RewardFunction: _reward_function,
     providers.Sandbox: _sandbox,
     providers.Command: _command,
-}
-
-
-def _workflow_names() -> list[str]:
-    from rllm_core.testing.workflows import WORKFLOW_CHECKS
-
-    return [RUN_FILE, *WORKFLOW_CHECKS]
-
-
-def _tracker_names() -> list[str]:
-    from rllm_core.testing.trackers import TRACKER_CHECKS
-
-    return list(TRACKER_CHECKS)
-
-
-def _engine_names() -> list[str]:
-    from rllm_core.testing.engines import ENGINE_CHECKS
-
-    return list(ENGINE_CHECKS)
-
-
-def _backend_names() -> list[str]:
-    from rllm_core.testing.backends import BEFORE_TRAINING, TRAINING
-
-    return [*BEFORE_TRAINING, *(f"engine: {name}" for name in _engine_names()), *TRAINING]
-
-
-def _estimator_names() -> list[str]:
-    from rllm_core.testing.algorithms import ESTIMATOR_CHECKS
-
-    return ["options", *ESTIMATOR_CHECKS]
-
-
-def _correction_names() -> list[str]:
-    from rllm_core.testing.algorithms import CORRECTION_CHECKS
-
-    return ["options", *CORRECTION_CHECKS]
-
-
-def _loss_names() -> list[str]:
-    from rllm_core.testing.losses import LOSS_CHECKS
-
-    return ["options", *LOSS_CHECKS]
-
-
-def _sandbox_names() -> list[str]:
-    from rllm_core.testing.sandboxes import SANDBOX_CHECKS
-
-    return list(SANDBOX_CHECKS)
-
-
-_NAMES: dict[type[providers.Provider], Callable[[], list[str]]] = {
-    providers.Workflow: _workflow_names,
-    providers.Tracker: _tracker_names,
-    providers.Parser: lambda: list(PARSER_CHECKS),
-    providers.Engine: _engine_names,
-    providers.Backend: _backend_names,
-    providers.AdvantageEstimator: _estimator_names,
-    providers.PolicyLoss: _loss_names,
-    providers.Correction: _correction_names,
-    providers.Sandbox: _sandbox_names,
 }

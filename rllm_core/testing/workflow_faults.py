@@ -18,6 +18,7 @@ from rllm_core.testing.workflow_probe import (
     Turn,
     WorkflowProbe,
     described,
+    together,
 )
 from rllm_core.types import Episode, Task, TerminationReason
 
@@ -104,7 +105,7 @@ async def _said(probe: WorkflowProbe, texts: list[str]) -> int:
 
     waiting = [(number, text, first) for number, text in enumerate(texts) for first in (0, 1)]
     for begin in range(0, len(waiting), AT_A_TIME):
-        await asyncio.gather(*(one(*which) for which in waiting[begin : begin + AT_A_TIME]))
+        await together(one(*which) for which in waiting[begin : begin + AT_A_TIME])
     return len(waiting)
 
 

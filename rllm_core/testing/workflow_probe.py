@@ -7,10 +7,10 @@ import json
 import random
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from rllm_core.types import (
     token_ids,
 )
 from rllm_core.workflow import Split, Workflow
+
+ResultT = TypeVar("ResultT")
 
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
@@ -145,6 +147,15 @@ class Rollout:
         if not found.trajectories:
             raise Broken(f"task {found.task_id!r}: the episode has no trajectory")
         return found
+
+
+async def together(calls: Iterable[Awaitable[ResultT]]) -> list[ResultT]:
+    """What several calls return; all have ended before the first one's error is raised."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results  # type: ignore[return-value]  # no exception is left in it
 
 
 def described(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import warnings
@@ -17,7 +16,7 @@ from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
 from rllm_core.testing.probe import Check, checked
 from rllm_core.testing.watch import LoopWatch, held
 from rllm_core.testing.workflow_faults import FAULT_CHECKS
-from rllm_core.testing.workflow_probe import SPLITS, Rollout, WorkflowProbe
+from rllm_core.testing.workflow_probe import SPLITS, Rollout, WorkflowProbe, together
 from rllm_core.types import Episode, Step, Task, Trajectory
 from rllm_core.workflow import Workflow, WorkflowConfig
 
@@ -323,8 +322,8 @@ async def _concurrency(probe: WorkflowProbe) -> str:
     many = [rollouts[index % len(rollouts)] for index in range(max(AT_A_TIME, len(rollouts)))]
     places = [index % len(rollouts) % SEEDS for index in range(len(many))]
     calls = (probe.play(rollout.task, seed=seed, pauses=True) for (rollout, _), seed in zip(many, places, strict=True))
-    for (_, alone), together in zip(many, await asyncio.gather(*calls), strict=True):
-        found = together.episode()
+    for (_, alone), rollout in zip(many, await together(calls), strict=True):
+        found = rollout.episode()
         if comparable(found) != comparable(alone):
             difference = _difference(comparable(alone), comparable(found))
             raise Broken(f"task {alone.task_id!r}: among other rollouts it gives another episode: {difference}")

@@ -13,6 +13,7 @@ import pytest
 from rllm_core import providers
 from rllm_core.plugins import PluginManager
 from rllm_core.testing import plugin as scripted
+from rllm_core.testing.check_names import BUILT, checks_of
 from rllm_core.testing.contracts import (
     AdvantageEstimatorContract,
     CorrectionContract,
@@ -21,7 +22,7 @@ from rllm_core.testing.contracts import (
     SandboxContract,
     WorkflowContract,
 )
-from rllm_core.testing.provided import BUILT, Request, check_provided, checks_of
+from rllm_core.testing.provided import Request, check_provided
 
 
 class TestBytes(ParserContract):

@@ -29,13 +29,18 @@ NEEDED |= {"opening": (), "episodes": ("opening",)}
 
 
 def some(
-    make: Any, *checks: str, seed: int = 0, max_block_seconds: float = 2.0, rollout_timeout_seconds: float = 60.0
+    make: Any,
+    *checks: str,
+    answers: tuple[str, ...] = (),
+    seed: int = 0,
+    max_block_seconds: float = 2.0,
+    rollout_timeout_seconds: float = 60.0,
 ) -> list[CheckResult]:
     """The results of a few checks."""
 
     async def found() -> list[CheckResult]:
         with LoopWatch(max_block_seconds) as watch:
-            probe = WorkflowProbe(make, (), seed, 2, rollout_timeout_seconds, watch)
+            probe = WorkflowProbe(make, answers, seed, 2, rollout_timeout_seconds, watch)
             return await checked(probe, {name: WORKFLOW_CHECKS[name] for name in checks})
 
     return run(found())
@@ -77,10 +82,8 @@ def test_solutions_are_found_in_the_tasks() -> None:
 
 
 def test_an_author_may_say_what_fits() -> None:
-    told = run(check_workflow(Secretive, answers=["open sesame"], tasks_per_split=1))
-    assert next(result for result in told if result.name == "rewards").detail.endswith("to 1")
-    untold = run(check_workflow(Secretive, tasks_per_split=1))
-    assert next(result for result in untold if result.name == "rewards").detail.endswith("to 0")
+    assert some(Secretive, *PLAYED, "rewards", answers=("open sesame",))[-1].detail.endswith("to 1")
+    assert some(Secretive, *PLAYED, "rewards")[-1].detail.endswith("to 0")
 
 
 def test_equal_seeds_see_the_same() -> None:

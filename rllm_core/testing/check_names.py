@@ -1,0 +1,82 @@
+"""Which checks a provider of a kind is put through: known before any of them has run, as pytest needs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rllm_core import providers
+
+BUILT = "built"
+RUN_FILE = "run file"
+
+
+def checks_of(kind: type[providers.Provider]) -> tuple[str, ...]:
+    """The names of the results that a provider of a kind gets; those of losses need torch."""
+    return (BUILT, *_NAMES[kind]()) if kind in _NAMES else (BUILT,)
+
+
+def _workflow_names() -> list[str]:
+    from rllm_core.testing.workflows import WORKFLOW_CHECKS
+
+    return [RUN_FILE, *WORKFLOW_CHECKS]
+
+
+def _tracker_names() -> list[str]:
+    from rllm_core.testing.trackers import TRACKER_CHECKS
+
+    return list(TRACKER_CHECKS)
+
+
+def _parser_names() -> list[str]:
+    from rllm_core.testing.parsers import CHECKS
+
+    return list(CHECKS)
+
+
+def _engine_names() -> list[str]:
+    from rllm_core.testing.engines import ENGINE_CHECKS
+
+    return list(ENGINE_CHECKS)
+
+
+def _backend_names() -> list[str]:
+    from rllm_core.testing.backends import BEFORE_TRAINING, TRAINING
+
+    return [*BEFORE_TRAINING, *(f"engine: {name}" for name in _engine_names()), *TRAINING]
+
+
+def _estimator_names() -> list[str]:
+    from rllm_core.testing.algorithms import ESTIMATOR_CHECKS
+
+    return ["options", *ESTIMATOR_CHECKS]
+
+
+def _correction_names() -> list[str]:
+    from rllm_core.testing.algorithms import CORRECTION_CHECKS
+
+    return ["options", *CORRECTION_CHECKS]
+
+
+def _loss_names() -> list[str]:
+    from rllm_core.testing.losses import LOSS_CHECKS
+
+    return ["options", *LOSS_CHECKS]
+
+
+def _sandbox_names() -> list[str]:
+    from rllm_core.testing.sandboxes import SANDBOX_CHECKS
+
+    return list(SANDBOX_CHECKS)
+
+
+_NAMES: dict[type[providers.Provider], Callable[[], list[str]]] = {
+    providers.Workflow: _workflow_names,
+    providers.Tracker: _tracker_names,
+    providers.Parser: _parser_names,
+    providers.Engine: _engine_names,
+    providers.Backend: _backend_names,
+    providers.AdvantageEstimator: _estimator_names,
+    providers.PolicyLoss: _loss_names,
+    providers.Correction: _correction_names,
+    providers.Sandbox: _sandbox_names,
+}
