@@ -19,8 +19,9 @@ TRACKERS: dict[str, Any] = {
     "mlflow": lambda: MlflowTracker(MlflowConfig()),
     "swanlab": lambda: SwanlabTracker(SwanlabConfig()),
     "tensorboard": lambda: TensorboardTracker(TensorboardConfig()),
-    "trackio": lambda: TrackioTracker(TrackioConfig()),
     "wandb": lambda: WandbTracker(WandbConfig()),
+    # The last: its threads outlive a run that was killed, and write to its own folder while others are watched.
+    "trackio": lambda: TrackioTracker(TrackioConfig()),
 }
 
 
