@@ -173,7 +173,8 @@ def _nested(name: str, heading: str, model: type[BaseModel]) -> Iterator[tuple[s
         inner = _section_model(field)
         if inner is not None and not field.exclude:
             path = f"{name}.{key}" if name else key
-            yield from _nested(path, f"`[{path}]`", inner)
+            shown = f"{path}.NAME" if get_origin(field.annotation) is dict else path
+            yield from _nested(path, f"`[{shown}]`", inner)
 
 
 def _section_model(field: FieldInfo) -> type[BaseModel] | None:
