@@ -122,6 +122,7 @@ def plugins() -> PluginManager:
         (providers.AdvantageEstimator, "grpo", Request()),
         (providers.PolicyLoss, "gspo", Request()),
         (providers.Correction, "icepop", Request()),
+        (providers.Sandbox, "child", Request()),
         pytest.param(providers.Workflow, "say_yes", Request(), marks=pytest.mark.slow),
     ],
 )
