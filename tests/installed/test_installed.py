@@ -105,8 +105,8 @@ def test_the_run_can_be_verified_and_measured(clean: CleanEnvironment, trained: 
 
 @pytest.mark.slow
 def test_it_learns(clean: CleanEnvironment, tmp_path: Path) -> None:
-    arguments = ("train", "relay", "--backend", "local", "--run-dir", tmp_path / "run", "-o", "training.steps=60")
+    arguments = ("train", "relay", "--backend", "local", "--run-dir", tmp_path / "run", "-o", "training.steps=40")
     clean.run("rllm-core", *arguments, OMP_NUM_THREADS="1")
     first, last = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["validation"]
-    assert first["solved"] < 0.1
-    assert last["solved"] > 0.5
+    assert first["solved"] < 0.05
+    assert last["solved"] > 0.2
