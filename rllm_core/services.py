@@ -30,7 +30,7 @@ class Services:
         if plugins is not None:
             self._plugins = plugins
         self._sandbox_name = sandbox
-        self._functions: list[ChildFunction] = []
+        self._functions: dict[tuple[str, Limits | None], ChildFunction] = {}
 
     @cached_property
     def _plugins(self) -> PluginManager:
@@ -64,10 +64,12 @@ class Services:
         """
         provided = self._plugins.select(providers.RewardFunction, name)
         self._plugins.load(provided)  # what is broken says so now, not in the first rollout
-        graded = ChildFunction(f"{__name__}:graded", limits)
-        self._functions.append(graded)
 
         async def reward(task: Task, text: str) -> float:
+            # Made when it is needed: a workflow may be opened again after it was closed.
+            graded = self._functions.get((name, limits))
+            if graded is None:
+                graded = self._functions[name, limits] = ChildFunction(f"{__name__}:graded", limits)
             value = await graded(provided.record.load, task.model_dump(mode="json"), text)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise ValueError(f"reward function {name!r} returned {value!r:.80}, not a finite number")
@@ -77,7 +79,7 @@ class Services:
 
     async def close(self) -> None:
         """End what was started. Called once, after the last rollout of a run."""
-        for function in self._functions:
+        for function in self._functions.values():
             function.close()
         self._functions.clear()
         if "sandbox" in vars(self):

@@ -20,6 +20,7 @@ from rllm_core.testing.backend_probe import BackendProbe, Outcome, Saved
 from rllm_core.testing.engines import ENGINE_CHECKS, prompts_of
 from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
 from rllm_core.testing.probe import Check, checked
+from rllm_core.testing.watch import child_processes
 from rllm_core.types import Floats, TrainingSample
 
 # Two ways to the same update may differ by this share of it: Adam makes steps of one length of gradients that are
@@ -126,10 +127,9 @@ def _held() -> dict[str, int]:
     """What a process can be seen to hold."""
     # The core times imports; those threads end by themselves.
     threads = [thread for thread in threading.enumerate() if not isinstance(thread, threading.Timer)]
-    files, tasks = Path("/dev/fd"), Path("/proc/self/task")
-    children = [word for path in tasks.glob("*/children") for word in path.read_text().split()]
+    files = Path("/dev/fd")
     open_files = len(list(files.iterdir())) if files.is_dir() else 0
-    return {"threads": len(threads), "child processes": len(children), "open files": open_files}
+    return {"threads": len(threads), "child processes": child_processes(), "open files": open_files}
 
 
 async def _capabilities(probe: BackendProbe) -> str:

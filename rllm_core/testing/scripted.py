@@ -14,9 +14,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
 from rllm_core.engine import Completer, RolloutEngine
@@ -30,6 +31,7 @@ from rllm_core.types import (
     SamplingParams,
     Step,
     Task,
+    TerminationReason,
     TokenIds,
     TokenInput,
     TokenOutput,
@@ -400,19 +402,12 @@ class ScriptedColocatedBackend(ScriptedBackend):
 
 
 class ScriptedWorkflowConfig(WorkflowConfig):
-    """``[say_yes]``.
+    """``[say_yes]``."""
 
-    Attributes:
-        tasks: Training tasks.
-        validation_tasks: Validation tasks.
-        turns: Times the model is asked.
-        wait_seconds: Seconds spent between turns.
-    """
-
-    tasks: int = 20
-    validation_tasks: int = 5
-    turns: int = 1
-    wait_seconds: float = 0.0
+    tasks: Annotated[int, Field(description="Training tasks.")] = 20
+    validation_tasks: Annotated[int, Field(description="Validation tasks.")] = 5
+    turns: Annotated[int, Field(description="Times the model is asked.")] = 1
+    wait_seconds: Annotated[float, Field(description="Seconds spent between turns.")] = 0.0
 
 
 class ScriptedWorkflow(Workflow):
@@ -440,4 +435,6 @@ class ScriptedWorkflow(Workflow):
             messages.append(step.response)
             steps.append(step)
         share = sum(step.text == "yes" for step in steps) / len(steps)
-        return self.episode(task, steps, reward=share, is_correct=share == 1)
+        is_cut_off = any(step.finish_reason is FinishReason.LENGTH for step in steps)
+        reason = TerminationReason.MAX_RESPONSE_TOKENS if is_cut_off else TerminationReason.DONE
+        return self.episode(task, steps, reward=share, is_correct=share == 1, termination_reason=reason)

@@ -348,10 +348,10 @@ TRACKER_CHECKS: dict[str, Callable[[_Subject], str]] = {
     "arrival": _arrival,
     "names": _names,
     "statuses": _statuses,
-    "nothing_logged": _nothing_logged,
+    "nothing logged": _nothing_logged,
     "resume": _resume,
     "killed": _killed,
-    "side_by_side": _side_by_side,
+    "side by side": _side_by_side,
     "secrets": _secrets,
     "locality": _locality,
 }

@@ -24,7 +24,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.training import checkpoint, launch
 from rllm_core.training.rollouts import RolloutRunner
 from rllm_core.training.tasks import spread
-from rllm_core.training.validation import play_all
+from rllm_core.training.validation import metric_means, play_all
 from rllm_core.workflow import Split, Workflow
 
 BOOTSTRAP_RESAMPLES = 2000
@@ -107,8 +107,8 @@ async def evaluate(
     """Play ``samples`` rollouts of every task.
 
     Returns:
-        JSON: ``workflow, split, tasks, rollouts_per_task, failed, reward_mean, pass_at_k``; the last a list of
-        ``{k, value, low, high}`` over the tasks with at least k rollouts that ended well.
+        JSON: ``workflow, split, tasks, rollouts_per_task, failed, reward_mean, pass_at_k, metrics``; of these,
+        ``pass_at_k`` is a list of ``{k, value, low, high}`` over the tasks with at least k rollouts that ended well.
 
     Raises:
         ConfigError: If there are no tasks.
@@ -150,6 +150,7 @@ async def evaluate(
         "failed": len(episodes) - len(finished),
         "reward_mean": float(np.mean([sum(t.total_reward for t in e.trajectories if t.trainable) for e in finished])),
         "pass_at_k": scores,
+        "metrics": metric_means(finished),
     }
 
 

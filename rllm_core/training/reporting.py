@@ -22,6 +22,7 @@ from rllm_core.training.validation import ValidationResult
 from rllm_core.types import Episode, FinishReason, TrainingSample, Trajectory
 
 LENGTH = FinishReason.LENGTH
+WORKFLOW = "workflow"  # what metrics begin with that a workflow has put into its episodes
 
 
 class Reporter:
@@ -110,6 +111,11 @@ class Reporter:
             record(f"segment_breaks/{reason}", count)
         record("control_tokens_in_text", sum(s.control_tokens for t in trajectories for s in t.steps))
         record("truncated_share", *(any(s.finish_reason is LENGTH for s in t.steps) for t in trajectories))
+        for item in consumed:
+            for episode in item.episodes:
+                for name, value in episode.metrics.items():
+                    self.metrics.declare(f"{WORKFLOW}/{name}", "mean")
+                    record(f"{WORKFLOW}/{name}", value)
         record("sampled_tokens", sum(sample.sampled_tokens for sample in samples))
         if samples:
             record("distinct_samples_share", len({s.token_ids.tobytes() for s in samples}) / len(samples))
@@ -179,7 +185,9 @@ class Reporter:
         self._keep(result.step, episodes)
         self.run_dir.flush()
         self.progress.validated(result)
-        metrics = {key: float(value) for key, value in result.to_dict().items() if value is not None}
+        fields = result.to_dict()
+        fields |= {f"{WORKFLOW}/{name}": value for name, value in fields.pop("metrics").items()}
+        metrics = {key: float(value) for key, value in fields.items() if value is not None}
         self.trackers.log(result.step, {f"validation/{key}": value for key, value in metrics.items()})
         return metrics
 

@@ -160,7 +160,9 @@ class RunDir:
 
     def _continue(self, config: RunConfig) -> None:
         before = tomllib.loads((self.path / "run.toml").read_text(encoding="utf-8"))
-        changed = _changed_keys(before, tomllib.loads(to_toml(config.to_tables())))
+        changed = _changed_keys(
+            before, tomllib.loads(to_toml(config.to_tables())), ignored=_of_trackers(before, config)
+        )
         if changed:
             raise ConfigError(
                 f"run folder {self.path} was made with another run file; these differ: {', '.join(changed)}. "
@@ -182,9 +184,17 @@ class RunDir:
                 raise RunError(f"run folder {self.path} cannot be resumed: {error}") from error
 
 
-def _changed_keys(before: dict[str, Any], now: dict[str, Any], path: tuple[str, ...] = ()) -> list[str]:
+def _of_trackers(before: dict[str, Any], config: RunConfig) -> frozenset[str]:
+    """The sections of trackers then and now: which there are may change, and how they are set with it."""
+    trackers = {*before.get("training", {}).get("trackers", ()), *config.training.trackers}
+    return frozenset(trackers - {config.workflow, config.backend, config.parser})
+
+
+def _changed_keys(
+    before: dict[str, Any], now: dict[str, Any], path: tuple[str, ...] = (), *, ignored: frozenset[str] = frozenset()
+) -> list[str]:
     changed = []
-    for key in sorted(before.keys() | now.keys()):
+    for key in sorted((before.keys() | now.keys()) - ignored):
         old, new, here = before.get(key), now.get(key), (*path, key)
         if isinstance(old, dict) or isinstance(new, dict):
             changed += _changed_keys(old or {}, new or {}, here)

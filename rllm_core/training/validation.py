@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,7 @@ class ValidationResult:
         reward_mean: Mean total reward, None if nothing ended well or there are no rewards.
         solved: Share with ``is_correct``, None if the workflow has no such notion.
         nll_per_token: Mean negative log-likelihood, in nats, of the tokens that others wrote; None if there are none.
+        metrics: Means of the workflow's own, `rllm_core.types.Episode.metrics`, each over the rollouts that have it.
     """
 
     step: int
@@ -37,8 +40,9 @@ class ValidationResult:
     reward_mean: float | None
     solved: float | None
     nll_per_token: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, float | int | None]:
+    def to_dict(self) -> dict[str, Any]:
         """As it stands in ``summary.json``."""
         return dict(self.__dict__)
 
@@ -82,6 +86,15 @@ def nll_per_token(logprobs: Sequence[Floats]) -> float | None:
     return -math.fsum(float(array.sum(dtype=np.float64)) for array in logprobs) / tokens if tokens else None
 
 
+def metric_means(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The workflow's own metrics, sorted by name, each averaged over the episodes that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        for name, value in episode.metrics.items():
+            values[name].append(value)
+    return {name: math.fsum(found) / len(found) for name, found in sorted(values.items())}
+
+
 def summarise(
     episodes: Sequence[Episode], *, step: int, weight_version: int, nll: float | None = None
 ) -> ValidationResult:
@@ -97,4 +110,5 @@ def summarise(
         reward_mean=sum(rewards) / len(rewards) if rewards else None,
         solved=sum(judged) / len(judged) if judged else None,
         nll_per_token=nll,
+        metrics=metric_means(finished),
     )

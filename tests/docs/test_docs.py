@@ -22,7 +22,7 @@ from rllm_core.config import load_run_config
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 README = Page(ROOT / "README.md")
-WORKFLOWS = ("sort", "guess", "calculator", "countdown")
+WORKFLOWS = ("sort", "guess", "calculator", "countdown", "math")
 RESOLVED = ("train", "eval")
 
 

@@ -199,11 +199,11 @@ LIARS: dict[str, tuple[type[Notebook] | Callable[[], Any], str, str]] = {
     "hanging": (Hanging, "arrival", "log(0, ...): it was not done 1 s after the end"),
     "hanging at the end": (HangingAtTheEnd, "arrival", "finish('completed'): it was not done"),
     "one status": (KnowingOneStatus, "statuses", "finish('interrupted'): KeyError: 'interrupted'"),
-    "needing metrics": (NeedingMetrics, "nothing_logged", "finish('completed'): AttributeError"),
+    "needing metrics": (NeedingMetrics, "nothing logged", "finish('completed'): AttributeError"),
     "starting again": (StartingAgain, "resume", "was logged as"),
     "refusing": (RefusingEarlierSteps, "resume", "log(4, ...): ValueError: step 4 is in the past"),
     "locking": (Locking, "killed", "start: FileExistsError"),
-    "sharing": (Sharing, "side_by_side", "was logged"),
+    "sharing": (Sharing, "side by side", "was logged"),
     "telling secrets": (TellingSecrets, "secrets", "a SecretStr of the run file stands in"),
     "writing elsewhere": (WritingElsewhere, "locality", "elsewhere.txt, outside"),
 }

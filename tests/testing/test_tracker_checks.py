@@ -33,7 +33,7 @@ def test_an_honest_tracker_passes(tmp_path: Path) -> None:
 def test_a_tracker_may_refuse_a_second_run_in_one_process(tmp_path: Path) -> None:
     details = {result.name: result for result in check_tracker(OneAtATime, tmp_path, read=read)}
     assert [result for result in details.values() if result.outcome == "failed"] == []
-    assert details["side_by_side"].detail == "it refuses a second run in one process"
+    assert details["side by side"].detail == "it refuses a second run in one process"
 
 
 def test_without_a_reader_and_a_promise_less_is_checked(tmp_path: Path) -> None:

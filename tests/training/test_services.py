@@ -88,6 +88,13 @@ def test_true_and_false_are_one_and_zero(services: Services) -> None:
     assert closed(services, both()) == [1.0, 0.0]
 
 
+def test_services_work_again_after_they_were_closed(services: Services) -> None:
+    length = services.reward_function("length")
+    for _ in range(2):
+        assert closed(services, length(Task(task_id="t", data={"longest": 4}), "abcd")) == 1.0
+        assert closed(services, services.sandbox.run_python("print(1)")).stdout == "1\n"
+
+
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
