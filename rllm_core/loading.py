@@ -18,12 +18,14 @@ import pluggy
 
 from rllm_core import API_VERSION, __version__, hookspecs
 from rllm_core.errors import ApiVersionError, PluginError
+from rllm_core.foreign import Overran, ended_within, printable, streams_kept
 from rllm_core.providers import KINDS, Command, Provider
 
 ProviderT = TypeVar("ProviderT", bound=Provider)
 
 DECLARED_API_VERSION = "RLLM_CORE_API"
 SLOW_IMPORT_SECONDS = 30.0
+PLUGIN_DEADLINE_SECONDS = 120.0
 
 _API_VERSION_PATTERN = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 
@@ -70,7 +72,7 @@ class LoadedHooks:
             BaseException: Whatever is wrong with the plugin; then nothing of it is registered.
         """
         try:
-            with self.foreign_code(described):
+            with self.foreign_code(described), ended_within(PLUGIN_DEADLINE_SECONDS):
                 plugin = load()
                 check_api_version(getattr(plugin, DECLARED_API_VERSION, None))
                 self._pluggy.register(plugin, name)
@@ -107,7 +109,7 @@ class LoadedHooks:
         timer.daemon = True
         timer.start()
         try:
-            with contextlib.redirect_stdout(sys.stderr):
+            with streams_kept():
                 yield
         finally:
             timer.cancel()
@@ -191,8 +193,11 @@ def suggest(name: str, known: Collection[str]) -> str:
 
 def one_line(error: BaseException) -> str:
     """An exception as one line of text."""
-    text = " ".join(str(error).split())
-    if isinstance(error, PluginError):
+    try:
+        text = printable(str(error))
+    except Exception as mute:  # it is foreign code that says what is wrong
+        text = f"its text cannot be had: {type(mute).__name__}"
+    if isinstance(error, PluginError | Overran):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -41,8 +41,8 @@ class Provider:
         for path in (self.load, self.config):
             if path is not None and (not isinstance(path, str) or not PATH_PATTERN.fullmatch(path)):
                 raise ValueError(f"{self.kind} {self.name!r}: {path!r} is not of the form 'package.module:Name'")
-        if not isinstance(self.summary, str) or "\n" in self.summary:
-            raise ValueError(f"{self.kind} {self.name!r}: its summary must be one line")
+        if not isinstance(self.summary, str) or not self.summary.isprintable():
+            raise ValueError(f"{self.kind} {self.name!r}: its summary must be one line of printable text")
 
 
 @dataclass(frozen=True, kw_only=True)

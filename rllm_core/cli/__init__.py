@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,6 +18,7 @@ from click.shell_completion import CompletionItem
 
 from rllm_core import __version__
 from rllm_core.errors import PluginError, UserError
+from rllm_core.foreign import printable
 from rllm_core.providers import Command
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ CORE_COMMANDS = {
 }
 
 ALL_PLUGINS = "*"
+EXIT_SECONDS = 60.0
 
 
 class Session:
@@ -180,10 +183,12 @@ def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -
 
 
 def _set_no_plugins(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    from rllm_core.discovery import split_names
+    from rllm_core.discovery import NO_PLUGINS_VARIABLE, split_names
 
     if value is not None:
         session(context).no_plugins = True if value == ALL_PLUGINS else split_names(value)
+        # Processes that the command starts are to see the same plugins.
+        os.environ[NO_PLUGINS_VARIABLE] = ",".join(filter(None, [os.environ.get(NO_PLUGINS_VARIABLE), value]))
 
 
 def no_plugins_option(command: Any) -> Any:
@@ -214,7 +219,15 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     Args:
         args: Instead of ``sys.argv[1:]``.
     """
-    current = Session()
+    try:
+        _run(Session(), args)
+    except SystemExit as leaving:
+        if args is None:  # otherwise it is somebody else's process
+            _end_in_time(leaving.code if isinstance(leaving.code, int) else 1)
+        raise
+
+
+def _run(current: Session, args: Sequence[str] | None) -> NoReturn:
     try:
         cli.main(args=None if args is None else list(args), prog_name="rllm-core", obj=current)
     except SystemExit as leaving:  # click's own way out
@@ -229,7 +242,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         if current.verbose:
             raise
-        what = " ".join(f"{type(error).__name__}: {error}".split())
+        what = printable(f"{type(error).__name__}: {error}")
         click.echo(f"error: {what} (run rllm-core -v ... for the traceback)", err=True)
         _leave(current, 1)
     _leave(current, 0)
@@ -241,3 +254,18 @@ def _leave(current: Session, exit_code: int) -> NoReturn:
         sys.stderr.flush()
         os._exit(exit_code)
     sys.exit(exit_code)
+
+
+def _end_in_time(exit_code: int) -> None:
+    """See to it that threads and exit handlers of plugins do not keep the process for ever."""
+
+    def give_up() -> None:
+        kept_by = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
+        names = ", ".join(name for name in kept_by if name != threading.main_thread().name) or "exit handlers"
+        click.echo(f"after {EXIT_SECONDS:g} s still running, and ended: {printable(names)}", err=True)
+        os._exit(exit_code)
+
+    sys.stdout.flush()
+    timer = threading.Timer(EXIT_SECONDS, give_up)
+    timer.daemon = True
+    timer.start()

@@ -24,7 +24,7 @@ from rllm_core.backend import BackendProtocol
 from rllm_core.config import RunConfig
 from rllm_core.distillation.opening import open_teacher
 from rllm_core.engine import RolloutEngine
-from rllm_core.errors import ConfigError, RunError, StallError
+from rllm_core.errors import ConfigError, PluginError, RunError, StallError
 from rllm_core.observers import Observers
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
@@ -120,7 +120,13 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
 
 def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
     """The workflow of a run file, with its own section."""
-    workflow_class: type[Workflow] = plugins.load(plugins.select(providers.Workflow, config.workflow))
+    provided = plugins.select(providers.Workflow, config.workflow)
+    workflow_class: type[Workflow] = plugins.load(provided)
+    if not isinstance(workflow_class, type) or not issubclass(workflow_class, Workflow):
+        raise PluginError(
+            f"workflow {provided.record.name!r} ({provided.plugin.label}): {provided.record.load} is no subclass of "
+            "rllm_core.workflow.Workflow"
+        )
     plugins.select(providers.Sandbox, config.rollout.sandbox)
     workflow = workflow_class(config.plugins.get(config.workflow))
     workflow.services = Services(plugins, config.rollout.sandbox)

@@ -14,6 +14,8 @@ import pytest
 from rllm_core.discovery import Candidate, Settings, find_plugins
 from rllm_core.plugins import PluginManager
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 PACKAGES = Path(__file__).parent.parent / "packages"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 

@@ -68,7 +68,8 @@ def test_a_backend_that_hangs_is_given_up(rllm_core: Run) -> None:
         "backends", "--json", "--deadline-seconds", "1.5", packages=("rllm-hanging",), RLLM_PLUGINS="hanging"
     )
     [row] = json.loads(run.stdout)
-    assert (row["status"], row["error"]) == ("broken", "its import did not end within 1.5 s")
+    assert row["status"] == "broken"
+    assert row["error"].startswith("its import did not end within 1.5 s")
 
 
 def test_a_first_party_backend_whose_plugin_is_broken_is_still_a_row(rllm_core: Run, tmp_path: Path) -> None:

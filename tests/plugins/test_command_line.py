@@ -97,7 +97,8 @@ def test_load_gives_up_on_an_import_that_never_ends(rllm_core: Run) -> None:
     assert time.monotonic() - start < 30
     assert run.returncode == 0, run.stderr
     row = rows(run)["rllm-endless/endless"]
-    assert (row["status"], row["error"]) == ("broken", "its import did not end within 1.5 s")
+    assert row["status"] == "broken"
+    assert row["error"].startswith("its import did not end within 1.5 s")
 
 
 def test_strict_mode_fails_the_listing_but_prints_it(rllm_core: Run) -> None:
