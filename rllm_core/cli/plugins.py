@@ -50,7 +50,7 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
             [[*_identity(row), row["value"], _note(row)] for row in rows],
         )
     else:
-        click.echo("no plugins are installed; for a first run: pip install rllm-local rllm-workflows", err=True)
+        click.echo("no plugins are installed; for a first run: pip install rllm-local rllm-renderers rllm-workflows", err=True)
     _fail_if_strict(context, manager, rows)
 
 
