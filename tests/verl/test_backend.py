@@ -23,6 +23,7 @@ from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
+from rllm_core.providers import KINDS
 from rllm_core.training import launch
 from rllm_core.types import Floats, MediaChunk, SamplingParams, TokenIds, TokenOutput, TrainingSample, token_ids
 
@@ -246,13 +247,24 @@ def test_servers_that_did_not_get_the_weights_end_the_run(session: Session, monk
 
 
 def test_workers_see_the_plugins_of_this_process(session: Session) -> None:
+    def seen(plugins: PluginManager) -> dict[str, list[str]]:
+        """Every plugin with its version and state, and every record that can be selected."""
+        records = [
+            f"{kind.kind} {name}: {provided.record} of {provided.plugin.label}"
+            for kind in KINDS
+            for name, provided in plugins.providers(kind).items()
+        ]
+        return {"records": records, "plugins": [str(info.to_json()) for info in plugins.plugins()]}
+
     @ray.remote
-    def seen() -> list[str]:
+    def seen_there() -> dict[str, list[str]]:
         from rllm_verl.worker_process import plugins
 
-        return [plugin.label for plugin in plugins.plugins()]
+        return seen(plugins)
 
-    assert ray.get(seen.remote()) == [plugin.label for plugin in PluginManager.from_environment().plugins()]
+    here = seen(PluginManager.from_environment())
+    assert any("backend verl" in record for record in here["records"])
+    assert ray.get(seen_there.remote()) == here
 
 
 def processes(name: str) -> list[psutil.Process]:

@@ -30,7 +30,16 @@ MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
 ALWAYS = {"VLLM_DISABLE_COMPILE_CACHE": "1", "TOKENIZERS_PARALLELISM": "false"}
 WHEN_SEPARATED = {"NCCL_CUMEM_ENABLE": "0"}
 # What workers on other machines get from this process, by name or by how the name begins; never a key.
-FORWARDED = ("RLLM_PLUGINS", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE")
+FORWARDED = (
+    "RLLM_PLUGINS",
+    "RLLM_NO_PLUGINS",
+    "RLLM_CONFIG_DIR",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "HF_ENDPOINT",
+    "OMP_NUM_THREADS",
+    "TORCHDYNAMO_DISABLE",
+)
 FORWARDED_PREFIXES = ("VERL_", "VLLM_", "NCCL_", "GLOO_", "TORCH_NCCL_")
 KEY_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")  # VLLM_API_KEY
 # Ray asks for CPUs per device; a machine that runs this alone need not have them.
