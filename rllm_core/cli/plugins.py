@@ -50,7 +50,8 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
             [[*_identity(row), row["value"], _note(row)] for row in rows],
         )
     else:
-        click.echo("no plugins are installed; for a first run: pip install rllm-local rllm-renderers rllm-workflows", err=True)
+        first = "pip install rllm-local rllm-renderers rllm-workflows"
+        click.echo(f"no plugins are installed; for a first run: {first}", err=True)
     _fail_if_strict(context, manager, rows)
 
 

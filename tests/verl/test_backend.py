@@ -16,7 +16,7 @@ import pytest
 import ray
 from rllm_verl.backend import VerlBackend
 from rllm_verl.engine import VerlEngine
-from runs import SEPARATED, command_line, run_config
+from verl_runs import SEPARATED, command_line, run_config
 
 from rllm_core.backend import OptimizerStep, PolicyUpdate
 from rllm_core.engine import EngineError

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from rllm_verl.backend import VerlBackend
-from runs import run_config
+from verl_runs import run_config
 
 from rllm_core.plugins import PluginManager
 from rllm_core.testing import check_backend

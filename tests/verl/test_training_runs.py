@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from runs import ASYNCHRONOUS, Run, verify
+from verl_runs import ASYNCHRONOUS, Run, verify
 
 RAY = Path(sys.executable).with_name("ray")
 GREATEST_GAP = 1e-5
