@@ -44,12 +44,14 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 PIP_QUIETLY := -q --disable-pip-version-check
 # For tests that wait more than they compute, for a server that each process starts for itself.
 IN_TWO_PROCESSES := -n 2 --dist worksteal
+# For files whose tests share what is slow to make, in the order that they are named: those that take longest go first.
+BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-serve \
-	docs-reference clean test-tinker-cookbook test-tinker-038 tinker-seeds verl-seeds $(TEST_LANES)
+	docs-reference clean test-tinker-cookbook test-tinker-038 tinker-seeds verl-seeds workflow-seeds $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; the last line is the run folder"
@@ -65,6 +67,7 @@ help:
 	@echo "make tinker-env      the environment with the Tinker SDK (0.5 GB)"
 	@echo "make tinker-server   the environment of the Tinker server on this machine, and its model (2.5 GB)"
 	@echo "make tinker-seeds    that training through the Tinker server learns on further seeds; not a part of make test"
+	@echo "make workflow-seeds  that workflow solver_judge learns both of its roles; not a part of make test"
 	@echo "make docs            build the documentation into build/site; build/site/index.html is the first page"
 	@echo "make docs-serve      show it on this machine while it is being written"
 	@echo "make docs-reference  write the generated parts of docs/ from the code"
@@ -79,10 +82,13 @@ starter-model: $(VENV)/.installed
 test: lint $(TEST_LANES)
 
 test-core: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile tests plugins/rllm-local $(PACKAGE_TESTS:%=--ignore=%)
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) plugins/rllm-local tests $(PACKAGE_TESTS:%=--ignore=%)
 
 test-packages: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n 2 --dist loadfile $(PACKAGE_TESTS)
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(PACKAGE_TESTS)
+
+workflow-seeds: $(VENV)/.installed
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -m by_hand -rA plugins/rllm-workflows
 
 test-verl: $(VERL)/.installed
 	@$(TEST_ENVIRONMENT) $(VERL)/bin/pytest -c tests/verl/pytest.ini -m "not slow" tests/verl

@@ -72,11 +72,15 @@ EXIT_SECONDS = 60.0
 class Session:
     """What the global options say, and the plugins as far as a command needs them.
 
+    Args:
+        owns_process: Whether the process is there for the command, and ends with it.
+
     Attributes:
         has_hung_threads: Whether the command left something behind that would keep the process from ending.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, owns_process: bool = False) -> None:
+        self.owns_process = owns_process
         self.verbose = False
         self.has_hung_threads = False
         self.no_plugins: bool | frozenset[str] = False
@@ -187,8 +191,8 @@ def _set_no_plugins(context: click.Context, option: click.Parameter, value: str 
 
     if value is not None:
         session(context).no_plugins = True if value == ALL_PLUGINS else split_names(value)
-        # Processes that the command starts are to see the same plugins.
-        os.environ[NO_PLUGINS_VARIABLE] = ",".join(filter(None, [os.environ.get(NO_PLUGINS_VARIABLE), value]))
+        if session(context).owns_process:  # those that it starts are to see the same plugins
+            os.environ[NO_PLUGINS_VARIABLE] = ",".join(filter(None, [os.environ.get(NO_PLUGINS_VARIABLE), value]))
 
 
 def no_plugins_option(command: Any) -> Any:
@@ -219,10 +223,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     Args:
         args: Instead of ``sys.argv[1:]``.
     """
+    current = Session(owns_process=args is None)
     try:
-        _run(Session(), args)
+        _run(current, args)
     except SystemExit as leaving:
-        if args is None:  # otherwise it is somebody else's process
+        if current.owns_process:
             _end_in_time(leaving.code if isinstance(leaving.code, int) else 1)
         raise
 

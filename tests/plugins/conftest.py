@@ -14,7 +14,7 @@ import pytest
 from rllm_core.discovery import Candidate, Settings, find_plugins
 from rllm_core.plugins import PluginManager
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).with_name("support")))
 
 PACKAGES = Path(__file__).parent.parent / "packages"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]

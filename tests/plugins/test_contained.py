@@ -183,7 +183,8 @@ def test_what_is_left_out_by_an_option_is_left_out_in_workers(
 ) -> None:
     code = (
         "import subprocess, sys\nfrom rllm_core import cli\n"
-        "try:\n    cli.main(['--no-plugins=good', 'plugins', '--json'])\nexcept SystemExit:\n    pass\n"
+        "sys.argv = ['rllm-core', '--no-plugins=good', 'plugins', '--json']\n"
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
         "sys.stdout.flush()\nprint('---', flush=True)\n"
         "subprocess.run([sys.executable, '-m', 'rllm_core', 'plugins', '--json'], check=True)"
     )

@@ -57,7 +57,7 @@ def test_what_is_wrong_with_a_row_is_known_before_anything_is_allocated(tmp_path
 
 @pytest.mark.slow
 def test_the_starter_model_learns_to_sort_from_rows(tmp_path):
-    """At most 10 % of held-out rows are solved at first, as by chance, and at least 80 % at last."""
+    """At most 10 % of held-out rows are solved at first, as by chance, and at least half after 80 steps."""
     words = ["".join(letters) for letters in itertools.product("abcdefgh", repeat=4)]
     rows = {False: [], True: []}
     for word in words:
@@ -66,7 +66,7 @@ def test_the_starter_model_learns_to_sort_from_rows(tmp_path):
     overrides = {
         "dataset.train_file": write(tmp_path / "train.jsonl", rows[False]),
         "dataset.validation_file": write(tmp_path / "validation.jsonl", rows[True]),
-        "training.steps": 250,
+        "training.steps": 80,
         "training.rollouts_per_group": 16,
         "rollout.max_response_tokens": 6,
         "algorithm.entropy_coefficient": 0.002,
@@ -78,5 +78,5 @@ def test_the_starter_model_learns_to_sort_from_rows(tmp_path):
     summary = json.loads((run_dir / "summary.json").read_text())
     first, last = summary["validation"][0], summary["validation"][-1]
     assert first["solved"] <= 0.1
-    assert last["solved"] >= 0.8
+    assert last["solved"] >= 0.5
     assert summary["books"]["failed"] == 0
