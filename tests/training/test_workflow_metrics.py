@@ -1,0 +1,88 @@
+"""What a workflow puts into `Episode.metrics` is averaged, in training, in validations and in evaluations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import rllm_core.testing.plugin
+from rllm_core import hookimpl
+from rllm_core.config import load_run_config
+from rllm_core.plugins import PluginManager
+from rllm_core.providers import Tracker as TrackerRecord
+from rllm_core.testing import scripted
+from rllm_core.training import evaluation, launch
+from rllm_core.training.progress import Progress
+from rllm_core.training.trackers import Tracker
+from rllm_core.types import Task
+
+
+class Measured(scripted.ScriptedWorkflow):
+    """Every episode has the number of its task, and those of even tasks have another metric, too."""
+
+    async def run(self, task: Task, completer: Any) -> Any:
+        episode = await super().run(task, completer)
+        number = task.data["number"]
+        metrics = {"number": float(number)} | ({"even": 4.0} if number % 2 == 0 else {})
+        return episode.model_copy(update={"metrics": metrics})
+
+
+class Collecting(Tracker):
+    name: ClassVar[str] = "collecting"
+    logged: ClassVar[list[tuple[int, dict[str, float]]]] = []
+
+    def start(self, config: Any, run_dir: str) -> None:
+        self.logged.clear()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.logged.append((step, dict(metrics)))
+
+    def finish(self, status: str) -> None:
+        pass
+
+
+class Plugin:
+    @hookimpl
+    def trackers(self) -> list[TrackerRecord]:
+        return [TrackerRecord(name="collecting", load="rllm_core.testing:Collecting", summary="Collects.")]
+
+
+@pytest.fixture
+def assembly(monkeypatch: pytest.MonkeyPatch) -> launch.Assembly:
+    monkeypatch.setattr(scripted, "ScriptedWorkflow", Measured)
+    monkeypatch.setattr(rllm_core.testing, "Collecting", Collecting, raising=False)
+    plugins = PluginManager.from_environment(no_plugins=True)
+    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(Plugin(), "collecting")
+    small = ("training.steps=2", "training.groups_per_step=4", "training.rollouts_per_group=2", "say_yes.tasks=4",
+             "training.validation_rollouts=10", "training.trackers=['collecting']")  # fmt: skip
+    return launch.assemble(load_run_config("say_yes", plugins, overrides=small, backend="scripted"), plugins)
+
+
+def test_of_training_and_validation(assembly: launch.Assembly, tmp_path: Path) -> None:
+    asyncio.run(launch.train(assembly, tmp_path / "run", resume=False, progress=Progress()))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["workflow/number"] for row in rows] == [1.5, 1.5], "the mean of tasks 0 to 3"
+    assert [row["workflow/even"] for row in rows] == [4.0, 4.0], "of those that have it, and of no others"
+    validations = json.loads((tmp_path / "run" / "summary.json").read_text())["validation"]
+    assert [validation["metrics"] for validation in validations] == [{"even": 4.0, "number": 2.0}] * 2
+    logged = [metrics["validation/workflow/number"] for _, metrics in Collecting.logged if "validation/step" in metrics]
+    assert logged == [2.0, 2.0]
+    assert [metrics["workflow/number"] for _, metrics in Collecting.logged if "workflow/number" in metrics] == [1.5] * 2
+
+
+def test_of_an_evaluation(assembly: launch.Assembly) -> None:
+    opening = evaluation.engine_of_backend(assembly, None)
+    result = asyncio.run(
+        evaluation.evaluate(
+            assembly.config, assembly.plugins, assembly.workflow, opening,
+            split="validation", task_limit=3, samples=2, ks=(1,),
+        )
+    )  # fmt: skip
+    assert set(result["metrics"]) == {"even", "number"}
+    assert result["metrics"]["even"] == 4.0
