@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from rllm_core.cli import main
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 RUN_FILE = """
 workflow = "sort"
@@ -32,6 +38,31 @@ def rllm_core(*arguments: str, cwd: Path, plugins: str | None = None) -> subproc
         text=True,
         timeout=120,
     )
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command line in this process, for what imports torch every time it has a process of its own."""
+    for name in [name for name in os.environ if name.startswith("RLLM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RLLM_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        said = capsys.readouterr()
+        logged = "".join(f"{record.getMessage()}\n" for record in caplog.records if record.levelno >= logging.WARNING)
+        code = ended.value.code
+        assert isinstance(code, int)
+        return subprocess.CompletedProcess(arguments, code, said.out, logged + said.err)
+
+    return run
 
 
 def refused(result: subprocess.CompletedProcess[str], *expected: str, code: int = 2) -> None:
@@ -86,8 +117,10 @@ def test_one_line_says_what_is_wrong_and_what_is_allowed(
         (["eval", "sort", "--checkpoint", "nowhere"], ["neither a complete checkpoint nor a run folder"]),
     ],
 )  # fmt: skip
-def test_what_the_backend_refuses_is_one_line_too(arguments: list[str], expected: list[str], tmp_path: Path) -> None:
-    refused(rllm_core(*arguments, cwd=tmp_path), *expected)
+def test_what_the_backend_refuses_is_one_line_too(
+    here: Run, arguments: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    refused(here(*arguments), *expected)
     assert not (tmp_path / "runs").exists(), "nothing was begun"
 
 
@@ -104,9 +137,11 @@ def test_what_the_backend_refuses_is_one_line_too(arguments: list[str], expected
         (["name=dr_grpo", "estimator_options.discount=0.5"], ["option of 'return_to_go'", "name = 'dr_grpo'"]),
     ],
 )  # fmt: skip
-def test_a_dry_run_finds_slips_in_the_algorithm(overrides: list[str], expected: list[str], tmp_path: Path) -> None:
+def test_a_dry_run_finds_slips_in_the_algorithm(
+    here: Run, overrides: list[str], expected: list[str], tmp_path: Path
+) -> None:
     options = [word for override in overrides for word in ("-o", f"algorithm.{override}")]
-    refused(rllm_core("train", "sort", "--dry-run", *options, cwd=tmp_path), *expected)
+    refused(here("train", "sort", "--dry-run", *options), *expected)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -127,24 +162,24 @@ def test_a_wrong_run_file(text: str, expected: list[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_dataset_row_without_its_fields(tmp_path: Path) -> None:
+def test_a_dataset_row_without_its_fields(here: Run, tmp_path: Path) -> None:
     row = {"question": "?", "target": 3, "nums": [1, 2], "ground_truth": "1 + 2"}
     rows = [row, {key: value for key, value in row.items() if key != "target"}]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     override = 'countdown.train_file="tasks.jsonl"'
-    refused(rllm_core("train", "countdown", "-o", override, "--dry-run", cwd=tmp_path), "tasks.jsonl:2", "target")
+    refused(here("train", "countdown", "-o", override, "--dry-run"), "tasks.jsonl:2", "target")
 
 
 @pytest.mark.slow
-def test_run_folders_that_cannot_be_used(tmp_path: Path) -> None:
+def test_run_folders_that_cannot_be_used(here: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here is a file")
-    refused(rllm_core("train", "sort", "--run-dir", "file/run", cwd=tmp_path), "file/run cannot be written")
+    refused(here("train", "sort", "--run-dir", "file/run"), "file/run cannot be written")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("precious")
-    refused(rllm_core("train", "sort", "--run-dir", "other", cwd=tmp_path), "other is not empty and holds no run")
+    refused(here("train", "sort", "--run-dir", "other"), "other is not empty and holds no run")
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
-    refused(rllm_core("train", "sort", "--run-dir", "new", "--resume", cwd=tmp_path), "new holds no run to resume")
-    refused(rllm_core("train", "--run-dir", "new", "--resume", cwd=tmp_path), "new holds no run to resume")
+    refused(here("train", "sort", "--run-dir", "new", "--resume"), "new holds no run to resume")
+    refused(here("train", "--run-dir", "new", "--resume"), "new holds no run to resume")
 
 
 def test_a_disabled_plugin_says_who_disabled_it(tmp_path: Path) -> None:
@@ -159,15 +194,15 @@ def test_tracebacks_only_when_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_dry_run_prints_the_resolved_file_and_allocates_nothing(tmp_path: Path) -> None:
+def test_dry_run_prints_the_resolved_file_and_allocates_nothing(here: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN_FILE)
-    result = rllm_core("train", "run.toml", "--dry-run", "-o", "training.groups_per_step=4", cwd=tmp_path)
+    result = here("train", "run.toml", "--dry-run", "-o", "training.groups_per_step=4")
     assert result.returncode == 0, result.stderr
     assert 'workflow = "sort"' in result.stdout
     assert "groups_per_step = 4" in result.stdout
     assert "# rollouts_per_step = 64" in result.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml"]
-    as_json = rllm_core("train", "run.toml", "--dry-run", "--json", cwd=tmp_path)
+    as_json = here("train", "run.toml", "--dry-run", "--json")
     assert json.loads(as_json.stdout)["derived"]["optimizer_steps"] == 1
-    hub = rllm_core("train", "run.toml", "--dry-run", "-o", "model.path=owner/model", cwd=tmp_path)
+    hub = here("train", "run.toml", "--dry-run", "-o", "model.path=owner/model")
     assert "# not checked: model.path = 'owner/model'" in hub.stdout
