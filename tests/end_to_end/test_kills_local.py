@@ -46,7 +46,10 @@ for line in sys.stdin:
     if request["seconds"] is not None:
         time.sleep(request["seconds"])
         for path in os.listdir(f"/proc/{child}/task"):
-            started += open(f"/proc/{child}/task/{path}/children").read().split()
+            try:
+                started += open(f"/proc/{child}/task/{path}/children").read().split()
+            except FileNotFoundError:
+                pass  # the thread has ended since it was listed
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     answer = {"code": os.waitstatus_to_exitcode(status), "children": [int(pid) for pid in started]}
