@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 from rllm_core.discovery import Candidate, Settings, installed_plugins
 from rllm_core.errors import PluginError
 from rllm_core.loading import HookImplementation, LoadedHooks, one_line, suggest
-from rllm_core.providers import Backend, Engine, Parser, Provider, RewardFunction, Tracker, Workflow
+from rllm_core.providers import Backend, Engine, Parser, Provider, RewardFunction, Tracker, Workflow, resolve
 
 __all__ = ["PluginError", "PluginInfo", "PluginManager", "Provided", "Status"]
 
@@ -257,12 +257,9 @@ class PluginManager:
             PluginError: If it cannot be imported; the cause is chained, the message has the pip command.
         """
         target = path if path is not None else provided.record.load
-        module_name, _, attributes = target.partition(":")
         try:
             with self._loaded.foreign_code(target):
-                found: Any = importlib.import_module(module_name)
-                for attribute in attributes.split("."):
-                    found = getattr(found, attribute)
+                return resolve(target)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -270,7 +267,6 @@ class PluginManager:
                 f"{provided.record.kind} {provided.record.name!r} ({provided.plugin.label}) cannot be loaded from "
                 f"{target}: {one_line(error)}{self._how_to_mend(provided.plugin, error)}"
             ) from error
-        return found
 
     def register(self, plugin: object, name: str) -> None:
         """Add a plugin that is not installed: an object or module with hook implementations.

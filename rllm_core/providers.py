@@ -6,12 +6,22 @@ selected, never when it is listed.
 
 from __future__ import annotations
 
+import importlib
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 PATH_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def resolve(path: str) -> Any:
+    """Import what a dotted path, ``"package.module:Name"``, points at."""
+    module_name, _, attributes = path.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for attribute in attributes.split("."):
+        found = getattr(found, attribute)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

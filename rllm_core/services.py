@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Awaitable, Callable
 from functools import cached_property
@@ -89,9 +88,5 @@ class Services:
 
 def graded(path: str, task: dict[str, Any], text: str) -> Any:
     """In the child: call the reward function at ``path``."""
-    module, _, attributes = path.partition(":")
-    function: Any = importlib.import_module(module)
-    for attribute in attributes.split("."):
-        function = getattr(function, attribute)
-    value = function(Task.model_validate(task), text)
+    value = providers.resolve(path)(Task.model_validate(task), text)
     return float(value) if isinstance(value, bool) else value

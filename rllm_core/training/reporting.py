@@ -18,7 +18,7 @@ from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import RolloutKey
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.trackers import Trackers
-from rllm_core.training.validation import ValidationResult
+from rllm_core.training.validation import ValidationResult, metric_means
 from rllm_core.types import Episode, FinishReason, TrainingSample, Trajectory
 
 LENGTH = FinishReason.LENGTH
@@ -111,11 +111,9 @@ class Reporter:
             record(f"segment_breaks/{reason}", count)
         record("control_tokens_in_text", sum(s.control_tokens for t in trajectories for s in t.steps))
         record("truncated_share", *(any(s.finish_reason is LENGTH for s in t.steps) for t in trajectories))
-        for item in consumed:
-            for episode in item.episodes:
-                for name, value in episode.metrics.items():
-                    self.metrics.declare(f"{WORKFLOW}/{name}", "mean")
-                    record(f"{WORKFLOW}/{name}", value)
+        for name, value in metric_means([episode for item in consumed for episode in item.episodes]).items():
+            self.metrics.declare(f"{WORKFLOW}/{name}", "last")
+            record(f"{WORKFLOW}/{name}", value)
         record("sampled_tokens", sum(sample.sampled_tokens for sample in samples))
         if samples:
             record("distinct_samples_share", len({s.token_ids.tobytes() for s in samples}) / len(samples))
