@@ -36,7 +36,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.testing.scripted import ByteParser, ScriptedEngine, ScriptedWorkflowConfig
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
-from rllm_core.training.rollouts import RolloutKey, RolloutRunner
+from rllm_core.training.rollouts import Attempt, Rollout, RolloutKey, RolloutRunner
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.tasks import TaskStream
 from rllm_core.training.trackers import Trackers
@@ -128,7 +128,7 @@ def whole_rollouts(turns: int, engine: ScriptedEngine) -> Side:
     workflow, plugins = _workflow(turns), _plugins()
     config, tasks = _config(plugins), workflow.tasks("train")
 
-    async def side() -> list[Episode]:
+    async def side() -> list[Rollout]:
         runner = RolloutRunner(workflow, engine, config, Observers(plugins), lockstep=False)
         played = (runner.run(task, RolloutKey("train", ordinal, 0)) for ordinal, task in enumerate(tasks))
         return await asyncio.gather(*played)
@@ -185,9 +185,9 @@ class Played(RolloutRunner):
 
     episodes: dict[tuple[int, int], Episode]
 
-    async def run(self, task: Task, key: RolloutKey) -> Episode:
-        """See `RolloutRunner.run`."""
-        return self.episodes[key.ordinal, key.index]
+    async def attempt(self, task: Task, key: RolloutKey) -> Attempt:
+        """See `RolloutRunner.attempt`."""
+        return Attempt(self.episodes[key.ordinal, key.index])
 
 
 class Groups:
@@ -200,14 +200,14 @@ class Groups:
         self.runner = Played(
             self.assembly.workflow, self.engine, self.assembly.config, Observers(self.plugins), lockstep=False
         )
-        self.stream = TaskStream(self.assembly.workflow.tasks("train"), self.assembly.config.training.seed)
+        self.stream = TaskStream(self.assembly.tasks.of("train"), self.assembly.config.training.seed)
         self.runner.episodes = asyncio.run(self._play())
 
     async def _play(self) -> dict[tuple[int, int], Episode]:
         return {
-            (ordinal, index): await RolloutRunner.run(
-                self.runner, self.stream[ordinal], RolloutKey("train", ordinal, index)
-            )
+            (ordinal, index): (
+                await RolloutRunner.attempt(self.runner, self.stream[ordinal], RolloutKey("train", ordinal, index))
+            ).episode
             for ordinal in range(GROUPS)
             for index in range(ROLLOUTS_PER_GROUP)
         }
@@ -225,6 +225,7 @@ class Groups:
         trainer = Trainer(
             config=self.assembly.config,
             workflow=self.assembly.workflow,
+            tasks=self.assembly.tasks,
             backend=self.assembly.backend,
             engine=self.engine,
             algorithm=self.assembly.algorithm,
@@ -253,7 +254,7 @@ class Groups:
         async def group(ordinal: int) -> None:
             async with asyncio.TaskGroup() as rollouts:
                 for index in range(ROLLOUTS_PER_GROUP):
-                    rollouts.create_task(self.runner.run(self.stream[ordinal], RolloutKey("train", ordinal, index)))
+                    rollouts.create_task(self.runner.attempt(self.stream[ordinal], RolloutKey("train", ordinal, index)))
 
         await asyncio.gather(*(group(ordinal) for ordinal in range(GROUPS)))
 

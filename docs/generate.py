@@ -39,7 +39,6 @@ FIRST_PARTY = {
     "verl": "rllm_verl",
     "workflows": "rllm_workflows",
 }
-WITH_SECTIONS = (providers.Backend, providers.Parser, providers.Workflow, providers.Tracker)
 OPTIONS_OF: dict[type[providers.Provider], str] = {
     providers.AdvantageEstimator: "algorithm.estimator_options",
     providers.PolicyLoss: "algorithm.loss_options",
@@ -64,7 +63,7 @@ def first_party_plugins() -> PluginManager:
 def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]]]:
     """Name, heading and model of every section, the top level (named "") first, nested ones after their parents."""
     yield from _nested("", "Top level", RunConfig)
-    for kind in WITH_SECTIONS:
+    for kind in (providers.Backend, providers.Engine, providers.Parser, providers.Workflow, providers.Tracker):
         for provided in plugins.providers(kind).values():
             record = provided.record
             if record.config is not None:

@@ -26,6 +26,7 @@ from rllm_core.run_file import (
     unknown_key,
     validated,
 )
+from rllm_core.sections import WITH_SECTION
 
 if TYPE_CHECKING:
     from rllm_core.plugins import PluginManager, Provided
@@ -237,7 +238,9 @@ class AlgorithmConfig(Section):
     correction_options: Annotated[
         dict[str, dict[str, Any]], Field(description="Parameters of the corrections, a table for each by name.")
     ] = Field(default_factory=dict)
-    filter_uniform_groups: Annotated[bool, Field(description="Drop groups whose rewards are all equal.")] = False
+    filter_uniform_groups: Annotated[
+        bool, Field(description="Drop groups whose rewards are all equal; groups without rewards stay.")
+    ] = False
     refill_filtered_groups: Annotated[
         bool,
         Field(
@@ -396,6 +399,7 @@ def load_run_config(
     overrides: Sequence[str] = (),
     backend: str | None = None,
     parser: str | None = None,
+    engine: str | None = None,
 ) -> RunConfig:
     """Resolve ``rllm-core train TARGET`` into one checked configuration.
 
@@ -405,6 +409,7 @@ def load_run_config(
         overrides: ``section.key=value`` strings, the value in TOML (a bare word is text).
         backend: Replaces the file's ``backend``.
         parser: Replaces the file's ``parser``.
+        engine: Engine that is used instead of the backend's (``rllm-core eval --engine``); it has a section, too.
 
     Raises:
         ConfigError: If anything is wrong; one line that says what, what is allowed and what to do.
@@ -437,10 +442,12 @@ def load_run_config(
         (config.backend, chosen_backend),
         (config.parser, plugins.select(providers.Parser, config.parser)),
     ]
-    for tracker in config.training.trackers:
-        chosen.append((tracker, plugins.select(providers.Tracker, tracker)))
+    for name in filter(None, (config.teacher.engine, engine)):
+        chosen.append((name, plugins.select(providers.Engine, name)))
+    for name in config.training.trackers:
+        chosen.append((name, plugins.select(providers.Tracker, name)))
     owners = _section_owners(chosen)
-    for kind in (providers.Workflow, providers.Backend, providers.Parser, providers.Tracker):
+    for kind in WITH_SECTION:
         for key, provided in plugins.providers(kind).items():
             if key in sections and provided.record.config is not None:
                 owners.setdefault(key, provided)
@@ -452,6 +459,7 @@ def load_run_config(
                 continue  # the workflow's own run file knows providers that are not installed here
             for chosen_key, provided in chosen:
                 if key == chosen_key:
+                    plugins.load(provided)  # if its class has settings, its record is to blame
                     raise ConfigError(f"unknown key {key!r}; {provided.record.kind} {key!r} has no settings")
             raise ConfigError(unknown_key(key, [*core, *owners], _core_keys()))
         checked[key] = validated(plugins.load(owner, owner.record.config), table, toml_key(key), _core_keys())

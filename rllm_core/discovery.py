@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 import importlib_metadata
@@ -33,6 +34,7 @@ class Candidate:
         version: Version of that distribution; empty where its metadata does not say.
         value: Module (or ``module:object``) with the hook implementations.
         error: What is wrong with the entry point itself, or None.
+        is_malformed: Whether the file it stands in cannot be read, over which other readers of this environment fail.
         entry_point: What loads it.
     """
 
@@ -41,6 +43,7 @@ class Candidate:
     version: str
     value: str
     error: str | None = None
+    is_malformed: bool = False
     entry_point: importlib_metadata.EntryPoint | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -58,6 +61,12 @@ class Candidate:
         """The requirements the distribution declares, as they are written."""
         distribution = self.entry_point.dist if self.entry_point else None
         return declared_requirements(cast("Distribution", distribution)) if distribution else ()
+
+    @property
+    def files(self) -> tuple[PurePosixPath, ...]:
+        """What the distribution has installed, see `files_of`."""
+        distribution = self.entry_point.dist if self.entry_point else None
+        return files_of(cast("Distribution", distribution)) if distribution else ()
 
     def is_named(self, name: str) -> bool:
         """Whether ``name`` means this plugin: its short name, or ``distribution/name``."""
@@ -108,14 +117,22 @@ def find_plugins(distributions: Iterable[Distribution]) -> tuple[Candidate, ...]
 def _candidates(distribution: Distribution) -> list[Candidate]:
     try:
         text = distribution.read_text("entry_points.txt")
-        if not text or GROUP not in text:
+        if not text:
+            return []
+        # Of any distribution: whoever reads all entry points of this environment, as some libraries do, fails over it.
+        if (malformed := _malformed_line(text)) is not None:
+            raise MalformedMetadata(f"line {malformed[0]}, {malformed[1]!r}, has no '='")
+        if GROUP not in text:
             return []
         points = [point for point in distribution.entry_points if point.group == GROUP]
     except Exception as error:
         # One unreadable file must not hide every other plugin; it becomes a row of the listing.
         name, version = identity(distribution)
-        problem = printable(f"its entry_points.txt cannot be read: {type(error).__name__}: {error}")
-        return [Candidate(name, name, version, "", error=problem)]
+        folder = getattr(distribution, "_path", None)
+        where = f" ({folder})" if folder is not None else ""
+        what = str(error) if isinstance(error, MalformedMetadata) else f"{type(error).__name__}: {error}"
+        problem = printable(f"its entry_points.txt{where} cannot be read: {what}; correct it, or: pip uninstall {name}")
+        return [Candidate(name, name, version, "", error=problem, is_malformed=True)]
     if not points:
         return []
     package, version = identity(distribution)
@@ -130,6 +147,20 @@ def _candidates(distribution: Distribution) -> list[Candidate]:
         )
         for point in points
     ]
+
+
+class MalformedMetadata(ValueError):
+    """An ``entry_points.txt`` is not what it has to be."""
+
+
+def _malformed_line(text: str) -> tuple[int, str] | None:
+    """The first line that is neither a section, a comment nor ``name = value``, and its number."""
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        is_section = stripped.startswith("[") and stripped.endswith("]")
+        if stripped and not stripped.startswith("#") and not is_section and "=" not in stripped:
+            return number, stripped[:80]
+    return None
 
 
 def _entry_point_problem(point: importlib_metadata.EntryPoint) -> str | None:
@@ -159,6 +190,15 @@ def declared_requirements(distribution: Distribution) -> tuple[str, ...]:
     try:
         return tuple(distribution.requires or ())
     except (OSError, ValueError):
+        return ()
+
+
+def files_of(distribution: Distribution) -> tuple[PurePosixPath, ...]:
+    """What a distribution has installed, also what is gone since; nothing of a damaged one."""
+    try:
+        record = distribution.read_text("RECORD") or ""  # its own property leaves out what is gone
+        return tuple(PurePosixPath(row[0]) for row in csv.reader(record.splitlines()) if row)
+    except (OSError, ValueError, csv.Error):
         return ()
 
 

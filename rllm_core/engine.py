@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from rllm_core.errors import ConfigError
+from rllm_core.scope import RolloutEnded, RolloutScope
 from rllm_core.types import (
     FinishReason,
     Floats,
@@ -104,6 +106,12 @@ class RolloutEngine(ABC):
         """Build an engine that needs no backend, for ``rllm-core eval WORKFLOW --engine NAME``.
 
         Engines that the hook ``rollout_engines`` provides override this; a backend builds its own engine itself.
+
+        Args:
+            config: The run file. ``config.model.path`` is the model, that of the teacher where this is the teacher's
+                engine, and ``config.plugins.get(cls.name)`` the section of the engine, checked by the ``config`` of its
+                record; None if it has none, or if another engine makes this one without it.
+            parser: Parser of that model.
         """
         raise NotImplementedError(f"{cls.__name__} belongs to a backend and cannot be used without it")
 
@@ -266,6 +274,7 @@ class Completer:
             ``derive_seed(completer.seed, "environment")``, so that a rollout can be repeated.
         is_validation: Handed on with every call.
         max_prompt_tokens: Longer prompts end the rollout as ``max_prompt_tokens_exceeded``.
+        scope: Lifetime of the rollout, shared with its forks; by default one that does not end.
     """
 
     def __init__(
@@ -276,6 +285,7 @@ class Completer:
         seed: int = 0,
         is_validation: bool = False,
         max_prompt_tokens: int | None = None,
+        scope: RolloutScope | None = None,
     ) -> None:
         sampling_params = sampling_params or SamplingParams()
         if not sampling_params.stop_token_ids and engine.parser is not None:
@@ -286,6 +296,7 @@ class Completer:
         self.is_validation = is_validation
         self.max_prompt_tokens = max_prompt_tokens
         self.seed = seed
+        self.scope = scope if scope is not None else RolloutScope()
         self._turns = 0
         self._forks = 0
         self._last: Step | None = None
@@ -301,6 +312,7 @@ class Completer:
             seed=derive_seed(self.seed, "fork", self._forks),
             is_validation=self.is_validation,
             max_prompt_tokens=self.max_prompt_tokens,
+            scope=self.scope,
         )
 
     async def complete(
@@ -316,16 +328,40 @@ class Completer:
             The step; append ``step.response`` to the conversation before asking again.
 
         Raises:
+            ConfigError: If tools are offered, and the parser cannot read calls of this model.
             EngineError: If the engine failed.
             Terminated: If the prompt is longer than allowed.
+            RolloutEnded: If the rollout has ended, also while the model was answering.
         """
+        self._check_tools(tools)
         if self._is_busy:
             raise RuntimeError("a completer answers one call at a time: completer.fork() opens another conversation")
+        scope = self.scope
+        task = scope.begin()
         self._is_busy = True
         try:
-            return await self._complete(messages, tools, self._params(max_response_tokens))
+            step = await self._complete(messages, tools, self._params(max_response_tokens))
+        except asyncio.CancelledError:
+            if scope.was_stopped(task):
+                raise RolloutEnded(f"{scope.name} ended while the model was answering") from None
+            raise
         finally:
             self._is_busy = False
+            scope.end(task)
+        scope.keep(step)
+        return step
+
+    def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
+        """Calls that nobody reads would be answers without a reward, in every rollout and without a word."""
+        parser = self.engine.parser
+        if not tools or parser is None or parser.supports_tools:
+            return
+        names = ", ".join(str(tool.get("function", tool).get("name")) for tool in tools)
+        raise ConfigError(
+            f"the workflow offers tools ({names}), but parser {parser.name!r} cannot read calls of this model: its "
+            "template shows no tools, or writes calls in a format that is not known; choose a model that calls tools, "
+            "name the format if you know it (chat_template.tool_format), or choose a workflow without tools"
+        )
 
     async def _complete(
         self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams
@@ -413,6 +449,7 @@ class TITOCompleter(Completer):
         max_prompt_tokens: int | None = None,
         source: TokenSource | None = None,
         on_segment_break: Literal["segment", "raise"] = "segment",
+        scope: RolloutScope | None = None,
     ) -> None:
         if not engine.supports_token_in_token_out:
             raise ValueError(f"{_label(engine)} has no token-in-token-out; use Completer, or another engine")
@@ -424,6 +461,7 @@ class TITOCompleter(Completer):
             seed=seed,
             is_validation=is_validation,
             max_prompt_tokens=max_prompt_tokens,
+            scope=scope,
         )
         self._source: TokenSource = source or engine
         self.session = engine.parser.session(on_break=on_segment_break)
@@ -439,6 +477,7 @@ class TITOCompleter(Completer):
             max_prompt_tokens=self.max_prompt_tokens,
             source=self._source,
             on_segment_break=self.session.on_break,
+            scope=self.scope,
         )
 
     async def _complete(

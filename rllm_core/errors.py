@@ -8,9 +8,11 @@ class UserError(Exception):
 
     Attributes:
         exit_code: What the command line exits with.
+        label: What the command line prints before the message.
     """
 
     exit_code = 2
+    label = "error: "
 
 
 class ConfigError(UserError):
@@ -32,6 +34,10 @@ class ApiVersionError(PluginError):
     def __init__(self, message: str, *, is_core_older: bool) -> None:
         super().__init__(message)
         self.is_core_older = is_core_older
+
+
+class RefusedConversation(UserError, ValueError):
+    """A conversation that a parser cannot write; a model's answer may be why, so it ends its rollout and no more."""
 
 
 class RunError(UserError):

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from rllm_core.errors import PluginError
+
 MAX_TEXT_CHARACTERS = 1_000
 STANDARD_STREAMS = (1, 2)
 
@@ -19,6 +21,11 @@ def printable(text: str) -> str:
     cut = text[:MAX_TEXT_CHARACTERS]
     line = " ".join("".join(character if character.isprintable() else " " for character in cut).split())
     return f"{line} ... ({len(text):,} characters)" if len(text) > len(cut) else line
+
+
+def printable_lines(text: str) -> str:
+    """``text`` of several lines, without anything that would control a terminal."""
+    return "".join(character if character.isprintable() or character == "\n" else " " for character in text)
 
 
 @contextlib.contextmanager
@@ -69,3 +76,30 @@ def ended_within(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line of text."""
+    try:
+        text = printable(_text(error))
+    except Exception as mute:  # it is foreign code that says what is wrong
+        text = f"its text cannot be had: {type(mute).__name__}"
+    if isinstance(error, PluginError | Overran):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    from pydantic import ValidationError  # only errors need it, and listing commands does without
+
+    if isinstance(error, BaseExceptionGroup):
+        more = f" (and {len(error.exceptions) - 1} more)" if len(error.exceptions) > 1 else ""
+        return f"{error.message}: {one_line(error.exceptions[0])}{more}"
+    if isinstance(error, ValidationError):
+        # Pydantic's own text ends in the address of a web page and gives every field a line of its own.
+        problems = (
+            (".".join([error.title, *map(str, problem["loc"])]), problem["msg"].removeprefix("Value error, "))
+            for problem in error.errors()
+        )
+        return "; ".join(f"{field}: {message}" for field, message in problems)
+    return str(error)

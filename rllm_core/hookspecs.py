@@ -8,8 +8,9 @@ Three kinds:
 * **Event hooks** observe a run. They are called in the driver process only, one plugin after another in the order of
   names, and never twice at a time for one plugin; ``tryfirst`` and ``trylast`` change nothing. An ``async def``
   implementation is awaited on the event loop, a plain one runs in a worker thread, both with a deadline. What they
-  return is ignored. One that raises is reported with its name and counted; one that overruns is disabled for the rest
-  of the run. Neither ever stops training.
+  are given is a copy of their own, so they cannot change the run; what they return is ignored. One that raises is
+  reported with its place and counted; one that overruns is disabled for the rest of the run. Neither ever stops
+  training.
 * **State hooks** let a plugin that observes a run go on where a checkpoint left it. They are called as event hooks are;
   what ``save_plugin_state`` returns is kept in the manifest of the checkpoint under the name of the plugin.
 

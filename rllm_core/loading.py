@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import faulthandler
 import inspect
 import logging
 import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,16 +20,26 @@ import pluggy
 
 from rllm_core import API_VERSION, __version__, hookspecs
 from rllm_core.errors import ApiVersionError, PluginError
-from rllm_core.foreign import Overran, ended_within, printable, streams_kept
+from rllm_core.foreign import ended_within, streams_kept
 from rllm_core.providers import KINDS, Command, Provider
+from rllm_core.surroundings import Surroundings
+from rllm_core.witness import STANDARD_ERROR, WITNESS
 
 ProviderT = TypeVar("ProviderT", bound=Provider)
 
 DECLARED_API_VERSION = "RLLM_CORE_API"
 SLOW_IMPORT_SECONDS = 30.0
 PLUGIN_DEADLINE_SECONDS = 120.0
+LOAD_DEADLINE_SECONDS = 900.0  # of a class, and with it libraries that take minutes on a network disk
+HELD_SECONDS = 20.0  # after the deadline of what cannot be interrupted, for it holds the interpreter
 
 _API_VERSION_PATTERN = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
+
+LEFT_THREADS: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
+"""Threads that keep the process from ending, by the plugin whose import has started them."""
+
+LEFT_HANDLERS: list[str] = []
+"""Plugins whose import has registered exit handlers."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +59,15 @@ class LoadedHooks:
     Args:
         reserved_commands: Names a plugin's command must not take.
         trace: Whether every import and hook call is printed on stderr.
+
+    Attributes:
+        changed: What plugins have changed that everybody shares while they were loaded, by name.
     """
 
     def __init__(self, *, reserved_commands: Collection[str] = (), trace: bool = False) -> None:
         self._reserved_commands = frozenset(reserved_commands)
         self._trace = trace
+        self.changed: dict[str, list[str]] = {}
         self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
         if trace:
@@ -63,7 +79,7 @@ class LoadedHooks:
         Args:
             name: Name of the plugin, not yet taken.
             load: Imports it and returns the object with the hook implementations.
-            described: What the trace calls it.
+            described: What messages call it.
 
         Returns:
             The records it provides.
@@ -72,7 +88,7 @@ class LoadedHooks:
             BaseException: Whatever is wrong with the plugin; then nothing of it is registered.
         """
         try:
-            with self.foreign_code(described), ended_within(PLUGIN_DEADLINE_SECONDS):
+            with self.foreign_code(described, name, light=True), ended_within(PLUGIN_DEADLINE_SECONDS):
                 plugin = load()
                 check_api_version(getattr(plugin, DECLARED_API_VERSION, None))
                 self._pluggy.register(plugin, name)
@@ -98,21 +114,35 @@ class LoadedHooks:
         return sorted(found, key=lambda implementation: implementation.plugin)
 
     @contextlib.contextmanager
-    def foreign_code(self, described: str) -> Iterator[None]:
+    def foreign_code(self, described: str, plugin: str, *, light: bool) -> Iterator[None]:
         """Plugins' code runs in here.
 
-        What it prints goes to stderr, since stdout may be read by a program; if it takes long, that is said.
+        What it prints goes to stderr, since stdout may be read by a program; if it takes long, that is said; what it
+        changes that everybody shares is put back, and it is named for it.
+
+        Args:
+            described: What is loaded, for messages.
+            plugin: Name of the plugin it belongs to.
+            light: Whether it is the plugin's own module, and not a class with the libraries it needs.
         """
-        start = time.perf_counter()
-        warning = "still importing %s after %g s; rllm-core plugins --load tells which plugins hang"
-        timer = threading.Timer(SLOW_IMPORT_SECONDS, logger.warning, (warning, described, SLOW_IMPORT_SECONDS))
+        start, before = time.perf_counter(), Surroundings.now()
+        timer = threading.Timer(SLOW_IMPORT_SECONDS, _tell_slow, (described, plugin, light, threading.get_ident()))
         timer.daemon = True
         timer.start()
+        way_out = f"to leave the plugin out: rllm-core plugins disable {plugin}, or RLLM_NO_PLUGINS={plugin}"
         try:
-            with streams_kept():
+            with streams_kept(), WITNESS.loading(described, way_out), _ended_if_held(light=light):
                 yield
         finally:
             timer.cancel()
+            changed = before.put_back(strict=light)
+            if changed:
+                self.changed.setdefault(plugin, []).extend(changed)
+                logger.warning("%s changed %s while it was loaded; that is put back", described, ", ".join(changed))
+            for thread in before.left_threads():
+                LEFT_THREADS.setdefault(thread, plugin)
+            if light and before.has_new_exit_handlers():
+                LEFT_HANDLERS.append(plugin)
             if self._trace:
                 print(f"[plugins] {described}: {(time.perf_counter() - start) * 1e3:.1f} ms", file=sys.stderr)
 
@@ -144,6 +174,29 @@ class LoadedHooks:
                         raise PluginError(f"its command {record.name!r} has the name of one of the core's own")
                     seen.add(record.name)
                     yield record
+
+
+@contextlib.contextmanager
+def _ended_if_held(*, light: bool) -> Iterator[None]:
+    """End the process, and say where it is, if a plugin's module holds the interpreter so that nothing can stop it."""
+    if not (light and WITNESS.is_called):
+        yield
+        return
+    faulthandler.dump_traceback_later(PLUGIN_DEADLINE_SECONDS + HELD_SECONDS, exit=True, file=STANDARD_ERROR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _tell_slow(described: str, plugin: str, light: bool, thread: int) -> None:
+    """Say what is being loaded, and where that is by now."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    where = f", now at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+    hint = f"if it never ends: rllm-core plugins disable {plugin}" if light else "large libraries take their time"
+    logger.warning("still importing %s after %g s%s; %s", described, SLOW_IMPORT_SECONDS, where, hint)
 
 
 def _checked(kind: type[ProviderT], answer: object) -> list[ProviderT]:
@@ -189,17 +242,6 @@ def suggest(name: str, known: Collection[str]) -> str:
     """The nearest known name as a question, or all of them."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else "known: " + (", ".join(known) or "none")
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as one line of text."""
-    try:
-        text = printable(str(error))
-    except Exception as mute:  # it is foreign code that says what is wrong
-        text = f"its text cannot be had: {type(mute).__name__}"
-    if isinstance(error, PluginError | Overran):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _trace_before(hook: str, implementations: Sequence[pluggy.HookImpl], arguments: Mapping[str, Any]) -> None:

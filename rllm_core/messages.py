@@ -38,6 +38,28 @@ class FrozenDict(dict[str, Any]):
         return thaw(self)  # type: ignore[no-any-return]
 
 
+class SampledMessage(FrozenDict):
+    """An assistant's message whose text a model sampled; to everything but a parser it is that message.
+
+    Its text may repeat what a user wrote, also where that spells a control token; `completions` tell which of these the
+    model itself sampled. Copies that are ordinary dictionaries are ordinary messages, whose author is trusted.
+
+    Attributes:
+        completions: What was sampled: the ids of this answer, or where it was edited, of all there are.
+    """
+
+    __slots__ = ("completions",)
+
+    completions: tuple[Iterable[int], ...]
+
+    def __init__(self, message: Mapping[str, Any], completions: Iterable[Iterable[int]]) -> None:
+        super().__init__(message)
+        self.completions = tuple(completions)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (SampledMessage, (freeze(dict(self)), self.completions))
+
+
 class FrozenList(list[Any]):
     """A list that can be read, compared and dumped like any other, but not changed; copies are ordinary lists."""
 
@@ -55,6 +77,9 @@ class FrozenList(list[Any]):
         return thaw(self)  # type: ignore[no-any-return]
 
 
+_IMMUTABLE = frozenset({FrozenDict, FrozenList, SampledMessage})
+
+
 def freeze(value: Any, *, depth: int = 0) -> Any:
     """A deep, read-only copy of JSON-like data; tuples become lists.
 
@@ -67,7 +92,7 @@ def freeze(value: Any, *, depth: int = 0) -> Any:
         if not value.isascii() and well_formed(value) != value:
             raise ValueError(f"{value[:40]!r} holds half a surrogate pair, which is not text (see well_formed)")
         return value
-    if value is None or kind is bool or kind is int or kind is FrozenDict or kind is FrozenList:
+    if value is None or kind is bool or kind is int or kind in _IMMUTABLE:
         return value
     if depth > MAX_DEPTH:
         raise ValueError(f"data is nested more than {MAX_DEPTH} levels deep")
@@ -147,7 +172,7 @@ def message(value: MessageLike) -> Message:
         raise ValueError(f"a message needs a role such as 'user', got {role!r}")
     if content is not None and not isinstance(content, _CONTENT):
         raise ValueError(f"message content must be text, a list of parts or None, got {type(content).__name__}")
-    return value if kind is FrozenDict else freeze(value)  # type: ignore[return-value]
+    return freeze(value)  # type: ignore[no-any-return]
 
 
 class MessageView(Sequence[Message]):

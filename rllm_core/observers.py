@@ -2,7 +2,8 @@
 
 Observers are called one after another in the order of their plugins' names. An ``async def`` one is awaited on the
 event loop; a plain one runs in a worker thread, one per plugin, so that a plugin is never called twice at a time and
-hears its events in order. Each call has a deadline. What a plugin needs to go on after a resume is asked for and handed
+hears its events in order. Each call has a deadline, and is given copies: an observer that rewrites a reward rewrites
+its own. What a plugin needs to go on after a resume is asked for and handed
 back in the same way.
 """
 
@@ -21,15 +22,25 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import PurePath
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rllm_core import hookspecs
+from rllm_core.blame import blamed
+from rllm_core.config import RunConfig
 from rllm_core.loading import HookImplementation
+from rllm_core.messages import FrozenDict, FrozenList, MessageView
 from rllm_core.plugins import PluginManager
+from rllm_core.records import Record
 
 logger = logging.getLogger(__name__)
 
 _Job = Callable[[], None]
+_Copies = dict[int, tuple[object, object]]  # by the id of the original, which is kept so that no other gets its id
+_IMMUTABLE = (str, int, float, bytes, PurePath, FrozenDict, FrozenList, MessageView)
 AcceptedT = TypeVar("AcceptedT")
 SAVE, LOAD = "save_plugin_state", "load_plugin_state"
 
@@ -49,12 +60,14 @@ class Observers:
 
     Attributes:
         failures: Failed and overrun calls by plugin name.
+        first_failures: The first of each plugin, in words.
         disabled: Plugins that overran; they are not called again.
     """
 
     def __init__(self, plugins: PluginManager, *, deadline_seconds: float = 10.0) -> None:
         self.deadline_seconds = deadline_seconds
         self.failures: Counter[str] = Counter()
+        self.first_failures: dict[str, str] = {}
         self.disabled: set[str] = set()
         self._trace = plugins.settings.trace
         self._implementations = {
@@ -64,6 +77,8 @@ class Observers:
         }
         names = {implementation.plugin for found in self._implementations.values() for implementation in found}
         self._turns = {name: asyncio.Lock() for name in names}
+        self._owners = {info.name: info for info in plugins.plugins() if info.status == "loaded"}
+        self._copies: dict[str, _Copies] = {name: {} for name in names}
         self._workers: dict[str, queue.SimpleQueue[_Job | None]] = {}
         self._abandoned: set[asyncio.Task[Any]] = set()
 
@@ -136,9 +151,15 @@ class Observers:
         accept: Callable[[object], AcceptedT],
     ) -> AcceptedT | None:
         """What ``accept`` makes of the answer; None if the call or ``accept`` failed, or the plugin is disabled."""
-        # A dictionary is handed out as a copy: no observer can change what the next one, or the run, sees.
-        wanted = {name: _shielded(arguments[name]) for name in implementation.arguments}
         plugin, accepted = implementation.plugin, None
+        given = {name: arguments[name] for name in implementation.arguments}
+        if plugin in self.disabled:
+            return None
+        try:  # now and not in the thread: what it shows is the run at this moment
+            wanted = {name: private(value, self._copies[plugin]) for name, value in given.items()}
+        except Exception as error:  # a plugin's own episode may refuse
+            self._report(hook, plugin, error)
+            return None
         async with self._turns[plugin]:
             if plugin in self.disabled:
                 return None
@@ -218,6 +239,7 @@ class Observers:
 
     def _disable(self, hook: str, plugin: str) -> None:
         self.failures[plugin] += 1
+        self.first_failures.setdefault(plugin, f"{hook} took longer than {self.deadline_seconds:g} s")
         self.disabled.add(plugin)
         logger.warning(
             "plugin %r: %s took longer than %g s; its observers are off for the rest of the run",
@@ -229,12 +251,13 @@ class Observers:
     def _report(self, hook: str, plugin: str, error: Exception) -> None:
         self.failures[plugin] += 1
         count = self.failures[plugin]
+        message = f"{hook} failed: {blamed(error, self._owners.get(plugin))}"
+        self.first_failures.setdefault(plugin, message)
         if str(count).strip("0") != "1" and hook not in (SAVE, LOAD):
             return  # 1, 10, 100, ...: an observer that always fails must not bury the log
-        message = " ".join(f"{type(error).__name__}: {error}".split())
         times = f" ({count} failures so far)" if count > 1 else ""
         show = error if logger.isEnabledFor(logging.DEBUG) else None
-        logger.warning("plugin %r: %s failed: %s%s", plugin, hook, message, times, exc_info=show)
+        logger.warning("%s%s", message, times, exc_info=show)
 
 
 def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
@@ -260,8 +283,37 @@ def _as_exception(error: BaseException) -> Exception:
     return contained
 
 
-def _shielded(value: Any) -> Any:
-    return dict(value) if type(value) is dict else value
+def private(value: Any, kept: _Copies) -> Any:
+    """A copy that shares nothing with ``value`` that could be changed.
+
+    Args:
+        value: What is copied.
+        kept: Copies of what never changes, such as the run file, which are made once.
+    """
+    if value is None or isinstance(value, _IMMUTABLE):
+        return value
+    if isinstance(value, np.ndarray):
+        copied = value.copy()
+        copied.setflags(write=False)
+        return copied
+    if isinstance(value, Record):
+        record = value.model_copy()
+        for name, content in record.__dict__.items():
+            record.__dict__[name] = private(content, kept)
+        if record.__pydantic_private__:
+            object.__setattr__(record, "__pydantic_private__", copy.deepcopy(record.__pydantic_private__))
+        return record
+    if type(value) in (list, tuple):
+        return type(value)(private(content, kept) for content in value)
+    if type(value) is dict:
+        return {key: private(content, kept) for key, content in value.items()}
+    if isinstance(value, RunConfig):
+        if id(value) not in kept:
+            kept[id(value)] = (value, copy.deepcopy(value))
+        return kept[id(value)][1]
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{field.name: private(getattr(value, field.name), kept) for field in fields(value)})
+    return copy.deepcopy(value)
 
 
 def _ignored(result: object) -> None:

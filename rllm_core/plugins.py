@@ -9,22 +9,29 @@ backend_class = plugins.load(chosen)        # imports the class, and with it tor
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import logging
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from rllm_core.blame import blamed_json, definition, learn, located, place_of
 from rllm_core.discovery import Candidate, Settings, installed_plugins
-from rllm_core.errors import PluginError
-from rllm_core.loading import HookImplementation, LoadedHooks, one_line, suggest
+from rllm_core.errors import PluginError, UserError
+from rllm_core.foreign import ended_within
+from rllm_core.loading import LOAD_DEADLINE_SECONDS, HookImplementation, LoadedHooks, suggest
 from rllm_core.providers import Backend, Engine, Parser, Provider, RewardFunction, Tracker, Workflow, resolve
+from rllm_core.sections import WITH_SECTION, disagreement, wrong_model
 
 __all__ = ["PluginError", "PluginInfo", "PluginManager", "Provided", "Status"]
 
 ProviderT = TypeVar("ProviderT", bound=Provider)
 Status = Literal["available", "loaded", "disabled", "broken", "conflict"]
+
+MAX_TRACE_CHARACTERS = 8_000
 
 CORE_PLUGIN = "core"
 CORE_PACKAGE = "rllm-core"
@@ -71,6 +78,8 @@ class PluginInfo:
         status: ``available`` (installed and allowed, not imported yet), ``loaded``, ``disabled``, ``broken`` or
             ``conflict``.
         error: Why it is disabled, broken or in conflict, in one line.
+        failure: Whose code failed and where, of one that was broken by an error: ``plugin``, ``distribution``,
+            ``version``, ``file``, ``line`` and ``error``.
     """
 
     name: str
@@ -79,13 +88,14 @@ class PluginInfo:
     value: str
     status: Status
     error: str | None = None
+    failure: dict[str, Any] | None = field(default=None, compare=False)
 
     @property
     def label(self) -> str:
         """Distribution and version, for messages."""
         return f"{self.package} {self.version}".rstrip()
 
-    def to_json(self) -> dict[str, str | None]:
+    def to_json(self) -> dict[str, Any]:
         """The row as JSON."""
         return asdict(self)
 
@@ -96,6 +106,30 @@ class Provided(Generic[ProviderT]):
 
     record: ProviderT
     plugin: PluginInfo
+
+    @contextlib.contextmanager
+    def at_work(self, what: str, code: type) -> Iterator[None]:
+        """Around a call of what the record points at, where nothing is allocated yet.
+
+        Args:
+            what: What is called, for the message.
+            code: Whose it is: its place is named if the error itself has none, such as wrong arguments.
+
+        Raises:
+            PluginError: Instead of whatever it raises that is not for the user to mend.
+        """
+        try:
+            yield
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            frame = definition(code)
+            if place_of(error) is None and frame is not None:
+                error.frames = (frame,)  # type: ignore[union-attr]
+            kind, name = self.record.kind, self.record.name
+            raise PluginError(
+                f"{kind} {name!r} ({self.plugin.label}): {what} failed: {located(error, self.plugin.package)}"
+            ) from error
 
     @property
     def qualified(self) -> str:
@@ -116,7 +150,8 @@ class _Plugin:
     @property
     def info(self) -> PluginInfo:
         c = self.candidate
-        return PluginInfo(c.name, c.package, c.version, c.value, self.status, self.error)
+        failure = None if self.failure is None else blamed_json(self.failure, c)
+        return PluginInfo(c.name, c.package, c.version, c.value, self.status, self.error, failure)
 
 
 class PluginManager:
@@ -143,6 +178,7 @@ class PluginManager:
         self._is_loaded = False
         self._strict_error: PluginError | None = None
         candidates = tuple(candidates)
+        learn(candidates)
         self._plugins = [_Plugin(candidate) for candidate in candidates]
         for plugin in self._plugins:
             refusal = self.settings.refusal(plugin.candidate)
@@ -247,25 +283,43 @@ class PluginManager:
         raise self._not_found(kind, package, short)
 
     def load(self, provided: Provided[Any], path: str | None = None) -> Any:
-        """Import what a record points at.
+        """Import what a record points at, and hold record and class to the same settings.
 
         Args:
             provided: The selected provider.
             path: Another dotted path of the record, e.g. ``record.config``; by default ``record.load``.
 
         Raises:
-            PluginError: If it cannot be imported; the cause is chained, the message has the pip command.
+            PluginError: If it cannot be imported; the cause is chained, the message has the pip command. Or if class
+                and record disagree about the section of the run file (`rllm_core.sections`).
         """
-        target = path if path is not None else provided.record.load
+        record = provided.record
+        target = path if path is not None else record.load
+        found = self._resolved(provided, target)
+        if path is None:
+            has_section = record.config is not None and isinstance(record, WITH_SECTION)
+            wrong = disagreement(record, found, self.load(provided, record.config) if has_section else None)
+        else:
+            wrong = wrong_model(record, found) if path == record.config else None
+        if wrong is not None:
+            raise PluginError(f"{record.kind} {record.name!r} ({provided.plugin.label}): {wrong}")
+        return found
+
+    def _resolved(self, provided: Provided[Any], target: str) -> Any:
+        record, plugin = provided.record, provided.plugin
+        described = f"{target} of plugin {plugin.name!r} ({plugin.label})"
         try:
-            with self._loaded.foreign_code(target):
+            with (
+                self._loaded.foreign_code(described, plugin.name, light=False),
+                ended_within(LOAD_DEADLINE_SECONDS),
+            ):
                 return resolve(target)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             raise PluginError(
-                f"{provided.record.kind} {provided.record.name!r} ({provided.plugin.label}) cannot be loaded from "
-                f"{target}: {one_line(error)}{self._how_to_mend(provided.plugin, error)}"
+                f"{record.kind} {record.name!r} ({plugin.label}) cannot be loaded from {target}: "
+                f"{located(error, plugin.package)}{self._how_to_mend(plugin, error)}"
             ) from error
 
     def register(self, plugin: object, name: str) -> None:
@@ -287,6 +341,17 @@ class PluginManager:
         """The hooks a loaded plugin implements."""
         self._load_enabled()
         return self._loaded.hooks(name)
+
+    def trace(self, name: str) -> str | None:
+        """The traceback of what broke a plugin; None if nothing did."""
+        self._load_enabled()
+        failures = [p.failure for p in self._plugins if p.candidate.is_named(name) and p.failure is not None]
+        return "".join(traceback.format_exception(failures[0]))[-MAX_TRACE_CHARACTERS:] if failures else None
+
+    def changed(self, name: str) -> list[str]:
+        """What a plugin has changed, when it was loaded, that everybody in the process shares; it has been put back."""
+        self._load_enabled()
+        return self._loaded.changed.get(name, [])
 
     def implementations(self, hook: str) -> list[HookImplementation]:
         """The implementations of an event hook, in the order of the plugins' names."""
@@ -327,12 +392,12 @@ class PluginManager:
         """Let one plugin in, or write down why it cannot be."""
         c = plugin.candidate
         try:
-            plugin.records = self._loaded.add(c.name, load, f"plugin {c.name} = {c.value} ({c.label})")
+            plugin.records = self._loaded.add(c.name, load, f"plugin {c.name!r} ({c.label})")
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plugin that calls sys.exit() is broken, and the process goes on
             plugin.status, plugin.failure = "broken", error
-            plugin.error = one_line(error) + self._how_to_mend(plugin.info, error)
+            plugin.error = located(error, c.package) + self._how_to_mend(plugin.info, error)
         else:
             plugin.status = "loaded"
 
@@ -397,11 +462,12 @@ class PluginManager:
         return error
 
     def _how_to_mend(self, plugin: PluginInfo, error: BaseException) -> str:
-        from rllm_core.requirements import mend_command
+        from rllm_core.requirements import remedy
 
         for known in self._plugins:
             if known.info.package == plugin.package and known.candidate.entry_point is not None:
-                return f"; to mend it: {mend_command(known.candidate, error)}"
+                found = remedy(known.candidate, error)
+                return f"; {found}" if found is not None else ""
         return ""
 
 

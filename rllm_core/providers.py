@@ -34,7 +34,9 @@ class Provider:
         name: The name users select it by: lower case letters, digits, ``_``, ``-`` and ``.``.
         load: Dotted path of the class or function, ``"package.module:Name"``.
         summary: One line for listings.
-        config: Dotted path of the pydantic model of its own section ``[name]`` of the run file, if it has one.
+        config: Dotted path of the pydantic model of its own section ``[name]`` of the run file, if it has one: of
+            backends, engines, parsers, workflows and trackers. A class that declares ``config_model`` declares the
+            same one.
     """
 
     kind: ClassVar[str] = "provider"

@@ -1,20 +1,25 @@
-"""What an installed distribution needs, what of it is missing, and the pip command that mends it. Metadata only."""
+"""What an installed distribution needs, what of it is missing, and what mends it. Metadata only."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from importlib_metadata import Distribution
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
 
+from rllm_core.blame import passed_through, place_of
 from rllm_core.discovery import (
     Candidate,
     declared_requirements,
+    files_of,
     identity,
     installed_distributions,
+    installed_plugins,
     installed_versions,
     normalized,
 )
@@ -71,21 +76,62 @@ def unmet_closure(needed_by: str, requires: Iterable[str]) -> list[Missing]:
     return list(missing.values())
 
 
-def mend_command(candidate: Candidate, error: BaseException) -> str:
-    """The pip command most likely to mend a plugin that failed with ``error``, and which versions it is about."""
+def remedy(candidate: Candidate, error: BaseException) -> str | None:
+    """What mends a plugin that failed with ``error``.
+
+    Returns:
+        None where nothing does: a mistake of its author's is still there after an upgrade.
+    """
+    malformed = next((candidate for candidate in installed_plugins() if candidate.is_malformed), None)
+    if malformed is not None and passed_through(error, "importlib.metadata", "importlib_metadata"):
+        return f"plugin {malformed.name!r} ({malformed.label}) is the cause: {malformed.error}"
     if isinstance(error, ApiVersionError):
-        return pip_install("--upgrade", "rllm-core" if error.is_core_older else candidate.package)
-    lacking = unmet(candidate.package, candidate.requires)
+        return _to_mend_it("--upgrade", "rllm-core" if error.is_core_older else candidate.package)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return _missing_module(candidate, error.name)
+    if isinstance(error, ImportError):  # a name that another version has
+        lacking = unmet_closure(candidate.package, candidate.requires)
+    elif isinstance(error, AttributeError | TypeError) and place_of(error) is not None:
+        lacking = unmet(candidate.package, candidate.requires)
+    else:
+        return None
+    return _to_install(lack for lack in lacking if lack.installed)
+
+
+def _missing_module(candidate: Candidate, module: str) -> str | None:
+    root = module.partition(".")[0]
+    if root == candidate.value.partition(":")[0].partition(".")[0].strip():
+        is_torn = not candidate.files if module == root else False  # half removed: what it had, nobody knows
+        reinstalled = is_torn or _has(candidate.files, module)
+        return _to_mend_it("--force-reinstall", "--no-deps", candidate.package) if reinstalled else None
+    if root in sys.stdlib_module_names:
+        return None
+    lacking = unmet_closure(candidate.package, candidate.requires)
+    of_that_name = [lack for lack in lacking if normalized(Requirement(lack.requirement).name) == normalized(root)]
     if lacking:
-        outdated = "; ".join(str(lack) for lack in lacking if lack.installed)
-        return pip_install(*(lack.requirement for lack in lacking)) + (f" ({outdated})" if outdated else "")
-    module = error.name if isinstance(error, ModuleNotFoundError) and error.name else None
-    if module is not None:
-        root = module.partition(".")[0]
-        if root == candidate.value.partition(":")[0].partition(".")[0]:
-            return pip_install("--force-reinstall", "--no-deps", candidate.package)
-        return pip_install("--force-reinstall", root) if normalized(root) in installed_versions() else pip_install(root)
-    return pip_install("--upgrade", candidate.package)
+        return _to_install(of_that_name or lacking)
+    for distribution in installed_distributions():
+        name = identity(distribution)[0]
+        if normalized(name) == normalized(root) and _has(files_of(distribution), module):
+            return _to_mend_it("--force-reinstall", name)
+    return f"no requirement of {candidate.package} has module {root!r}: install what does, and tell its authors"
+
+
+def _has(files: Iterable[PurePosixPath], module: str) -> bool:
+    path = PurePosixPath(*module.split("."))
+    return not {path.with_suffix(".py"), path / "__init__.py"}.isdisjoint(files)
+
+
+def _to_install(lacking: Iterable[Missing]) -> str | None:
+    lacking = list(lacking)
+    if not lacking:
+        return None
+    outdated = "; ".join(str(lack) for lack in lacking if lack.installed)
+    return _to_mend_it(*(lack.requirement for lack in lacking)) + (f" ({outdated})" if outdated else "")
+
+
+def _to_mend_it(*arguments: str) -> str:
+    return f"to mend it: {pip_install(*arguments)}"
 
 
 def pip_install(*arguments: str) -> str:

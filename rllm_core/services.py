@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rllm_core import providers
+from rllm_core.blame import defined_at
 from rllm_core.sandbox import ChildFunction, Limits, Sandbox
 from rllm_core.types import Task
 
@@ -62,7 +63,7 @@ class Services:
             rllm_core.errors.PluginError: If there is no such function, or its plugin is broken.
         """
         provided = self._plugins.select(providers.RewardFunction, name)
-        self._plugins.load(provided)  # what is broken says so now, not in the first rollout
+        written = defined_at(self._plugins.load(provided))  # what is broken says so now, not in the first rollout
 
         async def reward(task: Task, text: str) -> float:
             # Made when it is needed: a workflow may be opened again after it was closed.
@@ -71,7 +72,8 @@ class Services:
                 graded = self._functions[name, limits] = ChildFunction(f"{__name__}:graded", limits)
             value = await graded(provided.record.load, task.model_dump(mode="json"), text)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ValueError(f"reward function {name!r} returned {value!r:.80}, not a finite number")
+                where = f" ({written})" if written is not None else ""
+                raise ValueError(f"reward function {name!r}{where} returned {value!r:.80}, not a finite number")
             return float(value)
 
         return reward

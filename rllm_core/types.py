@@ -20,6 +20,7 @@ pickling and deep copies without loss. Text is Unicode: half a surrogate pair is
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,6 +47,7 @@ from rllm_core.messages import (
     Messages,
     MessageView,
     MessageViewField,
+    SampledMessage,
     freeze,
     identical,
     message,
@@ -75,6 +77,7 @@ __all__ = [
     "Floats",
     "FrozenDict",
     "FrozenList",
+    "SampledMessage",
     "JsonDict",
     "MediaChunk",
     "Message",
@@ -114,7 +117,28 @@ __all__ = [
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
-Reward = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+def _number(value: Any) -> Any:
+    """``value`` as a float: a bool is 0 or 1, and numbers of numpy, torch and ``decimal`` are what they are.
+
+    Raises:
+        ValueError: If it is no single finite number.
+    """
+    if type(value) is float and math.isfinite(value):
+        return value
+    if isinstance(value, str | bytes) or not hasattr(type(value), "__float__") or getattr(value, "ndim", 0) != 0:
+        raise ValueError(f"expected a finite number or a bool, got {type(value).__name__} {value!r:.80}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"expected a finite number, got an {type(value).__name__} that no float can hold") from None
+    if not math.isfinite(number):
+        raise ValueError(f"expected a finite number, got {number}")
+    return number
+
+
+Reward = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 

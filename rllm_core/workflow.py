@@ -31,7 +31,8 @@ class Workflow(ABC):
             name = "echo"
 
             def tasks(self, split):
-                return [Task(task_id="hello", data={"word": "hello"})]
+                words = ["hello", "world"] if split == "train" else ["held out"]
+                return [Task(task_id=word, data={"word": word}) for word in words]
 
             async def run(self, task, completer):
                 step = await completer.complete([{"role": "user", "content": task.data["word"]}])
@@ -60,7 +61,9 @@ class Workflow(ABC):
 
     @abstractmethod
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The tasks of a split, in a stable order, with ids that are unique in it.
+        """The tasks of a split, in a stable order, with ids that are unique in the workflow.
+
+        A list, as a rule. A sequence that makes its tasks on demand may be of any length. A generator becomes a list.
 
         Raises:
             rllm_core.config.ConfigError: If a row lacks a field; says which row and which field.

@@ -89,7 +89,7 @@ def train(run_dir: Path, *overrides: str) -> BaseException | None:
 
 def test_names_from_data_never_become_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def tasks(self: Any, split: str) -> Sequence[Task]:
-        return [Task(task_id=name) for name in HOSTILE]
+        return [Task(task_id=name if split == "train" else f"{name}{split}") for name in HOSTILE]
 
     monkeypatch.setattr(scripted.ScriptedWorkflow, "tasks", tasks)
     run_dir = tmp_path / "runs" / "run"

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from rllm_core.algorithms.options import Configured
+from rllm_core.blame import blamed
 from rllm_core.config import Section
 from rllm_core.errors import RunError
-from rllm_core.loading import one_line
 
 MAX_LOG_RATIO = 20.0
 
@@ -81,7 +81,7 @@ class Corrections:
             try:
                 weights = np.asarray(correction(clamped, starts), np.float64)
             except Exception as error:  # it may be anybody's
-                raise RunError(f"{correction.label} failed: {one_line(error)}") from error
+                raise RunError(f"{correction.label} failed: {blamed(error)}") from error
             wrong = None if weights.shape != clamped.shape else np.flatnonzero(~np.isfinite(weights) | (weights < 0))
             if wrong is None or wrong.size:
                 what = f"{correction.label} must return one finite weight >= 0 per token"

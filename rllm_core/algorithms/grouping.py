@@ -83,6 +83,8 @@ def filter_reason(
 ) -> FilterReason | None:
     """Why ``group`` is not trained, or None if it is.
 
+    A group without rewards, or with some missing, is not uniform: its estimator needs none.
+
     Rewards are compared as they were given, before any shaping: DAPO (arXiv 2503.14476, eq. 11) keeps a group if, and
     only if, some of its answers are right and some are wrong, however long they are.
     """
@@ -90,6 +92,7 @@ def filter_reason(
         return FilterReason.TOO_FEW
     if not any(learns_written or step.weight_version is not None for t in group.trajectories for step in t.steps):
         return FilterReason.NOTHING_SAMPLED
-    if drop_uniform and is_uniform(rewards(group)):
+    has_rewards = all(trajectory.has_reward for trajectory in group.trajectories)
+    if drop_uniform and has_rewards and is_uniform(rewards(group)):
         return FilterReason.UNIFORM_REWARD
     return None

@@ -22,10 +22,7 @@ def check_imitation(
         ConfigError: With the first of them.
     """
     _check_workflow(config, chosen, workflow)
-    for name, uses in _that_need_rewards(config):
-        for key, estimator in zip(_names(config), chosen.estimators.all, strict=True):
-            if uses and not estimator.needs_rewards:
-                raise ConfigError(f"{name}: estimator {key!r} uses no rewards")
+    _check_rewards(config, chosen)
     if chosen.estimators.learns_written:
         _check_written(config, capabilities, chosen, plugins)
     _check_teacher(config, capabilities, chosen, plugins)
@@ -36,12 +33,28 @@ def _names(config: RunConfig) -> list[str]:
     return [algorithm.name, *(role.name for role in algorithm.roles.values())]
 
 
-def _that_need_rewards(config: RunConfig) -> Iterator[tuple[str, bool]]:
+def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
+    """Refuse settings about rewards that would change nothing, or that rollouts of this kind cannot have.
+
+    The filter of uniform groups looks at rewards that a workflow gives, whether an estimator uses them or not.
+    """
+    estimators = chosen.estimators.all
+    nobody_uses_them = not any(estimator.needs_rewards for estimator in estimators)
+    for name, is_set, is_for_estimators in _about_rewards(config):
+        for key, estimator in zip(_names(config), estimators, strict=True):
+            has_none = estimator.learns_written or estimator.needs_teacher
+            changes_nothing = is_for_estimators and nobody_uses_them
+            if is_set and not estimator.needs_rewards and (has_none or changes_nothing):
+                raise ConfigError(f"{name}: estimator {key!r} uses no rewards")
+
+
+def _about_rewards(config: RunConfig) -> Iterator[tuple[str, bool, bool]]:
+    """What a setting must be, whether it is something else, and whether it changes what estimators see."""
     algorithm = config.algorithm
-    yield "algorithm.filter_uniform_groups must be false", algorithm.filter_uniform_groups
+    yield "algorithm.filter_uniform_groups must be false", algorithm.filter_uniform_groups, False
     kl_in_reward = algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"
-    yield "algorithm.kl.place must be 'loss'", kl_in_reward
-    yield "algorithm.overlong.penalty_tokens must be 0", algorithm.overlong.penalty_tokens > 0
+    yield "algorithm.kl.place must be 'loss'", kl_in_reward, True
+    yield "algorithm.overlong.penalty_tokens must be 0", algorithm.overlong.penalty_tokens > 0, True
 
 
 def _check_workflow(config: RunConfig, chosen: Algorithm, workflow: Workflow) -> None:
@@ -92,7 +105,7 @@ def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algori
 
 
 def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
-    from rllm_core.distillation.opening import teacher_engine
+    from rllm_core.distillation.opening import check_teacher
 
     wanting = [
         name for name, estimator in zip(_names(config), chosen.estimators.all, strict=True) if estimator.needs_teacher
@@ -114,4 +127,4 @@ def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algori
             f"training.staleness_threshold must be 0: backend {config.backend!r} computes no log-probabilities, with "
             "which what older weights sampled is compared with the teacher"
         )
-    teacher_engine(config, plugins)
+    check_teacher(config, plugins)

@@ -12,9 +12,9 @@ from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.options import Configured
+from rllm_core.blame import located
 from rllm_core.config import Section
 from rllm_core.errors import ConfigError, PluginError, UserError
-from rllm_core.loading import one_line
 from rllm_core.plugins import PluginManager, Provided
 
 PIECE_KINDS: tuple[type[providers.Provider], ...] = (
@@ -96,7 +96,9 @@ def configured(
     except UserError:
         raise
     except Exception as error:  # it may be anybody's
-        raise PluginError(f"{label} cannot be made: {one_line(error)}; choose another, and tell its authors") from error
+        raise PluginError(
+            f"{label} cannot be made: {located(error, provided.plugin.package)}; choose another, and tell its authors"
+        ) from error
     piece.label = label
     return piece
 

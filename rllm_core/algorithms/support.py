@@ -10,9 +10,9 @@ from typing import Any
 from rllm_core import providers
 from rllm_core.algorithms.selection import Algorithm, policy_loss
 from rllm_core.backend import BackendProtocol, Capabilities
+from rllm_core.blame import located
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
-from rllm_core.loading import one_line
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.run_file import validated
 
@@ -108,7 +108,7 @@ def default_capabilities(provided: Provided[providers.Backend], plugins: PluginM
     except UserError:
         raise
     except Exception as error:  # it may be anybody's
-        raise PluginError(f"{label}: its capabilities() failed: {one_line(error)}") from error
+        raise PluginError(f"{label}: its capabilities() failed: {located(error, provided.plugin.package)}") from error
     if not isinstance(declared, Capabilities):
         raise PluginError(f"{label}: its capabilities() returned {declared!r:.80}, not rllm_core.backend.Capabilities")
     return declared

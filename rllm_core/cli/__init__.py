@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import logging
 import os
 import sys
@@ -20,6 +21,7 @@ from rllm_core import __version__
 from rllm_core.errors import PluginError, UserError
 from rllm_core.foreign import printable
 from rllm_core.providers import Command
+from rllm_core.witness import WITNESS
 
 if TYPE_CHECKING:
     from rllm_core.plugins import PluginManager, Provided
@@ -66,7 +68,8 @@ CORE_COMMANDS = {
 }
 
 ALL_PLUGINS = "*"
-EXIT_SECONDS = 60.0
+EXIT_SECONDS = 20.0
+PYDANTIC_VARIABLE, PYDANTIC_OFF = "PYDANTIC_DISABLE_PLUGINS", "__all__"
 
 
 class Session:
@@ -84,6 +87,12 @@ class Session:
         self.verbose = False
         self.has_hung_threads = False
         self.no_plugins: bool | frozenset[str] = False
+
+    def leave_behind(self, left: Sequence[str]) -> None:
+        """Name what could not be stopped; the process ends without it."""
+        if left:
+            self.has_hung_threads = True
+            click.echo(printable(f"left behind, since it did not stop: {', '.join(left)}"), err=True)
 
     @cached_property
     def plugins(self) -> PluginManager:
@@ -224,6 +233,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         args: Instead of ``sys.argv[1:]``.
     """
     current = Session(owns_process=args is None)
+    if current.owns_process:
+        # Of every installed package, not only of ours: one malformed entry_points.txt anywhere would break the first
+        # model that pydantic makes. Who wants its plugins sets the variable to nothing.
+        os.environ.setdefault(PYDANTIC_VARIABLE, PYDANTIC_OFF)
+        WITNESS.call()
     try:
         _run(current, args)
     except SystemExit as leaving:
@@ -240,17 +254,26 @@ def _run(current: Session, args: Sequence[str] | None) -> NoReturn:
             raise
         _leave(current, leaving.code if isinstance(leaving.code, int) else 1)
     except UserError as error:
-        if current.verbose:
-            traceback.print_exc()
-        click.echo(f"error: {error}", err=True)
+        _report(current, error, f"{error.label}{error}", args)
         _leave(current, error.exit_code)
     except Exception as error:
-        if current.verbose:
-            raise
-        what = printable(f"{type(error).__name__}: {error}")
-        click.echo(f"error: {what} (run rllm-core -v ... for the traceback)", err=True)
+        from rllm_core.blame import blamed
+
+        hint = "" if current.verbose else " (run rllm-core -v ... for the traceback)"
+        _report(current, error, f"error: {blamed(error)}{hint}", args)
         _leave(current, 1)
     _leave(current, 0)
+
+
+def _report(current: Session, error: Exception, line: str, args: Sequence[str] | None) -> None:
+    """One line on stderr, with ``-v`` after the traceback; with ``--json`` an object on stdout, too."""
+    if current.verbose:
+        traceback.print_exception(error)
+    click.echo(line, err=True)
+    if "--json" in (sys.argv[1:] if args is None else args):
+        from rllm_core.blame import blamed_json
+
+        click.echo(json.dumps({"failure": blamed_json(error)}))
 
 
 def _leave(current: Session, exit_code: int) -> NoReturn:
@@ -265,12 +288,24 @@ def _end_in_time(exit_code: int) -> None:
     """See to it that threads and exit handlers of plugins do not keep the process for ever."""
 
     def give_up() -> None:
-        kept_by = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
-        names = ", ".join(name for name in kept_by if name != threading.main_thread().name) or "exit handlers"
-        click.echo(f"after {EXIT_SECONDS:g} s still running, and ended: {printable(names)}", err=True)
+        click.echo(f"after {EXIT_SECONDS:g} s still running, and ended: {printable(_kept_by())}", err=True)
         os._exit(exit_code)
 
     sys.stdout.flush()
     timer = threading.Timer(EXIT_SECONDS, give_up)
     timer.daemon = True
     timer.start()
+
+
+def _kept_by() -> str:
+    """What keeps the process from ending, and the plugins that have left it there."""
+    from rllm_core.loading import LEFT_HANDLERS, LEFT_THREADS
+
+    def of(plugin: str) -> str:
+        return f"plugin {plugin!r} (to leave it out: rllm-core plugins disable {plugin})"
+
+    threads = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    if threads:
+        owners = [(thread.name, LEFT_THREADS.get(thread)) for thread in threads]
+        return "; ".join(name if owner is None else f"{name}, started by {of(owner)}" for name, owner in owners)
+    return "exit handlers" + (f" of {'; '.join(map(of, LEFT_HANDLERS))}" if LEFT_HANDLERS else "")

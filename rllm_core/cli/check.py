@@ -6,7 +6,6 @@ A plugin that hangs, ends its process or crashes is a verdict here, whatever it 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -17,23 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from importlib_metadata import Distribution
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.version import InvalidVersion, Version
-
-from rllm_core import API_VERSION
+from rllm_core.blame import Place
 from rllm_core.cli import CORE_COMMANDS
+from rllm_core.cli.packaging import WARNING, packaging_checks
 from rllm_core.cli.probe import Health, in_children, probe_all, report, run_child
-from rllm_core.discovery import (
-    Settings,
-    declared_requirements,
-    identity,
-    installed_distributions,
-    installed_plugins,
-    normalized,
-)
+from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.errors import ConfigError, PluginError
-from rllm_core.loading import DECLARED_API_VERSION, suggest
+from rllm_core.loading import suggest
 from rllm_core.plugins import CORE_PACKAGE, FIRST_PARTY, PluginInfo, PluginManager
 from rllm_core.providers import KINDS, Backend, Engine, Workflow
 from rllm_core.testing.parsers import CheckResult
@@ -44,34 +33,38 @@ IMPORT_LIMIT_SECONDS = 0.05
 INTERPRETERS = 5
 MAX_DETAIL_CHARACTERS = 600
 
+PACKAGING = "packaging"
 PLUGIN = "plugin"
 NEED_OTHERS = frozenset(kind.kind for kind in (Backend, Engine, Workflow))
 
 
 @dataclass(frozen=True)
 class Group:
-    """What was found out about the plugin itself, or about one of its providers.
+    """What was found out about the plugin's package, about the plugin itself, or about one of its providers.
 
     Attributes:
-        kind: ``plugin``, or the kind of the provider.
+        kind: ``packaging``, ``plugin``, or the kind of the provider.
         name: Of the plugin or the provider.
         checks: In the order they were made.
+        failure: Whose code kept them from being made, and where (`rllm_core.blame.Place.to_json`).
     """
 
     kind: str
     name: str
     checks: tuple[CheckResult, ...]
+    failure: dict[str, Any] | None = None
 
     @property
     def outcome(self) -> str:
-        """``failed`` if one check did, ``skipped`` if nothing was checked, else ``passed``."""
+        """``failed`` or ``warning`` if one check says so, ``skipped`` if nothing was checked, else ``passed``."""
         outcomes = {check.outcome for check in self.checks}
-        return "failed" if "failed" in outcomes else "passed" if "passed" in outcomes else "skipped"
+        return next((worst for worst in ("failed", WARNING, "passed") if worst in outcomes), "skipped")
 
     def to_json(self) -> dict[str, Any]:
         """Always with the same keys."""
         checks = [asdict(check) for check in self.checks]
-        return {"kind": self.kind, "name": self.name, "outcome": self.outcome, "checks": checks}
+        about = {"kind": self.kind, "name": self.name, "outcome": self.outcome, "failure": self.failure}
+        return {**about, "checks": checks}
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,7 @@ class Wishes:
 
 
 def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishes) -> list[Group]:
-    """Everything that is found out about a plugin, its metadata first.
+    """Everything that is found out about a plugin, its packaging first.
 
     Args:
         plugin: What is checked.
@@ -106,11 +99,14 @@ def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishe
         raise PluginError("the core's own providers are no plugin; name one that rllm-core plugins lists")
     limit = min(IMPORT_DEADLINE_SECONDS, wishes.deadline_seconds)
     [health] = probe_all([plugin], limit)
-    about = [*_metadata(plugin), *_imported(health)]
+    about = _imported(health)
     if health.plugin.status == "loaded":
         _check_sections(health, wishes.overrides)
         about.append(_import_time(plugin))
-    groups = [Group(PLUGIN, plugin.name, tuple(map(_bounded, about)))]
+    groups = [
+        Group(PACKAGING, plugin.name, tuple(map(_bounded, packaging_checks(plugin, health)))),
+        Group(PLUGIN, plugin.name, tuple(map(_bounded, about)), health.plugin.failure),
+    ]
     beside: list[PluginInfo] = []
     if any(provided["kind"] in NEED_OTHERS for provided in health.provides):
         beside = [found.plugin for found in probe_all(others, limit) if found.plugin.status == "loaded"]
@@ -133,83 +129,6 @@ def _verdict(name: str, problem: str | None, seen: str) -> CheckResult:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Metadata: reads files, imports nothing
-
-
-def _metadata(plugin: PluginInfo) -> list[CheckResult]:
-    distribution = next(d for d in installed_distributions() if identity(d) == (plugin.package, plugin.version))
-    metadata = distribution.metadata
-    summary, python = metadata.get("Summary") or "", metadata.get("Requires-Python") or ""
-    readme = metadata.get("Description") or metadata.get_payload() or ""
-    licence = metadata.get("License-Expression") or metadata.get("License") or ""
-    if not licence:
-        stated = (value for value in metadata.get_all("Classifier", []) if value.startswith("License ::"))
-        licence = next(stated, "").rpartition("::")[2].strip()
-    return [
-        _name(plugin),
-        _version(plugin),
-        _verdict("summary", None if summary else "pyproject.toml has no description", summary),
-        _verdict(
-            "readme", None if str(readme).strip() else "pyproject.toml has no readme", f"{len(readme)} characters"
-        ),
-        _verdict("licence", None if licence else "pyproject.toml has no license", licence.partition("\n")[0]),
-        _verdict("python", None if python else "pyproject.toml has no requires-python", python),
-        _requirements(distribution),
-        _typed(plugin),
-    ]
-
-
-def _name(plugin: PluginInfo) -> CheckResult:
-    module = plugin.value.partition(":")[0]
-    package = normalized(plugin.package)
-    wanted = [f"rllm-{normalized(plugin.name)}", f"rllm_{normalized(plugin.name).replace('-', '_')}"]
-    # One distribution may have several plugins; their names begin with its own.
-    fits = package == wanted[0] or wanted[0].startswith(f"{package}-")
-    problem = None
-    if not fits or module.partition(".")[0] != package.replace("-", "_"):
-        problem = (
-            f"distribution {plugin.package!r}, entry point {plugin.name!r} and module {module!r} do not go together: "
-            f"{wanted[0]!r}, {plugin.name!r} and {wanted[1]!r} do"
-        )
-    return _verdict("names", problem, f"{plugin.package}, {plugin.name} = {plugin.value}")
-
-
-def _version(plugin: PluginInfo) -> CheckResult:
-    try:
-        Version(plugin.version)
-    except InvalidVersion:
-        return CheckResult("version", "failed", f"{plugin.version!r} is no version")
-    return CheckResult("version", "passed", plugin.version)
-
-
-def _requirements(distribution: Distribution) -> CheckResult:
-    name, declared = "requirements", declared_requirements(distribution)
-    requirements = []
-    for text in declared:
-        try:
-            requirements.append(Requirement(text))
-        except InvalidRequirement as error:
-            return CheckResult(name, "failed", f"{text!r} is no requirement: {error}")
-    core = [requirement for requirement in requirements if normalized(requirement.name) == CORE_PACKAGE]
-    if not core:
-        return CheckResult(name, "failed", f"{CORE_PACKAGE} is not among the dependencies")
-    for requirement in requirements:
-        if not {specifier.operator for specifier in requirement.specifier} & {">=", ">", "==", "~="}:
-            return CheckResult(name, "failed", f"{requirement} has no lower bound")
-    return CheckResult(name, "passed", ", ".join(map(str, core)))
-
-
-def _typed(plugin: PluginInfo) -> CheckResult:
-    top = plugin.value.partition(":")[0].partition(".")[0]
-    found = importlib.util.find_spec(top)
-    if found is None or found.origin is None:
-        return CheckResult("types", "failed", f"there is no module {top!r}")
-    if not Path(found.origin).with_name("py.typed").is_file():
-        return CheckResult("types", "failed", f"{top} has no py.typed, so type checkers ignore its annotations")
-    return CheckResult("types", "passed", f"{top}/py.typed")
-
-
-# --------------------------------------------------------------------------------------------------------------------
 # The import
 
 
@@ -226,15 +145,16 @@ def _imported(health: Health) -> list[CheckResult]:
         if (package := first_party.get((kind := provided["kind"], name := provided["name"]), plugin.package))
         != plugin.package
     ]
-    silent = [f"{provided['kind']} {provided['name']!r}" for provided in health.provides if not provided["summary"]]
     provides = ", ".join(f"{provided['kind']} {provided['name']!r}" for provided in health.provides)
-    wanted = f'it does not say for which version it was written: {DECLARED_API_VERSION} = "{API_VERSION}"'
     return [
         CheckResult("import", "passed", plugin.value),
         CheckResult("hooks", "passed", ", ".join(health.hooks)),
         _verdict("providers", "; ".join(taken) or None, provides or "none"),
-        _verdict("summaries", f"{', '.join(silent)} has none" if silent else None, str(len(health.provides))),
-        _verdict("api version", wanted if health.api_version is None else None, str(health.api_version)),
+        _verdict(
+            "surroundings",
+            f"changes {', '.join(health.changed)} when it is loaded" if health.changed else None,
+            "changes nothing that everybody in the process shares",
+        ),
         _verdict("light", "; ".join(health.warnings) or None, "imports nothing that takes seconds"),
     ]
 
@@ -300,9 +220,10 @@ def _checked(
     what = f"the check of {provided['kind']} {provided['name']!r}"
     found = run_child(["provider", json.dumps(asked)], wishes.deadline_seconds, running, module=__name__, what=what)
     if isinstance(found, str):
-        results = [CheckResult("checks", "failed", found)]
-    else:
-        results = [CheckResult(**result) for result in found["results"]]
+        place = found.place or Place("", 0, "", plugin.name, plugin.package, plugin.version)
+        failed = (_bounded(CheckResult("checks", "failed", found)),)
+        return Group(provided["kind"], provided["name"], failed, place.to_json(found))
+    results = [CheckResult(**result) for result in found["results"]]
     return Group(provided["kind"], provided["name"], tuple(map(_bounded, results)))
 
 

@@ -156,7 +156,8 @@ def doctor(context: click.Context, as_json: bool) -> None:
         rows += [[f"plugin {info.name}", info.version, info.package] for info in plugins if info.name != "core"]
         echo_table(["what", "version", "where"], rows)
         for problem in problems:
-            click.echo(f"\n{problem['what']}: {problem['problem']}\n    {problem['mend']}")
+            mend = f"\n    {problem['mend']}" if problem["mend"] else ""
+            click.echo(f"\n{problem['what']}: {problem['problem']}{mend}")
         click.echo("\nno problems found" if not problems else f"\n{len(problems)} problem(s) found")
         click.echo("rllm-core plugins --load imports every plugin and reports on its health")
     if problems:
@@ -168,7 +169,8 @@ def _plugin_problems(plugins: list[PluginInfo]) -> list[dict[str, Any]]:
     for info in plugins:
         if info.status in ("broken", "conflict"):
             what = f"plugin {info.name} ({info.label})"
-            problems[what, ""] = {"what": what, "problem": info.error, "mend": pip_install("--upgrade", info.package)}
+            mend = f"rllm-core plugins disable {info.package}/{info.name}" if info.status == "conflict" else None
+            problems[what, ""] = {"what": what, "problem": info.error, "mend": mend}
     for candidate in installed_plugins():
         for lack in unmet_closure(candidate.package, candidate.requires):
             what = f"plugin {candidate.name} ({candidate.label})"

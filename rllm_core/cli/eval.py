@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -60,13 +59,15 @@ def evaluate(
     """
     from rllm_core.config import load_run_config
     from rllm_core.training import evaluation, launch
+    from rllm_core.training.guard import guarded
+    from rllm_core.training.running import run
 
     wanted = tuple(sorted(set(ks or (1, samples))))
     if wanted[-1] > samples:
         raise ConfigError(f"pass@{wanted[-1]} needs at least as many rollouts per task; -n is {samples}")
     given = [*overrides, *([f"model.path={json.dumps(model)}"] if model is not None else [])]
     plugins = context.obj.plugins
-    config = load_run_config(target, plugins, overrides=given, backend=backend, parser=parser)
+    config = load_run_config(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
     if engine_name is None:
         assembly = launch.assemble(config, plugins)
         workflow, opening = assembly.workflow, evaluation.engine_of_backend(assembly, checkpoint)
@@ -75,11 +76,16 @@ def evaluate(
     else:
         workflow = launch.workflow_of(config, plugins)
         opening = evaluation.engine_by_name(engine_name, config, plugins)
-    result = asyncio.run(
-        evaluation.evaluate(
-            config, plugins, workflow, opening, split=split, task_limit=tasks, samples=samples, ks=wanted
-        )
+    evaluating = evaluation.evaluate(
+        config, plugins, workflow, opening, split=split, task_limit=tasks, samples=samples, ks=wanted
     )
+    if context.obj.owns_process:
+        evaluating = guarded(evaluating, config.training.stall_timeout_seconds)
+    left: list[str] = []
+    try:
+        result = run(evaluating, left)
+    finally:
+        context.obj.leave_behind(left)
     if as_json:
         click.echo(json.dumps(result))
     else:
@@ -87,11 +93,15 @@ def evaluate(
 
 
 def _print(result: dict[str, Any]) -> None:
+    from rllm_core.training.first_failures import lines
+
     click.echo(
         f"{result['workflow']} ({result['split']}): {result['tasks']} tasks x {result['rollouts_per_task']} rollouts, "
         f"{result['failed']} failed"
     )
-    if result["reward_mean"] is not None:
-        click.echo(f"reward {result['reward_mean']:.3f}")
+    for line in lines(result["failures"]):
+        click.echo(line, err=True)
+    mean = result["reward_mean"]
+    click.echo("reward none" if mean is None else f"reward {mean:.3f}")
     for entry in result["pass_at_k"]:
         click.echo(f"pass@{entry['k']} {entry['value']:.3f}  (95 % interval {entry['low']:.3f} to {entry['high']:.3f})")

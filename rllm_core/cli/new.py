@@ -86,10 +86,10 @@ def new(context: click.Context, kind: str, name: str, into: Path | None, as_json
     distribution is called rllm-NAME.
     """
     names = _checked(name)
-    template = _read(files("rllm_core") / "scaffold" / kind)
-    _check_free(context, names, template)
+    files_of_kind = template(kind)
+    _check_free(context, names, files_of_kind)
     folder = into if into is not None else Path(names.distribution)
-    made = {names.fill(path): names.fill(text) for path, text in template.items()} | {"LICENSE": _license()}
+    made = {names.fill(path): names.fill(text) for path, text in files_of_kind.items()} | {"LICENSE": _license()}
     _write(folder, made)
     commands = [
         f"pip install -e {shlex.quote(f'{folder}[dev]')}",
@@ -105,6 +105,11 @@ def new(context: click.Context, kind: str, name: str, into: Path | None, as_json
     click.echo("next:")
     for command in commands:
         click.echo(f"  {command}")
+
+
+def template(kind: str) -> dict[str, str]:
+    """The files that a package of a kind is made from, by path; with placeholders instead of names."""
+    return _read(files("rllm_core") / "scaffold" / kind)
 
 
 def _checked(name: str) -> PackageNames:

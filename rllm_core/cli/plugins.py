@@ -10,6 +10,7 @@ from rllm_core.cli import no_plugins_option, session
 from rllm_core.cli.completion import installed
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import PluginError
+from rllm_core.foreign import printable_lines
 from rllm_core.plugins import CORE_PLUGIN, PluginInfo, PluginManager
 from rllm_core.providers import Engine, Parser, Provider, Workflow
 
@@ -36,7 +37,7 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
         return
     manager = session(context).plugins
     infos = [info for info in manager.plugins() if show_all or info.name != CORE_PLUGIN or info.status == "conflict"]
-    rows = _rows(infos, load=load, deadline_seconds=deadline_seconds)
+    rows = _rows(infos, load=load, deadline_seconds=deadline_seconds, verbose=session(context).verbose)
     if as_json:
         echo_json(rows)
     elif load and rows:
@@ -65,7 +66,7 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
     from rllm_core.requirements import unmet
 
     manager = session(context).plugins
-    rows = _rows(manager.find(name), load=True, deadline_seconds=DEADLINE_SECONDS)
+    rows = _rows(manager.find(name), load=True, deadline_seconds=DEADLINE_SECONDS, verbose=session(context).verbose)
     for row in rows:
         for candidate in installed_plugins():
             if (candidate.package, candidate.name, candidate.value) == (row["package"], row["name"], row["value"]):
@@ -75,7 +76,7 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
         echo_json(rows)
     else:
         for row in rows:
-            shown = {**row, "provides": _provides(row)}
+            shown = {**row, "provides": _provides(row), "failure": None}  # which is the error, in parts
             lines = [
                 [key, ", ".join(value) if isinstance(value, list) else str(value)]
                 for key, value in shown.items()
@@ -96,18 +97,29 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
     show_default=True,
     help="How long the checks of one provider may take.",
 )
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings about the packaging, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @no_plugins_option
 @click.pass_context
 def check(
-    context: click.Context, name: str, overrides: tuple[str, ...], model: str, deadline_seconds: float, as_json: bool
+    context: click.Context,
+    name: str,
+    overrides: tuple[str, ...],
+    model: str,
+    deadline_seconds: float,
+    strict: bool,
+    as_json: bool,
 ) -> None:
-    """Hold a plugin, and everything it provides, to what it has to be.
+    """Check a plugin and its providers against their contracts, and look at its packaging.
 
-    Looks at its metadata and its import, then builds each provider with default settings and puts it through the checks
-    of its kind, each in a process of its own. Exits with 1 if a check failed.
+    Contract: imports the plugin, builds each provider with default settings and runs the checks of its kind, each in a
+    process of its own. Exits with 1 if one fails.
+
+    Packaging: description, README, licence, versions, leftovers of the template. Findings are warnings; they change the
+    exit code only with --strict.
     """
     from rllm_core.cli.check import Wishes, check_plugin
+    from rllm_core.cli.packaging import WARNING
 
     manager = session(context).plugins
     [plugin, *others] = manager.find(name)
@@ -120,18 +132,23 @@ def check(
     groups = check_plugin(plugin, beside, Wishes(overrides, model, deadline_seconds))
     outcomes = [result.outcome for group in groups for result in group.checks]
     counts = {outcome: outcomes.count(outcome) for outcome in ("passed", "failed", "skipped")}
-    verdict = "failed" if counts["failed"] else "passed"
+    warnings = outcomes.count(WARNING)
+    contract, packaging = "failed" if counts["failed"] else "passed", "warnings" if warnings else "passed"
+    is_refused = bool(counts["failed"] or (strict and warnings))
     if as_json:
         about = {"plugin": plugin.name, "package": plugin.package, "version": plugin.version, "value": plugin.value}
-        echo_json({**about, "outcome": verdict, **counts, "groups": [group.to_json() for group in groups]})
+        verdicts = {"outcome": "failed" if is_refused else "passed", "contract": contract, "packaging": packaging}
+        numbers = {**counts, "warnings": warnings}
+        echo_json({**about, **verdicts, **numbers, "groups": [group.to_json() for group in groups]})
     else:
         for group in groups:
             rows = [[result.name, result.outcome, result.detail] for result in group.checks]
             echo_table([f"{group.kind} {group.name}", "result", "seen"], rows)
             click.echo()
         counted = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        click.echo(f"{plugin.label}, plugin {plugin.name!r}: {verdict} ({counted})")
-    context.exit(1 if counts["failed"] else 0)
+        noted = f"{warnings} warning{'' if warnings == 1 else 's'}" if warnings else "passed"
+        click.echo(f"{plugin.label}, plugin {plugin.name!r}: contract {contract} ({counted}); packaging: {noted}")
+    context.exit(1 if is_refused else 0)
 
 
 @plugins.command()
@@ -171,22 +188,30 @@ def _say_if_overridden() -> None:
         click.echo("RLLM_PLUGINS is set and overrides this file", err=True)
 
 
-def _rows(infos: list[PluginInfo], *, load: bool, deadline_seconds: float) -> list[dict[str, Any]]:
+def _rows(
+    infos: list[PluginInfo], *, load: bool, deadline_seconds: float, verbose: bool = False
+) -> list[dict[str, Any]]:
     """One JSON object per plugin, always with the same keys; what only ``--load`` knows is null without it."""
     if not load:
         unknown = {"hooks": None, "provides": None, "warnings": None, "load_seconds": None}
         return [{**info.to_json(), **unknown} for info in infos]
     from rllm_core.cli.probe import probe_all
 
+    found = probe_all(infos, deadline_seconds)
+    if verbose:
+        for health in found:
+            if health.trace is not None:
+                label = f"plugin {health.plugin.name!r} ({health.plugin.label})"
+                click.echo(printable_lines(f"{label}:\n{health.trace}"), err=True)
     return [
         {
             **health.plugin.to_json(),
             "hooks": list(health.hooks),
             "provides": list(health.provides),
-            "warnings": list(health.warnings),
+            "warnings": [*health.warnings, *(f"changes {what} when it is loaded" for what in health.changed)],
             "load_seconds": health.load_seconds,
         }
-        for health in probe_all(infos, deadline_seconds)
+        for health in found
     ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from rllm_core.blame import Place, blamed, place_in
 from rllm_core.cli import CORE_COMMANDS
 from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.errors import ConfigError, PluginError
@@ -27,7 +27,10 @@ from rllm_core.loading import DECLARED_API_VERSION
 from rllm_core.plugins import PluginInfo, PluginManager, Provided
 from rllm_core.providers import KINDS, Backend
 from rllm_core.sandbox.worker import die_with_parent
+from rllm_core.witness import STANDARD_ERROR
 
+ASKED_WHERE_ANSWER = "(most recent call first):"
+RAISED = "raised"
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
@@ -65,6 +68,8 @@ class Health:
         warnings: What is bad about it though it works.
         load_seconds: How long its import took; None if it never ended.
         api_version: Version of the plugin API that it says it was written for.
+        changed: What it changes, when it is loaded, that everybody in the process shares.
+        trace: The traceback of what broke it.
     """
 
     plugin: PluginInfo
@@ -73,6 +78,18 @@ class Health:
     warnings: tuple[str, ...] = ()
     load_seconds: float | None = None
     api_version: str | None = None
+    changed: tuple[str, ...] = ()
+    trace: str | None = None
+
+
+class NoReport(str):
+    """Why a child reports nothing.
+
+    Attributes:
+        place: Where it was by then.
+    """
+
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -120,14 +137,17 @@ def _probe(plugin: PluginInfo, deadline_seconds: float, running: set[subprocess.
         return Health(plugin)
     found = run_child([plugin.package, plugin.name, plugin.value], deadline_seconds, running)
     if isinstance(found, str):
-        return Health(replace(plugin, status="broken", error=found))
+        place = found.place or Place("", 0, "", plugin.name, plugin.package, plugin.version)
+        return Health(replace(plugin, status="broken", error=found, failure=place.to_json(str(found))))
     return Health(
-        replace(plugin, status=found["status"], error=found["error"]),
+        replace(plugin, status=found["status"], error=found["error"], failure=found["failure"]),
         tuple(found["hooks"]),
         tuple(found["provides"]),
         tuple(found["warnings"]),
         found["load_seconds"],
         found["api_version"],
+        tuple(found["changed"]),
+        found["trace"],
     )
 
 
@@ -145,7 +165,7 @@ def run_child(
     *,
     module: str = __name__,
     what: str = "its import",
-) -> dict[str, Any] | str:
+) -> dict[str, Any] | NoReport:
     """What a module reports when it is run with ``arguments`` in a process of its own, or why it reports nothing.
 
     Args:
@@ -171,29 +191,38 @@ def run_child(
             try:
                 code = child.wait(deadline_seconds)
             except subprocess.TimeoutExpired:
-                return f"{what} did not end within {deadline_seconds:g} s{_stuck_at(child, output)}"
+                return _no_report(f"{what} did not end within {deadline_seconds:g} s", _stuck_at(child, output))
             finally:
                 running.discard(child)
                 _end(child)
         if not target.exists():
-            last = output.read_text(errors="replace").strip().rpartition("\n")[2]
+            text = output.read_text(errors="replace")
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            return f"{what} ended the process ({how})" + (f": {last:.200}" if last else "")
+            said = text.partition("Fatal Python error:")[0].strip().rpartition("\n")[2]
+            return _no_report(f"{what} ended the process ({how})", place_in(text), said[:200])
         found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
+        if RAISED in found:
+            return NoReport(f"{what} failed: {found[RAISED]}")
     return found
 
 
-def _stuck_at(child: subprocess.Popen[bytes], output: Path) -> str:
-    """The line at which the main thread of a process is that uses `report`, if it says so in time."""
+def _no_report(what: str, place: Place | None, said: str = "") -> NoReport:
+    where = f"; it was in {place.function} ({place.where})" if place is not None else ""
+    reason = NoReport(f"{what}{where}" + (f": {said}" if said else ""))
+    reason.place = place
+    return reason
+
+
+def _stuck_at(child: subprocess.Popen[bytes], output: Path) -> Place | None:
+    """Where the main thread of a process is that uses `report`, if it says so in time."""
     child.send_signal(ASKED_WHERE)
     latest = time.monotonic() + LATEST_ANSWER_SECONDS
     while time.monotonic() < latest:
-        frames = output.read_text(errors="replace").rpartition("(most recent call first):\n")[2]
-        match = re.match(r'\s*File "(.*)", line (\d+) in (\S+)\n', frames)
-        if match is not None:
-            return f"; it was in {match[3]} ({Path(match[1]).name}:{match[2]})"
+        text = output.read_text(errors="replace")
+        if ASKED_WHERE_ANSWER in text and text.endswith("\n"):
+            return place_in(text)
         time.sleep(0.02)
-    return ""
+    return None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -238,6 +267,9 @@ def _examine(package: str, name: str, value: str) -> dict[str, Any]:
         "warnings": warnings,
         "load_seconds": round(seconds, 4),
         "api_version": declared,
+        "failure": info.failure,
+        "changed": manager.changed(name),
+        "trace": manager.trace(name),
     }
 
 
@@ -261,11 +293,15 @@ def report(target: str, find: Callable[[], dict[str, Any]]) -> NoReturn:
 
     Args:
         target: Path of the report.
-        find: Whatever it raises is the end of the process, too.
+        find: What it raises is reported instead.
     """
     die_with_parent()  # what spins in here would go on for ever
+    faulthandler.enable(STANDARD_ERROR, all_threads=False)
     faulthandler.register(ASKED_WHERE, all_threads=False)
-    found = json.dumps(find())
+    try:
+        found = json.dumps(find())
+    except Exception as error:  # a check that fails over a plugin is a finding, too
+        found = json.dumps({RAISED: blamed(error)})
     draft = Path(target).with_suffix(".draft")
     draft.write_text(found, encoding="utf-8")
     draft.replace(target)

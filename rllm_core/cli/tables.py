@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import click
+
+MIN_COLUMN_CHARACTERS = 16
 
 
 def echo_json(value: Any) -> None:
@@ -23,17 +26,39 @@ def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         from rich.table import Table
         from rich.text import Text
 
+        console = Console()
+        if _is_narrow(headers, clean, console.width):
+            _echo_records(headers, clean, console.width)
+            return
         table = Table(box=None, header_style="bold", pad_edge=False)
         for number, header in enumerate(headers):
             table.add_column(header, overflow="fold", no_wrap=number == 0)  # what is typed again is never cut
         for row in clean:
             table.add_row(*(Text(cell) for cell in row))
-        Console().print(table)
+        console.print(table)
         return
     lines = [list(headers), *clean]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     for line in lines:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _is_narrow(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether words of a table would have to be broken into pieces that nobody can read."""
+    columns = [max(len(cells[column]) for cells in (headers, *rows)) for column in range(len(headers))]
+    first, *others = columns
+    return first + sum(2 + min(column, MIN_COLUMN_CHARACTERS) for column in others) > width
+
+
+def _echo_records(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
+    """Print each row as a block: its first cell, then a line for each of the others that says anything."""
+    for first, *cells in rows:
+        click.echo(first)
+        for header, cell in zip(headers[1:], cells, strict=True):
+            if cell.strip():
+                click.echo(
+                    textwrap.fill(f"{header}: {cell}", max(width, 20), initial_indent="  ", subsequent_indent="    ")
+                )
 
 
 def _printable(text: str) -> str:

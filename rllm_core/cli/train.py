@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -47,7 +46,9 @@ def train(
     """
     from rllm_core.config import load_run_config, to_toml
     from rllm_core.training import launch
+    from rllm_core.training.guard import Guard
     from rllm_core.training.progress import for_terminal
+    from rllm_core.training.running import run
 
     if resume and run_dir is None:
         raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")
@@ -65,10 +66,15 @@ def train(
         _print_dry_run(assembly, to_toml(config.to_tables()), as_json)
         return
     path = run_dir if run_dir is not None else _new_run_dir(config.workflow)
+    advice = f"To continue: rllm-core train --resume --run-dir {path}"
+    guard = Guard(config.training.stall_timeout_seconds, advice) if context.obj.owns_process else None
+    training = launch.train(assembly, path, resume=resume, progress=for_terminal(), guard=guard)
+    left: list[str] = []
     try:
-        summary = asyncio.run(launch.train(assembly, path, resume=resume, progress=for_terminal()))
+        summary = run(training, left)
     finally:
-        context.obj.has_hung_threads = assembly.is_hung
+        context.obj.leave_behind(left)
+        context.obj.has_hung_threads |= assembly.is_hung
     if as_json:
         click.echo(json.dumps({**summary, "run": str(path)}))
         return
@@ -98,7 +104,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
             f"{name} {validation[key]:.3f}"
             for name, key in (("reward", "reward_mean"), ("solved", "solved"), ("nll per token", "nll_per_token"))
             if validation[key] is not None
-        ]
+        ] or ["reward none"]
         click.echo(f"{label} validation (step {validation['step']}): {', '.join(numbers)}")
 
 

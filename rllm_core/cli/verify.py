@@ -34,7 +34,7 @@ def verify(context: click.Context, run: Path, as_json: bool) -> None:
         ]
         echo_table(("ACCOUNT", "REASON", "ROLLOUTS"), rows)
         click.echo(
-            f"{result.steps} of {result.planned_steps} steps, weight version {result.weight_version}, "
+            f"{result.status}: {result.steps} of {result.planned_steps} steps, weight version {result.weight_version}, "
             f"{result.incarnations} start(s), {result.events} events; at most {result.max_lead} groups ahead and "
             f"{result.max_staleness} versions old"
         )

@@ -8,28 +8,27 @@ from contextlib import asynccontextmanager
 from rllm_core import providers
 from rllm_core.config import ModelConfig, RunConfig
 from rllm_core.distillation.teacher import Teacher
-from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.training.deadlines import within
+from rllm_core.training.engines import engine_class, standalone_engine
 
 CLOSING_TIMEOUT_SECONDS = 60.0
 
 
-def teacher_engine(config: RunConfig, plugins: PluginManager) -> type[RolloutEngine]:
-    """The class of the teacher's engine.
+def check_teacher(config: RunConfig, plugins: PluginManager) -> None:
+    """Refuse a teacher that could not score.
 
     Raises:
         ConfigError: If it cannot score tokens, or no model is named.
     """
     name = config.teacher.engine
-    engine_class: type[RolloutEngine] = plugins.load(plugins.select(providers.Engine, name))
-    if not engine_class.computes_logprobs:
+    found = engine_class(plugins, name)
+    if not found.computes_logprobs:
         raise ConfigError(f"teacher.engine = {name!r} cannot score given tokens: choose an engine that can")
     if not config.teacher.model:
         raise ConfigError(f"teacher.model is missing: the folder of the model that engine {name!r} shall score with")
-    return engine_class
 
 
 @asynccontextmanager
@@ -46,11 +45,10 @@ async def open_teacher(
         return
     if student is None:
         raise ConfigError("a teacher needs the policy's parser, and the engine of this backend has none")
-    engine_class = teacher_engine(config, plugins)
     parser = _parser(config, plugins)
     reads_tokens = not config.teacher.parser and student.vocabulary() == parser.vocabulary()
     own_model = config.model_copy(update={"model": ModelConfig(path=config.teacher.model)})
-    engine = engine_class.from_config(own_model, parser)
+    engine = standalone_engine(config.teacher.engine, own_model, plugins, parser)
     what = f"the teacher, engine {config.teacher.engine!r},"
     try:
         await within(config.training.backend_timeout_seconds, f"{what} wake_up", engine.wake_up())

@@ -93,7 +93,7 @@ class ParsedCompletion(Mapping[str, Any]):
                     "type": "function",
                     "function": {
                         "name": call.name if call.name is None else well_formed(call.name),
-                        "arguments": json.dumps(call.arguments, default=dict),
+                        "arguments": well_formed(json.dumps(call.arguments, default=dict, ensure_ascii=False)),
                     },
                 }
                 for index, call in enumerate(self.ok_tool_calls)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -25,6 +25,7 @@ from rllm_core.types import (
     MessageLike,
     MessageView,
     PlacedMedia,
+    SampledMessage,
     TokenIds,
     TokenLog,
     freeze,
@@ -145,6 +146,7 @@ class _Pending:
     tools: FrozenList | None
     tokens: TokenLog
     counts_before: _PromptCounts
+    given: int = 0
 
 
 class ParserSession:
@@ -192,6 +194,8 @@ class ParserSession:
         self._pending: _Pending | None = None
         self._clean_stop = True
         self._stop_ids = _stop_set(tuple(parser.get_stop_token_ids()))
+        self._examples: list[FrozenDict] | None = None
+        self._given = 0
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -271,12 +275,12 @@ class ParserSession:
             raise RuntimeError("next_prompt() comes before record()")
         parsed = self.parser.parse_completion(completion, prompt_ids=pending.turn.prompt_ids, tools=pending.tools)
         answer = parsed.to_message(turn=self.stats.turns)
-        self._answer = answer if type(answer) is FrozenDict else message(answer)
+        self._answer = self._sampled(message(answer), (completion,))
         if pending.turn.segment != self._segment:
             self._closed.append((self._tokens, self._spans))
             self._spans = []
         self._tokens, self._segment, self._media = pending.tokens, pending.turn.segment, pending.turn.media
-        self._consumed, self._tools = pending.messages, pending.tools
+        self._consumed, self._tools, self._given = pending.messages, pending.tools, pending.given
         self._prompt_length, self._completion_length = len(self._tokens), len(completion)
         self._tokens.extend_checked(completion)
         self._spans.append((self._prompt_length, len(self._tokens)))
@@ -308,12 +312,14 @@ class ParserSession:
             return self._break(view, tools, before, reason, tail)
         known = len(self._tokens)
         so_far = self._tokens.view(0, known)
-        self.stats.bridge_attempts += 1
-        proposed = self.parser.bridge_to_next_turn(
-            so_far[: self._prompt_length], so_far[self._prompt_length :], tail, tools=tools
-        )
+        proposed = None
+        if not self._given or tail[-1]["role"] != "user" or self._keeps_what_was_given(view, tools):
+            self.stats.bridge_attempts += 1
+            proposed = self.parser.bridge_to_next_turn(
+                so_far[: self._prompt_length], so_far[self._prompt_length :], tail, tools=tools
+            )
         bridged = proposed is not None
-        ids = self.parser.render(view, tools=tools) if proposed is None else proposed
+        ids = self._rendered(view, tools) if proposed is None else proposed
         if not is_id_array(ids):
             ids = token_ids(ids)
         if not starts_with(ids, so_far):
@@ -328,7 +334,38 @@ class ParserSession:
         else:
             self.stats.rendered += 1
         turn = Turn(self._tokens.view(0, len(self._tokens)), self._segment, None, media, control_tokens)
-        return _Pending(turn, view, tools, self._tokens, before)
+        return _Pending(turn, view, tools, self._tokens, before, self._given)
+
+    def _keeps_what_was_given(self, view: MessageView, tools: FrozenList | None) -> bool:
+        """Whether the messages of the segment's first prompt are written as they were, now that a user follows."""
+        before = self.parser.render(MessageView(view[: self._given]), tools=tools, add_generation_prompt=False)
+        kept = starts_with(self._rendered(view, tools), token_ids(before))
+        self._given = 0 if kept else self._given
+        return kept
+
+    def _rendered(self, view: MessageView, tools: FrozenList | None) -> Sequence[int] | TokenIds:
+        """The whole conversation, in which what a model said does not become control tokens that it did not sample.
+
+        Before the first answer, an assistant's messages are examples, whose author is trusted.
+        """
+        if not self._spans:
+            self._examples = [one for one in view if one["role"] == "assistant"]
+            return self.parser.render(view, tools=tools)
+        completions = [
+            segment.token_ids[start:stop] for segment in self.segments for start, stop in segment.completion_spans
+        ]
+        written = [
+            one if one["role"] != "assistant" or one in (self._examples or ()) else self._sampled(one, completions)
+            for one in view
+        ]
+        return self.parser.render(MessageView(written), tools=tools)
+
+    def _sampled(self, said: FrozenDict, completions: Sequence[TokenIds]) -> FrozenDict:
+        """A message that a model wrote; marked as such where that makes a difference."""
+        if type(said) is SampledMessage:
+            return said
+        spelt = self.parser.count_control_tokens([{"role": "user", "content": text} for text in _texts(said)])
+        return SampledMessage(said, completions) if spelt else said
 
     def _compare(self, view: MessageView, tools: FrozenList | None) -> tuple[BreakReason | None, list[FrozenDict]]:
         """What the conversation added since the last completion, or why it does not follow from it."""
@@ -380,13 +417,13 @@ class ParserSession:
         new: Sequence[MessageLike] | None = None,
         rendered: TokenIds | None = None,
     ) -> _Pending:
-        tokens = TokenLog(self.parser.render(view, tools=tools) if rendered is None else rendered)
+        tokens = TokenLog(self._rendered(view, tools) if rendered is None else rendered)
         prompt_ids = tokens.view(0, len(tokens))
         media = self.parser.place_media(prompt_ids, view)
         control_tokens = _count(self.parser.count_control_tokens(view if new is None else new))
         self.stats.rendered += 1
         turn = Turn(prompt_ids, self._segment + (reason is not None), reason, media, control_tokens)
-        return _Pending(turn, view, tools, tokens, before)
+        return _Pending(turn, view, tools, tokens, before, _given_answers(view))
 
 
 @lru_cache(maxsize=64)
@@ -399,6 +436,17 @@ def _count(control_tokens: int) -> int:
     if type(control_tokens) is not int or control_tokens < 0:
         raise ValueError(f"count_control_tokens() returned {control_tokens!r}, which is no count")
     return control_tokens
+
+
+def _given_answers(view: MessageView) -> int:
+    """How many messages there are, if there is an answer after the last user's, which may yet be written otherwise.
+
+    Templates drop reasoning, and the place for it, once a user follows. What was sampled stays as it was sampled, but
+    of an answer that was given only the template knows how it is written.
+    """
+    roles = [one["role"] for one in view]
+    after_user = roles[::-1].index("user") if "user" in roles else len(roles)
+    return len(roles) if "assistant" in roles[len(roles) - after_user :] else 0
 
 
 def _frozen_tools(tools: Sequence[ToolSpec] | None) -> FrozenList | None:
@@ -418,6 +466,19 @@ def _canonical(message: FrozenDict) -> dict[str, Any]:
     if isinstance(plain.get("tool_calls"), list):
         plain["tool_calls"] = [_canonical_call(call) for call in plain["tool_calls"]]
     return plain
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in JSON-like data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 def _canonical_call(call: Any) -> Any:

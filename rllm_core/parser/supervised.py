@@ -123,6 +123,15 @@ def _completion(
     """What rendering an assistant message adds to its prompt, up to and including the stop token."""
     whole = token_ids(parser.render(conversation[: index + 1], tools=tools, add_generation_prompt=False))
     if not starts_with(whole, prompt):
+        before = parser.render(conversation[:index], tools=tools, add_generation_prompt=False)
+        if starts_with(whole, token_ids(before)):
+            raise ConfigError(
+                f"message {index}: its rendering does not start with the prompt that it answers: the prompt already "
+                "begins the answer (its reasoning, often), which the template leaves out of an answer that was given; "
+                "use a copy of the model folder whose chat_template.jinja writes reasoning_content as the model says "
+                "it, set a variable of the template that turns reasoning off (chat_template.chat_template_kwargs), or "
+                "take white space off the beginning of the answer"
+            )
         raise ConfigError(
             f"message {index}: its rendering does not start with the prompt that it answers, so that its tokens "
             "cannot be told from the prompt's (text that begins with white space, or reasoning that is missing or in "

@@ -11,6 +11,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rllm_core.blame import Frame
 from rllm_core.providers import PATH_PATTERN
 from rllm_core.sandbox import processes
 from rllm_core.sandbox.contract import Limits
@@ -21,7 +22,13 @@ CALLS_PER_CHILD = 10_000
 
 
 class ChildError(Exception):
-    """A call in a child has no result."""
+    """A call in a child has no result.
+
+    Attributes:
+        frames: Where it was raised in the child, the last one first (`rllm_core.blame.Frame`).
+    """
+
+    frames: tuple[Frame, ...] = ()
 
 
 class ChildTimeout(ChildError):
@@ -125,7 +132,7 @@ class _Children:
             raise ChildOutputTooLong(
                 f"the result of {path} has {answer['too_long']} bytes, more than {limits.output_bytes}"
             )
-        raise ChildRaised(f"{path} raised {answer['error']}")
+        raise _raised(f"{path} raised {answer['error']}", answer)
 
     def end(self) -> None:
         """Kill all; whoever waits for one that is busy finds it dead, and cleans up after it."""
@@ -169,11 +176,17 @@ class _Children:
             except EOFError as ended:
                 raise ChildDied(f"the process of {path} ended while it was imported ({ended})") from None
             if "ready" not in said:
-                raise ChildRaised(f"{path} cannot be imported: {said['error']}")
+                raise _raised(f"{path} cannot be imported: {said['error']}", said)
         finally:
             if "ready" not in said:
                 self._put(child, is_fit=False)
         return child
+
+
+def _raised(message: str, answer: dict[str, Any]) -> ChildRaised:
+    error = ChildRaised(message)
+    error.frames = tuple(Frame(*frame) for frame in answer["frames"])
+    return error
 
 
 class _Child:

@@ -18,6 +18,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 MESSAGE_CHARACTERS = 500
+MOST_FRAMES = 50
 
 
 def die_with_parent() -> None:
@@ -50,7 +51,7 @@ def serve(path: str, output_bytes: int) -> None:
         for attribute in attributes.split("."):
             function = getattr(function, attribute)
     except BaseException as error:
-        answers.write(_line({"error": _described(error)}))
+        answers.write(_line({"error": _described(error), "frames": _frames(error)}))
         return
     answers.write(_line({"ready": True}))
     for line in sys.stdin.buffer:
@@ -63,7 +64,7 @@ def serve(path: str, output_bytes: int) -> None:
         except MemoryError:
             answer = _line({"memory": True})
         except BaseException as error:  # also SystemExit: the caller is told, and the worker goes on
-            answer = _line({"error": _described(error)})
+            answer = _line({"error": _described(error), "frames": _frames(error)})
         while answer:
             answer = answer[answers.write(answer) :]
 
@@ -74,6 +75,17 @@ def _line(value: dict[str, Any]) -> bytes:
 
 def _described(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:MESSAGE_CHARACTERS]
+
+
+def _frames(error: BaseException) -> list[tuple[str, int, str, str]]:
+    """File, line, function and module of where it was raised, the last first."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append((code.co_filename, trace.tb_lineno, code.co_name, str(trace.tb_frame.f_globals.get("__name__"))))
+        trace = trace.tb_next
+    return frames[: -MOST_FRAMES - 1 : -1]
 
 
 def main(kind: str, target: str, memory_bytes: str, output_bytes: str, cpu_seconds: str = "0") -> None:

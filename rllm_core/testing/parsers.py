@@ -28,12 +28,12 @@ class CheckResult:
 
     Attributes:
         name: The check.
-        outcome: ``skipped`` where it does not apply to the parser.
+        outcome: ``skipped`` where it does not apply, ``warning`` where it breaks no contract.
         detail: What was seen; what broke the contract, if something did.
     """
 
     name: str
-    outcome: Literal["passed", "failed", "skipped"]
+    outcome: Literal["passed", "failed", "skipped", "warning"]
     detail: str
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rllm_core import providers
+from rllm_core.blame import blamed
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.errors import ConfigError, PluginError, UserError
-from rllm_core.loading import one_line
+from rllm_core.foreign import one_line
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.run_file import apply_override, merged, toml_key, validated
 from rllm_core.testing.check_names import BUILT, RUN_FILE, checks_of
@@ -40,7 +41,7 @@ LATEST_ENDING_SECONDS = 2.0
 
 
 class NeedsSettings(Exception):
-    """A provider cannot be built with its defaults, which is no fault; says what to pass."""
+    """A provider cannot be built with its defaults; says what to pass, so that it can be checked."""
 
 
 @dataclass(frozen=True)
@@ -145,18 +146,16 @@ def check_provided(
         folder: An empty folder that its checks may write to.
 
     Returns:
-        The result of `BUILT`, and if that passed, of the checks of its kind (`checks_of`). `BUILT` is skipped if the
-        provider cannot be built without settings; its detail says what to pass.
+        The result of `BUILT`, and if that passed, of the checks of its kind (`checks_of`). `BUILT` also fails if the
+        provider cannot be built without settings: nothing was checked then. Its detail says what to pass.
     """
     subject = _Subject(plugins, provided, request, folder)
     try:
         check = _CHECKED[type(provided.record)](subject)
-    except NeedsSettings as needed:
-        return [CheckResult(BUILT, "skipped", str(needed))]
-    except Broken as problem:
+    except (NeedsSettings, Broken) as problem:
         return [CheckResult(BUILT, "failed", str(problem))]
     except (Exception, SystemExit) as error:  # somebody else's code: what it raises is what is found
-        return [CheckResult(BUILT, "failed", one_line(error))]
+        return [CheckResult(BUILT, "failed", blamed(error, provided.plugin))]
     return [CheckResult(BUILT, "passed", provided.record.load), *check()]
 
 
@@ -251,8 +250,9 @@ def _engine(subject: _Subject) -> _Checks:
     from rllm_core.engine import RolloutEngine
     from rllm_core.parser import BaseParser
     from rllm_core.testing.engines import check_engine
+    from rllm_core.training.engines import standalone_engine
 
-    engine_class = subject.loaded(RolloutEngine)
+    subject.loaded(RolloutEngine)
     subject.section()
     backend = subject.plugins.providers(providers.Backend).get(subject.name)
     parser_name = (backend.record.default_parser if backend is not None else None) or "bytes"
@@ -263,13 +263,12 @@ def _engine(subject: _Subject) -> _Checks:
         given.append(f"backend={json.dumps(subject.name)}")
     else:
         given.append('backend="scripted"')
-    config = _or_needs(lambda: load_run_config("say_yes", subject.plugins, overrides=given))
+    config = _or_needs(lambda: load_run_config("say_yes", subject.plugins, overrides=given, engine=subject.name))
     parser_class: type[BaseParser] = subject.plugins.load(subject.plugins.select(providers.Parser, config.parser))
 
     def build() -> RolloutEngine:
         parser = parser_class.from_model(config.model.path, config.plugins.get(config.parser))
-        engine: RolloutEngine = engine_class.from_config(config, parser)
-        return engine
+        return standalone_engine(subject.name, config, subject.plugins, parser)
 
     engine = _or_needs(build)
 

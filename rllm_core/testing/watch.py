@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 from rllm_core.testing.parsers import Broken
 
 SETTLED_SECONDS = 2.0
+SCHEDULER = Path("/proc/thread-self/schedstat")  # nanoseconds on a processor, nanoseconds waiting for one, turns
 
 
 class Blocked(BaseException):
@@ -23,6 +24,11 @@ class Blocked(BaseException):
 
 class LoopWatch:
     """Interrupts whatever holds the event loop up for longer than a limit, while a rollout is running.
+
+    Neither clock would do: on a busy machine the wall clock runs while the thread waits for a processor, and the
+    thread's own clock stands still while it sleeps. So what counts is the wall clock less the time in which the thread
+    could have run and had no processor, as the system tells it: calculating and sleeping count in full on any
+    machine, and waiting for others does not.
 
     Signals reach only the main thread of a process, so elsewhere it is told when the loop goes on again.
 
@@ -36,13 +42,13 @@ class LoopWatch:
         self.limit_seconds = limit_seconds
         self.longest_seconds = 0.0
         self._running = 0
-        self._last = time.monotonic()
+        self._last = awake()
         self._timer: asyncio.TimerHandle | None = None
         self._before: Any = None
         self._has_signals = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
 
     def __enter__(self) -> Self:
-        self._last = time.monotonic()
+        self._last = awake()
         self._tick()
         if self._has_signals:
             self._before = signal.signal(signal.SIGALRM, self._interrupt)
@@ -60,7 +66,7 @@ class LoopWatch:
     def rollout(self) -> Iterator[None]:
         """A rollout runs in here."""
         if not self._running:
-            self._last = time.monotonic()
+            self._last = awake()
         self._running += 1
         try:
             yield
@@ -76,16 +82,25 @@ class LoopWatch:
     def _tick(self) -> None:
         if self._running:
             self._note()
-        self._last = time.monotonic()
+        self._last = awake()
         self._timer = asyncio.get_running_loop().call_later(self.TICK_SECONDS, self._tick)
 
     def _note(self) -> None:
-        self.longest_seconds = max(self.longest_seconds, time.monotonic() - self._last - self.TICK_SECONDS)
+        self.longest_seconds = max(self.longest_seconds, awake() - self._last - self.TICK_SECONDS)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._running and time.monotonic() - self._last > self.limit_seconds:
-            self._last = time.monotonic()
+        if self._running and awake() - self._last > self.limit_seconds:
+            self._last = awake()
             raise Blocked(f"the event loop stood still for more than {self.limit_seconds:g} s")
+
+
+def awake() -> float:
+    """Seconds of the wall clock, less those in which this thread waited for a processor, where the system tells."""
+    try:
+        waited = int(SCHEDULER.read_text(encoding="ascii").split()[1])
+    except (FileNotFoundError, IndexError):
+        waited = 0  # no Linux, or one that does not count
+    return time.monotonic() - waited / 1e9
 
 
 def held() -> dict[str, int]:

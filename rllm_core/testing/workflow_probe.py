@@ -20,8 +20,8 @@ from rllm_core.testing.answers import CALL_CLOSE, CALL_OPEN, fitting
 from rllm_core.testing.parsers import Broken
 from rllm_core.testing.scripted import ByteParser, ScriptedEngine
 from rllm_core.testing.watch import Blocked, LoopWatch, held
-from rllm_core.training.rollouts import MAX_REWARD
-from rllm_core.training.tasks import spread
+from rllm_core.training.acceptance import MAX_REWARD
+from rllm_core.training.tasks import Tasks, spread
 from rllm_core.types import (
     Episode,
     FinishReason,
@@ -45,6 +45,15 @@ MAX_RESPONSE_TOKENS = 400_000
 LATEST_GIVING_UP_SECONDS = 2.0
 
 _CALL = re.compile(f"{CALL_OPEN}(.*?){CALL_CLOSE}", re.DOTALL)
+
+
+def tasks_of(workflow: Workflow, split: Split) -> Sequence[Task]:
+    """The tasks of a split, as a run would take them.
+
+    Raises:
+        UserError: If a run would refuse them.
+    """
+    return Tasks(workflow, getattr(workflow, "name", type(workflow).__name__)).of(split)
 
 
 class ToolParser(ByteParser):
@@ -310,7 +319,7 @@ class WorkflowProbe:
         """Some tasks of each split."""
         chosen = []
         for split in SPLITS:
-            tasks = self.workflow.tasks(split)
+            tasks = tasks_of(self.workflow, split)
             chosen += [task for task, _ in spread(tasks, min(self.tasks_per_split, len(tasks)))] if len(tasks) else []
         return chosen
 

@@ -62,6 +62,18 @@ class CompleteGroup:
             return [trained]
         return [trained, ("filtered", FilterReason.TERMINATION_REASON.value, self.left_out)]
 
+    @property
+    def members(self) -> dict[str, list[list[int]]]:
+        """The trajectories of each group, as index of the rollout and place among its trainable trajectories.
+
+        Written to ``events.jsonl``, where nothing else tells which trajectories survived filtering.
+        """
+        places: dict[int, list[int]] = {}
+        for episode in self.episodes:
+            trainable = (trajectory for trajectory in episode.trajectories if trajectory.trainable)
+            places |= {id(trajectory): [episode.rollout_index, place] for place, trajectory in enumerate(trainable)}
+        return {group.role: [places[id(trajectory)] for trajectory in group.trajectories] for group in self.groups}
+
     @cached_property
     def size_bytes(self) -> int:
         """About how much memory it takes: arrays once, text, and a flat rate per step and message."""
@@ -143,7 +155,7 @@ class TrajectoryGroupBuffer:
     Args:
         estimators: Say how many trajectories a group needs.
         credits_groups: Whether they run here, per group, and not when the groups are consumed.
-        drop_uniform: Filter groups whose rewards are all equal.
+        drop_uniform: Filter groups that have rewards, and all equal ones.
         refill: Whether another group takes the place of one that is filtered for how the policy did in it; otherwise it
             is handed out like any other, with nothing in it to train.
         group_of: Which group a trajectory is compared in.
@@ -201,7 +213,7 @@ class TrajectoryGroupBuffer:
             why = filter_reason(
                 group,
                 min_group_size=estimator.min_group_size,
-                drop_uniform=self.drop_uniform and estimator.needs_rewards,
+                drop_uniform=self.drop_uniform,
                 learns_written=estimator.learns_written,
             )
             if why is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rllm_core import providers
+from rllm_core.algorithms.selection import Algorithm
 from rllm_core.backend import PolicyUpdate
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
@@ -22,9 +23,12 @@ from rllm_core.observers import Observers
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.training import checkpoint, launch
+from rllm_core.training.deadlines import within
+from rllm_core.training.engines import standalone_engine
+from rllm_core.training.first_failures import of_episodes
 from rllm_core.training.rollouts import RolloutRunner
-from rllm_core.training.tasks import spread
-from rllm_core.training.validation import metric_means, play_all
+from rllm_core.training.tasks import Tasks, spread
+from rllm_core.training.validation import metric_means, play_all, rewards_of
 from rllm_core.workflow import Split, Workflow
 
 BOOTSTRAP_RESAMPLES = 2000
@@ -64,33 +68,40 @@ async def engine_of_backend(assembly: launch.Assembly, checkpoint_dir: Path | No
     backend, capabilities = assembly.backend, type(assembly.backend).capabilities(assembly.config)
     folder = _checkpoint(checkpoint_dir) if checkpoint_dir is not None else None
     manifest = checkpoint.read(folder) if folder is not None else None
+    named = f"backend {assembly.config.backend!r}"
+    limit = assembly.config.training.backend_timeout_seconds
+
+    async def call(method: str, awaitable: Awaitable[None]) -> None:
+        await within(limit, f"{method} of {named}", awaitable)
+
     try:
         engine = await assembly.engine()
         update = PolicyUpdate(0, 0, "start")
         if folder is not None and manifest is not None:
             backend.load_state_dict(manifest["backend"])
-            await backend.load_checkpoint(folder / "backend")
+            await call("load_checkpoint", backend.load_checkpoint(folder / "backend"))
             update = PolicyUpdate(manifest["coordinator"]["weight_version"], manifest["step"], "resume")
-        await backend.on_policy_updated(update)
+        await call("on_policy_updated", backend.on_policy_updated(update))
         if capabilities.colocated:
-            await backend.enter_generation()
+            await call("enter_generation", backend.enter_generation())
         yield OpenEngine(engine, capabilities.colocated and capabilities.deterministic)
     finally:
-        await backend.shutdown()
+        await within(launch.SHUTDOWN_TIMEOUT_SECONDS, f"shutdown of {named}", backend.shutdown())
 
 
 @asynccontextmanager
 async def engine_by_name(name: str, config: RunConfig, plugins: PluginManager) -> AsyncIterator[OpenEngine]:
     """An engine that needs no backend, for the model and parser of the run file."""
-    engine_class: type[RolloutEngine] = plugins.load(plugins.select(providers.Engine, name))
-    parser_class: type[BaseParser] = plugins.load(plugins.select(providers.Parser, config.parser))
-    parser = parser_class.from_model(config.model.path, config.plugins.get(config.parser))
-    engine = engine_class.from_config(config, parser)
-    await engine.wake_up()
+    provided = plugins.select(providers.Parser, config.parser)
+    parser_class: type[BaseParser] = plugins.load(provided)
+    with provided.at_work("from_model", parser_class):
+        parser = parser_class.from_model(config.model.path, config.plugins.get(config.parser))
+    engine = standalone_engine(name, config, plugins, parser)
+    await within(config.training.backend_timeout_seconds, f"wake_up of engine {name!r}", engine.wake_up())
     try:
         yield OpenEngine(engine, lockstep=False)
     finally:
-        await engine.sleep()
+        await within(launch.SHUTDOWN_TIMEOUT_SECONDS, f"sleep of engine {name!r}", engine.sleep())
 
 
 async def evaluate(
@@ -107,8 +118,10 @@ async def evaluate(
     """Play ``samples`` rollouts of every task.
 
     Returns:
-        JSON: ``workflow, split, tasks, rollouts_per_task, failed, reward_mean, pass_at_k, metrics``; of these,
-        ``pass_at_k`` is a list of ``{k, value, low, high}`` over the tasks with at least k rollouts that ended well.
+        JSON: ``workflow, split, tasks, rollouts_per_task, failed, retries, reward_mean, pass_at_k, metrics, failures``;
+        of these, ``reward_mean`` is None without rewards, ``pass_at_k`` is a list of ``{k, value, low, high}`` over the
+        tasks with at least k rollouts that ended well, and ``failures`` has the first of every kind
+        (`rllm_core.training.first_failures`).
 
     Raises:
         ConfigError: If there are no tasks.
@@ -119,19 +132,29 @@ async def evaluate(
             f"workflow {config.workflow!r} never asks the model, so there is nothing to evaluate; validations of "
             "rllm-core train report the likelihood of what is written there"
         )
-    tasks = workflow.tasks(split)
-    if not tasks:
-        raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks")
+    tasks = Tasks(workflow, config.workflow).of(split)
+    if not len(tasks):
+        raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks; choose the other split with --split")
+    estimators = Algorithm.of(config, plugins).estimators
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
     async with opening as opened, launch.opened(workflow, config, logger.warning):
-        runner = RolloutRunner(workflow, opened.engine, config, Observers(plugins), lockstep=opened.lockstep)
+        runner = RolloutRunner(
+            workflow,
+            opened.engine,
+            config,
+            Observers(plugins),
+            lockstep=opened.lockstep,
+            needs_reward=lambda group: estimators.of(group).needs_rewards,
+        )
         try:
-            episodes = await play_all(runner, spread(chosen, len(chosen) * samples), "eval")
+            rollouts = await play_all(runner, spread(chosen, len(chosen) * samples), "eval")
         finally:
             await runner.aclose()
+    episodes = [rollout.episode for rollout in rollouts]
     finished = [episode for episode in episodes if episode.trajectories]
     if not finished:
         raise RunError(f"all {len(episodes)} rollouts failed, the first with: {episodes[0].error}")
+    rewards = rewards_of(finished)
     outcomes: dict[str, list[bool]] = defaultdict(list)
     for episode in finished:
         if episode.is_correct is not None:
@@ -148,9 +171,11 @@ async def evaluate(
         "tasks": len(chosen),
         "rollouts_per_task": samples,
         "failed": len(episodes) - len(finished),
-        "reward_mean": float(np.mean([sum(t.total_reward for t in e.trajectories if t.trainable) for e in finished])),
+        "retries": sum(len(rollout.failed) for rollout in rollouts),
+        "reward_mean": float(np.mean(rewards)) if rewards else None,
         "pass_at_k": scores,
         "metrics": metric_means(finished),
+        "failures": of_episodes(episode for rollout in rollouts for episode in (*rollout.failed, rollout.episode)),
     }
 
 

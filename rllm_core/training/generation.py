@@ -15,13 +15,14 @@ from rllm_core.observers import Observers
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
+from rllm_core.training.deadlines import stop
 from rllm_core.training.difficulty import Difficulty
 from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.training.state import TrainerState
 from rllm_core.training.tasks import TaskStream
-from rllm_core.types import Task
+from rllm_core.types import Episode, Task
 
 # Thousands that begin in one tick would block the event loop for a second, and again when an engine answers all of them
 # together. Engines that collect the requests of a tick for a batch should find a good many.
@@ -103,9 +104,7 @@ class Generation:
     async def stop(self, reason: str) -> None:
         """Stop everything in flight and book it as cancelled; it stays due."""
         running, ordinals = list(self._groups.values()), sorted(self._assemblies)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await stop(*running)
         for ordinal in ordinals:
             self.buffer.drop(ordinal)
             self.coordinator.on_dropped()
@@ -156,7 +155,7 @@ class Generation:
         coordinator = self.coordinator
         return (
             f"{coordinator.in_flight} groups in flight, {coordinator.buffered} complete, {coordinator.consumed} "
-            "consumed; " + ("; ".join(missing) or "no rollout is running")
+            "consumed; " + ("; ".join([*missing, self.runner.whereabouts()]) if missing else "no rollout is running")
         )
 
     def state_dict(self, buffered_ordinals: list[int]) -> dict[str, Any]:
@@ -183,7 +182,7 @@ class Generation:
     def _skip(self, ordinal: int) -> None:
         task_id = self.stream[ordinal].task_id
         if len(self.quarantine.tasks) == len({task.task_id for task in self.stream.tasks}):
-            error = self.quarantine.tasks[task_id].strip().rpartition("\n")[2]
+            error, _, _ = self.quarantine.tasks[task_id].partition("\n")
             raise RunError(
                 f"every task is in quarantine, so nothing is left to train on; {task_id!r} last failed with: {error}"
             )
@@ -204,9 +203,11 @@ class Generation:
         self.coordinator.on_dispatched()
         self.buffer.expect(ordinal)
         self.books.dispatch(size)
-        version = self.coordinator.weight_version
-        self.reporter.event("dispatch", group=ordinal, task=task.task_id, rollouts=size, weight_version=version)
-        assembly = Assembly(ordinal, task.task_id, self.stream.epoch(ordinal), size, dispatched_version=version)
+        version, epoch = self.coordinator.weight_version, self.stream.epoch(ordinal)
+        self.reporter.event(
+            "dispatch", group=ordinal, task=task.task_id, epoch=epoch, rollouts=size, weight_version=version
+        )
+        assembly = Assembly(ordinal, task.task_id, epoch, size, dispatched_version=version)
         self._assemblies[ordinal] = assembly
         self._groups[ordinal] = asyncio.create_task(self._play_group(task, assembly), name=f"group {ordinal}")
         self._groups[ordinal].add_done_callback(self._group_ended)
@@ -234,6 +235,7 @@ class Generation:
                 weight_version=outcome.weight_version,
                 left_out=outcome.left_out,
                 filtered=outcome.filtered,
+                trajectories=outcome.members,
             )
             self.buffer.put(outcome)
             self.coordinator.on_completed()
@@ -253,27 +255,30 @@ class Generation:
 
     def _group_lost(self, assembly: Assembly) -> None:
         failed = [episode for episode in assembly.episodes.values() if episode.error is not None]
-        error = str(failed[-1].metadata.get("traceback", failed[-1].error)) if failed else "no trajectory"
+        error = (failed[-1].error if failed else None) or "no trajectory"
+        if failed and (trace := failed[-1].metadata.get("traceback")):
+            error = f"{error}\n{trace}"
         if self.quarantine.group_lost(assembly.task_id, error):
             self.reporter.event("quarantine", task=assembly.task_id, error=error)
 
     async def _play_rollout(self, task: Task, assembly: Assembly, index: int) -> None:
-        for attempt in range(self.config.rollout.max_attempts):
-            key = RolloutKey("train", assembly.ordinal, index, attempt, self._incarnation)
-            self.reporter.rollout_started(key)
-            try:
-                episode = await self.runner.run(task, key)
-            except UserError as error:
-                self.buffer.fail(error)
-                raise
-            self.coordinator.touch()
-            self.reporter.rollout_finished(episode)
-            if (outage := self._breaker.record(episode)) is not None:
-                self.buffer.fail(outage)
-            if self.observers.active("on_episode_finished"):
-                await self.observers.notify("on_episode_finished", state=self._state(), episode=episode)
-            if not episode.termination_reason.is_failure:
-                break
-            if attempt + 1 < self.config.rollout.max_attempts:
-                self.books.retries += 1
-        assembly.add(episode)
+        key = RolloutKey("train", assembly.ordinal, index, 0, self._incarnation)
+        try:
+            rollout = await self.runner.run(task, key, started=self._started, ended=self._ended)
+        except UserError as error:
+            self.buffer.fail(error)
+            raise
+        assembly.add(rollout.episode)
+
+    def _started(self, key: RolloutKey) -> None:
+        if key.attempt:
+            self.books.retries += 1
+        self.reporter.rollout_started(key)
+
+    async def _ended(self, episode: Episode) -> None:
+        self.coordinator.touch()
+        self.reporter.rollout_finished(episode)
+        if (outage := self._breaker.record(episode)) is not None:
+            self.buffer.fail(outage)
+        if self.observers.active("on_episode_finished"):
+            await self.observers.notify("on_episode_finished", state=self._state(), episode=episode)

@@ -32,14 +32,15 @@ def _cannot_be_written(path: Path, error: OSError) -> RunError:
 class JsonLines:
     """One file of JSON objects, one per line, appended to.
 
-    Lines are handed to the operating system by `flush`, and are on the disk after `sync`. The first time the disk
-    refuses, that is a `RunError`, which ends the run; what is written on the way out is tried, and not told again.
+    Each line is handed to the operating system at once, so that a process that is killed leaves all of them, and is on
+    the disk after `sync`. The first time the disk refuses, that is a `RunError`, which ends the run; what is written on
+    the way out is tried, and not told again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: BinaryIO = path.open("ab")
-        self._has_failed = False
+        self._failure: OSError | None = None
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one object."""
@@ -49,6 +50,7 @@ class JsonLines:
         """Append one object that is JSON already."""
         try:
             self._file.write(line.encode() + b"\n")
+            self._file.flush()
         except OSError as error:
             self._tell(error)
 
@@ -65,8 +67,8 @@ class JsonLines:
         Raises:
             RunError: Whenever the disk refuses, and after it has refused before: lines may be missing then.
         """
-        if self._has_failed:
-            raise RunError(f"{self.path} is incomplete: the disk refused some of it")
+        if self._failure is not None:
+            raise _cannot_be_written(self.path, self._failure)
         self.flush()
         with writing(self.path):
             os.fsync(self._file.fileno())
@@ -83,8 +85,8 @@ class JsonLines:
             self._tell(error)
 
     def _tell(self, error: OSError) -> None:
-        if not self._has_failed:
-            self._has_failed = True
+        if self._failure is None:
+            self._failure = error
             raise _cannot_be_written(self.path, error) from error
 
 

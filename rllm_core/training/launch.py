@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import platform
 import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,25 +20,30 @@ from rllm_core.algorithms.kl import kl_notes
 from rllm_core.algorithms.selection import Algorithm
 from rllm_core.algorithms.support import backend_class, check_support
 from rllm_core.backend import BackendProtocol
+from rllm_core.blame import blamed
 from rllm_core.config import RunConfig
 from rllm_core.distillation.opening import open_teacher
 from rllm_core.engine import RolloutEngine
-from rllm_core.errors import ConfigError, PluginError, RunError, StallError
+from rllm_core.errors import ConfigError, PluginError, RunError, StallError, UserError
 from rllm_core.observers import Observers
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.requirements import pip_install, unmet
 from rllm_core.services import Services
-from rllm_core.training import report
+from rllm_core.training import first_failures, report
 from rllm_core.training.books import Books
 from rllm_core.training.deadlines import within
+from rllm_core.training.first_failures import FirstFailures
+from rllm_core.training.guard import Guard, leave, patience
 from rllm_core.training.progress import Harmless, Progress
 from rllm_core.training.run_dir import RunDir
+from rllm_core.training.tasks import Tasks
 from rllm_core.training.trackers import Tracker, Trackers, construct
 from rllm_core.training.trainer import Interrupted, Trainer, passes
 from rllm_core.workflow import Workflow
 
-SHUTDOWN_TIMEOUT_SECONDS = 60.0
+SHUTDOWN_TIMEOUT_SECONDS = 60.0  # for the backend
+CLOSING_TIMEOUT_SECONDS = 10.0  # for the workflow, and for its services
 
 
 @dataclass
@@ -56,6 +60,7 @@ class Assembly:
     config: RunConfig
     plugins: PluginManager
     workflow: Workflow
+    tasks: Tasks
     backend: BackendProtocol[Any]
     algorithm: Algorithm
     not_checked: list[str] = field(default_factory=list)
@@ -73,13 +78,17 @@ class Assembly:
         """Build the parser for the backend's model (reads the tokenizer)."""
         provided = self.plugins.select(providers.Parser, self.config.parser)
         parser_class: type[BaseParser] = self.plugins.load(provided)
-        return parser_class.from_model(self.backend.model_path(), self.config.plugins.get(self.config.parser))
+        model = self.backend.model_path()
+        with provided.at_work("from_model", parser_class):
+            return parser_class.from_model(model, self.config.plugins.get(self.config.parser))
 
     async def engine(self) -> RolloutEngine:
         """Allocate everything."""
         seconds = self.config.training.backend_timeout_seconds
         what = f"init_rollout_engine of backend {self.config.backend!r}"
-        return await within(seconds, what, self.backend.init_rollout_engine(self.parser()))
+        with patience(seconds):  # a parser may have to fetch or make its model first
+            parser = self.parser()
+        return await within(seconds, what, self.backend.init_rollout_engine(parser))
 
 
 def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
@@ -91,18 +100,27 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     """
     _check_requirements(config)
     workflow = workflow_of(config, plugins)
-    chosen_backend = backend_class(plugins.select(providers.Backend, config.backend), plugins)
+    provided_backend = plugins.select(providers.Backend, config.backend)
+    chosen_backend = backend_class(provided_backend, plugins)
     algorithm = Algorithm.of(config, plugins)
     capabilities = chosen_backend.capabilities(config)
     check_imitation(config, capabilities, algorithm, workflow, plugins)
     check_support(config, capabilities, algorithm, plugins)
-    if not workflow.tasks("train"):
-        raise ConfigError(f"workflow {config.workflow!r} has no training tasks")
-    backend = chosen_backend(config, plugins)
-    not_checked = backend.validate_config()
+    tasks = Tasks(workflow, config.workflow)
+    if config.training.validation_rollouts:
+        tasks.check_apart()
+    if not len(tasks.of("train")):
+        raise ConfigError(
+            f"workflow {config.workflow!r} has no training tasks: tasks('train') returned an empty sequence; check its "
+            "settings and its data file"
+        )
+    with provided_backend.at_work("its construction", chosen_backend):
+        backend = chosen_backend(config, plugins)
+    with provided_backend.at_work("validate_config", chosen_backend):
+        not_checked = backend.validate_config()
     notes = kl_notes(config.algorithm.kl)
     if not workflow.samples:
-        rows, trained = len(workflow.tasks("train")), config.training.steps * config.training.groups_per_step
+        rows, trained = len(tasks.of("train")), config.training.steps * config.training.groups_per_step
         notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")
     per_pass, per_take = passes(config, capabilities, algorithm)
     if per_pass != config.groups_per_pass:
@@ -115,7 +133,7 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
         )
         notes.append(f"gradients are not accumulated while groups arrive: {because}")
     trackers = construct(config, plugins)
-    return Assembly(config, plugins, workflow, backend, algorithm, not_checked, notes, trackers)
+    return Assembly(config, plugins, workflow, tasks, backend, algorithm, not_checked, notes, trackers)
 
 
 def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
@@ -128,7 +146,8 @@ def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
             "rllm_core.workflow.Workflow"
         )
     plugins.select(providers.Sandbox, config.rollout.sandbox)
-    workflow = workflow_class(config.plugins.get(config.workflow))
+    with provided.at_work("its construction", workflow_class):
+        workflow = workflow_class(config.plugins.get(config.workflow))
     workflow.services = Services(plugins, config.rollout.sandbox)
     return workflow
 
@@ -155,11 +174,11 @@ async def opened(workflow: Workflow, config: RunConfig, note: Callable[[str], No
             ("close() of its services", workflow.services.close),
         ):
             try:
-                await within(SHUTDOWN_TIMEOUT_SECONDS, what, closing())
+                await within(CLOSING_TIMEOUT_SECONDS, what, closing())
             except StallError as stuck:
                 note(f"{stuck}; it is left behind")
             except Exception as error:  # somebody else's code; how the rollouts went is known by now
-                note(" ".join(f"{what} failed with {type(error).__name__}: {error}".split()))
+                note(f"{what} failed: {blamed(error)}")
 
 
 def _check_requirements(config: RunConfig) -> None:
@@ -168,16 +187,33 @@ def _check_requirements(config: RunConfig) -> None:
         raise ConfigError(f"requires: {missing[0]}; {pip_install(*(lack.requirement for lack in missing))}")
 
 
-async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progress) -> dict[str, Any]:
+async def train(
+    assembly: Assembly, path: Path, *, resume: bool, progress: Progress, guard: Guard | None = None
+) -> dict[str, Any]:
     """Run a training in the folder ``path`` and return what its ``summary.json`` says.
+
+    Args:
+        assembly: The parts of the run.
+        path: The run folder.
+        resume: Whether to continue the run in it.
+        progress: The display.
+        guard: Ends the process where the event loop no longer turns; None in a process that is not the run's own.
 
     Raises:
         Interrupted: After SIGINT or SIGTERM; the folder can be resumed.
         UserError: If the run failed in a way its message explains.
     """
-    config = assembly.config
     progress = Harmless(progress)
-    run_dir = RunDir(path, config, resume=resume)
+    run_dir = RunDir(path, assembly.config, resume=resume)
+    signals = _Signals(progress)
+    with signals, guard or nullcontext():
+        return await _train(assembly, run_dir, signals, resume=resume, progress=progress)
+
+
+async def _train(
+    assembly: Assembly, run_dir: RunDir, signals: _Signals, *, resume: bool, progress: Progress
+) -> dict[str, Any]:
+    config, path = assembly.config, run_dir.path
     started = time.time()
     summary: dict[str, Any] = {
         "status": "failed",
@@ -191,40 +227,37 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
     collection_thresholds = gc.get_threshold()
     observers = Observers(assembly.plugins)
     trackers = Trackers(assembly.trackers, note=progress.note)
-    signals = _Signals(progress)
     try:
-        with signals:
-            run_dir.write_json(
-                "plugins.json", [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)]
+        run_dir.write_json("plugins.json", [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)])
+        progress.start(config, path, summary["resumed_from_step"] or 0)
+        if resume and run_dir.manifest is None:
+            progress.note(f"{path} holds no complete checkpoint: starting again at step 0")
+        trackers.start(config, str(path))
+        engine = await assembly.engine()
+        # What is imported and allocated by now stays: half a million objects that no collection needs to walk
+        # again. A collection blocks the event loop for as long as it takes to walk what is new in its generation,
+        # so young ones come often enough to be short. Rollouts make hardly any cycles: old ones may be rare.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(2_000, 10, 300)
+        async with (
+            open_teacher(config, assembly.plugins, engine.parser) as teacher,
+            opened(assembly.workflow, config, progress.note),
+        ):
+            trainer = signals.trainer = Trainer(
+                config=config,
+                workflow=assembly.workflow,
+                tasks=assembly.tasks,
+                backend=assembly.backend,
+                engine=engine,
+                algorithm=assembly.algorithm,
+                observers=observers,
+                run_dir=run_dir,
+                progress=progress,
+                trackers=trackers,
+                teacher=teacher,
             )
-            progress.start(config, path, summary["resumed_from_step"] or 0)
-            if resume and run_dir.manifest is None:
-                progress.note(f"{path} holds no complete checkpoint: starting again at step 0")
-            trackers.start(config, str(path))
-            engine = await assembly.engine()
-            # What is imported and allocated by now stays: half a million objects that no collection needs to walk
-            # again. A collection blocks the event loop for as long as it takes to walk what is new in its generation,
-            # so young ones come often enough to be short. Rollouts make hardly any cycles: old ones may be rare.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(2_000, 10, 300)
-            async with (
-                open_teacher(config, assembly.plugins, engine.parser) as teacher,
-                opened(assembly.workflow, config, progress.note),
-            ):
-                trainer = signals.trainer = Trainer(
-                    config=config,
-                    workflow=assembly.workflow,
-                    backend=assembly.backend,
-                    engine=engine,
-                    algorithm=assembly.algorithm,
-                    observers=observers,
-                    run_dir=run_dir,
-                    progress=progress,
-                    trackers=trackers,
-                    teacher=teacher,
-                )
-                await trainer.run()
+            await trainer.run()
         summary["status"] = "completed"
     except Interrupted as error:
         summary |= {"status": "interrupted", "error": str(error)}
@@ -236,9 +269,10 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
         summary |= {"status": "interrupted", "error": str(signals.interrupted)}
         raise signals.interrupted from error
     except BaseException as error:
-        summary["error"] = f"{type(error).__name__}: {error}"
+        summary["error"] = f"{type(error).__name__}: {error}" if isinstance(error, UserError) else blamed(error)
         raise
     finally:
+        signals.trainer, signals.is_closing = None, True
         gc.unfreeze()
         gc.set_threshold(*collection_thresholds)
         try:
@@ -248,7 +282,7 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
             assembly.is_hung = True
             progress.note(f"{stuck}; it is left behind")
         except Exception as error:  # somebody else's code; how the run went is known by now
-            progress.note(" ".join(f"{what} failed with {type(error).__name__}: {error}".split()))
+            progress.note(f"{what} failed: {blamed(error)}")
         finally:
             if trainer is not None:
                 summary |= {
@@ -270,12 +304,24 @@ async def train(assembly: Assembly, path: Path, *, resume: bool, progress: Progr
             finally:
                 summary["tracker_failures"] = trackers.failed
                 assembly.is_hung = assembly.is_hung or bool(trackers.hung)
+                summary["failures"] = _first_failures(trainer, observers, trackers)
                 _write_down(summary, run_dir, progress)
             if summary["optimizer_steps"]:
                 _draw(path, progress)
+            for line in first_failures.lines(summary["failures"]):
+                progress.closing(line)
             if summary["status"] == "interrupted":
                 progress.note(f"to go on: rllm-core train --resume --run-dir {path}")
     return summary
+
+
+def _first_failures(trainer: Trainer | None, observers: Observers, trackers: Trackers) -> list[dict[str, Any]]:
+    failures = FirstFailures() if trainer is None else trainer.reporter.failures
+    for plugin, first in observers.first_failures.items():
+        failures.add("observer", first, count=observers.failures[plugin])
+    for name, first in trackers.failed.items():
+        failures.add("tracker", first, f"tracker {name!r}")
+    return failures.to_list()
 
 
 def _write_down(summary: dict[str, Any], run_dir: RunDir, progress: Progress) -> None:
@@ -297,8 +343,9 @@ def _draw(path: Path, progress: Progress) -> None:
     try:
         if report.plot_reward(path) is None:
             progress.note("no reward.png: pip install 'rllm-core[plots]'")
-    except OSError as error:
-        progress.note(f"no reward.png: {error.strerror or error}")
+    except Exception as error:  # the run is over and written down: no picture changes how it ended
+        reason = error.strerror if isinstance(error, OSError) else None
+        progress.note(" ".join(f"no reward.png: {reason or f'{type(error).__name__}: {error}'}".split())[:500])
 
 
 class _Signals:
@@ -309,12 +356,14 @@ class _Signals:
     Attributes:
         trainer: Whom to ask; until there is one, whatever is being started is cancelled.
         interrupted: What the first signal asked for.
+        is_closing: Whether the run is over, and only ends what it has started.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.trainer: Trainer | None = None
         self.interrupted: Interrupted | None = None
+        self.is_closing = False
         self._numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
 
     def __enter__(self) -> _Signals:
@@ -329,11 +378,13 @@ class _Signals:
 
     def _stop(self, number: signal.Signals) -> None:
         if self.interrupted is not None:
-            os._exit(128 + number)
+            leave(128 + number)
         self.interrupted = Interrupted(int(number), number.name)
         if self.trainer is not None:
             self.progress.note(f"{number.name}: saving a checkpoint; once more stops at once")
             self.trainer.interrupt(self.interrupted)
+        elif self.is_closing:
+            self.progress.note(f"{number.name}: closing; once more stops at once")
         elif self._task is not None:
             self._task.cancel()
 

@@ -54,6 +54,9 @@ class Progress:
     def stop(self) -> None:
         """The run has ended, well or badly."""
 
+    def closing(self, text: str) -> None:
+        """A line to end with, after `stop`: what a person is to have seen."""
+
 
 class Harmless(Progress):
     """Passes everything on to a display until that fails, which is said and does not concern the run.
@@ -96,6 +99,10 @@ class Harmless(Progress):
     def stop(self) -> None:
         """See `Progress`."""
         self._tell("stop")
+
+    def closing(self, text: str) -> None:
+        """See `Progress`."""
+        self._tell("closing", text)
 
     def _tell(self, method: str, *arguments: Any) -> None:
         if self._display is None:
@@ -147,6 +154,9 @@ class _Told(Progress):
             self._say("further failed rollouts are counted in summary.json and listed in events.jsonl")
 
     def note(self, text: str) -> None:
+        self._say(text)
+
+    def closing(self, text: str) -> None:
         self._say(text)
 
     def _left(self, step: int, step_seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from rllm_core.training.journal import read_json_lines
@@ -48,9 +49,19 @@ def plot_reward(run_dir: Path) -> Path | None:
             axes.plot(*zip(*points, strict=True), marker=marker, color=colour, linewidth=1.2, label=label)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("reward, share solved" if what == "reward" else "nats per token")
-    axes.set_title(run_dir.name)
+    # A dollar in the name of a folder begins no formula.
+    axes.set_title(_as_text(run_dir.name), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
     path = run_dir / f"{what}.png"
     figure.savefig(path, dpi=120)
     return path
+
+
+def _as_text(name: str) -> str:
+    """A file name for people: bytes that are no text in this locale are read as UTF-8, as far as they are that."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(name).decode(errors="replace")
+    return name

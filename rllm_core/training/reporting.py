@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from rllm_core.algorithms.advantages.statistics import is_uniform
 from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import UNSCORED_TOKENS
 from rllm_core.training.buffer import CompleteGroup
+from rllm_core.training.first_failures import FirstFailures
 from rllm_core.training.metrics import CORE_METRICS, TEACHER_METRICS, MetricsAggregator
 from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import RolloutKey
@@ -34,6 +36,7 @@ class Reporter:
         self.progress = progress
         self.trackers = trackers
         self.metrics = MetricsAggregator(CORE_METRICS)
+        self.failures = FirstFailures()
         self._named_roles = set(config.algorithm.roles)  # in the run file, and not yet looked for
 
     def event(self, event: str, **fields: Any) -> None:
@@ -51,11 +54,7 @@ class Reporter:
 
     def rollout_finished(self, episode: Episode) -> None:
         """An attempt at a rollout has ended."""
-        version = episode.weight_version
-        self.run_dir.lines["events"].write_text(
-            f'{{"event":"finish","rollout":"{episode.rollout_id}","reason":"{episode.termination_reason.value}",'
-            f'"weight_version":{"null" if version is None else version}}}'
-        )
+        self.run_dir.lines["events"].write_text(f'{{"event":"finish",{_outcome(episode)}}}')
         if episode.error is not None:
             self._error(episode)
             self.progress.problem(episode)
@@ -170,16 +169,21 @@ class Reporter:
         self.trackers.log(step, {**metrics, **{name: value for name, value in timings.items() if value is not None}})
         return metrics
 
-    def validated(self, result: ValidationResult, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Write down a validation.
+    def validated(
+        self, result: ValidationResult, episodes: Sequence[Episode], retried: Sequence[Episode]
+    ) -> dict[str, float]:
+        """Write down a validation: its rollouts, and the failed attempts that were tried again.
 
         Returns:
             Its metrics.
         """
-        for episode in episodes:
+        for episode in (*retried, *episodes):
             if episode.error is not None:
                 self._error(episode)
-        self.event("validation", **result.to_dict())
+                self.progress.problem(episode)
+        head = json.dumps({"event": "validation", **result.to_dict()}, separators=(",", ":"), allow_nan=False)
+        outcomes = ",".join(f"{{{_outcome(episode)}}}" for episode in episodes)
+        self.run_dir.lines["events"].write_text(f'{head[:-1]},"episodes":[{outcomes}]}}')
         self._keep(result.step, episodes)
         self.run_dir.flush()
         self.progress.validated(result)
@@ -190,6 +194,7 @@ class Reporter:
         return metrics
 
     def _error(self, episode: Episode) -> None:
+        self.failures.rollout(episode)
         self.event("error", rollout=episode.rollout_id, task=episode.task_id, error=episode.error)
 
     def _keep(self, step: int, episodes: Sequence[Episode]) -> None:
@@ -198,3 +203,26 @@ class Reporter:
         for number in range(wanted):
             episode = episodes[number * len(episodes) // wanted]
             self.run_dir.lines["trajectories"].write_text(f'{{"step":{step},"episode":{episode.to_json()}}}')
+
+
+def _outcome(episode: Episode) -> str:
+    """How a rollout ended, as the fields of a JSON object: what `rllm_core.training.verify` holds all metrics against.
+
+    Written when it ends, before anybody else has it in hands.
+    """
+    parts = []
+    for trajectory in episode.trajectories:
+        if not trajectory.trainable:
+            continue
+        versions = [step.weight_version for step in trajectory.steps if step.weight_version is not None]
+        parts.append(
+            f'{{"role":{json.dumps(trajectory.role)},'
+            f'"reward":{json.dumps(trajectory.total_reward if trajectory.has_reward else None, allow_nan=False)},'
+            f'"turns":{len(trajectory.steps)},"tokens":{sum(len(step.completion_ids) for step in trajectory.steps)},'
+            f'"weight_version":{json.dumps(min(versions, default=None))}}}'
+        )
+    return (
+        f'"rollout":"{episode.rollout_id}","reason":"{episode.termination_reason.value}",'
+        f'"weight_version":{json.dumps(episode.weight_version)},"is_correct":{json.dumps(episode.is_correct)},'
+        f'"trajectories":[{",".join(parts)}]'
+    )

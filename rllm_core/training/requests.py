@@ -13,6 +13,7 @@ import numpy as np
 
 from rllm_core.config import RolloutConfig
 from rllm_core.engine import EngineBusy, EngineError, RolloutEngine, derive_seed
+from rllm_core.training.deadlines import contained, stop
 from rllm_core.training.shared_timer import SharedTimer
 from rllm_core.training.slots import Slots
 from rllm_core.types import SamplingParams, TokenInput, TokenOutput
@@ -48,6 +49,16 @@ class _Merged:
     is_validation: bool
     seeds: list[int] = field(default_factory=list)
     futures: list[asyncio.Future[TokenOutput]] = field(default_factory=list)
+    call: asyncio.Task[None] | None = None
+
+    async def output(self, future: asyncio.Future[TokenOutput]) -> TokenOutput:
+        """What is sampled for ``future``; the call ends when nobody waits for any of its outputs any more."""
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self.call is not None and all(asked.cancelled() for asked in self.futures):
+                self.call.cancel()
+            raise
 
 
 class RequestMerger:
@@ -126,23 +137,26 @@ class RequestMerger:
                     return output
                 merged.futures.insert(0, asyncio.get_running_loop().create_future())
                 self._start(merged)
-                return await merged.futures[0]
+                return await merged.output(merged.futures[0])
         future: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         merged.seeds.append(seed)
         merged.futures.append(future)
         if self.lockstep:
             self._pending_requests += 1
             self._schedule()
-        return await future
+        return await merged.output(future)
 
     async def aclose(self) -> None:
         """Cancel the calls of several requests that are still in the engine; the others end with who asked."""
         for handle in (self._scheduled, self._grace):
             if handle is not None:
                 handle.cancel()
-        for task in self._running_calls:
-            task.cancel()
-        await asyncio.gather(*self._running_calls, return_exceptions=True)
+        await stop(*self._running_calls)
+
+    async def idle(self) -> None:
+        """Wait until no call of several requests is in the engine."""
+        while self._running_calls:
+            await asyncio.wait(self._running_calls)
 
     def _schedule(self) -> None:
         if self._scheduled is None:
@@ -171,9 +185,14 @@ class RequestMerger:
                 self._start(merged)
 
     def _start(self, merged: _Merged) -> None:
+        wanted = [index for index, future in enumerate(merged.futures) if not future.cancelled()]
+        if not wanted:
+            return  # their rollouts have ended while they waited here
+        merged.seeds = [merged.seeds[index] for index in wanted]
+        merged.futures = [merged.futures[index] for index in wanted]
         self._requests_in_engine += len(merged.futures)
-        task = asyncio.get_running_loop().create_task(self._call(merged))
-        self._running_calls.add(task)
+        merged.call = asyncio.get_running_loop().create_task(self._call(merged))
+        self._running_calls.add(merged.call)
 
     async def _outputs(self, merged: _Merged) -> list[TokenOutput]:
         """Ask the engine, again after a pause while it is busy."""
@@ -218,7 +237,7 @@ class RequestMerger:
 
     async def _call(self, merged: _Merged) -> None:
         try:
-            outputs = await self._outputs(merged)
+            outputs = await contained(self._outputs(merged))
         except asyncio.CancelledError:
             for future in merged.futures:
                 future.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from rllm_core.training import checkpoint
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
-from rllm_core.training.deadlines import within
+from rllm_core.training.deadlines import in_thread, within
 from rllm_core.training.generation import Generation
 from rllm_core.training.journal import writing
 from rllm_core.training.reporting import Reporter
@@ -111,7 +110,7 @@ class Saving:
         backend_folder = folder / "backend"
         backend_folder.mkdir()
         await self._backend("save_checkpoint", self.backend.save_checkpoint(backend_folder))
-        buffered = await asyncio.to_thread(self.buffer.write, folder / "buffer.jsonl")
+        buffered = await in_thread(self.buffer.write, folder / "buffer.jsonl")
         # After the buffer: then no plugin is behind what the checkpoint holds.
         answers = {**self._carried, **await self.observers.save_states(self._state())}
         self.reporter.event("checkpoint", step=position.step)
@@ -127,7 +126,7 @@ class Saving:
             "plugins": {name: answer for name, answer in answers.items() if answer is not None},
             "offsets": self.run_dir.sync(),
         }
-        await asyncio.to_thread(checkpoint.commit, folder, state)
+        await in_thread(checkpoint.commit, folder, state)
         self._saved_step = position.step
         checkpoint.prune(self.run_dir.checkpoints, self.config.training.keep_checkpoints)
         return folder

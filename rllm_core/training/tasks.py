@@ -1,14 +1,144 @@
-"""The endless, reproducible order in which a run visits its training tasks."""
+"""The tasks of a run: asked for once, checked before anything is allocated, visited in a reproducible order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
+from rllm_core.blame import blamed
 from rllm_core.engine import derive_seed
+from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.types import Task
+from rllm_core.workflow import Split, Workflow
+
+MAX_GENERATED_TASKS = 1_000_000  # a generator may never end, and its tasks are all kept in memory
+MAX_LAZY_TASKS_CHECKED = 5_000
+
+
+class Tasks:
+    """The tasks of a workflow; each split is asked for once, checked, and kept.
+
+    Args:
+        workflow: Workflow to ask.
+        name: Its name in the run file, for messages.
+    """
+
+    def __init__(self, workflow: Workflow, name: str) -> None:
+        self._workflow = workflow
+        self._name = name
+        self._known: dict[Split, Sequence[Task]] = {}
+
+    def of(self, split: Split) -> Sequence[Task]:
+        """The tasks of a split.
+
+        Lists and tuples are checked whole. Of other sequences, which may make their tasks on demand, the first
+        `MAX_LAZY_TASKS_CHECKED` are checked. Anything else that can be iterated over becomes a list.
+
+        Raises:
+            ConfigError: If two tasks have one id.
+            PluginError: If ``tasks`` fails, or returns anything but tasks.
+        """
+        if split not in self._known:
+            self._ask(split)
+        return self._known[split]
+
+    def check_apart(self) -> None:
+        """Refuse ids that are in both splits.
+
+        Raises:
+            ConfigError: If there are any; names the first and its positions.
+            PluginError: See `of`.
+        """
+        train, validation = self._ask("train"), self._ask("validation")
+        shared = [task_id for task_id in validation if task_id in train]
+        if shared:
+            what = (
+                f"the id {shared[0]!r:.80}"
+                if len(shared) == 1
+                else f"{len(shared)} ids, {shared[0]!r:.80} for instance,"
+            )
+            raise ConfigError(
+                f"workflow {self._name!r} has {what} in both splits: task {train[shared[0]]} of 'train' and task "
+                f"{validation[shared[0]]} of 'validation'; hold tasks out of training, return [] for 'validation', or "
+                'put the split into the id: Task(task_id=f"{split}-{number}", ...)'
+            )
+
+    def _ask(self, split: Split) -> dict[str, int]:
+        """Ask for a split, unless that was done before, and check it.
+
+        Returns:
+            Positions by id; not kept, since there may be millions.
+        """
+        positions: dict[str, int] = {}
+        with self._blaming(split):
+            tasks = self._known[split] if split in self._known else self._sequence(split)
+            # Checking a lazy sequence whole could take minutes: each task may be a row that is read and parsed.
+            whole = isinstance(tasks, list | tuple)
+            for number in range(len(tasks) if whole else min(len(tasks), MAX_LAZY_TASKS_CHECKED)):
+                self._check(split, number, tasks[number], positions)
+        self._known[split] = tasks
+        return positions
+
+    def _sequence(self, split: Split) -> Sequence[Task]:
+        found: object = self._workflow.tasks(split)
+        if inspect.iscoroutine(found) or inspect.isasyncgen(found):
+            if inspect.iscoroutine(found):
+                found.close()
+            raise self._broken(split, "is async; make it a plain function, and load what takes long in __init__")
+        if isinstance(found, Task | str | bytes | Mapping | Set) or found is None:
+            what = "nothing (None)" if found is None else f"one {type(found).__name__}"
+            raise self._broken(split, f"returned {what}; return a list of rllm_core.types.Task")
+        if isinstance(found, Sequence) or (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+            return cast("Sequence[Task]", found)
+        if isinstance(found, Iterable):
+            return self._listed(split, found)
+        raise self._broken(split, f"returned one {type(found).__name__}; return a list of rllm_core.types.Task")
+
+    def _listed(self, split: Split, generated: Iterable[object]) -> list[Task]:
+        tasks: list[Task] = []
+        positions: dict[str, int] = {}
+        for number, task in enumerate(generated):
+            if number == MAX_GENERATED_TASKS:
+                raise self._broken(
+                    split,
+                    f"yields more than {MAX_GENERATED_TASKS:,} tasks, or never ends; stop it, or return a sequence "
+                    "that makes its tasks on demand",
+                )
+            tasks.append(self._check(split, number, task, positions))
+        return tasks
+
+    def _check(self, split: Split, number: int, task: object, positions: dict[str, int]) -> Task:
+        if not isinstance(task, Task):
+            raise self._broken(
+                split,
+                f"has a {type(task).__name__} as task {number}; make it a Task(task_id=..., data=...) of "
+                "rllm_core.types",
+            )
+        first = positions.setdefault(task.task_id, number)
+        if first != number:
+            raise ConfigError(
+                f"workflow {self._name!r} has two {split!r} tasks with the id {task.task_id!r:.80}: task {first} and "
+                f"task {number}; every task needs an id of its own, stable between runs, such as the number of its row"
+            )
+        return task
+
+    @contextmanager
+    def _blaming(self, split: Split) -> Iterator[None]:
+        """Whatever the workflow's code raises in here is one line that says where."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # anybody's code
+            raise self._broken(split, f"failed: {blamed(error)}") from error
+
+    def _broken(self, split: Split, what: str) -> PluginError:
+        return PluginError(f"workflow {self._name!r}: tasks({split!r}) {what}")
 
 
 class TaskStream:
@@ -44,7 +174,7 @@ def spread(tasks: Sequence[Task], rollouts: int) -> list[tuple[Task, int]]:
 
     With fewer rollouts than tasks, evenly spaced tasks get one each.
     """
-    if not tasks:
+    if not len(tasks):
         return []
     if rollouts < len(tasks):
         chosen = [tasks[i * len(tasks) // rollouts] for i in range(rollouts)]

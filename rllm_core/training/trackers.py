@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import logging
 import queue
 import threading
@@ -18,9 +19,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from rllm_core import providers
+from rllm_core.blame import blamed, located
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
-from rllm_core.loading import one_line
 from rllm_core.plugins import PluginManager
 
 logger = logging.getLogger(__name__)
@@ -101,8 +102,9 @@ def construct(config: RunConfig, plugins: PluginManager) -> dict[str, Tracker]:
         except (UserError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a SystemExit of a library is its failure, not the wish to end
+            what = located(error, provided.plugin.package)
             raise PluginError(
-                f"tracker {name!r} ({provided.plugin.label}) cannot be set up: {one_line(error)}; "
+                f"tracker {name!r} ({provided.plugin.label}) cannot be set up: {what}; "
                 "mend it, or take it out of training.trackers"
             ) from error
     return chosen
@@ -145,7 +147,7 @@ class Trackers:
         """See `Tracker.start`; waits for none of them."""
         for worker in self._workers:
             worker.start()
-        self._each(lambda tracker: tracker.start(config, run_dir))
+        self._each(lambda tracker: tracker.start(copy.deepcopy(config), run_dir))  # none of them can change the run's
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker.log`; waits for none of them."""
@@ -233,6 +235,6 @@ class _Worker(threading.Thread):
             try:
                 call(self._tracker)
             except BaseException as error:  # in a thread: a real Ctrl-C arrives elsewhere
-                self.switch_off(one_line(error))
+                self.switch_off(blamed(error))
             finally:
                 self._began = None

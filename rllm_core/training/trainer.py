@@ -35,11 +35,11 @@ from rllm_core.training.generation import Generation
 from rllm_core.training.pace import Pace
 from rllm_core.training.progress import Progress
 from rllm_core.training.reporting import Reporter
-from rllm_core.training.rollouts import RolloutRunner
+from rllm_core.training.rollouts import Rollout, RolloutRunner
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.saving import Position, Saving
 from rllm_core.training.state import TrainerState
-from rllm_core.training.tasks import TaskStream
+from rllm_core.training.tasks import Tasks, TaskStream
 from rllm_core.training.trackers import Trackers
 from rllm_core.training.validation import (
     ValidationResult,
@@ -61,6 +61,8 @@ ResultT = TypeVar("ResultT")
 
 class Interrupted(UserError):
     """The run was asked to stop by a signal; it has saved what it had."""
+
+    label = ""  # it was meant to end
 
     def __init__(self, signal_number: int, signal_name: str) -> None:
         super().__init__(f"interrupted by {signal_name}")
@@ -85,6 +87,7 @@ class Trainer:
     Args:
         config: The resolved run file.
         workflow: What is played.
+        tasks: Tasks to train and to validate on.
         backend: Who trains; `rllm_core.backend.BackendProtocol.init_rollout_engine` has been called.
         engine: What that call returned.
         algorithm: Advantages and corrections.
@@ -100,6 +103,7 @@ class Trainer:
         *,
         config: RunConfig,
         workflow: Workflow,
+        tasks: Tasks,
         backend: BackendProtocol[Any],
         engine: RolloutEngine,
         algorithm: Algorithm,
@@ -134,9 +138,8 @@ class Trainer:
             needs_teacher=lambda group: algorithm.estimators.of(group).needs_teacher,
         )
         self.learns_written = algorithm.estimators.learns_written
-        self.validation_plan = plan(
-            workflow.tasks("validation"), training.validation_rollouts, samples=workflow.samples
-        )
+        validated = tasks.of("validation") if training.validation_rollouts else ()
+        self.validation_plan = plan(validated, training.validation_rollouts, samples=workflow.samples)
         self.coordinator = SyncCoordinator(
             window_quota=config.window_quota, groups_needed=training.steps * training.groups_per_step
         )
@@ -154,7 +157,7 @@ class Trainer:
         self.generation = Generation(
             config=config,
             runner=self.runner,
-            stream=TaskStream(workflow.tasks("train"), training.seed),
+            stream=TaskStream(tasks.of("train"), training.seed),
             coordinator=self.coordinator,
             buffer=self.buffer,
             books=self.books,
@@ -181,6 +184,7 @@ class Trainer:
             observers=observers,
             pace=self.pace,
             state=self.state,
+            idle=self.runner.idle,
         )
         self.saving = Saving(
             config=config,
@@ -195,6 +199,7 @@ class Trainer:
             state=self.state,
         )
         self._interrupt: Interrupted | None = None
+        self._validating: asyncio.Task[list[Rollout]] | None = None
         self._consumed: list[CompleteGroup] = []  # groups of the optimizer step in progress
 
     @property
@@ -222,11 +227,17 @@ class Trainer:
             self.position = Position.saved_in(self.run_dir.manifest)
             await self.saving.resume()
             restored = self.buffer.ordinals()
-            self.reporter.event("begin", incarnation=self.run_dir.incarnation, step=self.step, restored=restored)
+            self.reporter.event(
+                "begin",
+                incarnation=self.run_dir.incarnation,
+                step=self.step,
+                restored=restored,
+                trajectories_per_step=self.config.training.trajectories_per_step,
+            )
             await self.observers.notify("on_train_start", state=self.state())
             await self.weights.publish(self.position, "resume" if self.run_dir.resumed else "start")
             self.progress.watch(self.pace.now)
-            if self.step == 0 and not self.validations:
+            if self._is_validation_due():  # also where the launch before was interrupted in it
                 await self._validate()
             await self._run_halves()
             self._check_books()
@@ -245,9 +256,11 @@ class Trainer:
                 await self.observers.notify("on_train_end", state=self.state(), status=status)
 
     def interrupt(self, error: Interrupted) -> None:
-        """Stop at the next point where nothing is lost: at once while generating, after the step while training."""
+        """Stop at the next point where nothing is lost: at once in generation and validation, after a training step."""
         self._interrupt = error
         self.buffer.fail(error)
+        if self._validating is not None:
+            self._validating.cancel()
 
     def state(self) -> TrainerState:
         """What hooks see."""
@@ -308,7 +321,7 @@ class Trainer:
         while self.step < training.steps:
             await self._train_step(self.step + 1)
             last = self.step == training.steps
-            if last or (training.validate_every_steps and self.step % training.validate_every_steps == 0):
+            if self._is_validation_due():
                 await self._validate()
             if last or (training.checkpoint_every_steps and self.step % training.checkpoint_every_steps == 0):
                 await self._save_checkpoint()
@@ -347,7 +360,14 @@ class Trainer:
         for item in consumed:
             for account, reason, rollouts in item.accounts:
                 self.books.book(account, reason, rollouts)
-        self.reporter.event("step", step=step, groups=[item.ordinal for item in consumed])
+        self.reporter.event(
+            "step",
+            step=step,
+            groups=[item.ordinal for item in consumed],
+            trajectories=planned.trajectories,
+            samples=planned.samples,
+            sampled_tokens=planned.sampled_tokens,
+        )
         self.reporter.difficulty(self.generation.difficulty.take(item.episodes for item in consumed))
         known = {**result.metrics, **self.crediting.diagnostics.flush()}
         self.reporter.trained(consumed, samples, known, self.coordinator.weight_version)
@@ -393,27 +413,48 @@ class Trainer:
     # ----------------------------------------------------------------------------------------------------------------
     # Validation
 
+    def _is_validation_due(self) -> bool:
+        """Whether the weights of this step are to be validated and have not been."""
+        training = self.config.training
+        every = training.validate_every_steps
+        wanted = self.step in (0, training.steps) or bool(every and self.step % every == 0)
+        return wanted and bool(self.validation_plan) and all(done.step != self.step for done in self.validations)
+
     async def _validate(self) -> None:
-        if not self.validation_plan:
-            return
         await self.observers.notify("on_validation_start", state=self.state(), step=self.step)
         self.progress.validating(self.step, len(self.validation_plan))
-        episodes = await play_all(self.runner, self.validation_plan, "validation")
+        rollouts = await self._play_validation()
         self.coordinator.touch()
+        episodes = [rollout.episode for rollout in rollouts]
+        failed = [episode for rollout in rollouts for episode in rollout.failed]
         nll = await self._nll_per_token(episodes) if self.learns_written else None
-        result = summarise(episodes, step=self.step, weight_version=self.coordinator.weight_version, nll=nll)
+        version = self.coordinator.weight_version
+        result = summarise(episodes, step=self.step, weight_version=version, nll=nll, retries=len(failed))
         self.validations.append(result)
         if self.observers.active("on_episode_finished"):
             for episode in episodes:
                 await self.observers.notify("on_episode_finished", state=self.state(), episode=episode)
-        metrics = self.reporter.validated(result, episodes)
+        metrics = self.reporter.validated(result, episodes, failed)
         await self.observers.notify("on_validation_end", state=self.state(), step=self.step, metrics=metrics)
+
+    async def _play_validation(self) -> list[Rollout]:
+        if self._interrupt is not None:
+            raise self._interrupt
+        self._validating = asyncio.create_task(play_all(self.runner, self.validation_plan, "validation"))
+        try:
+            return await self._validating
+        except asyncio.CancelledError:
+            if self._interrupt is not None:
+                raise self._interrupt from None
+            raise
+        finally:
+            self._validating = None
 
     async def _nll_per_token(self, episodes: Sequence[Episode]) -> float | None:
         """Of what others wrote, under the current weights."""
         if self.colocated:
             self.coordinator.pause()
-            await self.coordinator.drained()
+            await self.weights.drained()
             await self._backend("enter_training", self.backend.enter_training())
         samples = written_samples(episodes)
         logprobs: list[Floats] = []

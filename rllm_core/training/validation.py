@@ -13,7 +13,8 @@ import numpy as np
 
 from rllm_core.algorithms.grouping import group_trajectories
 from rllm_core.algorithms.samples import training_samples
-from rllm_core.training.rollouts import RolloutKey, RolloutRunner
+from rllm_core.training.deadlines import stop
+from rllm_core.training.rollouts import Rollout, RolloutKey, RolloutRunner
 from rllm_core.training.tasks import spread
 from rllm_core.types import Episode, Floats, Task, TrainingSample
 
@@ -31,6 +32,7 @@ class ValidationResult:
         solved: Share with ``is_correct``, None if the workflow has no such notion.
         nll_per_token: Mean negative log-likelihood, in nats, of the tokens that others wrote; None if there are none.
         metrics: Means of the workflow's own, `rllm_core.types.Episode.metrics`, each over the rollouts that have it.
+        retries: Failed attempts that were tried again; they count for nothing else.
     """
 
     step: int
@@ -41,19 +43,24 @@ class ValidationResult:
     solved: float | None
     nll_per_token: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    retries: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in ``summary.json``."""
         return dict(self.__dict__)
 
 
-async def play_all(runner: RolloutRunner, plan: Sequence[tuple[Task, int]], purpose: str) -> list[Episode]:
-    """Play every rollout of a plan, at most ``max_concurrent_rollouts`` at a time, in the plan's order."""
-    return list(
-        await asyncio.gather(
-            *(runner.run(task, RolloutKey(purpose, ordinal, index)) for ordinal, (task, index) in enumerate(plan))
-        )
-    )
+async def play_all(runner: RolloutRunner, plan: Sequence[tuple[Task, int]], purpose: str) -> list[Rollout]:
+    """Run every rollout of a plan, at most ``max_concurrent_rollouts`` at a time, in the plan's order."""
+    tasks = [
+        asyncio.create_task(runner.run(task, RolloutKey(purpose, ordinal, index)), name=f"{purpose} rollout {ordinal}")
+        for ordinal, (task, index) in enumerate(plan)
+    ]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        await stop(*tasks)  # the others must not run on when one ends them all
+        raise
 
 
 def plan(tasks: Sequence[Task], rollouts: int, *, samples: bool) -> list[tuple[Task, int]]:
@@ -96,7 +103,7 @@ def metric_means(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def summarise(
-    episodes: Sequence[Episode], *, step: int, weight_version: int, nll: float | None = None
+    episodes: Sequence[Episode], *, step: int, weight_version: int, nll: float | None = None, retries: int = 0
 ) -> ValidationResult:
     """Averages over the rollouts that ended well."""
     finished = [episode for episode in episodes if episode.trajectories]
@@ -111,4 +118,5 @@ def summarise(
         solved=sum(judged) / len(judged) if judged else None,
         nll_per_token=nll,
         metrics=metric_means(finished),
+        retries=retries,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from rllm_core.backend import BackendProtocol, PolicyUpdate
@@ -31,6 +31,7 @@ class Weights:
         observers: Hear of each version.
         pace: Counts the seconds.
         state: Snapshot for hooks.
+        idle: Waits until the engine works for no rollout that has ended.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Weights:
         observers: Observers,
         pace: Pace,
         state: Callable[[], TrainerState],
+        idle: Callable[[], Awaitable[None]],
     ) -> None:
         self.config = config
         self.backend = backend
@@ -55,6 +57,7 @@ class Weights:
         self.observers = observers
         self.pace = pace
         self._state = state
+        self._idle = idle
 
     async def synchronise(self, position: Position) -> None:
         """Publish what a step has made; rollouts in flight end before, unless `partial_rollout` lets them run on."""
@@ -66,9 +69,10 @@ class Weights:
         self.coordinator.resume()
 
     async def drained(self) -> None:
-        """Wait until no group is in flight."""
+        """Wait until no group is in flight, and no request of one that was."""
         with self.pace.spending("drain"):
             await self.coordinator.drained()
+            await self._idle()
 
     async def publish(self, position: Position, reason: Literal["start", "step", "resume"]) -> None:
         """New weights to the engine, then the version to everybody; ``position`` says then that they are live.

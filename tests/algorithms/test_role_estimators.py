@@ -54,7 +54,7 @@ class Answers(AdvantageEstimator):
         (lambda groups: [], "credited 0 of 1 groups"),
         (lambda groups: [[]], "credited 0 of 2 trajectories of task 'task-3'"),
         (lambda groups: [None], "Answers failed: TypeError"),
-        (lambda groups: groups[7], "Answers failed: IndexError"),
+        (lambda groups: groups[7], r"Answers failed: \S*tests/algorithms/test_role_estimators\.py:\d+: IndexError"),
     ],
 )
 def test_an_estimator_that_does_not_answer_for_everybody(answer: Callable[..., Any], complaint: str) -> None:

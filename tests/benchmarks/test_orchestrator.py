@@ -138,7 +138,7 @@ def test_all_sides_hold_the_same_conversations(engine: Any) -> None:
         for side in (bookkeeping.whole_rollouts, bookkeeping.completer_rollouts, bookkeeping.bare_rollouts)
     )
     assert len(whole) == len(completer) == len(bare) == bookkeeping.ROLLOUTS
-    for played in (whole, completer):
+    for played in ([rollout.episode for rollout in whole], completer):
         assert all(len(e.trajectories[0].steps) == 3 for e in played)
         assert all(step.break_reason is None for e in played for step in e.trajectories[0].steps)
     assert all(len(messages) == 7 for messages in bare)

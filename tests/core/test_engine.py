@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
+from rllm_core.errors import ConfigError
 from rllm_core.parser import SegmentBreak
 from rllm_core.testing import ScriptedEngine
 from rllm_core.types import (
@@ -325,6 +326,18 @@ def test_one_prompt_many_seeds_keeps_their_order(engine: Any, toys: SimpleNamesp
     )
     assert [o.token_ids.tolist() for o in outputs] == [toys.letters("one"), toys.letters("two")]
     assert [(c.seed, c.is_validation) for c in engine.calls] == [(3, True), (1, True)]
+
+
+@pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+def test_tools_that_nobody_reads_are_an_error_by_name(toys: SimpleNamespace, kind: type[Completer]) -> None:
+    """Calls would be plain content, and rewards flat, without a word."""
+    engine = toys.ListEngine(toys.BridgingParser(), [toys.letters("one")])
+    completer, tool = kind(engine), {"type": "function", "function": {"name": "look_up"}}
+    engine.parser.supports_tools = False
+    with pytest.raises(ConfigError, match=r"offers tools \(look_up\), but parser '.*' cannot read calls of this model"):
+        asyncio.run(completer.complete([{"role": "user", "content": "q"}], tools=[tool]))
+    engine.parser.supports_tools = True
+    assert asyncio.run(completer.complete([{"role": "user", "content": "q"}], tools=[tool])).response
 
 
 def test_media_is_refused_by_name(toys: SimpleNamespace) -> None:

@@ -37,7 +37,14 @@ TEXT = {
     "docs/run-folder.md": "test_reference.test_the_files_of_a_run_folder",
 }
 # What shells run beside rllm-core and make. A page shows them; what they would install or start is not this test's.
-PROGRAMS = ("pip install ", "pre-commit", "ray start ", "tensorboard --logdir ", 'eval "$(rllm-core completion ')
+PROGRAMS = (
+    "pip install ",
+    "touch ",
+    "pre-commit",
+    "ray start ",
+    "tensorboard --logdir ",
+    'eval "$(rllm-core completion ',
+)
 
 
 def blocks_of(language: str) -> list[tuple[Page, Block]]:

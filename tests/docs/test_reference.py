@@ -175,9 +175,15 @@ def test_the_events(failed_and_resumed: tuple[Path, dict[str, Any]]) -> None:
         assert fields.setdefault(event, set(line)) == set(line), event
     rows = RUN_FOLDER.rows("events.jsonl")
     assert set(fields) == set(rows)
-    assert fields.pop("validation") == set(RUN_FOLDER.rows("validation"))
+    outcome = set(re.findall(r"`(\w+)`", rows["finish"][0].partition(":")[0]))
+    assert fields.pop("validation") == {*RUN_FOLDER.rows("validation"), "episodes"}
     for event, names in fields.items():
         assert names == set(re.findall(r"`(\w+)`", rows[event][0].partition(":")[0])), event
+    ends = [line for line in objects(failed_and_resumed[0], "events") if line["event"] in ("finish", "validation")]
+    ends = [end for line in ends for end in line.get("episodes", [line])]
+    assert {frozenset(end) - {"event"} for end in ends} == {frozenset(outcome)}
+    parts = [part for end in ends for part in end["trajectories"]]
+    assert {frozenset(part) for part in parts} == {frozenset(RUN_FOLDER.rows("Outcomes of rollouts"))}
 
 
 def test_the_names_in_plugins_json_and_manifest(failed_and_resumed: tuple[Path, dict[str, Any]]) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sysconfig
-import venv
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from following import followed
 from pages import ROOT, Page
 
 PAGE = Page(ROOT / "docs" / "writing-a-workflow.md")
@@ -21,40 +18,6 @@ VARIABLE = re.compile(
 )
 LIKE = {"left_out": r"(?s:.*?)", "count": r"\d+", "seconds": r"\d+(?:\.\d+)?", "number": r"(\d+\.\d+)"}
 TOLERANCE = 0.15
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> Mapping[str, str]:
-    """A virtual environment to install into, which also has what is installed beside these tests."""
-    folder = tmp_path / "environment"
-    venv.create(folder, symlinks=True)
-    [site_packages] = folder.glob("lib/python*/site-packages")
-    ours = sysconfig.get_path("purelib")
-    (site_packages / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n", encoding="utf-8")
-    for command, module in (("pip", "pip"), ("pytest", "pytest"), ("rllm-core", "rllm_core")):
-        script = folder / "bin" / command
-        script.write_text(f'#!/bin/sh\nexec "{folder}/bin/python" -P -m {module} "$@"\n', encoding="utf-8")
-        script.chmod(0o755)
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("RLLM_PLUGINS", "PIP_", "PYTEST_"))}
-    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
-    return {**kept, **offline, "PATH": path, "RLLM_CONFIG_DIR": str(tmp_path / "config"), "COLUMNS": "200"}
-
-
-def followed(command: str, folder: Path, environment: Mapping[str, str]) -> tuple[str, Path]:
-    """What a command prints on standard output, and the folder a reader is in afterwards."""
-    done = subprocess.run(
-        ["bash", "-c", f"{command} && pwd"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"$ {command}\n{done.stdout}\n{done.stderr}"
-    *printed, place = done.stdout.splitlines()
-    return "\n".join(printed), Path(place)
 
 
 def assert_as_shown(printed: str, shown: str, command: str) -> None:

@@ -141,7 +141,7 @@ def test_a_name_that_two_packages_have_must_say_whose(scripted: Manager) -> None
         ),
         (["algorithm.name=lax_options"], "so unknown keys would be ignored"),
         (["algorithm.loss=no_loss"], "is no subclass of rllm_core.algorithms.torch_losses.PolicyLoss"),
-        (["algorithm.name=cannot_be_made"], "cannot be made: KeyError: 'ABACUS_HOME'"),
+        (["algorithm.name=cannot_be_made"], "cannot be made: rllm_wrongs/estimators.py:20: KeyError: 'ABACUS_HOME'"),
         (["algorithm.roles.helper.name=no_estimator"], "is no subclass of"),
         (["algorithm.corrections=['no_correction']", "algorithm.proximal_policy=forward"], "is no subclass of"),
     ],
@@ -165,7 +165,7 @@ def test_one_that_cannot_be_used_is_told_before_anything_starts(
         ("wrong_shape", "returned advantages array([[0., 0.]]) for 1 steps"),
         ("wrong_count", "credited 1 of 4 trajectories of task 'train-"),
         ("says_nothing", "returned advantages None for 1 steps"),
-        ("fails", "failed: ZeroDivisionError: division by zero"),
+        ("fails", "rllm_wrongs/estimators.py:40: ZeroDivisionError: division by zero"),
         ("undeclared_tokens", "credits single tokens, and does not declare it"),
     ],
 )
@@ -186,7 +186,7 @@ def test_an_estimator_that_goes_wrong_ends_the_run_with_its_name(
     [
         ("negative", "must return one finite weight >= 0 per token"),
         ("short", "must return one finite weight >= 0 per token"),
-        ("failing_correction", "failed: IndexError: "),
+        ("failing_correction", "failed: plugin 'wrongs' (rllm-wrongs 0.2), rllm_wrongs/corrections.py:"),
     ],
 )
 def test_a_correction_that_goes_wrong_is_named(scripted: Manager, name: str, expected: str) -> None:
@@ -203,7 +203,11 @@ def test_a_correction_that_goes_wrong_is_named(scripted: Manager, name: str, exp
     [
         ("averages", "must return one loss per token, (3,), not shape ()"),
         ("nan_loss", "returned losses that are not finite"),
-        ("failing_loss", "failed: AttributeError: 'LossInputs' object has no attribute 'log_probs'"),
+        (
+            "failing_loss",
+            "failed: plugin 'wrongs' (rllm-wrongs 0.2), rllm_wrongs/losses.py:22: AttributeError: 'LossInputs' object "
+            "has no attribute 'log_probs'",
+        ),
     ],
 )
 def test_a_loss_that_goes_wrong_is_named(scripted: Manager, name: str, expected: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from rllm_core.cli import check
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-KEYS = ["plugin", "package", "version", "value", "outcome", "passed", "failed", "skipped", "groups"]
+KEYS = ["plugin", "package", "version", "value", "outcome", "contract", "packaging", "passed", "failed", "skipped",
+        "warnings", "groups"]  # fmt: skip
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +27,14 @@ def checked(rllm_core: Run, name: str, *options: str, packages: tuple[str, ...] 
     document = json.loads(run.stdout)
     assert list(document) == KEYS
     assert run.returncode == (document["outcome"] == "failed")
+    outcomes = [check["outcome"] for group in document["groups"] for check in group["checks"]]
+    assert [outcomes.count(name) for name in ("passed", "failed", "skipped", "warning")] == [
+        document[name] for name in ("passed", "failed", "skipped", "warnings")
+    ]
+    assert (document["contract"] == "failed") == (document["failed"] > 0)
+    assert (document["packaging"] == "warnings") == (document["warnings"] > 0)
+    if "--strict" not in options:
+        assert document["outcome"] == document["contract"]
     return run.returncode, document
 
 
@@ -38,30 +48,38 @@ def found(document: dict[str, Any], kind: str = "plugin") -> dict[str, dict[str,
         ("broken", "rllm-broken", "RuntimeError: the flux capacitor is empty"),
         ("exits", "rllm-exit", "SystemExit: goodbye"),
         ("exits-hard", "rllm-exit", "its import ended the process (exit code 7)"),
-        ("endless", "rllm-endless", "its import did not end within 5 s; it was in <module> (__init__.py:3)"),
+        (
+            "endless",
+            "rllm-endless",
+            "its import did not end within 5 s; it was in <module> (rllm_endless/__init__.py:",
+        ),
         ("missing", "rllm-missing", "pip install 'rllm-fixture-not-there>=2.1'"),
         ("outdated", "rllm-outdated", "cannot import name 'not_yet_invented'"),
         ("misspelt", "rllm-misspelt", "did you mean 'backends'?"),
         ("garbage", "rllm-garbage", "which is not a Backend record"),
         ("taker", "rllm-taker", "its command 'train' has the name of one of the core's own"),
         ("foreign-api", "rllm-foreign-api", "written for version 2.0 of the plugin API"),
-        ("endless-hook", "rllm-hostile", "its import did not end within 5 s; it was in workflows (endless_hook.py:"),
+        (
+            "endless-hook",
+            "rllm-hostile",
+            "its import did not end within 5 s; it was in workflows (rllm_hostile/endless_hook.py:",
+        ),
         ("exits-in-hook", "rllm-hostile", "SystemExit: from a hook"),
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_gets_a_verdict(rllm_core: Run, name: str, package: str, words: str) -> None:
     code, document = checked(rllm_core, name, "--deadline-seconds=5", packages=(package,))
     assert code == 1
-    assert [group["kind"] for group in document["groups"]] == ["plugin"], "nothing of it is checked"
+    assert [group["kind"] for group in document["groups"]] == ["packaging", "plugin"], "nothing of it is checked"
     assert found(document)["import"]["outcome"] == "failed"
     assert words in found(document)["import"]["detail"]
-    assert found(document)["version"]["outcome"] == "passed", "its metadata can be read all the same"
+    assert found(document, "packaging")["version"]["outcome"] == "passed", "its metadata can be read all the same"
 
 
 def test_an_error_of_any_length_is_shown_in_part(rllm_core: Run) -> None:
     _, document = checked(rllm_core, "huge-error", packages=("rllm-hostile",))
     detail = found(document)["import"]["detail"]
-    assert detail.startswith("RuntimeError: xxx")
+    assert detail.startswith("rllm_hostile/huge_error.py:3: RuntimeError: xxx")
     assert len(detail) <= check.MAX_DETAIL_CHARACTERS
 
 
@@ -94,7 +112,10 @@ def test_a_provider_that_hangs_is_ended_with_all_it_has_started(rllm_core: Run) 
     _, document = checked(rllm_core, "hanging", "--deadline-seconds=8", packages=("rllm-hanging",))
     [result] = found(document, "backend").values()
     assert result["outcome"] == "failed"
-    assert "the check of backend 'hanging' did not end within 8 s; it was in wait (threading.py:" in result["detail"]
+    assert (
+        "the check of backend 'hanging' did not end within 8 s; it was in <module> (rllm_hanging/stack.py:5)"
+        in result["detail"]
+    )
 
 
 def test_a_provider_that_ends_its_process_is_one_of_several(rllm_core: Run) -> None:
@@ -109,8 +130,10 @@ def test_a_provider_that_ends_its_process_is_one_of_several(rllm_core: Run) -> N
 
 def test_metadata_that_is_missing_is_told_key_by_key(rllm_core: Run) -> None:
     _, document = checked(rllm_core, "foreign-api", packages=("rllm-foreign-api",))
-    problems = {name: result["detail"] for name, result in found(document).items() if result["outcome"] == "failed"}
-    assert problems.keys() == {"readme", "licence", "python", "types", "requirements", "import"}
+    packaging = found(document, "packaging")
+    problems = {name: result["detail"] for name, result in packaging.items() if result["outcome"] == "warning"}
+    assert problems.keys() == {"readme", "licence", "python", "types", "requirements"}
+    assert [name for name, result in found(document).items() if result["outcome"] == "failed"] == ["import"]
     assert problems["requirements"] == "rllm-core is not among the dependencies"
     assert problems["types"].startswith("rllm_foreign_api has no py.typed")
 
@@ -118,7 +141,8 @@ def test_metadata_that_is_missing_is_told_key_by_key(rllm_core: Run) -> None:
 def test_a_workflow_that_a_stranger_has_published_passes(rllm_core: Run) -> None:
     code, document = checked(rllm_core, "relay", packages=("rllm-relay",))
     assert code == 0, document
-    assert found(document)["api version"]["detail"] == "1.0"
+    assert found(document, "packaging")["api version"]["detail"] == "1.0"
+    assert document["packaging"] == "passed"
     assert found(document, "workflow")["closing"]["outcome"] == "passed"
     assert found(document, "reward function")["built"]["outcome"] == "passed"
 
@@ -142,8 +166,28 @@ def test_two_plugins_of_one_name_are_told_apart(rllm_core: Run) -> None:
 def test_a_name_that_is_ours_is_told(rllm_core: Run) -> None:
     _, document = checked(rllm_core, "takes-core", "--deadline-seconds=60", packages=("rllm-hostile",))
     assert "advantage estimator 'grpo' is provided by rllm-core" in found(document)["providers"]["detail"]
-    assert found(document)["summary"]["detail"] == "pyproject.toml has no description"
-    assert found(document)["api version"]["detail"].endswith('RLLM_CORE_API = "1.0"')
+    packaging = found(document, "packaging")
+    assert packaging["summary"]["detail"] == "pyproject.toml has no description"
+    assert packaging["api version"]["detail"].startswith('write RLLM_CORE_API = "1.0" in rllm_hostile.')
+
+
+def test_what_is_wrong_with_a_package_fails_only_where_that_is_asked_for(rllm_core: Run) -> None:
+    """It says no API version, has no README and no licence, and its reward function works."""
+    code, document = checked(rllm_core, "careless", packages=("rllm-careless",))
+    assert code == 0, document
+    assert (document["contract"], document["packaging"]) == ("passed", "warnings")
+    noted = {name for name, result in found(document, "packaging").items() if result["outcome"] == "warning"}
+    assert noted == {"readme", "licence", "python", "types", "requirements", "api version"}
+    [packaging, *_] = document["groups"]
+    assert (packaging["kind"], packaging["outcome"]) == ("packaging", "warning")
+    code, document = checked(rllm_core, "careless", "--strict", packages=("rllm-careless",))
+    assert code == 1
+    assert (document["outcome"], document["contract"], document["packaging"]) == ("failed", "passed", "warnings")
+    text = rllm_core("plugins", "check", "careless", packages=("rllm-careless",))
+    assert text.returncode == 0
+    last = text.stdout.splitlines()[-1]
+    assert last.startswith("rllm-careless 0.1, plugin 'careless': contract passed (")
+    assert last.endswith(" 0 failed, 0 skipped); packaging: 6 warnings")
 
 
 def test_wrong_usage_is_one_line(rllm_core: Run) -> None:
@@ -165,11 +209,14 @@ def test_a_disabled_plugin_is_not_imported(rllm_core: Run) -> None:
     assert found(document)["import"]["detail"] == "--no-plugins was given"
 
 
-def test_the_published_workflows_pass(rllm_core: Run) -> None:
-    run = rllm_core("plugins", "check", "workflows", "-o", "guess.high=3")
+def test_the_published_workflows_pass(rllm_core: Run, tmp_path: Path) -> None:
+    rows = [json.dumps({"question": f"{number} + 1?", "answer": str(number + 1)}) for number in range(200)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    run = rllm_core("plugins", "check", "workflows", "-o", "guess.high=3", "-o", "dataset.train_file=rows.jsonl")
     assert run.returncode == 0, run.stdout
     last = run.stdout.splitlines()[-1]
-    assert last.startswith("rllm-workflows 0.1.0, plugin 'workflows': passed (")
+    assert last.startswith("rllm-workflows 0.1.0, plugin 'workflows': contract passed (")
+    assert last.endswith("; packaging: passed")
     assert "hostile answers" in run.stdout
 
 
@@ -177,7 +224,9 @@ def test_the_published_parsers_pass_with_a_model(rllm_core: Run) -> None:
     from rllm_local.starter import starter_model
 
     _, without = checked(rllm_core, "renderers")
-    assert {result["outcome"] for result in found(without, "parser").values()} == {"skipped"}
+    results = found(without, "parser").values()
+    assert {result["outcome"] for result in results} == {"failed"}, "nothing was checked"
+    assert all(result["detail"].startswith("it needs a model: pass --model PATH") for result in results)
     code, document = checked(rllm_core, "renderers", "--model", str(starter_model()))
     assert code == 0, document
     parsers = {group["name"]: group for group in document["groups"] if group["kind"] == "parser"}
@@ -185,7 +234,9 @@ def test_the_published_parsers_pass_with_a_model(rllm_core: Run) -> None:
 
 
 def test_the_embedded_backend_passes(rllm_core: Run) -> None:
-    code, document = checked(rllm_core, "local")
+    from rllm_local.starter import starter_model
+
+    code, document = checked(rllm_core, "local", "--model", str(starter_model()))
     assert code == 0, document
     assert found(document, "backend")["engine: seeds"]["outcome"] == "passed"
     assert found(document, "backend")["checkpoint"]["outcome"] == "passed"

@@ -182,47 +182,47 @@ def hears(hook: str, **arguments: object) -> None:
 
 
 def test_hook_on_train_start() -> None:
-    hears("on_train_start", state=object())
+    hears("on_train_start", state="a state")
 
 
 def test_hook_on_train_end() -> None:
-    hears("on_train_end", state=object(), status="completed")
+    hears("on_train_end", state="a state", status="completed")
 
 
 def test_hook_on_epoch_start() -> None:
-    hears("on_epoch_start", state=object(), epoch=0)
+    hears("on_epoch_start", state="a state", epoch=0)
 
 
 def test_hook_on_epoch_end() -> None:
-    hears("on_epoch_end", state=object(), epoch=0)
+    hears("on_epoch_end", state="a state", epoch=0)
 
 
 def test_hook_on_batch_start() -> None:
-    hears("on_batch_start", state=object(), step=1)
+    hears("on_batch_start", state="a state", step=1)
 
 
 def test_hook_on_batch_end() -> None:
-    hears("on_batch_end", state=object(), step=1, metrics={"loss": 0.5})
+    hears("on_batch_end", state="a state", step=1, metrics={"loss": 0.5})
 
 
 def test_hook_on_validation_start() -> None:
-    hears("on_validation_start", state=object(), step=0)
+    hears("on_validation_start", state="a state", step=0)
 
 
 def test_hook_on_validation_end() -> None:
-    hears("on_validation_end", state=object(), step=0, metrics={"solved": 0.1})
+    hears("on_validation_end", state="a state", step=0, metrics={"solved": 0.1})
 
 
 def test_hook_on_episode_finished() -> None:
-    hears("on_episode_finished", state=object(), episode=object())
+    hears("on_episode_finished", state="a state", episode="a episode")
 
 
 def test_hook_on_checkpoint_saved() -> None:
-    hears("on_checkpoint_saved", state=object(), step=3, directory=Path("checkpoints/step-000003"))
+    hears("on_checkpoint_saved", state="a state", step=3, directory=Path("checkpoints/step-000003"))
 
 
 def test_hook_on_policy_updated() -> None:
-    hears("on_policy_updated", update=object(), state=object())
+    hears("on_policy_updated", update="a update", state="a state")
 
 
 def test_hook_save_plugin_state() -> None:

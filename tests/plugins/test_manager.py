@@ -63,9 +63,18 @@ def test_a_broken_plugin_is_kept_apart(manager: Build, caplog: pytest.LogCapture
     infos = by_name(plugins)
     assert infos["good"].status == "loaded"
     assert infos["broken"].status == infos["missing"].status == infos["exits"].status == "broken"
-    assert infos["broken"].error == (
-        "RuntimeError: the flux capacitor is empty; to mend it: pip install --upgrade rllm-broken"
+    assert infos["broken"].error == ("rllm_broken/__init__.py:3: RuntimeError: the flux capacitor is empty"), (
+        "and no pip command: an upgrade mends no mistake of the author's"
     )
+    assert infos["broken"].failure == {
+        "plugin": "broken",
+        "distribution": "rllm-broken",
+        "version": "0.3",
+        "file": "rllm_broken/__init__.py",
+        "line": 3,
+        "error": "RuntimeError: the flux capacitor is empty",
+    }
+    assert infos["good"].failure is None
     assert "SystemExit: goodbye" in str(infos["exits"].error)
     lines = [record.getMessage() for record in caplog.records]
     assert [line for line in lines if "rllm-broken 0.3" in line and "flux capacitor is empty" in line]
@@ -79,7 +88,7 @@ def test_selecting_from_a_broken_plugin_chains_its_cause(manager: Build) -> None
     ) as caught:
         plugins.select(Backend, "broken")
     assert isinstance(caught.value.__cause__, RuntimeError)
-    with pytest.raises(PluginError, match=r"not usable: rllm-broken 0\.3: RuntimeError"):
+    with pytest.raises(PluginError, match=r"not usable: rllm-broken 0\.3: rllm_broken/__init__.py:3: RuntimeError"):
         plugins.select(Backend, "something-else")
 
 
@@ -106,11 +115,25 @@ def test_a_record_that_points_nowhere_is_fatal_when_loaded(manager: Build) -> No
     with pytest.raises(PluginError, match=r"workflow 'not-there' \(rllm-good 1\.2\) cannot be loaded") as caught:
         plugins.load(chosen)
     assert isinstance(caught.value.__cause__, AttributeError)
-    with pytest.raises(PluginError, match=r"--force-reinstall --no-deps rllm-good") as caught:
+    with pytest.raises(PluginError, match=r"No module named 'rllm_good.nowhere'$") as caught:
         plugins.load(chosen, "rllm_good.nowhere:Thing")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
-    with pytest.raises(PluginError, match="pip install rllm_fixture_elsewhere"):
+    with pytest.raises(PluginError, match="no requirement of rllm-good has module 'rllm_fixture_elsewhere': install"):
         plugins.load(chosen, "rllm_fixture_elsewhere:Thing")
+
+
+def test_a_file_that_was_installed_and_is_gone_is_installed_again(
+    installed: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [site] = installed("rllm-good")
+    shutil.copytree(site, tmp_path / "site")
+    (tmp_path / "site" / "rllm_good" / "stack.py").unlink()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    plugins = PluginManager(find_plugins(importlib_metadata.distributions(path=[str(tmp_path / "site")])))
+    with pytest.raises(PluginError, match=r"to mend it: pip install --force-reinstall --no-deps rllm-good$"):
+        plugins.load(plugins.select(Backend, "good"))
+    for module in [module for module in sys.modules if module.partition(".")[0] == "rllm_good"]:
+        del sys.modules[module]
 
 
 def test_twins_are_a_conflict_that_names_both(manager: Build) -> None:
@@ -302,7 +325,7 @@ def test_what_plugins_print_does_not_reach_stdout(manager: Build, capsys: pytest
 def test_the_trace_shows_imports_and_hook_calls(manager: Build, capsys: pytest.CaptureFixture[str]) -> None:
     manager("rllm-good", settings=Settings(trace=True)).providers(Backend)
     err = capsys.readouterr().err
-    assert "[plugins] plugin good = rllm_good (rllm-good 1.2): " in err
+    assert "[plugins] plugin 'good' (rllm-good 1.2): " in err
     assert "[plugins] backends() -> good" in err
 
 
@@ -345,7 +368,7 @@ def test_damaged_metadata_is_a_row_and_hides_nothing(installed: Callable[..., li
     infos = {info.package: info for info in plugins.plugins()}
     assert infos["rllm-good"].status == "available"
     assert infos["rllm_torn"].status == infos["rllm_odd"].status == "broken"
-    assert "entry_points.txt cannot be read: UnicodeDecodeError" in str(infos["rllm_torn"].error)
+    assert "rllm_torn-3.0.dist-info) cannot be read: UnicodeDecodeError" in str(infos["rllm_torn"].error)
     assert "'odd name!' must match" in str(infos["rllm_odd"].error)
     assert infos["rllm_odd"].version == "3.0"
 
@@ -427,4 +450,5 @@ def test_a_slow_import_is_announced_while_it_lasts(
 
     monkeypatch.setattr(EntryPoint, "load", lambda point: wait_for_a_warning())
     manager("rllm-good").providers(Backend)
-    assert "still importing plugin good = rllm_good (rllm-good 1.2) after 0.05 s" in caplog.text
+    assert "still importing plugin 'good' (rllm-good 1.2) after 0.05 s, now at " in caplog.text
+    assert "if it never ends: rllm-core plugins disable good" in caplog.text

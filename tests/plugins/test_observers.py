@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import rllm_core.testing.plugin
 from rllm_core import hookimpl
+from rllm_core.config import load_run_config
 from rllm_core.discovery import Settings
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
+from rllm_core.training import launch
+from rllm_core.training.progress import Progress
 
 Build = Callable[..., PluginManager]
 
@@ -98,9 +108,14 @@ def test_failures_are_named_and_counted_and_stop_nobody(manager: Build, caplog: 
     assert watching.failures == {"a-raising": 12, "a-raising-async": 12, "a-raising-exit": 12}
     assert watching.disabled == set()
     lines = [record.getMessage() for record in caplog.records]
-    assert "plugin 'a-raising': on_batch_end failed: ValueError: no room for step 0" in lines
-    assert "plugin 'a-raising-async': on_batch_end failed: ValueError: no time for step 0" in lines
-    assert "plugin 'a-raising-exit': on_batch_end failed: RuntimeError: raised SystemExit: from a thread" in lines
+    places = {
+        "a-raising": "rllm_raising/__init__.py:8: ValueError: no room for step 0",
+        "a-raising-async": "rllm_raising/later.py:8: ValueError: no time for step 0",
+        "a-raising-exit": "rllm_raising/exits.py:10: RuntimeError: raised SystemExit: from a thread",
+    }
+    told = {name: f"on_batch_end failed: plugin {name!r} (rllm-raising 1.0), {what}" for name, what in places.items()}
+    assert set(told.values()) <= set(lines)
+    assert watching.first_failures == told
     assert len(lines) == 6, "of twelve failures each, the first and the tenth are printed"
 
 
@@ -307,3 +322,131 @@ def test_the_worker_thread_ends_with_its_observers() -> None:
     del watching
     worker.join(timeout=5)
     assert not worker.is_alive()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What observes cannot change
+
+
+def rewritten(value: object, seen: set[int] | None = None) -> int:
+    """Change everything below ``value`` that can be changed from outside; returns how much that was."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or value is None or isinstance(value, str | int | float | bytes | Path):
+        return 0
+    seen.add(id(value))
+    changed = 0
+    if isinstance(value, np.ndarray):
+        for array in (value, value.base):
+            if isinstance(array, np.ndarray):
+                with contextlib.suppress(ValueError):
+                    array.setflags(write=True)
+                    array[...] = 7
+                    changed += 1
+        return changed
+    if isinstance(value, dict):
+        for content in list(value.values()):
+            changed += rewritten(content, seen)
+        with contextlib.suppress(TypeError):
+            value.update(dict.fromkeys(value, 7.0), more=7.0)
+            changed += 1
+        return changed
+    if isinstance(value, list | tuple):
+        for content in value:
+            changed += rewritten(content, seen)
+        if isinstance(value, list):
+            with contextlib.suppress(TypeError):
+                value.clear()
+                changed += 1
+        return changed
+    fields = dict(getattr(value, "__dict__", {}))
+    for name, content in fields.items():
+        changed += rewritten(content, seen)
+        for given in (77.0, 77, True, "", None):
+            with contextlib.suppress(Exception):
+                setattr(value, name, given)
+                changed += 1
+                break
+        else:
+            vars(value)[name] = 77  # past what is frozen
+            changed += 1
+    return changed
+
+
+class Rewriter:
+    """Changes everything it is given, in every hook, and counts."""
+
+    def __init__(self) -> None:
+        self.changed: Counter[str] = Counter()
+
+    def heard(self, hook: str, **arguments: object) -> None:
+        self.changed[hook] += sum(map(rewritten, arguments.values()))
+
+    @hookimpl
+    def on_train_start(self, state: object) -> None:
+        self.heard("on_train_start", state=state)
+
+    @hookimpl
+    async def on_epoch_start(self, state: object, epoch: object) -> None:
+        self.heard("on_epoch_start", state=state, epoch=epoch)
+
+    @hookimpl
+    def on_batch_start(self, state: object, step: object) -> None:
+        self.heard("on_batch_start", state=state, step=step)
+
+    @hookimpl
+    def on_batch_end(self, state: object, step: object, metrics: object) -> None:
+        self.heard("on_batch_end", state=state, step=step, metrics=metrics)
+
+    @hookimpl
+    async def on_validation_end(self, state: object, step: object, metrics: object) -> None:
+        self.heard("on_validation_end", state=state, step=step, metrics=metrics)
+
+    @hookimpl
+    def on_episode_finished(self, state: object, episode: object) -> None:
+        self.heard("on_episode_finished", state=state, episode=episode)
+
+    @hookimpl
+    def on_checkpoint_saved(self, state: object, directory: object) -> None:
+        self.heard("on_checkpoint_saved", state=state, directory=directory)
+
+    @hookimpl
+    def on_policy_updated(self, update: object, state: object) -> None:
+        self.heard("on_policy_updated", state=state, update=update)
+
+    @hookimpl
+    def save_plugin_state(self, state: object) -> None:
+        self.heard("save_plugin_state", state=state)
+
+
+def everything_of(run_dir: Path) -> dict[str, Any]:
+    """What a run has written, without the times and the ids that differ between any two runs."""
+    kept: dict[str, Any] = {}
+    for name in ("events.jsonl", "metrics.jsonl", "trajectories.jsonl"):
+        text = re.sub(r'"step_id":"\w+"', "", (run_dir / name).read_text(encoding="utf-8")).replace("{,", "{")
+        kept[name] = [{k: v for k, v in json.loads(line).items() if k != "time"} for line in text.splitlines()]
+    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    kept["summary.json"] = {key: value for key, value in summary.items() if key not in ("seconds",)}
+    return kept
+
+
+def test_an_observer_that_rewrites_everything_it_is_given_changes_nothing(tmp_path: Path) -> None:
+    rewriter, heard = Rewriter(), Rewriter()
+    runs = {}
+    for name, plugins in (("alone", ()), ("watched", (rewriter, heard))):
+        manager = PluginManager()
+        manager.register(rllm_core.testing.plugin, "testing")
+        for number, plugin in enumerate(plugins):
+            manager.register(plugin, f"observer-{number}")
+        overrides = ["training.steps=3", "training.groups_per_step=2", "training.rollouts_per_group=2",
+                     "training.validation_rollouts=2"]  # fmt: skip
+        config = load_run_config("say_yes", manager, overrides=overrides, backend="scripted")
+        assembly = launch.assemble(config, manager)
+        path = tmp_path / name / "run"
+        asyncio.run(launch.train(assembly, path, resume=False, progress=Progress()))
+        runs[name] = everything_of(path)
+    assert runs["watched"] == runs["alone"]
+    assert runs["alone"]["events.jsonl"], "there is something to compare"
+    # It did find a lot to change; and what the first one had left of it, the second one found untouched.
+    assert all(count > 5 for count in rewriter.changed.values())
+    assert rewriter.changed.keys() >= {"on_episode_finished", "on_batch_end", "on_policy_updated", "save_plugin_state"}
+    assert rewriter.changed == heard.changed

@@ -91,9 +91,18 @@ def test_its_own_tests_pass(packages: dict[str, Path], site: Path, tmp_path: Pat
 
 # Of the others, their own tests check everything: they provide one thing, and all have one project file.
 @pytest.mark.parametrize("kind", ["workflow", "backend", "engine"])
-def test_rllm_core_finds_nothing_wrong_with_it(rllm_core: Run, site: Path, tmp_path: Path, kind: str) -> None:
+def test_rllm_core_finds_nothing_wrong_but_what_is_the_templates(
+    rllm_core: Run, site: Path, tmp_path: Path, kind: str
+) -> None:
     checked = rllm_core("plugins", "check", NAMES[kind], "--json", cwd=tmp_path, site=site)
     assert checked.returncode == 0, checked.stdout
+    document = json.loads(checked.stdout)
+    assert document["contract"] == "passed"
+    [packaging] = [group for group in document["groups"] if group["kind"] == "packaging"]
+    [warning] = [check for check in packaging["checks"] if check["outcome"] == "warning"]
+    assert warning["name"] == "template"
+    for leftover in ("description of pyproject.toml", "README.md", f"summary of {kind} {NAMES[kind]!r}"):
+        assert f"{leftover}: " in warning["detail"]
 
 
 def go_on(kind: str) -> list[str]:

@@ -163,11 +163,15 @@ class WithoutTasks(Honest):
         return [] if split == "train" else super().tasks(split)
 
 
-class Generated(Honest):
-    """Its tasks can be walked once."""
+class WalkedOnce(Honest):
+    """Its tasks are one iterator, which is at its end the second time."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._walked = {"train": iter(super().tasks("train")), "validation": iter(super().tasks("validation"))}
 
     def tasks(self, split: Split) -> Any:
-        return iter(super().tasks(split))
+        return self._walked[split]
 
 
 class WithoutSplits(Honest):
@@ -537,10 +541,10 @@ LIARS: list[tuple[type[Any], str, str]] = [
     (Silent, "settings", "tasks of SilentConfig has no description"),
     (Unstable, "tasks", "is another one"),
     (PerInstance, "tasks", "of another instance"),
-    (Doubled, "tasks", "2 tasks of 'train' have the id 'train-0'"),
+    (Doubled, "tasks", "two 'train' tasks with the id 'train-0': task 0 and task 4"),
     (Unwritable, "tasks", "cannot be written as JSON"),
     (WithoutTasks, "tasks", "no training tasks"),
-    (Generated, "tasks", "which is no sequence"),
+    (WalkedOnce, "tasks", "and 0 the second time"),
     (WithoutSplits, "splits", "4 ids are in both splits"),
     (Leaking, "splits", "1 of 4 validation tasks are training tasks"),
     (Nothing, "episodes", "returned NoneType, not an Episode"),

@@ -146,7 +146,7 @@ def test_what_needs_settings_says_which_and_passes_nothing(
     plugins: PluginManager, kind: type[providers.Provider], name: str, words: str, tmp_path: Path
 ) -> None:
     [result] = check_provided(plugins, plugins.select(kind, name), Request(), tmp_path)
-    assert result.outcome == "skipped"
+    assert result.outcome == "failed"
     assert words in result.detail
 
 

@@ -7,6 +7,7 @@ a log; and neither process outlives the one that started it.
 
 import argparse
 import ctypes
+import hashlib
 import json
 import os
 import runpy
@@ -29,7 +30,10 @@ def die_with_parent():
 
 
 class RequestLog:
-    """ASGI middleware: a line of JSON per request when it is answered, ``[unix_seconds, method, path, status]``."""
+    """ASGI middleware: a line of JSON per request when it is answered.
+
+    ``[unix_seconds, method, path, status, client]``; the client is a digest of its key, which no file may hold.
+    """
 
     def __init__(self, app, path):
         self.app = app
@@ -42,7 +46,9 @@ class RequestLog:
 
         async def note(message):
             if message["type"] == "http.response.start":
-                line = [arrived, scope["method"], scope["path"], message["status"]]
+                key = dict(scope["headers"]).get(b"x-api-key", b"")
+                client = hashlib.sha256(key).hexdigest()[:16]
+                line = [arrived, scope["method"], scope["path"], message["status"], client]
                 self.file.write(json.dumps(line) + "\n")
             await send(message)
 

@@ -8,6 +8,7 @@ SDK 0.38 speaks another wire format; where that is installed, ``newer_clients.py
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ REPOSITORY = Path(__file__).parents[2]
 PYTHON = REPOSITORY / ".venv-tinker-server" / "bin" / "python"
 START_SECONDS = 180.0
 STOP_SECONDS = 20.0
+PATIENCE_SECONDS = 3.0  # well below the deadlines of clients
 # Every batch has one shape, so that nothing is compiled twice; stale clients lose their adapters soon, so that many
 # short runs share a server with few.
 ENGINE = {"max_lora_adapters": 20, "max_lora_rank": 8, "train_micro_batch_size": 16, "sample_max_num_sequences": 32}
@@ -224,10 +226,31 @@ class TinkerServer:
         _, engine = self.pids
         os.kill(engine, signal.SIGSTOP if is_stalled else signal.SIGCONT)
 
-    def requests(self, since: int = 0) -> Counter[str]:
-        """How often each path was asked for, from request ``since`` on."""
-        lines = self.request_log.read_text(encoding="utf-8").splitlines()[since:]
-        return Counter(json.loads(line)[2].rpartition("/")[2] for line in lines)
+    def stall_in_a_sample(self, key: str) -> None:
+        """Freeze its engine at a moment at which a client with this key waits for a sample, which then never comes.
+
+        Raises:
+            RuntimeError: If the client does not sample.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            since = self.request_count()
+            self.stall(is_stalled=True)
+            frozen = time.monotonic()
+            while time.monotonic() - frozen < PATIENCE_SECONDS:
+                if self.requests(since, key)["asample"]:
+                    return
+                time.sleep(0.02)
+            # It waits for training alone, and has sampled as far ahead as it may.
+            self.stall(is_stalled=False)
+            time.sleep(0.1)
+        raise RuntimeError(f"no sample was asked for within {START_SECONDS:g} s")
+
+    def requests(self, since: int = 0, key: str | None = None) -> Counter[str]:
+        """How often each path was asked for, from request ``since`` on; by clients with this key, if one is given."""
+        lines = [json.loads(line) for line in self.request_log.read_text(encoding="utf-8").splitlines()[since:]]
+        client = None if key is None else hashlib.sha256(key.encode()).hexdigest()[:16]
+        return Counter(line[2].rpartition("/")[2] for line in lines if client in (None, line[4]))
 
     def request_count(self) -> int:
         """Requests so far."""

@@ -35,11 +35,13 @@ def test_a_server_that_is_killed_in_a_step_ends_a_run_or_is_waited_for(
     server: TinkerServer, start_run: StartRun
 ) -> None:
     """For one of two runs it is gone for good: that one names its last state; the other goes on when it is back."""
+    # What the server compiles for its first step takes longer than the impatient one would wait.
+    assert start_run(server, "training.steps=1", name="first").wait() == 0
     impatient = start_run(
         server,
         "training.steps=300",
         "training.checkpoint_every_steps=1",
-        "tinker.future_timeout_seconds=12",
+        "tinker.future_timeout_seconds=30",
         "tinker.reconnect_timeout_seconds=25",
         "rollout.request_timeout_seconds=12",
         name="impatient",
@@ -56,6 +58,7 @@ def test_a_server_that_is_killed_in_a_step_ends_a_run_or_is_waited_for(
         key=KEY,
     )
     patient.wait_for_step(3)
+    server.stall_in_a_sample(KEY)
     server.kill()
     killed = time.monotonic()
     assert impatient.wait() == 1, impatient.printed()

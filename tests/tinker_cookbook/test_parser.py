@@ -242,8 +242,6 @@ def test_text_does_not_become_a_control_token(make_parser, role):
         assert (found.count(stop), found.count(start)) == (honest.count(stop), honest.count(start))
         assert forged["content"] in text_of(parser, found)
         assert parser.count_control_tokens([forged]) == 2
-        raw = make_parser(renderer, control_tokens="raw")
-        assert raw.render([*ASK, calling, forged], tools=[TOOL]).count(stop) == honest.count(stop) + 1
 
 
 def test_images_are_refused(parser):

@@ -26,12 +26,15 @@ BREAKS = {
     "nemotron3_ultra_medium_thinking": PLAIN | {"reasoning"},
     # Old answers end with another token than the one that the model samples.
     **{name: PLAIN | {"reasoning"} for name in NAMES if name.startswith("gpt_oss")},
+    # A call without text is not ended in histories, though the model ends it.
+    "deepseekv3_thinking": {"tool call", *(f"tool call, {how} JSON" for how in ("compact", "indented", "escaped"))},
 }
 TAILS = {
     "role_colon": set(),
     "nemotron3_low_thinking": {"tool", "tool, tool"},
     "nemotron3_ultra_medium_thinking": {"tool", "tool, tool"},
     **{name: {"tool", "tool, user"} for name in NAMES if name.startswith("gpt_oss")},
+    **{name: {"user"} for name in NAMES if name.startswith("deepseekv3")},
 }
 
 TOOL = {

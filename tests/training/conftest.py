@@ -1,9 +1,10 @@
-"""A run on the scripted backend, in this process."""
+"""A run on the scripted backend, in this process; makes the helpers beside the tests importable."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @dataclass

@@ -76,8 +76,14 @@ def planned(request: dict[str, Any]) -> Faults:
     """A kill before an operation on the disk, or signals in the middle of a call of a seam."""
     faults = Faults()
     kill = killer(request.get("operations"))
+
+    def chosen(call: Call) -> bool:
+        path = call.arguments[0]
+        is_append = call.seam == "disk.write" and path.parent == Path(request["run_dir"]) and path.suffix == ".jsonl"
+        return request.get("appends") in (None, is_append) and kill()
+
     for operation in OPERATIONS:
-        faults.inject(f"disk.{operation}", returns(None), when=kill)
+        faults.inject(f"disk.{operation}", returns(None), when=chosen)
     signals = request.get("signals")
     if signals is not None:
         faults.inject(signals["seam"], sends(signals["names"]), when=at(signals["number"]))

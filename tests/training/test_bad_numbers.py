@@ -93,8 +93,8 @@ def slipped_into_step(**fields: Any) -> Change:
 
 
 NO_REWARDS: list[Change] = [
-    *(assigned(reward=wrong) for wrong in (NAN, INF, -INF, None, "1", True, 1e308)),
-    *(assigned_to_step(reward=wrong) for wrong in (NAN, INF, "1", True, 1e308)),
+    *(assigned(reward=wrong) for wrong in (NAN, INF, -INF, None, "1", 1e308)),
+    *(assigned_to_step(reward=wrong) for wrong in (NAN, INF, "1", 1e308)),
     *(assigned_to_step(token_rewards=[wrong] * 3) for wrong in (NAN, INF, "1", None, 1e39)),
     *(assigned_to_step(token_rewards=wrong) for wrong in ([1.0], 1.0, "111")),
     *(slipped_in(reward=wrong) for wrong in (NAN, INF, None, "1")),

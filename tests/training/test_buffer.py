@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rllm_core.errors import RunError
 from rllm_core.testing.scripted import ScriptedBackend, ScriptedWorkflow
 from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.types import Episode, PlacedMedia, Step, Trajectory
@@ -205,5 +206,6 @@ def test_a_workflow_decides_what_is_compared_in_both_modes(
 def test_a_group_without_a_name_ends_the_run(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedWorkflow, "group_of", lambda *_: None)
     run = run_scripted()
-    assert isinstance(run.error, TypeError)
-    assert "group_of() returned None" in str(run.error)
+    assert isinstance(run.error, RunError)
+    assert "group_of() returned None; return a name, such as trajectory.role" in str(run.error)
+    assert run.summary["retries"] == 0

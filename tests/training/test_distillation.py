@@ -259,6 +259,7 @@ def test_a_teacher_that_could_not_be_shown_the_tools_is_refused(
         return render(self, [{"role": "system", "content": str(tools)}, *messages] if tools else messages, **more)
 
     monkeypatch.setattr(ByteParser, "render", with_tools)
+    monkeypatch.setattr(ByteParser, "supports_tools", True)
     original = ScriptedWorkflow.run
 
     async def run_with_tools(self: Any, task: Any, completer: Any) -> Any:

@@ -212,6 +212,7 @@ def test_interrupted_before_training_begins(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
+    assert err.splitlines()[-1] == "interrupted by SIGINT", "who stops a run has made no error"
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert_balanced(summary)

@@ -100,8 +100,8 @@ def test_services_work_again_after_they_were_closed(services: Services) -> None:
     [
         ("endless", ChildTimeout, "longer than 1 s"),
         ("raises", ChildRaised, "KeyError: 'abc'"),
-        ("words", ValueError, "reward function 'words' returned 'much', not a finite number"),
-        ("infinite", ValueError, "reward function 'infinite' returned inf, not a finite number"),
+        ("words", ValueError, "reward function 'words' .*returned 'much', not a finite number"),
+        ("infinite", ValueError, "reward function 'infinite' .*returned inf, not a finite number"),
     ],
 )
 def test_what_is_no_reward_is_an_error(services: Services, name: str, error: type[Exception], message: str) -> None:

@@ -166,7 +166,11 @@ def test_damaged_files_are_found(folder: Path, damage: Callable[[Path], None], c
 def test_a_last_line_that_a_kill_cut_off_is_no_problem(folder: Path) -> None:
     with (folder / "events.jsonl").open("a") as file:
         file.write('{"event": "ste')
-    assert verify(folder).holds
+    assert not verify(folder).holds, "a run that completed has written its last line whole"
+    (folder / "summary.json").unlink()
+    result = verify(folder)
+    assert result.problems == []
+    assert result.status == "interrupted"
 
 
 def test_what_is_no_run_folder_is_one_line(folder: Path, tmp_path: Path) -> None:
@@ -190,4 +194,6 @@ def test_the_command_says_so_and_exits_accordingly(folder: Path) -> None:
     cut_metrics(folder)
     bad = CliRunner().invoke(cli, ["verify", str(folder)])
     assert bad.exit_code == 1
-    assert bad.output.splitlines()[-1] == "NOT proven: 1 problem(s)"
+    problems = verify(folder).problems
+    assert bad.output.splitlines()[-1] == f"NOT proven: {len(problems)} problem(s)"
+    assert bad.stderr.splitlines() == problems

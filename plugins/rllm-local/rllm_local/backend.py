@@ -7,6 +7,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -240,7 +241,13 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         if self._engine is not None:
             self._engine.close()
         if self._sampling_worker is not self._worker:
-            await asyncio.to_thread(self._sampling_worker.shutdown, wait=True, cancel_futures=True)
+            # Not in the event loop's pool, which may be full of a workflow's work that never ends.
+            closing = ThreadPoolExecutor(1)
+            try:
+                end = partial(self._sampling_worker.shutdown, wait=True, cancel_futures=True)
+                await asyncio.get_running_loop().run_in_executor(closing, end)
+            finally:
+                closing.shutdown(wait=False)
         if self._settings_before is not None:
             await self._in_worker(self._settings_before.apply)
             self._settings_before = None

@@ -36,7 +36,7 @@ from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.torch_losses import CrossEntropy
 from rllm_core.backend import OptimizerStep
 from rllm_core.config import OptimizerConfig
-from rllm_core.errors import RunError, UserError
+from rllm_core.errors import ConfigError, RunError, UserError
 from rllm_core.types import TrainingSample, token_ids
 from rllm_local.model import no_progress_bars
 from rllm_local.training import Trainer
@@ -91,14 +91,22 @@ def starter_model(seed: int = 0) -> Path:
     """The folder of the starter model, made now if it is not cached.
 
     Raises:
-        UserError: If rllm-workflows, which writes the warm start's conversations, is not installed.
+        UserError: If rllm-workflows, which writes the warm start's conversations, is not installed, or the cache cannot
+            be written.
     """
     conversations = _default_conversations()
     recipe = _recipe(seed, conversations)
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_dir() / "starter" / digest
-    if not (folder / "config.json").is_file():
-        make_starter_model(folder, seed=seed, conversations=conversations)
+    try:
+        if not (folder / "config.json").is_file():
+            folder.parent.mkdir(parents=True, exist_ok=True)  # a cache that refuses it does so before a minute's work
+            make_starter_model(folder, seed=seed, conversations=conversations)
+    except OSError as error:
+        raise ConfigError(
+            f"the starter model cannot be kept in {folder.parent}: {error.strerror or error}; set RLLM_CACHE_DIR to a "
+            "folder that can be written, or model.path to a model of your own"
+        ) from error
     return folder
 
 

@@ -23,7 +23,7 @@ from rllm_local.decoders import FusedDecoder
 from rllm_local.engine import LocalEngine
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from rllm_core.errors import RunError, UserError
+from rllm_core.errors import ConfigError, RunError, UserError
 from rllm_core.types import SamplingParams
 
 # Uniform permutations of four letters leave 0.54 nats per token that nobody can predict.
@@ -236,6 +236,21 @@ def test_a_warm_start_that_does_not_converge_leaves_nothing(
     with pytest.raises(RunError, match="should have fallen below"):
         starter.make_starter_model(tmp_path / "model", conversations=conversations)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("cache", ["/dev/full", "/proc/x"])
+def test_a_cache_that_cannot_be_written_is_one_line_before_any_work(
+    cache: str, conversations: Conversations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*args: object, **options: object) -> None:
+        raise AssertionError("a model was made that nobody can keep")
+
+    monkeypatch.setenv("RLLM_CACHE_DIR", cache)
+    monkeypatch.setattr(starter, "_default_conversations", lambda: conversations)
+    monkeypatch.setattr(starter, "make_starter_model", work)
+    with pytest.raises(ConfigError, match=f"cannot be kept in {cache}/starter: .*; set RLLM_CACHE_DIR") as caught:
+        starter.starter_model(0)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

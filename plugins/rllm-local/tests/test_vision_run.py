@@ -65,7 +65,9 @@ class Colours(Workflow):
     name: ClassVar[str] = "colours"
 
     def tasks(self, split: Split) -> list[Task]:
-        return [Task(task_id=f"{a}-{b}", data={"shown": [a, b]}) for a in ("red", "blue") for b in ("red", "blue")]
+        return [
+            Task(task_id=f"{split}-{a}-{b}", data={"shown": [a, b]}) for a in ("red", "blue") for b in ("red", "blue")
+        ]
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         messages: list[Any] = []

@@ -15,17 +15,19 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from rllm_core.errors import ConfigError
-from rllm_core.types import MessageLike
-
-ControlTokens = Literal["neutralise", "raw"]
+from rllm_core.types import MessageLike, SampledMessage
 
 TRUSTED_ROLES = frozenset({"system", "developer", "assistant"})
-"""Whose text may write control tokens: the workflow's author explains formats, examples of answers use them."""
+"""Whose text may write control tokens: the workflow's author explains formats, examples of answers use them.
+
+What a model sampled is no example: it may repeat what a user wrote, see `SampledMessage`.
+"""
 
 # Private-use characters: one for each control token (some families have thousands), one in front of characters of
 # this range that somebody wrote, and one that keeps two pieces of text apart.
@@ -41,7 +43,6 @@ class Encoder:
 
     Args:
         tokenizer: A fast tokenizer of transformers. What others do to it afterwards has no effect here.
-        control_tokens: ``neutralise`` or ``raw``.
 
     Raises:
         ConfigError: If it is not a fast tokenizer.
@@ -50,11 +51,10 @@ class Encoder:
         control_tokens: Ids by text of what text from outside must not become.
     """
 
-    def __init__(self, tokenizer: Any, control_tokens: ControlTokens = "neutralise") -> None:
+    def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise ConfigError(f"{type(tokenizer).__name__} is not a fast tokenizer (one with a tokenizer.json)")
-        self._neutralises = control_tokens == "neutralise"
         self._setup(backend.to_str())
 
     def _setup(self, serialised: str) -> None:
@@ -71,13 +71,10 @@ class Encoder:
             if (added.special or re.fullmatch(r"<.+>", added.content)) and not _BYTE.fullmatch(added.content)
         }
         self.control_tokens = {added.content: token for token, added in control.items()}
+        self._spelling_by_id = {token: added.content for token, added in control.items()}
         self._control_pattern = re.compile(_one_of(self.control_tokens) or r"(?!)")
         normalised = any(added.normalized for added in control.values())
         self._normaliser = self._tokenizer.normalizer if normalised else None
-        if self._neutralises:
-            self._setup_markers()
-
-    def _setup_markers(self) -> None:
         spellings = list(self.control_tokens)
         self._markers = {spelling: chr(_FIRST_MARKER + index) for index, spelling in enumerate(spellings)}
         reserved = [*self._markers.values(), _ESCAPE, _BREAK]
@@ -89,13 +86,15 @@ class Encoder:
         self._ids_by_reserved = {**spelt, _BREAK: []}
         self._tokenizer.add_special_tokens([AddedToken(character, normalized=False) for character in reserved])
         self._reserved_by_id = {self._tokenizer.token_to_id(character): character for character in reserved}
+        if not self._known_ids.isdisjoint(self._reserved_by_id):
+            raise ConfigError("the tokenizer's vocabulary has holes, so that nothing can be added to it; use another")
         self._plain = plain
+        self._break_id = self._tokenizer.token_to_id(_BREAK)
 
-    def __getstate__(self) -> tuple[str, bool]:
-        return self._serialised, self._neutralises
+    def __getstate__(self) -> str:
+        return self._serialised
 
-    def __setstate__(self, state: tuple[str, bool]) -> None:
-        serialised, self._neutralises = state
+    def __setstate__(self, serialised: str) -> None:
         self._setup(serialised)
 
     def count(self, messages: Iterable[MessageLike]) -> int:
@@ -124,32 +123,32 @@ class Encoder:
             messages: The messages.
             placeholder: A control token that only the template may write, so that trusted text is no exception.
         """
-        if not self._neutralises:
-            return [dict(message) for message in messages]
-        protected = [
-            {
-                key: value
-                if key == "role"
-                else self.escape(value)
-                if message.get("role") in TRUSTED_ROLES
-                else self._marked(value)
-                for key, value in message.items()
-            }
-            for message in messages
-        ]
+        protected = []
+        for message in messages:
+            mark = self.escape if message.get("role") in TRUSTED_ROLES else self._marked
+            if isinstance(message, SampledMessage):
+                mark = partial(self._marked, but=self._sampled_as_such(message))
+            protected.append({key: value if key == "role" else mark(value) for key, value in message.items()})
         if placeholder:
             marker = self._markers[placeholder]
-            protected = [_map_text(message, lambda text: text.replace(placeholder, marker)) for message in protected]
+            protected = [map_text(message, lambda text: text.replace(placeholder, marker)) for message in protected]
         return protected
 
     def escape(self, value: Any) -> Any:
         """Trusted data (tools, say) to be rendered: characters that would be markers are told apart from these."""
-        if not self._neutralises:
-            return value
-        return _map_text(value, lambda text: self._reserved_pattern.sub(lambda found: _ESCAPE + found[0], text))
+        return map_text(value, lambda text: self._reserved_pattern.sub(lambda found: _ESCAPE + found[0], text))
 
-    def _marked(self, value: Any) -> Any:
-        marked = _map_text(value, self._marked_text)
+    def _sampled_as_such(self, message: SampledMessage) -> frozenset[str]:
+        """Spellings of control tokens that a model sampled, but not those that it wrote with other tokens too."""
+        sampled: set[str] = set()
+        markers: set[str] = set()
+        for ids in (list(map(int, completion)) for completion in message.completions):
+            sampled |= {self._spelling_by_id[token] for token in ids if token in self._spelling_by_id}
+            markers |= set(self._reserved_pattern.findall(self.decode_marked(ids)))
+        return frozenset(spelling for spelling in sampled if self._markers[spelling] not in markers)
+
+    def _marked(self, value: Any, but: frozenset[str] = frozenset()) -> Any:
+        marked = map_text(value, lambda text: self._marked_text(text, but))
         if isinstance(value, list | tuple):
             pieces = list(_pieces(value))
             # Templates write the parts of a message one after the other, so parts can spell a token together.
@@ -157,15 +156,17 @@ class Encoder:
                 marked = [_with_break(part) for part in marked]
         return marked
 
-    def _marked_text(self, text: str) -> str:
+    def _marked_text(self, text: str, but: frozenset[str] = frozenset()) -> str:
         normalised = self._normalised(text)
         if normalised != text and self._spellings(text) > len(self._control_pattern.findall(text)):
             text = normalised
-        return self._protected_pattern.sub(lambda found: self._markers.get(found[0]) or _ESCAPE + found[0], text)
+        return self._protected_pattern.sub(
+            lambda found: found[0] if found[0] in but else self._markers.get(found[0]) or _ESCAPE + found[0], text
+        )
 
     def unmark(self, text: str) -> str:
         """Rendered text as the model will read it."""
-        if not self._neutralises or not self._reserved_pattern.search(text):
+        if not self._reserved_pattern.search(text):
             return text
         written = {marker: spelling for spelling, marker in self._markers.items()} | {_BREAK: "", _ESCAPE: ""}
         pattern = f"{_ESCAPE}({self._reserved_pattern.pattern})|({self._reserved_pattern.pattern})"
@@ -173,7 +174,7 @@ class Encoder:
 
     def encode(self, text: str) -> list[int]:
         """The ids of rendered text; control tokens in it are read as such, markers are not, and nothing is added."""
-        if not self._neutralises or not self._reserved_pattern.search(text):
+        if not self._reserved_pattern.search(text):
             ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
             return ids
         result: list[int] = []
@@ -200,7 +201,33 @@ class Encoder:
         """
         if not ids or max(ids) < self._first_hole:
             return self._decode_known(ids)
-        runs = itertools.groupby(ids, key=self._known_ids.__contains__)
+        return self._decode(ids, self._known_ids)
+
+    def decode_marked(self, ids: Sequence[int]) -> str:
+        """`decode`, with markers for control tokens that other tokens spell, so that none but sampled ones are read so.
+
+        `unmark` makes the text of it that a checker sees.
+        """
+        text = self.decode(ids)
+        if not self._protected_pattern.search(text) and self._normaliser is None:
+            return text
+        # Where control tokens were sampled, nothing is read as one, and their spellings come in again afterwards.
+        sampled = [self._spelling_by_id[token] for token in ids if token in self._spelling_by_id]
+        rest = self._decode(
+            [
+                self._break_id if token in self._spelling_by_id else -1 if token == self._break_id else token
+                for token in ids
+            ],
+            self._known_ids | {self._break_id},
+        )
+        pieces = rest.split(_BREAK)
+        if len(pieces) != len(sampled) + 1:  # the character itself was written, which nobody does in earnest
+            return self._marked_text(text)
+        marked = map(self._marked_text, pieces)
+        return "".join(itertools.chain.from_iterable(zip(marked, [*sampled, ""], strict=True)))
+
+    def _decode(self, ids: Sequence[int], known: frozenset[int]) -> str:
+        runs = itertools.groupby(ids, key=known.__contains__)
         return "".join(
             self._decode_known(list(run)) if is_known else _REPLACEMENT * len(list(run)) for is_known, run in runs
         )
@@ -210,14 +237,14 @@ class Encoder:
         return text
 
 
-def _map_text(value: Any, change: Callable[[str], str]) -> Any:
+def map_text(value: Any, change: Callable[[str], str]) -> Any:
     """A copy of JSON-like data with every text in it changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {_map_text(key, change): _map_text(item, change) for key, item in value.items()}
+        return {map_text(key, change): map_text(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_map_text(item, change) for item in value]
+        return [map_text(item, change) for item in value]
     return value
 
 
@@ -284,4 +311,4 @@ def _ordinary_ids(plain: Tokenizer, forbidden: frozenset[int], text: str) -> lis
         ids = [token for piece in pieces for token in _ids_in_text(plain, piece)]
         if ids and forbidden.isdisjoint(ids):
             return ids
-    raise ConfigError(f'the tokenizer has no way to write {text!r} as text; set control_tokens = "raw"')
+    raise ConfigError(f"the tokenizer has no way to write {text!r} as text, which every prompt may hold; use another")

@@ -1,19 +1,15 @@
-"""Which of the package's families a model is of: the one that renders what the model's own template renders."""
+"""Which of the package's families a model is of: the one that writes what the model's own template writes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from rllm_core.errors import ConfigError
 from rllm_renderers.encoding import Encoder
+from rllm_renderers.loading import read_model_config
 from rllm_renderers.package import (
-    Family,
     FamilyError,
     MissingTokensError,
     check_family,
@@ -21,57 +17,11 @@ from rllm_renderers.package import (
     make_family,
     template_variables,
 )
+from rllm_renderers.probes import Difference, difference
+from rllm_renderers.template import ChatTemplate, FamilyTemplate
 
 _VISION_KEYS = ("vision_config", "vision_tower", "mm_vision_tower", "image_token_id", "image_token_index")
 _OTHERWISE = 'renderer.family = "..." forces one, and parser = "chat_template" works with any template'
-# What templates and families raise on conversations they do not take, on purpose or not.
-_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
-
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks a key up.",
-        "parameters": {
-            "type": "object",
-            "properties": {"key": {"type": "string"}, "limit": {"type": "integer"}},
-            "required": ["key"],
-        },
-    },
-}
-_SYSTEM = {"role": "system", "content": "Be brief."}
-_ASK = {"role": "user", "content": "What is it now?"}
-_NEXT = {"role": "user", "content": "Go on, please!"}
-_RESULT = {"role": "tool", "tool_call_id": "call00001", "name": "look_up", "content": "12 of them"}
-
-
-def _answer(*, reasoning: bool, call: bool = False) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": "Let me see."}
-    if reasoning:
-        message["reasoning_content"] = "There may be more."
-    if call:
-        arguments = {"key": "a b", "limit": 3, "exact": True, "unless": None, "deep": {"names": ["x", 0.5]}}
-        function = {"name": "look_up", "arguments": arguments}
-        message["tool_calls"] = [{"id": "call00001", "type": "function", "function": function}]
-    return message
-
-
-def _conversations(*, reasoning: bool) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
-    answer, calling = _answer(reasoning=reasoning), _answer(reasoning=reasoning, call=True)
-    return [
-        ([_ASK, answer, _NEXT], None),
-        ([_SYSTEM, _ASK, answer, _NEXT, answer, _ASK], None),
-        ([_ASK, calling, _RESULT], [_TOOL]),
-        ([_SYSTEM, _ASK, calling, _RESULT, answer, _NEXT], [_TOOL]),
-    ]
-
-
-# Openings say nothing about answers; the rest is there once with reasoning and once without.
-_OPENINGS: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = [
-    ([_ASK], None),
-    ([_SYSTEM, _ASK], None),
-    ([_SYSTEM, _ASK], [_TOOL]),
-]
 
 
 @dataclass(frozen=True)
@@ -80,38 +30,17 @@ class Resolved:
 
     Attributes:
         name: The package's name of it.
-        family: The package's renderer.
+        template: The package's renderer, as what writes conversations.
         options: What it was built with, beyond the package's defaults.
         mismatch: How it differs from the model's own template; None if it does not, or if there is no template.
+        own: That template, if there is one.
     """
 
     name: str
-    family: Family
+    template: FamilyTemplate
     options: Mapping[str, Any]
-    mismatch: str | None
-
-
-def read_model_config(path: str) -> dict[str, Any]:
-    """``config.json`` of a model folder or hub name; empty if there is none.
-
-    Raises:
-        ConfigError: If it cannot be read.
-    """
-    from transformers.utils.hub import cached_file
-
-    folder = Path(path).expanduser()
-    try:
-        if folder.is_dir():
-            found: str | None = str(folder / "config.json") if (folder / "config.json").exists() else None
-        else:
-            found = cached_file(path, "config.json", _raise_exceptions_for_missing_entries=False)
-        config = json.loads(Path(found).read_text(encoding="utf-8")) if found is not None else {}
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"config.json of model {path!r} cannot be read: {first_line}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"config.json of model {path!r} is not a table")
-    return config
+    mismatch: Difference | None
+    own: ChatTemplate | None = None
 
 
 def refuse_vision(path: str) -> None:
@@ -129,11 +58,12 @@ def refuse_vision(path: str) -> None:
 
 
 def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> Resolved:
-    """The family called ``wanted``, or for ``auto`` the one that renders what the model's template renders.
+    """The family called ``wanted``, or for ``auto`` the one that writes what the model's template writes.
 
     Nothing is concluded from names, neither a folder's nor that of the model's architecture, which fine-tunes with
-    other templates share: every family whose tokens the tokenizer has is a candidate, and it must render a handful of
-    conversations token for token as the template does.
+    other templates share: every family whose tokens the tokenizer has is a candidate, and it must write the corpus of
+    `rllm_renderers.probes` token for token as the template does. If none writes all of it, one that writes first
+    prompts is taken, and what has been answered is written by the template.
 
     Raises:
         ConfigError: If there is none, or the one that was asked for cannot be used with this model.
@@ -153,6 +83,7 @@ def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, opt
             f"set renderer.family to one of {', '.join(family_names())}"
         )
     rejected: list[str] = []
+    closest: Resolved | None = None
     for name in family_names():
         try:
             candidate = _closest(name, tokenizer, encoder, options)
@@ -163,7 +94,13 @@ def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, opt
             continue
         if candidate.mismatch is None:
             return candidate
+        if not candidate.mismatch.of_prompt:
+            closest = closest or candidate
         rejected.append(f"{name} ({candidate.mismatch})")
+    if closest is not None:
+        # Nobody asked for this family, so what it writes otherwise is written as the model's own template does.
+        closest.template.with_answers = closest.own
+        return closest
     candidates = ", ".join(rejected) or "none has its special tokens"
     raise ConfigError(
         f"the chat template of model {path!r} is of no known family; candidates: {candidates}; {_OTHERWISE}"
@@ -172,77 +109,23 @@ def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, opt
 
 def _closest(name: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> Resolved:
     """A family with its options; what it would guess from a model's name is found from the template."""
-    first: Resolved | None = None
+    closest: Resolved | None = None
     for guess in _guesses(name, options):
-        family = make_family(name, tokenizer, encoder, guess)
-        mismatch = None
+        template = FamilyTemplate(tokenizer, encoder, *make_family(name, tokenizer, encoder, guess))
+        mismatch, own = None, None
         if tokenizer.chat_template:
-            mismatch = _mismatch(family, tokenizer, encoder, template_variables(name, options), guess)
-        found = Resolved(name, family, guess, mismatch)
+            own = ChatTemplate(tokenizer, encoder, template.stop_token_ids, template_variables(name, options))
+            mismatch = difference(own, template)
+        found = Resolved(name, template, guess, mismatch, own)
         if mismatch is None:
             return found
-        first = first or found
-    assert first is not None
-    return first
+        if closest is None or (closest.mismatch is not None and closest.mismatch.of_prompt):
+            closest = found
+    assert closest is not None
+    return closest
 
 
 def _guesses(name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     if name in ("qwen3.5", "qwen3.6", "qwen3.8") and options.get("enable_thinking") is None:
         return [{**options, "enable_thinking": thinking} for thinking in (True, False)]
     return [dict(options)]
-
-
-def _mismatch(
-    family: Family, tokenizer: Any, encoder: Encoder, variables: Mapping[str, Any], options: Mapping[str, Any]
-) -> str | None:
-    """In which kind of conversation a family and a template differ."""
-    conversations = list(_OPENINGS)
-    # With thinking off, the package repeats the empty reasoning of the generation prompt in answers without reasoning,
-    # where templates leave it out; that is its documented choice and says nothing about the family.
-    if options.get("enable_thinking") is not False:
-        conversations += _conversations(reasoning=False)
-    conversations += _conversations(reasoning=True)
-    taken = 0
-    for messages, tools in conversations:
-        expected = _template_ids(tokenizer, encoder, messages, tools, variables)
-        if expected is None:
-            continue
-        taken += 1
-        try:
-            rendered = family.render_ids(messages, tools=tools, add_generation_prompt=True)
-        except _REFUSALS as error:
-            rendered = None
-            refusal = f"{type(error).__name__}: {error}"
-        if rendered != expected and not _ignores_reasoning(tokenizer, encoder, messages, tools, variables, expected):
-            what = f"{'with' if tools else 'without'} tools, {len(messages)} messages"
-            return f"refuses a conversation {what}: {refusal}" if rendered is None else f"differs {what}"
-    return None if taken else "the template takes no conversation"
-
-
-def _template_ids(
-    tokenizer: Any,
-    encoder: Encoder,
-    messages: Sequence[Mapping[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    variables: Mapping[str, Any],
-) -> list[int] | None:
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=False, **variables
-        )
-    except _REFUSALS:
-        return None
-    return encoder.encode(text)
-
-
-def _ignores_reasoning(
-    tokenizer: Any,
-    encoder: Encoder,
-    messages: Sequence[Mapping[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    variables: Mapping[str, Any],
-    expected: list[int],
-) -> bool:
-    """Whether a conversation is only there for its reasoning, and the template prints none."""
-    plain = [{key: value for key, value in message.items() if key != "reasoning_content"} for message in messages]
-    return plain != list(messages) and _template_ids(tokenizer, encoder, plain, tools, variables) == expected

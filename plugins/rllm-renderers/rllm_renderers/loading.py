@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
+import ssl
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import ConfigError
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_SECONDS = 5.0
+
+
+def read_model_config(path: str) -> dict[str, Any]:
+    """``config.json`` of a model folder or hub name; empty if there is none.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    from transformers.utils.hub import cached_file
+
+    folder = Path(path).expanduser()
+    try:
+        if folder.is_dir():
+            found: str | None = str(folder / "config.json") if (folder / "config.json").exists() else None
+        else:
+            found = cached_file(
+                path, "config.json", local_files_only=is_offline(path), _raise_exceptions_for_missing_entries=False
+            )
+        config = json.loads(Path(found).read_text(encoding="utf-8")) if found is not None else {}
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"config.json of model {path!r} cannot be read: {first_line}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"config.json of model {path!r} is not a table")
+    return config
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool, parser: str) -> Any:
@@ -25,17 +58,46 @@ def load_tokenizer(path: str, *, trust_remote_code: bool, parser: str) -> Any:
     folder = Path(path).expanduser()
     if not folder.is_dir() and (folder.is_absolute() or path.startswith((".", "~")) or folder.exists()):
         raise ConfigError(f"model folder {path} does not exist")
+    if not folder.is_dir() and not HUB_NAME.fullmatch(path):
+        raise ConfigError(f"model folder {path} does not exist, and it is no hub name either: those are OWNER/MODEL")
+    offline = is_offline(path)
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder if folder.is_dir() else path, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            folder if folder.is_dir() else path, trust_remote_code=trust_remote_code, local_files_only=offline
+        )
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise ConfigError(
                 f"the tokenizer of model {path!r} is code that comes with the model, and is not run; if you trust it, "
                 f"set {parser}.trust_remote_code = true"
             ) from error
+        if offline and not folder.is_dir():
+            raise ConfigError(
+                f"model {path!r} is neither a folder nor downloaded, and the hub cannot be asked: it did not answer, "
+                "or HF_HUB_OFFLINE is set. Name the folder of a model, or try again when the hub can be reached"
+            ) from error
         raise ConfigError(f"model {path!r} has no tokenizer that can be loaded: {_first_line(error)}") from error
+
+
+def is_offline(path: str) -> bool:
+    """Whether a model can only come from this machine; the hub's client would retry each file for half a minute."""
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_OFFLINE or (not Path(path).expanduser().is_dir() and not _answers(constants.ENDPOINT))
+
+
+@functools.cache
+def _answers(endpoint: str) -> bool:
+    try:
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_SECONDS).close()
+    except urllib.error.HTTPError:
+        return True  # to whom it says no is another matter
+    except OSError as error:
+        # Its client may know other certificates.
+        return isinstance(getattr(error, "reason", error), ssl.SSLError)
+    return True
 
 
 def stop_token_ids(path: str, tokenizer: Any) -> list[int]:
@@ -48,7 +110,12 @@ def stop_token_ids(path: str, tokenizer: Any) -> list[int]:
 
     configured: Any = None
     try:
-        found = cached_file(path, "generation_config.json", _raise_exceptions_for_missing_entries=False)
+        found = cached_file(
+            path,
+            "generation_config.json",
+            local_files_only=is_offline(path),
+            _raise_exceptions_for_missing_entries=False,
+        )
         if found is not None:
             configured = json.loads(Path(found).read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:

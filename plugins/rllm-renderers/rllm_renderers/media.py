@@ -25,7 +25,7 @@ import numpy.typing as npt
 from rllm_core.errors import ConfigError
 from rllm_core.types import MediaChunk, MessageLike, PlacedMedia, TokenIds
 from rllm_renderers.cache import BoundedCache
-from rllm_renderers.families import read_model_config
+from rllm_renderers.loading import is_offline, read_model_config
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +170,10 @@ class MediaProcessor:
         _probe_image(_PROBE_SIZES[0]).save(file, "PNG")
         return ImagePart(self._chunk(file.getvalue()))
 
+    def with_probe(self, message: MessageLike) -> MessageLike:
+        """A message of text with a small image in it."""
+        return {**message, "content": [{"type": "text", "text": message["content"]}, self.probe_part()]}
+
     def _chunk(self, content: bytes) -> MediaChunk:
         sha256 = hashlib.sha256(content).hexdigest()
         chunk = self._chunks.get(sha256)
@@ -217,7 +221,9 @@ def _load_processor(path: str, trust_remote_code: bool) -> Any:
 
     auto_processor: Any = AutoProcessor
     try:
-        return auto_processor.from_pretrained(path, trust_remote_code=trust_remote_code)
+        return auto_processor.from_pretrained(
+            path, trust_remote_code=trust_remote_code, local_files_only=is_offline(path)
+        )
     except (OSError, ValueError, ImportError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"its processor cannot be loaded: {reason}") from error

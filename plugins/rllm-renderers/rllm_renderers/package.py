@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import ModuleType
@@ -18,11 +20,14 @@ from rllm_renderers.encoding import Encoder
 VERSIONS = ">=0.1.12,<0.1.13"
 """Releases that differ in the third number differ in the interface."""
 
+_CHARACTERS = 2**24  # ids from here on are characters; no vocabulary reaches it
 _INSTALL = f"pip install 'renderers{VERSIONS}' httpx"
 
 
 class Family(Protocol):
     """What is used of the package's renderers."""
+
+    effective_thinking_retention: str
 
     def render_ids(
         self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, add_generation_prompt: bool
@@ -37,16 +42,6 @@ class Family(Protocol):
     def get_stop_token_ids(self) -> list[int]:
         """Ids that end a turn."""
 
-    def bridge_to_next_turn(
-        self,
-        previous_prompt_ids: list[int],
-        previous_completion_ids: list[int],
-        new_messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None,
-    ) -> Any:
-        """The package's extension of a conversation, or None."""
-
 
 class FamilyError(Exception):
     """Why a family cannot be used with a tokenizer or with the options it was given; one line."""
@@ -56,11 +51,13 @@ class MissingTokensError(FamilyError):
     """The tokenizer lacks a token of the family, so the model is of another."""
 
 
-class PackageTokenizer:
-    """A tokenizer as the package wants it, on top of an `Encoder`.
+class TextTokenizer:
+    """A tokenizer as the package wants it, whose ordinary tokens are characters.
 
-    So the package sees neither the tokenizer that others may hold nor the name of a folder, and text that was
-    protected (see `Encoder.protect`) keeps its protection.
+    The package tokenises a conversation piece by piece, so where two pieces meet (a full stop and a line break, say)
+    its tokens would differ from those of the same text as a whole, which models have seen. So the package is given
+    characters, and an `Encoder` makes tokens of what it wrote. It sees neither the tokenizer that others may hold nor
+    the name of a folder, and text that was protected (see `Encoder.protect`) keeps its protection.
 
     Args:
         tokenizer: The parser's tokenizer; read here, and for the ids of single tokens.
@@ -76,14 +73,22 @@ class PackageTokenizer:
         self._vocabulary = tokenizer
         self._encoder = encoder
         self._ids: dict[str, int | None] = {}
+        spellings = sorted(map(re.escape, encoder.control_tokens), key=len, reverse=True)
+        self._pieces = re.compile("|".join([*spellings, "."]), re.DOTALL)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """See `Encoder.encode`; special tokens are never added."""
-        return self._encoder.encode(text)
+        """The ids of control tokens and characters; nothing is added."""
+        known = self._encoder.control_tokens
+        return [known[piece] if piece in known else _CHARACTERS + ord(piece) for piece in self._pieces.findall(text)]
 
     def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """See `Encoder.decode`; special tokens are never left out."""
-        return self._encoder.decode([token_ids] if isinstance(token_ids, int) else token_ids)
+        """The text of ids; control tokens are never left out."""
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        runs = itertools.groupby(ids, key=lambda token: token >= _CHARACTERS)
+        return "".join(
+            "".join(chr(token - _CHARACTERS) for token in run) if written else self._encoder.decode(list(run))
+            for written, run in runs
+        )
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
         """The id of one token, the unknown token's or None if there is none."""
@@ -131,8 +136,10 @@ def check_family(name: str) -> None:
         raise ConfigError(f"renderer.family = {name!r} is unknown{meant}; choose auto, {', '.join(names)}")
 
 
-def make_family(name: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> Family:
-    """Build one of the package's renderers.
+def make_family(
+    name: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]
+) -> tuple[Family, TextTokenizer]:
+    """Build one of the package's renderers, with the tokenizer that it gets.
 
     Raises:
         FamilyError: If the tokenizer lacks its tokens, it does not take the options, or it needs the network.
@@ -146,7 +153,8 @@ def make_family(name: str, tokenizer: Any, encoder: Encoder, options: Mapping[st
     name_or_path = "super" if options.get("low_effort") else ""
     try:
         config = type(renderers.config_from_name(name)).model_validate({"name": name, **options})
-        return renderers.create_renderer(PackageTokenizer(tokenizer, encoder, name_or_path), config)  # type: ignore[no-any-return]
+        pieces = TextTokenizer(tokenizer, encoder, name_or_path)
+        return renderers.create_renderer(pieces, config), pieces
     except ValidationError as error:
         raise FamilyError("; ".join(_complaints(error))) from error
     except harmony.HarmonyError as error:

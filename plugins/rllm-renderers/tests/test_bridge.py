@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rllm_renderers.self_check import Tail
+from rllm_renderers.probes import Tail
 
+from rllm_core.errors import ConfigError
 from rllm_core.parser import BreakReason
 from rllm_core.types import Messages
 
@@ -66,7 +67,6 @@ TEMPLATES = {
         "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}" + OPEN,
         {Tail(0, True, False)},
     ),
-    "syntax error": ("{% for %}", set()),
 }
 
 
@@ -79,6 +79,18 @@ def test_bridging_is_on_exactly_where_it_is_exact(make_parser, template, tails):
         for tools in (None, [TOOL]):
             bridged = parser.bridge_to_next_turn([1, 4], ids_of(parser, "x<|im_end|>"), tail, tools=tools)
             assert (bridged is not None) == (Tail.of(tail, tools) in tails)
+
+
+def test_a_template_that_cannot_be_rendered_is_refused_at_the_start(make_parser):
+    """As it was, the first prompt of a run failed with the template's own error."""
+    for template, problem in (
+        ("{% for %}", "Expected an expression"),
+        ("{{ raise_exception('RAG needs documents') }}", "RAG needs documents"),
+        (TURNS.replace("m.content", "m.role") + OPEN, "it leaves out what a user says"),
+    ):
+        with pytest.raises(ConfigError, match=rf"cannot be used: .*{problem}.*; set chat_template\.") as caught:
+            make_parser(template)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_that_treats_the_beginning_of_a_text_differently(make_parser, metaspace):

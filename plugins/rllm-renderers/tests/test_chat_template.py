@@ -4,12 +4,12 @@ import copy
 import pickle
 from threading import Thread
 
-import jinja2
 import numpy as np
 import pytest
 from pydantic import ValidationError
 from rllm_renderers.chat_template import ChatTemplateConfig
 
+from rllm_core.errors import RefusedConversation
 from rllm_core.parser import Termination
 from rllm_core.types import Messages, freeze, thaw, token_ids
 
@@ -79,7 +79,10 @@ def test_prompts_that_differ_at_all_are_told_apart(make_parser, other):
 
 
 def test_arguments_of_tool_calls_are_given_to_the_template_as_data(make_parser):
-    parser = make_parser("{% for m in messages %}{{ m.tool_calls[0].function.arguments.a + 1 }}<|im_end|>{% endfor %}")
+    parser = make_parser(
+        "{% for m in messages %}{{ m.tool_calls[0].function.arguments.a + 1 if m.tool_calls else m.content }}<|im_end|>"
+        "{% endfor %}"
+    )
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 41}'}}
     assert parser.template.text([{"role": "assistant", "content": "", "tool_calls": [call]}]) == "42<|im_end|>"
 
@@ -95,14 +98,16 @@ def test_arguments_of_tool_calls_are_given_to_the_template_as_data(make_parser):
 @pytest.mark.parametrize("content", ["", None])
 @pytest.mark.parametrize("arguments", ['{"a": "é"}', {"a": "é"}])
 def test_calls_are_given_to_the_template_as_it_writes_them(make_parser, written, content, arguments):
-    parser = make_parser(f"{{% for m in messages %}}{{% set c = m.tool_calls %}}{written}<|im_end|>{{% endfor %}}")
+    said = "{% if m.role == 'user' %}{{ m.content }}{% endif %}"
+    turn = said + "{% set c = m.tool_calls %}" + written
+    parser = make_parser("{% for m in messages %}" + turn + "<|im_end|>{% endfor %}")
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
     message = {"role": "assistant", "content": content, "tool_calls": [call]}
     assert parser.template.text([message]) == '{{"a": "é"}}<|im_end|>'
 
 
 def test_what_the_template_refuses_is_an_error(parser):
-    with pytest.raises(jinja2.TemplateError, match="unknown role wizard"):
+    with pytest.raises(RefusedConversation, match="does not take this conversation: unknown role wizard"):
         parser.render([{"role": "wizard", "content": "hi"}])
 
 

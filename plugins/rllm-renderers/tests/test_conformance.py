@@ -29,6 +29,11 @@ BREAKS = {
 }
 
 
+# The prompts of these open the reasoning. An answer that stops without closing it is written otherwise later on: there
+# the family closes the reasoning first.
+LEFT_OPEN = {name: PLAIN - {"cut off"} for name in ("glm-5", "glm-5.1")}
+
+
 def failed(parser, *, examples=40, **options):
     return [result for result in check_parser(parser, examples=examples, **options) if result.outcome == "failed"]
 
@@ -67,11 +72,13 @@ def test_templates(make_family_parser, families, name):
 def test_renderers(make_renderer, family_tokens, name):
     parser = make_renderer(family=name, tokens=family_tokens[name])
     assert failed(parser, examples=20) == []
-    assert lost(parser, conversations=1) == set()
+    assert lost(parser, conversations=1) == LEFT_OPEN.get(name, set())
 
 
-def test_a_raw_parser_fails_the_check_of_control_tokens(make_parser):
-    [result] = failed(make_parser(control_tokens="raw"))
+def test_a_parser_without_protection_fails_the_check_of_control_tokens(make_parser, monkeypatch):
+    parser = make_parser()
+    monkeypatch.setattr(parser.template.encoder, "protect", lambda messages, placeholder: list(map(dict, messages)))
+    [result] = [result for result in failed(parser) if result.name != "copies"]
     assert result.name == "control tokens"
     assert "<|im_end|> in the text of a user becomes the control token" in result.detail
 

@@ -34,6 +34,12 @@ def user(text, **keys):
     return {"role": "user", "content": text, **keys}
 
 
+def unprotected(parser, messages):
+    """What transformers makes of it, where text is whatever it spells."""
+    rendered = parser.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return list(rendered)
+
+
 def control_ids(encoder, ids):
     return [token for token in ids if token in set(encoder.control_tokens.values())]
 
@@ -79,15 +85,16 @@ def test_trusted_text_keeps_its_control_tokens_and_its_odd_characters(encoders, 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_an_injected_turn_stays_text(make_parser, role):
-    safe, raw = make_parser(), make_parser(control_tokens="raw")
+    safe = make_parser()
     messages = [*ASK, {"role": "assistant", "content": "."}, {"role": role, "content": ATTACK}]
     harmless = [*messages[:-1], {"role": role, "content": "ok"}]
     encoder = safe.template.encoder
     assert control_ids(encoder, safe.render(messages)) == control_ids(encoder, safe.render(harmless))
-    injected = len(control_ids(encoder, raw.render(messages))) - len(control_ids(encoder, raw.render(harmless)))
-    assert injected == len(SPELT)
-    assert encoder.decode(safe.render(messages)) == safe.template.text(messages) == raw.template.text(messages)
-    assert safe.count_control_tokens(messages) == raw.count_control_tokens(messages) == len(SPELT)
+    attacked, spared = (control_ids(encoder, unprotected(safe, each)) for each in (messages, harmless))
+    assert len(attacked) - len(spared) == len(SPELT)
+    assert encoder.decode(safe.render(messages)) == safe.template.text(messages)
+    assert encoder.decode(safe.render(messages)) == encoder.decode(unprotected(safe, messages))
+    assert safe.count_control_tokens(messages) == len(SPELT)
 
 
 def test_an_injected_turn_stays_text_in_a_bridge(parser):
@@ -130,11 +137,11 @@ def test_every_way_in(make_parser, message):
         "{{ m.content | tojson }}{% else %}{% for part in m.content %}{{ part.text | trim }}{% endfor %}{% endif %}"
         "{% endfor %}."
     )
-    safe, raw = make_parser(template), make_parser(template, control_tokens="raw")
-    encoder = safe.template.encoder
-    assert control_ids(encoder, raw.render([message])) == [encoder.control_tokens["<|im_end|>"]]
+    safe = make_parser(template)
+    encoder, dangerous = safe.template.encoder, unprotected(safe, [message])
+    assert control_ids(encoder, dangerous) == [encoder.control_tokens["<|im_end|>"]]
     assert control_ids(encoder, safe.render([message])) == []
-    assert encoder.decode(safe.render([message])) == raw.template.text([message])
+    assert encoder.decode(safe.render([message])) == encoder.decode(dangerous)
     assert safe.count_control_tokens([message]) == 1
 
 
@@ -146,7 +153,7 @@ def test_a_template_that_writes_json(make_parser):
 
 
 def test_tools_may_hold_any_character(make_parser):
-    parser = make_parser("{{ tools | tojson }}")
+    parser = make_parser("{{ messages[0].content }}{{ tools | tojson }}")
     tool = {"name": "f", "description": "\U00100001\U0010fffd<think>"}
     ids = parser.render(ASK, tools=[tool])
     assert '"\U00100001\U0010fffd<think>"' in parser.template.encoder.decode(ids)
@@ -156,8 +163,7 @@ def test_tools_may_hold_any_character(make_parser):
 def test_renderings_without_anything_to_neutralise_are_the_tokenizer_s(make_parser):
     messages = [*ASK, {"role": "assistant", "content": "a < b | c > d é🦊"}, user("</tool_respons> <|im_start |>")]
     parser = make_parser()
-    expected = parser.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert parser.render(messages) == make_parser(control_tokens="raw").render(messages) == expected
+    assert parser.render(messages) == unprotected(parser, messages)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -169,9 +175,9 @@ def test_a_normaliser_cannot_make_a_control_token(byte_tokenizer_json):
     backend.normalizer = normalizers.NFKC()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=True)])
-    encoder, raw = Encoder(tokenizer), Encoder(tokenizer, "raw")
+    encoder = Encoder(tokenizer)
     text = "\N{FULLWIDTH LESS-THAN SIGN}tool_call\N{FULLWIDTH GREATER-THAN SIGN}!"
-    assert control_ids(raw, raw.encode(text)) == [raw.control_tokens["<tool_call>"]]
+    assert control_ids(encoder, tokenizer.encode(text)) == [encoder.control_tokens["<tool_call>"]]
     [protected] = encoder.protect([user(text)])
     ids = encoder.encode(protected["content"])
     assert control_ids(encoder, ids) == []
@@ -199,11 +205,37 @@ def test_bytes_are_not_control_tokens(encoders):
     assert "<|im_end|>" in encoders["metaspace"].control_tokens
 
 
-def test_ids_between_known_ones_do_not_vanish():
-    backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "d": 5, "<unk>": 3}, unk_token="<unk>"))
+def test_ids_that_are_not_known_do_not_vanish():
+    """Nor do they show as what is added to the private copy, whose ids they would be."""
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "d": 2, "<unk>": 3}, unk_token="<unk>"))
     backend.decoder = decoders.Fuse()
-    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend), "raw")
-    assert encoder.decode([0, 2, 1, 5, 4, 9]) == "a\ufffdbd\ufffd\ufffd"
+    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+    for decode in (encoder.decode, encoder.decode_marked):
+        assert decode([0, 4, 1, 2, 5, 9]) == "a\ufffdbd\ufffd\ufffd"
+
+
+def test_a_vocabulary_with_holes_is_refused():
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "d": 5, "<unk>": 3}, unk_token="<unk>"))
+    with pytest.raises(ConfigError, match="vocabulary has holes"):
+        Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+SEVERAL = ["ok <|im_end|> <think>", "<think>why</think>", "<|im_end|>", "<|im_", "\U0010fffc<|im_start|>", "a"]
+
+
+@settings(deadline=None, max_examples=300)
+@given(pieces=st.lists(st.tuples(st.sampled_from(SEVERAL), st.booleans()), max_size=5))
+def test_what_was_sampled_as_a_control_token_is_told_from_what_spells_one(encoders, pieces):
+    """Text that was sampled in ordinary tokens holds no control token when it is read or rendered again."""
+    encoder = encoders["byte level"]
+    ids = []
+    for text, ordinary in pieces:
+        ids += encoder._plain.encode(text, add_special_tokens=False).ids if ordinary else encoder.encode(text)
+    marked = encoder.decode_marked(ids)
+    assert encoder.unmark(marked) == encoder.decode(ids)
+    found = control_ids(encoder, encoder.encode(marked))
+    # Where a model writes the private-use character that this works with, everything is text: safe, if not sharp.
+    assert found == control_ids(encoder, ids) or ("\U0010fffc" in marked and not found)
 
 
 def test_a_tokenizer_that_cannot_spell(byte_tokenizer_json):
@@ -211,9 +243,8 @@ def test_a_tokenizer_that_cannot_spell(byte_tokenizer_json):
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens(["<end>", "<unk>"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-    with pytest.raises(ConfigError, match=r'no way to write .* set control_tokens = "raw"'):
+    with pytest.raises(ConfigError, match=r"no way to write '<.*>' as text, .* use another"):
         Encoder(tokenizer)
-    assert Encoder(tokenizer, "raw").encode("a <end>") == [0, 2]
 
 
 def test_only_fast_tokenizers():

@@ -141,31 +141,30 @@ def test_ordinary_tokens_never_break_a_segment(either, draws, tail):
 
 NONE, AFTER_STOP = BreakReason.BRIDGE_NONE, BreakReason.TOKENS_AFTER_STOP
 ENDINGS = {
-    # completion, what happens with the renderer, what happens with the chat template
-    "stopped": ("higher<|im_end|>", None, None),
-    "empty": ("", None, None),
-    "only a stop token": ("<|im_end|>", None, None),
-    "cut off in its text": ("hig", None, None),
-    "cut off in its reasoning": ("<think>\nwhy ", None, NONE),
-    "cut off in a tool call": (f"ok{CALL[:-20]}", None, None),
-    "stopped in its reasoning": ("<think>\nwhy<|im_end|>", NONE, NONE),
-    "stopped in a tool call": (f"{CALL[:-20]}<|im_end|>", None, None),
-    "two stop tokens": ("higher<|im_end|><|endoftext|>", None, None),
-    "the other stop token": ("higher<|endoftext|>", None, NONE),
-    "tokens after a stop token": ("higher<|im_end|>\nextra", AFTER_STOP, AFTER_STOP),
-    "a turn of its own after a stop token": ("a<|im_end|>\n<|im_start|>user\nb<|im_end|>", AFTER_STOP, AFTER_STOP),
-    "a call that is no JSON": ("<tool_call>add(1)</tool_call><|im_end|>", None, None),
-    "the same call twice": (f"{CALL}\n{CALL}<|im_end|>", None, None),
-    "half a character": ([200, 201, 2], None, None),
-    "a token outside the vocabulary": ([5, 10_000, 2], None, None),
+    # completion, why it cannot be continued
+    "stopped": ("higher<|im_end|>", None),
+    "empty": ("", None),
+    "only a stop token": ("<|im_end|>", None),
+    "cut off in its text": ("hig", None),
+    "cut off in its reasoning": ("<think>\nwhy ", NONE),
+    "cut off in a tool call": (f"ok{CALL[:-20]}", None),
+    "stopped in its reasoning": ("<think>\nwhy<|im_end|>", NONE),
+    "stopped in a tool call": (f"{CALL[:-20]}<|im_end|>", None),
+    "two stop tokens": ("higher<|im_end|><|endoftext|>", None),
+    "the other stop token": ("higher<|endoftext|>", NONE),
+    "tokens after a stop token": ("higher<|im_end|>\nextra", AFTER_STOP),
+    "a turn of its own after a stop token": ("a<|im_end|>\n<|im_start|>user\nb<|im_end|>", AFTER_STOP),
+    "a call that is no JSON": ("<tool_call>add(1)</tool_call><|im_end|>", None),
+    "the same call twice": (f"{CALL}\n{CALL}<|im_end|>", None),
+    "half a character": ([200, 201, 2], None),
+    "a token outside the vocabulary": ([5, 10_000, 2], None),
 }
 
 
 @pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_ways_to_end_a_turn(either, ending, tail):
-    completion, with_renderer, with_template = ENDINGS[ending]
-    expected = with_renderer if isinstance(either, RendererParser) else with_template
+    completion, expected = ENDINGS[ending]
     session, prompts, sampled = play(either, [(completion, tail), ("so<|im_end|>", tail)], [TOOL])
     check(session, prompts, sampled)
     assert [prompt.break_reason for prompt in prompts] == [None, expected, None]
@@ -331,22 +330,18 @@ def controls(parser, ids):
 
 
 @pytest.mark.parametrize("role", ["tool", "user"])
-def test_text_cannot_become_control_tokens(make_either, role):
-    parser, raw = make_either(), make_either(control_tokens="raw")
+def test_text_cannot_become_control_tokens(either, role):
     base = RESULT if role == "tool" else USER
     seen = {}
-    for made in (parser, raw):
-        for content in (HOSTILE, "harmless"):
-            session, prompts, sampled = play(made, [("higher<|im_end|>", [{**base, "content": content}])], [TOOL])
-            check(session, prompts, sampled)
-            whole = made.render(session.consumed, tools=[TOOL])
-            text = made.tokenizer.decode(prompts[1].prompt_ids)
-            assert content in text
-            assert content in made.tokenizer.decode(whole)
-            assert session.stats.control_tokens == (4 if content == HOSTILE else 0)
-            seen[made is raw, content] = controls(made, prompts[1].prompt_ids.tolist()), controls(made, whole)
-    assert seen[False, HOSTILE] == seen[False, "harmless"] == seen[True, "harmless"]
-    assert [len(ids) for ids in seen[True, HOSTILE]] == [len(ids) + 4 for ids in seen[True, "harmless"]]
+    for content in (HOSTILE, "harmless"):
+        session, prompts, sampled = play(either, [("higher<|im_end|>", [{**base, "content": content}])], [TOOL])
+        check(session, prompts, sampled)
+        whole = either.render(session.consumed, tools=[TOOL])
+        assert content in either.tokenizer.decode(prompts[1].prompt_ids)
+        assert content in either.tokenizer.decode(whole)
+        assert session.stats.control_tokens == (4 if content == HOSTILE else 0)
+        seen[content] = controls(either, prompts[1].prompt_ids.tolist()), controls(either, whole)
+    assert seen[HOSTILE] == seen["harmless"]
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rllm_renderers.package import family_names
+from rllm_renderers.probes import Tail
 from rllm_renderers.renderer import RendererConfig, RendererParser
-from rllm_renderers.self_check import Tail
 
 from rllm_core.errors import ConfigError
 
@@ -42,17 +42,10 @@ PARTLY = {
     # Its template knows no tools.
     "deepseek-v3": {tail for tail in EVERY_TAIL if not tail.tools},
     "deepseek-r1": {tail for tail in EVERY_TAIL if not tail.tools},
-    # The package bridges one tool's answer at most.
-    "deepseek-v4": {tail for tail in EVERY_TAIL if tail.answers < 2},
     # The template takes one call per message.
     "llama-3": {tail for tail in EVERY_TAIL if tail.answers < 2},
     # The template moves the text of an answer with a call behind the tool's answer.
     "gemma4": {tail for tail in EVERY_TAIL if not tail.answers},
-}
-WITHOUT_A_BRIDGE = {
-    # After a stop token that was sampled, the package leaves out the newline which the template writes.
-    "laguna-xs.2",
-    "laguna-m.1",
 }
 NOT_OFFLINE = {"gpt-oss": "its vocabulary is not in the model folder"}
 CONSTRUCTED = [name for name in family_names() if name not in NOT_OFFLINE]
@@ -64,7 +57,7 @@ def families(make_tokenizer, family_tokens):
 
     def get(name):
         if name not in made:
-            config = RendererConfig(family=name, bridge=name not in WITHOUT_A_BRIDGE)
+            config = RendererConfig(family=name)
             made[name] = RendererParser(make_tokenizer(None, family_tokens[name]), config)
         return made[name]
 
@@ -82,16 +75,9 @@ def test_what_cannot_be_constructed_says_why(make_renderer, family_tokens, monke
         make_renderer(family=name, tokens=family_tokens[name])
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_A_BRIDGE))
-def test_a_bridge_that_differs_from_a_rendering_is_an_error_at_the_start(make_renderer, family_tokens, name):
-    with pytest.raises(ConfigError, match="does not continue conversations token for token"):
-        make_renderer(family=name, tokens=family_tokens[name])
-
-
 @pytest.mark.parametrize("name", CONSTRUCTED)
 def test_which_tails_are_bridged(families, name):
-    expected = set() if name in WITHOUT_A_BRIDGE else PARTLY.get(name, EVERY_TAIL)
-    assert families(name).bridged_tails == expected
+    assert families(name).bridged_tails == PARTLY.get(name, EVERY_TAIL)
 
 
 @pytest.mark.parametrize("name", CONSTRUCTED)
@@ -103,7 +89,7 @@ def test_a_family_renders_and_reads(families, name):
     assert "hello" in parser.tokenizer.decode(prompt)
     closed = parser.render([*ASK, {"role": "assistant", "content": "higher"}, USER])
     assert set(stops) & set(closed)
-    said = parser.encoder.encode("higher")
+    said = parser.template.encoder.encode("higher")
     for stop in stops:
         parsed = parser.parse_completion([*said, stop], prompt_ids=parser.render(ASK))
         assert "higher" in (parsed.content or parsed.reasoning)
@@ -111,7 +97,7 @@ def test_a_family_renders_and_reads(families, name):
     assert parser.parse_completion(said, prompt_ids=parser.render(ASK)).termination == "truncated"
 
 
-@pytest.mark.parametrize("name", [name for name in CONSTRUCTED if name not in PARTLY and name not in WITHOUT_A_BRIDGE])
+@pytest.mark.parametrize("name", [name for name in CONSTRUCTED if name not in PARTLY])
 def test_a_call_that_a_family_writes_is_read_back(families, name):
     """What a family renders for a call, sampled, is that call."""
     parser = families(name)
@@ -124,36 +110,17 @@ def test_a_call_that_a_family_writes_is_read_back(families, name):
         parser.tokenizer.decode(parser.render([*ASK, said], tools=[TOOL], add_generation_prompt=False))
         for said in (answer, {**answer, "reasoning_content": "why"})
     ]
-    sampled = [parser.encoder.encode(turn[len(prompt) :]) for turn in turns if turn.startswith(prompt)]
+    sampled = [parser.template.encoder.encode(turn[len(prompt) :]) for turn in turns if turn.startswith(prompt)]
     assert sampled
     for completion in sampled:
         [call] = parser.parse_completion(completion, prompt_ids=ids, tools=[TOOL]).tool_calls
         assert (call.name, call.arguments, call.status) == ("add", {"a": 7}, "ok")
 
 
-@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
-@pytest.mark.parametrize("name", [name for name in CONSTRUCTED if name not in WITHOUT_A_BRIDGE])
-def test_a_bridge_is_the_package_s_bridge_of_the_whole_prompt(families, name, tail):
-    """Only the end of a prompt is given to the package; it must not matter."""
-    parser = families(name)
-    for tools in (None, [TOOL]):
-        prompt = parser.render([{"role": "system", "content": "x"}, *ASK, {"role": "assistant", "content": "y"}, USER])
-        for said in ("higher", "<think>\nwhy\n</think>\n\nhigher", "why</think>higher", ""):
-            for stop in (*((stop,) for stop in parser.get_stop_token_ids()), ()):
-                completion = [*parser.encoder.encode(said), *stop]
-                bridged = parser.bridge_to_next_turn(prompt, completion, tail, tools=tools)
-                package = parser._renderer.bridge_to_next_turn(prompt, completion, tail, tools=tools)
-                if Tail.of(tail, tools) not in parser.bridged_tails or package is None:
-                    assert bridged is None
-                else:
-                    assert bridged.tolist() == package.token_ids
-                    assert bridged[: len(prompt) + len(completion)].tolist() == prompt + completion
-
-
 @pytest.mark.slow
 @settings(deadline=None, max_examples=1500)
 @given(
-    st.sampled_from([name for name in CONSTRUCTED if name not in WITHOUT_A_BRIDGE]),
+    st.sampled_from(CONSTRUCTED),
     st.lists(st.integers(0, 2_000), max_size=12),
     st.lists(st.sampled_from(["higher", '{"name": "add"}', "[[[[", "\n", "<function=", "add\n", "zwölf"]), max_size=3),
     st.sampled_from(list(TAILS.values())),
@@ -161,10 +128,10 @@ def test_a_bridge_is_the_package_s_bridge_of_the_whole_prompt(families, name, ta
 )
 def test_no_family_fails_on_what_a_model_may_sample(families, name, drawn, texts, tail, with_tools):
     parser, tools = families(name), [TOOL] if with_tools else None
-    special = sorted(parser.encoder.control_tokens.values())
+    special = sorted(parser.template.encoder.control_tokens.values())
     ids = [special[draw % len(special)] if draw % 2 else draw for draw in drawn]
     for position, text in enumerate(texts):
-        ids[position * 3 : position * 3] = parser.encoder.encode(text)
+        ids[position * 3 : position * 3] = parser.template.encoder.encode(text)
     prompt = parser.render(ASK, tools=tools)
     parsed = parser.parse_completion(ids, prompt_ids=prompt, tools=tools)
     assert (parsed.termination == "truncated") == set(parser.get_stop_token_ids()).isdisjoint(ids)
@@ -188,7 +155,7 @@ def test_text_cannot_become_control_tokens_in_any_family(families, name, role):
     def conversation(content):
         return [*asked, {**RESULT, "content": content}] if role == "tool" else [{"role": "user", "content": content}]
 
-    control = set(parser.encoder.control_tokens.values())
+    control = set(parser.template.encoder.control_tokens.values())
     hostile, harmless = parser.render(conversation(text)), parser.render(conversation("abc"))
     assert [token for token in hostile if token in control] == [token for token in harmless if token in control]
     assert parser.tokenizer.decode(hostile).replace(text, "abc") == parser.tokenizer.decode(harmless)

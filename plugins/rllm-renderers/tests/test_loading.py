@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 
 import pytest
 from pydantic import ValidationError
+from rllm_renderers import loading
 from rllm_renderers.chat_template import ChatTemplateConfig, ChatTemplateParser
 
 from rllm_core.config import ModelConfig
@@ -101,6 +103,44 @@ def test_a_missing_folder_is_one_clear_line(path, monkeypatch):
     with pytest.raises(ConfigError, match=path) as caught:
         ChatTemplateParser.from_model(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["nope", "a/b/c", "no folder"])
+def test_what_is_neither_a_folder_nor_a_hub_name_is_not_asked_for(path, monkeypatch):
+    def asked(*args, **options):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("urllib.request.urlopen", asked)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", asked)
+    with pytest.raises(ConfigError, match="does not exist, and it is no hub name"):
+        ChatTemplateParser.from_model(path)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
+    """Its client would retry each file for half a minute."""
+    asked = []
+
+    def refuses(request, timeout):
+        asked.append((request.full_url, timeout))
+        raise urllib.error.URLError("Name or service not known")
+
+    loading._answers.cache_clear()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")
+    monkeypatch.setattr("urllib.request.urlopen", refuses)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"owner/nope.*the hub cannot be asked") as caught:
+            ChatTemplateParser.from_model("owner/nope")
+        assert "\n" not in str(caught.value)
+    assert asked == [("https://hub.invalid", loading.HUB_SECONDS)]
+
+
+def test_a_hub_that_says_no_has_answered(monkeypatch):
+    def refuses(request, timeout):
+        raise urllib.error.HTTPError(request.full_url, 403, "no", {}, None)
+
+    monkeypatch.setattr("urllib.request.urlopen", refuses)
+    assert loading._answers("https://says-no.invalid")
 
 
 def test_no_path_at_all():

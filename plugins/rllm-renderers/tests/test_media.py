@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rllm_renderers import media as media_module
 from rllm_renderers.chat_template import ChatTemplateParser
 from rllm_renderers.media import MediaProcessor, load_media
+from rllm_renderers.probes import Tail
 from rllm_renderers.renderer import RendererParser
-from rllm_renderers.self_check import Tail
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoProcessor,
@@ -278,13 +278,6 @@ def test_text_that_spells_the_placeholder_is_no_image(vision: ChatTemplateParser
     assert "look: <image>, there" in vision.template.encoder.decode(ids)
     assert [piece.start for piece in vision.place_media(ids, messages)] == [ids.index(PLACEHOLDER)]
     assert vision.count_control_tokens(messages) == (role in ("user", "tool"))
-
-
-def test_raw_text_that_spells_the_placeholder_is_an_error(vision_folder: Path) -> None:
-    raw = ChatTemplateParser.from_model(vision_folder, {"control_tokens": "raw"})  # type: ignore[arg-type]
-    assert raw.render([user(image(), text("?"))]).count(PLACEHOLDER) == TOKENS
-    with pytest.raises(ValueError, match="2 times for 1 images"):
-        raw.render([user(image(), text("<image>"))])
 
 
 SOURCES: list[Callable[[Path], dict[str, Any]]] = [

@@ -72,7 +72,7 @@ def test_messages_may_be_written_in_any_of_the_usual_ways(renderer):
 
 def test_images_are_refused_by_name(renderer):
     picture = {"role": "user", "content": [{"type": "image", "url": "x.png"}, {"type": "text", "text": "?"}]}
-    with pytest.raises(ConfigError, match=r"text only, a message holds 'image'; set parser = \"chat_template\""):
+    with pytest.raises(ConfigError, match="a message holds an image, but the model takes text only"):
         renderer.render([picture])
     assert renderer.bridge_to_next_turn(renderer.render(ASK), ids_of(renderer, "x<|im_end|>"), [picture]) is None
 
@@ -99,16 +99,16 @@ STOP, TRUNCATED, MALFORMED = Termination
         ("", "", None, None, [], TRUNCATED),
         ("<|im_end|>", "", None, None, [], STOP),
         ("<think>\nwhy\n</think>\n\nso<|im_end|>", "so", "why", True, [], STOP),
-        ("<think>\nwhy", "", "\nwhy", False, [], TRUNCATED),
-        ("<think>\nwhy<|im_end|>", "", "\nwhy", False, [], MALFORMED),
+        ("<think>\nwhy", "", "why", False, [], TRUNCATED),
+        ("<think>\nwhy<|im_end|>", "", "why", False, [], MALFORMED),
         ("<think>", "", "", False, [], TRUNCATED),
         (f"ok{CALL}<|im_end|>", "ok", None, None, [("add", {"a": 1}, "ok")], STOP),
         (f"{CALL}\n{CALL}<|im_end|>", "", None, None, [("add", {"a": 1}, "ok")] * 2, STOP),
         (CALL[:-14], "", None, None, [(None, None, "unclosed_block")], TRUNCATED),
         (CALL[:-14] + "<|im_end|>", "", None, None, [(None, None, "unclosed_block")], MALFORMED),
         ("<tool_call>add(1)</tool_call><|im_end|>", "", None, None, [(None, None, "invalid_json")], STOP),
-        ('<tool_call>{"arguments": {}}</tool_call><|im_end|>', "", None, None, [(None, {}, "missing_name")], STOP),
-        ('<tool_call>{"name": 3}</tool_call><|im_end|>', "", None, None, [(None, {}, "missing_name")], STOP),
+        ('<tool_call>{"arguments": {}}</tool_call><|im_end|>', "", None, None, [(None, None, "missing_name")], STOP),
+        ('<tool_call>{"name": 3}</tool_call><|im_end|>', "", None, None, [(None, None, "missing_name")], STOP),
         (
             '<tool_call>{"name": "add", "arguments": [1]}</tool_call><|im_end|>',
             "",
@@ -122,7 +122,7 @@ STOP, TRUNCATED, MALFORMED = Termination
             "",
             None,
             None,
-            [("add", None, "invalid_json")],
+            [(None, None, "invalid_json")],
             STOP,
         ),
         (
@@ -196,21 +196,22 @@ def test_bridging_changes_none_of_its_arguments(renderer):
 def test_a_turn_costs_the_same_however_long_the_conversation_is(make_renderer, monkeypatch):
     parser = make_renderer()
     given = []
-    package = parser._renderer
+    render = parser.template.rendered
 
-    def bridge(prompt, *args, **kwargs):
-        given.append(len(prompt))
-        return type(package).bridge_to_next_turn(package, prompt, *args, **kwargs)
+    def rendered(messages, *args, **kwargs):
+        given.append(len(messages))
+        return render(messages, *args, **kwargs)
 
-    monkeypatch.setattr(package, "bridge_to_next_turn", bridge)
+    monkeypatch.setattr(parser.template, "rendered", rendered)
     session, messages = parser.session(tools=[TOOL]), Messages(ASK)
-    for _ in range(30):
+    for turn in range(30):
         session.next_prompt(messages)
         session.record(ids_of(parser, "the quick brown fox " * 20 + CALL + "<|im_end|>"))
         messages.append(session.answer)
-        messages.append(RESULT)
+        messages.append({**RESULT, "content": str(turn)})
     assert session.stats.bridged == 29
-    assert max(given) == given[0]
+    assert len(given) == 30
+    assert max(given) <= 3
 
 
 def test_the_whole_prompt_is_used_where_it_holds_no_stop_token(make_renderer, family_tokens):

@@ -41,7 +41,7 @@ def one_line(caught):
 
 def test_the_family_is_the_one_that_renders_what_the_template_renders(make_renderer):
     parser = make_renderer(PLAIN_CHATML, family="auto")
-    assert (parser.family, parser.mismatch) == ("qwen3", None)
+    assert parser.family == "qwen3"
     messages = [{"role": "system", "content": "x"}, *ASK, {"role": "assistant", "content": "higher"}, USER]
     assert parser.render(messages) == parser.tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=True, return_dict=False
@@ -67,13 +67,13 @@ def test_a_model_can_name_its_family(make_renderer, model_folder):
     "change",
     [
         ("assistant\n' }}", "assistant\n<think>\n' }}"),
-        ("m.content +", "m.content | trim | upper +"),
+        ("m.content +", "m.content | trim +"),
         ("'<|im_start|>' + m.role", "'<|im_start|> ' + m.role"),
     ],
     ids=str,
 )
 def test_a_template_that_differs_anywhere_is_another_family(make_renderer, change):
-    with pytest.raises(ConfigError, match=r"of no known family.*qwen3 \(differs without tools"):
+    with pytest.raises(ConfigError, match=r"of no known family.*qwen3 \(other text without tools"):
         make_renderer(PLAIN_CHATML.replace(*change), family="auto")
 
 
@@ -81,14 +81,14 @@ def test_a_template_of_no_family_is_one_clear_line(parser):
     with pytest.raises(ConfigError) as caught:
         RendererParser(parser.tokenizer, path="m")
     complaint = one_line(caught)
-    assert "qwen3 (differs with tools" in complaint
+    assert "qwen3 (other text with" in complaint
     assert "kimi-k2" not in complaint  # its tokens are not there, so it is no candidate
     assert 'renderer.family = "..." forces one' in complaint
     assert 'parser = "chat_template"' in complaint
 
 
 def test_a_template_that_nobody_can_render(make_renderer):
-    with pytest.raises(ConfigError, match="the template takes no conversation"):
+    with pytest.raises(ConfigError, match="does not take this conversation: no"):
         make_renderer("{{ raise_exception('no') }}", family="auto")
 
 
@@ -101,36 +101,42 @@ def test_without_a_template_the_family_must_be_named(make_renderer):
 def test_a_family_that_is_named_is_used_and_says_where_it_differs(parser, make_renderer):
     named = RendererParser(parser.tokenizer, RendererConfig(family="qwen3"))
     assert named.family == "qwen3"
-    assert named.mismatch == "differs with tools, 2 messages"
+    assert str(named.mismatch).startswith("other text with tools, 1 messages: '<|im_start|>system")
     assert named.supports_bridge
 
 
 @pytest.mark.parametrize(("opening", "thinking"), [("<think>\n", True), ("<think>\n\n</think>\n\n", False)])
 def test_what_the_package_reads_from_a_name_is_read_from_the_template(make_renderer, family_tokens, opening, thinking):
     template = PLAIN_CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n" + opening)
+    template = template.replace("m.content", "m.content | trim")
     parser = make_renderer(template, family="auto", tokens=family_tokens["qwen3.5"])
     assert parser.family == "qwen3.5"
     assert parser.family_options["enable_thinking"] is thinking
-    named = make_renderer(template, family="qwen3.6", tokens=family_tokens["qwen3.6"])
-    assert (named.family_options["enable_thinking"], named.mismatch) == (thinking, None)
+    # What the family writes for answers is another matter: there the template is right.
+    asked = [*ASK, {"role": "assistant", "content": "higher"}, USER]
+    text = parser.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert parser.tokenizer.decode(parser.render(asked)) == text
 
 
-def test_a_template_without_reasoning_says_nothing_about_where_reasoning_stands(make_renderer):
-    parser = make_renderer(PLAIN_CHATML, family="prime-qwen3")
+def test_a_family_writes_no_reasoning_where_the_template_writes_none(make_renderer):
+    parser = make_renderer(PLAIN_CHATML, family="auto")
     asked = [*ASK, {"role": "assistant", "content": "higher", "reasoning_content": "why"}, USER]
     text = parser.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
-    assert parser.tokenizer.decode(parser.render(asked)) != text
-    assert parser.mismatch is None
+    assert parser.tokenizer.decode(parser.render(asked)) == text
     elsewhere = PLAIN_CHATML.replace("+ m.content", "+ m.content + (m.reasoning_content or '')")
-    assert make_renderer(elsewhere, family="prime-qwen3").mismatch == "differs without tools, 3 messages"
+    mismatch = make_renderer(elsewhere, family="prime-qwen3").mismatch
+    assert "There may be more" in str(mismatch)
+    assert not mismatch.of_prompt
 
 
 def test_what_was_resolved_is_told(parser, make_renderer):
     told = {"family": "qwen3", "family_options": {"thinking_retention": "all"}}
-    assert make_renderer(PLAIN_CHATML, family="auto").describe() == {**told, "chat_template": "renders the same"}
     assert make_renderer().describe() == {**told, "chat_template": "none in the model folder"}
+    partly = str(make_renderer(PLAIN_CHATML, family="auto").describe()["chat_template"])
+    assert partly.startswith("other text without tools, 3 messages: ")
+    assert partly.endswith("; so it writes what has answers itself, and the family first prompts")
     named = RendererParser(parser.tokenizer, RendererConfig(family="qwen3"))
-    assert named.describe() == {**told, "chat_template": "differs with tools, 2 messages"}
+    assert str(named.describe()["chat_template"]).startswith("other text with tools, 1 messages: ")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +216,8 @@ def test_options_are_variables_of_the_template_too(make_renderer):
         "{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}",
     )
     parser = make_renderer(template, family="auto", family_options={"enable_thinking": False})
-    assert (parser.family, parser.mismatch) == ("qwen3", None)
+    assert parser.family == "qwen3"
+    assert not parser.mismatch.of_prompt
 
 
 @pytest.mark.parametrize(
@@ -237,8 +244,8 @@ def test_an_option_that_needs_a_name_is_not_dropped(make_renderer):
     options = {"low_effort": True}
     hinted = make_renderer(family="nemotron-3", family_options=options, bridge=False)
     assert "effort: low" in hinted.tokenizer.decode(hinted.render(ASK))
-    with pytest.raises(ConfigError, match="does not continue conversations"):  # the hint moves to the newest message
-        make_renderer(family="nemotron-3", family_options=options)
+    # The hint moves to the newest message of a user.
+    assert {tail.user for tail in make_renderer(family="nemotron-3", family_options=options).bridged_tails} == {False}
 
 
 def test_thinking_retention_is_what_is_bridged(make_renderer):

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from pydantic import BaseModel
 
 from rllm_core.errors import ConfigError
@@ -20,10 +19,11 @@ try:
     from rllm_renderers.encoding import Encoder
     from rllm_renderers.formats.tool_format import Schemas, checked_call, schemas_of, termination
     from rllm_renderers.loading import load_tokenizer
-    from rllm_renderers.self_check import Tail
+    from rllm_renderers.probes import Tail, bridged_tails, names_calls
+    from rllm_renderers.text_parser import bridged
 
     from rllm_tinker import cookbook
-    from rllm_tinker.rendering import Rendering, bridged_tails, names_calls
+    from rllm_tinker.rendering import Rendering
 except ImportError as error:  # it comes with the extra, too
     raise missing(error) from error
 
@@ -39,11 +39,11 @@ ANALYSIS, END_OF_ANALYSIS = "<|channel|>analysis<|message|>", "<|end|>"
 class TinkerParser(BaseParser):
     """Renders with one of the cookbook's renderers, and reads completions with it.
 
-    Bridging is the suffix method of parser ``chat_template``: what the renderer writes after an assistant's message of
-    a short made-up conversation is appended to prompt and completion as they are. It is on only for the kinds of tail
-    in ``bridged_tails``, for which a check at construction found it equal, token for token, to rendering a whole
-    conversation. There is no bridge after unfinished reasoning, after another stop token than the one that the renderer
-    writes, nor where anything follows the stop token.
+    Bridging is the suffix method of `rllm_renderers.text_parser`: what the renderer writes after an assistant's message
+    of a short made-up conversation is appended to prompt and completion as they are. It is on only for the kinds of
+    tail in ``bridged_tails``, for which the corpus of `rllm_renderers.probes` found it equal, token for token, to
+    rendering a whole conversation. There is no bridge after unfinished reasoning, after another stop token than the one
+    that the renderer writes, nor where anything follows the stop token.
 
     Args:
         tokenizer: A fast tokenizer, which from now on is the parser's alone.
@@ -62,11 +62,11 @@ class TinkerParser(BaseParser):
         self.config = config or TinkerConfig()
         self.renderer = renderer
         self._tokenizer = tokenizer
-        self._rendering = Rendering(renderer, tokenizer, Encoder(tokenizer, self.config.control_tokens))
+        self._rendering = Rendering(renderer, tokenizer, Encoder(tokenizer))
         self.supports_tools = self._rendering.shows_tools
         self.bridged_tails: frozenset[Tail] = frozenset()
         if self.config.bridge:
-            self.bridged_tails = bridged_tails(self._rendering)
+            self.bridged_tails = bridged_tails(self._rendering, (THINK, END_OF_THINKING))
         self._names_calls = names_calls(self._rendering, self.bridged_tails)
         self.supports_bridge = bool(self.bridged_tails)
 
@@ -199,18 +199,7 @@ class TinkerParser(BaseParser):
                 return None
             [called] = names
         suffix = self._rendering.suffix(new_messages, tools, called)
-        if suffix is None:
-            return None
-        sampled: list[int] = completion.tolist()
-        stops = self._rendering.stop_token_ids
-        stop = next((at for at, token in enumerate(sampled) if token in stops), None)
-        if stop is not None and (sampled[stop] != suffix.stop_id or not set(sampled[stop:]).issubset(stops)):
-            return None
-        closing = [suffix.stop_id] if stop is None else []
-        following = np.array([*closing, *suffix.token_ids], np.int32)
-        bridged = np.concatenate((token_ids(prompt_ids), completion, following))
-        bridged.setflags(write=False)  # handed on without a copy
-        return bridged
+        return None if suffix is None else bridged(prompt_ids, completion, suffix, self._rendering.stop_token_ids)
 
 
 def _content(content: Any) -> tuple[str, str | None]:

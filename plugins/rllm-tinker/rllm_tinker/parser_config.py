@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -38,13 +38,6 @@ class ParserConfig(Section):
             "prompt where that is proven exact; false renders every turn anew, as the renderer has it."
         ),
     ] = True
-    control_tokens: Annotated[
-        Literal["neutralise", "raw"],
-        Field(
-            description="Parser tinker: what becomes of text of users and tools that spells a control token: "
-            "neutralise writes it with ordinary tokens, raw lets it become that token."
-        ),
-    ] = "neutralise"
     trust_remote_code: Annotated[
         bool, Field(description="Parser tinker: run tokenizer code that comes with the model; only if you trust it.")
     ] = False

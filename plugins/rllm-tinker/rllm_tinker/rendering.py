@@ -6,26 +6,15 @@ What it can do is found out by rendering short conversations, as parser ``chat_t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm_renderers.encoding import Encoder
-from rllm_renderers.self_check import TAILS, Tail
-from rllm_renderers.template import Suffix, made_up_call
+from rllm_renderers.probes import QUESTION, Suffix, after, made_up_history, shows_tools
 
 from rllm_core.parser import ToolSpec
 from rllm_core.types import MessageLike
 from rllm_tinker import cookbook
-
-_SENTINEL = "sentinel0of0an0answer"
-_MADE_UP, _OTHER = "made_up", "other"
-_QUESTION = {"role": "user", "content": "What is it now?"}
-_ANSWER, _NAME = "Let me see", "look_up"
-_TOOL: dict[str, Any] = {
-    "name": _NAME,
-    "description": "Looks a key up.",
-    "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
-}
 
 
 class Rendering:
@@ -51,11 +40,10 @@ class Rendering:
         self._renderer = cookbook.make_renderer(name, facade)
         self.stop_token_ids = cookbook.stop_token_ids(name, self._renderer, facade)
         self.shows_tools = self._writes_reasoning = True
-        offered = self.ids_or_none([_QUESTION], [_TOOL])
-        self.shows_tools = offered is not None and offered != self.ids([_QUESTION])
-        thoughtful = {"role": "assistant", "content": _ANSWER, "reasoning_content": _ANSWER}
-        self._writes_reasoning = self.ids_or_none([_QUESTION, thoughtful, _QUESTION]) is not None
-        self.opens_reasoning = encoder.decode(self.ids([_QUESTION])).rstrip().endswith("<think>")
+        self.shows_tools = shows_tools(self)
+        thoughtful = {"role": "assistant", "content": "Yes", "reasoning_content": "Why not"}
+        self._writes_reasoning = self.ids_or_none([QUESTION, thoughtful, QUESTION]) is not None
+        self.opens_reasoning = encoder.decode(self.ids([QUESTION])).rstrip().endswith("<think>")
 
     def __reduce__(self) -> tuple[type[Rendering], tuple[str, Any, Encoder]]:
         return (type(self), self._made_of)
@@ -124,30 +112,18 @@ class Rendering:
             tools: The tools on offer.
             called: The tool whose results have no name.
         """
-        results = [one for one in new_messages if one.get("role") == "tool"]
-        answer: dict[str, Any] = {"role": "assistant", "content": _SENTINEL}
-        if results:
-            answer["tool_calls"] = [
-                made_up_call(one.get("tool_call_id") or f"call{number}", called or _MADE_UP, {"of": _SENTINEL})
-                for number, one in enumerate(results)
-            ]
-        ids = self.ids_or_none([{"role": "user", "content": "?"}, answer, *new_messages], tools)
-        return None if ids is None else self.after(ids, _SENTINEL)
+        ids = self.ids_or_none([*made_up_history(new_messages, called), *new_messages], tools)
+        return None if ids is None else after(self, ids)
 
-    def after(self, ids: Sequence[int], said: str, start: int = 0) -> Suffix | None:
-        """The stop token after ``said`` in ``ids[start:]``, and what follows it; None if either is missing."""
-        for at in range(start, len(ids)):
-            if ids[at] in self.stop_token_ids:
-                if said in self.encoder.decode(ids[start:at]):
-                    return Suffix(ids[at], list(ids[at + 1 :]))
-                start = at + 1
-        return None
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Encoder.decode`."""
+        return self.encoder.decode(ids)
 
     def compared_with_template(self) -> str:
         """How the prompt for a first question compares with what the model's own chat template writes."""
         if self._chat_template is None:
             return "none in the model folder"
-        conversation = [{"role": "system", "content": "Be brief."}, _QUESTION]
+        conversation = [{"role": "system", "content": "Be brief."}, QUESTION]
         text = self._chat_template.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
         same = self.encoder.encode(text) == self.ids_or_none(conversation)
         return "writes the same prompt for a first question" if same else "writes another prompt for a first question"
@@ -163,44 +139,3 @@ def _with_names(messages: Sequence[MessageLike]) -> list[MessageLike]:
         known = names.get(one.get("tool_call_id")) if one.get("role") == "tool" and not one.get("name") else None
         named.append({**one, "name": known} if known else one)
     return named
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# What a renderer can do
-
-
-def bridged_tails(rendering: Rendering) -> frozenset[Tail]:
-    """The tails after which appending a suffix equals, token for token, rendering a whole conversation."""
-    proven = set()
-    for tools in [[], [_TOOL]] if rendering.shows_tools else [[]]:
-        for messages in TAILS:
-            tail = Tail.of(messages, tools)
-            if tail is not None and _is_exact(rendering, messages, tools):
-                proven.add(tail)
-    return frozenset(proven)
-
-
-def names_calls(rendering: Rendering, tails: Collection[Tail]) -> bool:
-    """Whether what the renderer writes after a call depends on the name of what was called."""
-    return any(
-        rendering.suffix(messages, tools, _MADE_UP) != rendering.suffix(messages, tools, _OTHER)
-        for messages in TAILS
-        for tools in ([], [_TOOL])
-        if Tail.of(messages, tools) in tails
-    )
-
-
-def _is_exact(rendering: Rendering, tail: Sequence[MessageLike], tools: Sequence[ToolSpec]) -> bool:
-    answer: dict[str, Any] = {"role": "assistant", "content": _ANSWER}
-    calls = [made_up_call(one["tool_call_id"], _NAME, {"key": _ANSWER}) for one in tail if one["role"] == "tool"]
-    if calls:
-        answer["tool_calls"] = calls
-    whole = rendering.ids_or_none([_QUESTION, answer, *tail], tools)
-    # With a prompt for an answer, and without one: some prompts close a reasoning that old answers do not have.
-    asked = [rendering.ids_or_none([_QUESTION], tools, add_generation_prompt=prompt) for prompt in (True, False)]
-    # Where later messages change what stands before the answer, a suffix could not know it.
-    before = next((ids for ids in asked if ids is not None and whole is not None and whole[: len(ids)] == ids), None)
-    if whole is None or before is None:
-        return False
-    expected = rendering.after(whole, _ANSWER, len(before))
-    return expected is not None and rendering.suffix(tail, tools, _NAME) == expected

@@ -44,6 +44,8 @@ def call(name="add", **arguments):
 class CallParser(ByteParser):
     """Reads a completion that is a JSON list of calls as these calls."""
 
+    supports_tools = True
+
     name = "calls"
 
     def parse_completion(self, completion_ids, *, prompt_ids=None, tools=None):

@@ -32,6 +32,8 @@ QUESTION = "calculator-3-minus-4"
 class CallParser(ByteParser):
     """Reads a completion that is a JSON object as a call."""
 
+    supports_tools = True
+
     name = "calls"
 
     def parse_completion(self, completion_ids, *, prompt_ids=None, tools=None):

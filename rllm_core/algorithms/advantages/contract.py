@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.options import Configured
+from rllm_core.blame import blamed
 from rllm_core.errors import RunError, UserError
-from rllm_core.loading import one_line
 from rllm_core.types import Trajectory, TrajectoryGroup
 
 Advantages = npt.NDArray[np.float64]
@@ -112,7 +112,7 @@ class RoleEstimators:
             except UserError:
                 raise
             except Exception as error:  # it may be anybody's
-                raise RunError(f"{estimator.label} failed: {one_line(error)}") from error
+                raise RunError(f"{estimator.label} failed: {blamed(error)}") from error
             if len(counts) != len(positions):
                 raise RunError(f"{estimator.label} credited {len(counts)} of {len(positions)} groups")
             for position, credit, count in zip(positions, credits, counts, strict=True):

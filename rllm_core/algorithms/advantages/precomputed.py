@@ -13,11 +13,12 @@ from rllm_core.types import Step, TrajectoryGroup
 
 
 class Precomputed(AdvantageEstimator):
-    """``Step.advantages`` as they are, token by token; rewards are recorded and have no say.
+    """``Step.advantages`` as they are, token by token; rewards are optional, recorded, and not used.
 
     A step that the policy sampled and that has none is an error: no advantage is not an advantage of 0.
     """
 
+    needs_rewards: ClassVar[bool] = False
     per_token: ClassVar[bool] = True
 
     @property

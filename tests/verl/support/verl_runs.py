@@ -155,8 +155,8 @@ class Run:
             time.sleep(0.1)
 
     def wait_for_step(self, step: int) -> None:
-        """Until so many optimizer steps are done."""
-        self.wait_for(f"step {step}", lambda: sum(e["event"] == "step" for e in self.lines("events")) >= step)
+        """Until so many optimizer steps are done, and their weights are in the servers."""
+        self.wait_for(f"step {step}", lambda: len(self.lines("metrics")) >= step)
 
 
 def command_line(process: psutil.Process) -> str:

@@ -6,68 +6,74 @@ Values are bare text, so their types come from the tool's schema.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from rllm_core.parser import ParsedToolCall
-from rllm_renderers.formats.hermes import CLOSE, OPEN
+from rllm_renderers.formats.hermes import CLOSE, OPEN, end_of_block, tags_around
 from rllm_renderers.formats.tool_format import Schemas, ToolFormat, scan_calls
 from rllm_renderers.formats.typed_text import typed_call
 
-_OPENING = re.compile(rf"{OPEN}|<function=")
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
 # What looks like the end of a value inside of one (code that writes this format, say) is not followed by what must be.
 _END_OF_VALUE = re.compile(r"</parameter>(?=\s*(?:<parameter=[^>\n]*>|</function>))")
 _END_OF_FUNCTION = re.compile(r"\s*</function>")
-_END_OF_CALL = re.compile(rf"\s*{CLOSE}")
 
 
 class QwenXml(ToolFormat):
     """One XML-like element per function and parameter.
 
     A value loses one line break at its beginning and one at its end, which the format adds; everything else is content.
+
+    Args:
+        tags: What stands around a function.
     """
 
     name = "qwen_xml"
     signs = ("<function=",)
-    openings = (OPEN, "<function=")
+
+    def __init__(self, tags: tuple[str, str] = (OPEN, CLOSE)) -> None:
+        self.tags = tags
+        self.openings = (tags[0], "<function=")
+        self._opening = re.compile(rf"{re.escape(tags[0])}|<function=")
+        self._closings = [_END_OF_FUNCTION, re.compile(r"\s*" + re.escape(tags[1]))]
+
+    def variants(self, written: str) -> Iterator[ToolFormat]:
+        """See `ToolFormat.variants`: with the tags around the first function."""
+        yield from map(QwenXml, tags_around(written, "<function=", "</function>"))
 
     def split_calls(self, text: str, schemas: Schemas | None) -> tuple[str, tuple[ParsedToolCall, ...]]:
         """See `ToolFormat.split_calls`. Calls without ``<tool_call>`` around them, which models write too, are read."""
-        return scan_calls(text, _OPENING, lambda opening: _call_at(text, opening, schemas))
+        return scan_calls(text, self._opening, lambda opening: self._calls_at(text, opening, schemas))
 
+    def _calls_at(self, text: str, opening: re.Match[str], schemas: Schemas | None) -> tuple[int, list[ParsedToolCall]]:
+        start = opening.start()
+        is_wrapped = opening[0] == self.tags[0]
+        function = _FUNCTION.match(text, opening.end() if is_wrapped else start)
+        if function is None:
+            return self._unreadable(text, opening, "missing_name")
+        values: dict[str, str] = {}
+        position = function.end()
+        while (parameter := _PARAMETER.match(text, position)) is not None:
+            end = _END_OF_VALUE.search(text, parameter.end())
+            if end is None:
+                return self._unreadable(text, opening, "malformed_structure")
+            values[parameter[1].strip()] = _without_line_breaks(text[parameter.end() : end.start()])
+            position = end.end()
+        for closing in self._closings if is_wrapped else self._closings[:1]:
+            closed = closing.match(text, position)
+            if closed is None:
+                return self._unreadable(text, opening, "malformed_structure")
+            position = closed.end()
+        name, raw = function[1].strip(), text[start:position]
+        return position, [typed_call(name, values, raw, schemas)]
 
-def _call_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tuple[int, list[ParsedToolCall]]:
-    start = opening.start()
-    is_wrapped = opening[0] == OPEN
-    function = _FUNCTION.match(text, opening.end() if is_wrapped else start)
-    if function is None:
-        return _unreadable(text, opening, "missing_name")
-    values: dict[str, str] = {}
-    position = function.end()
-    while (parameter := _PARAMETER.match(text, position)) is not None:
-        end = _END_OF_VALUE.search(text, parameter.end())
-        if end is None:
-            return _unreadable(text, opening, "malformed_structure")
-        values[parameter[1].strip()] = _without_line_breaks(text[parameter.end() : end.start()])
-        position = end.end()
-    for closing in [_END_OF_FUNCTION, _END_OF_CALL] if is_wrapped else [_END_OF_FUNCTION]:
-        closed = closing.match(text, position)
-        if closed is None:
-            return _unreadable(text, opening, "malformed_structure")
-        position = closed.end()
-    name, raw = function[1].strip(), text[start:position]
-    return position, [typed_call(name, values, raw, schemas)]
-
-
-def _unreadable(text: str, opening: re.Match[str], status: str) -> tuple[int, list[ParsedToolCall]]:
-    """The block up to where it would end, or the next one begins."""
-    close = CLOSE if opening[0] == OPEN else "</function>"
-    end, following = text.find(close, opening.end()), text.find(opening[0], opening.end())
-    if end < 0 or 0 <= following < end:
-        stop, status = (following if following >= 0 else len(text)), "unclosed_block"
-    else:
-        stop = end + len(close)
-    return stop, [ParsedToolCall(None, None, text[opening.start() : stop], status)]
+    def _unreadable(self, text: str, opening: re.Match[str], status: str) -> tuple[int, list[ParsedToolCall]]:
+        """The block up to where it would end, or the next one begins."""
+        close = self.tags[1] if opening[0] == self.tags[0] else "</function>"
+        stop, found = end_of_block(text, opening.end(), (opening[0], close))
+        status = found if found == "unclosed_block" else status
+        return stop, [ParsedToolCall(None, None, text[opening.start() : stop], status)]
 
 
 def _without_line_breaks(value: str) -> str:

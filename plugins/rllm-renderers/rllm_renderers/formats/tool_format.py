@@ -12,10 +12,11 @@ Every attempt at a call is reported with a status:
 
 from __future__ import annotations
 
+import copy
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from rllm_core.parser import ParsedCompletion, ParsedToolCall, Termination, ToolSpec
 from rllm_renderers.formats.json_text import read_json
@@ -42,10 +43,20 @@ class ToolFormat(ABC):
         reasoning_tags: What begins and ends reasoning.
     """
 
-    name: ClassVar[str]
+    name: str
     signs: ClassVar[tuple[str, ...]] = ()
-    openings: ClassVar[tuple[str, ...]] = ()
-    reasoning_tags: ClassVar[tuple[str, str]] = ("<think>", "</think>")
+    openings: tuple[str, ...] = ()
+    reasoning_tags: tuple[str, str] = ("<think>", "</think>")
+
+    def variants(self, written: str) -> Iterator[ToolFormat]:
+        """This format with other tags, as they stand around the call in ``written``."""
+        return iter(())
+
+    def with_reasoning_tags(self, tags: tuple[str, str]) -> Self:
+        """The same format with other tags around reasoning."""
+        changed = copy.copy(self)
+        changed.reasoning_tags = tags
+        return changed
 
     def read(
         self, text: str, *, stopped: bool, opened_by_prompt: str = "", schemas: Schemas | None = None
@@ -145,13 +156,21 @@ def termination(stopped: bool, calls: Sequence[ParsedToolCall], reasoning_comple
     return Termination.MALFORMED if unfinished else Termination.STOP
 
 
+_KEYS = frozenset({"name", "id", "type"})  # what a call may have besides its arguments
+
+
 def call_of_object(
     value: Any, raw: str, schemas: Schemas | None, *, arguments_keys: Sequence[str] = ("arguments",)
 ) -> ParsedToolCall:
-    """A call written as one JSON object: its name, its arguments (perhaps as JSON in a string), perhaps an id."""
+    """A call written as one JSON object: its name, its arguments (perhaps as JSON in a string), perhaps an id.
+
+    A function that takes nothing may be called without arguments. What stands under another key is meant for something,
+    so a call with such a key in their place has none that could be executed.
+    """
     if not isinstance(value, Mapping):
         return ParsedToolCall(None, None, raw, "malformed_structure")
-    arguments: Any = next((value[key] for key in arguments_keys if key in value), {})
+    written = [key for key in arguments_keys if key in value]
+    arguments: Any = value[written[0]] if written else {} if _KEYS.issuperset(value) else None
     call_id = value.get("id")
     return checked_call(value.get("name"), arguments, raw, schemas, call_id if isinstance(call_id, str) else None)
 

@@ -15,6 +15,7 @@ def rollout_engines() -> list[Engine]:
         Engine(
             name="placeholder",
             load="rllm_placeholder.engine:PlaceholderEngine",
+            config="rllm_placeholder.engine:PlaceholderConfig",
             summary="A random table of logits.",
         )
     ]

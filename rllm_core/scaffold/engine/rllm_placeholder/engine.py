@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from rllm_core.config import RunConfig
+from pydantic import Field
+from rllm_core.config import RunConfig, Section
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser
 from rllm_core.testing import ByteParser
@@ -25,7 +26,12 @@ from rllm_core.types import (
 Logits = npt.NDArray[np.float64]
 
 MAX_TABLE_TOKENS = 4096
-STOP_BONUS = 3.0
+
+
+class PlaceholderConfig(Section):
+    """``[placeholder]``: the table."""
+
+    stop_bonus: Annotated[float, Field(description="Added to the logits of stop tokens. Larger ones end sooner.")] = 3.0
 
 
 class PlaceholderParser(ByteParser):
@@ -39,24 +45,27 @@ class PlaceholderEngine(RolloutEngine):
 
     Args:
         parser: Its tokens, and the stop tokens of its turns.
+        config: Its section of the run file.
     """
 
     name: ClassVar[str] = "placeholder"
+    config_model: ClassVar[type[Section]] = PlaceholderConfig
     computes_logprobs: ClassVar[bool] = True
 
-    def __init__(self, parser: BaseParser) -> None:
+    def __init__(self, parser: BaseParser, config: PlaceholderConfig | None = None) -> None:
         self.parser = parser
+        self.config = config if config is not None else PlaceholderConfig()
         tokens = len(parser.vocabulary().spellings)
         if tokens > MAX_TABLE_TOKENS:
             raise EngineError(f"a table for {tokens} tokens is too large; at most {MAX_TABLE_TOKENS}")
         self.logits: Logits = np.random.default_rng(0).normal(size=(tokens, tokens))
-        self.logits[:, list(parser.get_stop_token_ids())] += STOP_BONUS
+        self.logits[:, list(parser.get_stop_token_ids())] += self.config.stop_bonus
         self.vocabulary_size = tokens
 
     @classmethod
     def from_config(cls, config: RunConfig, parser: BaseParser) -> PlaceholderEngine:
         """Build it for ``rllm-core eval WORKFLOW --engine placeholder``."""
-        return cls(parser)
+        return cls(parser, config.plugins.get(cls.name))
 
     @property
     def supports_token_in_token_out(self) -> bool:

@@ -9,7 +9,11 @@ from rllm_core.testing import ByteParser
 from rllm_core.testing.contracts import EngineContract
 from rllm_core.types import SamplingParams, TokenOutput, token_ids
 
-from rllm_placeholder.engine import PlaceholderEngine, log_softmax
+from rllm_placeholder.engine import (
+    PlaceholderConfig,
+    PlaceholderEngine,
+    log_softmax,
+)
 
 PROMPT = token_ids(list(b"ab"))
 
@@ -30,6 +34,14 @@ def test_tokens_come_as_often_as_they_should() -> None:
     expected = np.exp(log_softmax(engine.logits[PROMPT[-1]]))
     found = np.bincount(drawn, minlength=len(expected)) / len(drawn)
     assert np.abs(found - expected).max() < 0.04
+
+
+def test_the_section_changes_the_table() -> None:
+    [stop, *_] = ByteParser().get_stop_token_ids()
+    for bonus, is_likeliest in ((50.0, True), (-50.0, False)):
+        config = PlaceholderConfig(stop_bonus=bonus)
+        logits = PlaceholderEngine(ByteParser(), config).logits[PROMPT[-1]]
+        assert (logits.argmax() == stop) == is_likeliest
 
 
 def test_unlikely_tokens_are_cut() -> None:

@@ -1,0 +1,302 @@
+"""Whose code an error comes from: the plugin, its distribution, and the line.
+
+place = place_of(error)             # the last frame that is neither the core's nor a library's
+str(place)                          # "plugin 'maze' (rllm-maze 1.2), rllm_maze/env.py:41"
+blamed(error)                       # the same, then what was raised
+blamed_json(error)                  # the same for --json
+
+A traceback says where an error passed through; most of it is the core, asyncio and pydantic. What a person needs is the
+last line of theirs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rllm_core.discovery import Candidate, installed_plugins
+from rllm_core.foreign import one_line, printable
+
+CORE = "rllm_core"
+SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+MAX_CHAIN = 16
+DUMP_BEGINS = "(most recent call first):\n"
+
+_learned: dict[tuple[str, str, str], Candidate] = {}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of somebody's code.
+
+    Attributes:
+        file: Path from the package on (``rllm_maze/env.py``); of a file outside of packages, relative to the working
+            directory if it is below it, else absolute.
+        line: From 1; 0 where only the plugin is known.
+        function: Name of the function.
+        plugin: The plugin it belongs to, None if that is not known: code that is no plugin's, or one of several that
+            share a package.
+        distribution: The distribution it belongs to, None if that is not known.
+        version: Of the distribution.
+    """
+
+    file: str
+    line: int
+    function: str
+    plugin: str | None = None
+    distribution: str | None = None
+    version: str | None = None
+
+    def __str__(self) -> str:
+        label = f"{self.distribution} {self.version or ''}".rstrip() if self.distribution else ""
+        owner = f"plugin {self.plugin!r}" + (f" ({label})" if label else "") if self.plugin else label
+        return ", ".join(filter(None, [owner, self.where]))
+
+    def to_json(self, error: str) -> dict[str, Any]:
+        """With what was raised, always with the keys ``plugin``, ``distribution``, ``version``, ``file``, ``line``."""
+        keys = ("plugin", "distribution", "version", "file", "line")
+        return {key: getattr(self, key) or None for key in keys} | {"error": error}
+
+    @property
+    def where(self) -> str:
+        """``file:line``, or "" where only the plugin is known."""
+        return f"{printable(self.file)}:{self.line}" if self.line else ""
+
+
+class Owner(Protocol):
+    """A plugin that is known to have been at work: a candidate, or its row in the listing."""
+
+    @property
+    def name(self) -> str:
+        """Of the plugin."""
+
+    @property
+    def package(self) -> str:
+        """Its distribution."""
+
+    @property
+    def version(self) -> str:
+        """Of the distribution."""
+
+
+class Frame(NamedTuple):
+    """One level of a traceback, as far as it can leave its process."""
+
+    file: str
+    line: int
+    function: str
+    module: str
+
+
+def learn(candidates: Iterable[Candidate]) -> None:
+    """Have `place_of` know plugins that are not among the installed ones, such as those of a manager made by hand."""
+    for candidate in candidates:
+        key = (candidate.package, candidate.name, candidate.value)
+        if key not in _learned:
+            _learned[key] = candidate
+            _owners.cache_clear()
+
+
+def place_of(error: BaseException) -> Place | None:
+    """The last line of a plugin's or the user's own code that an error comes from; None if there is none in it.
+
+    Looks into causes and groups where the error itself was raised by the core or a library alone.
+    """
+    return place_among(_frames(error))
+
+
+def place_among(frames: Iterable[Frame]) -> Place | None:
+    """The first of ``frames``, the innermost one first, that is a plugin's or the user's own code."""
+    return next((place for frame in frames if (place := _place(frame)) is not None), None)
+
+
+def passed_through(error: BaseException, *packages: str) -> bool:
+    """Whether one of the modules was at work when an error was raised."""
+    inside = tuple(f"{package}." for package in packages)
+    return any(f"{frame.module}.".startswith(inside) for frame in _frames(error))
+
+
+def place_in(dump: str) -> Place | None:
+    """As `place_of`, for what `faulthandler` has written; where nobody's code is in it, the last frame of all."""
+    found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', dump.rpartition(DUMP_BEGINS)[2], flags=re.MULTILINE)
+    frames = [Frame(file, int(line), function, _module_of(file)) for file, line, function in found]
+    for frame in frames:
+        if (place := _place(frame)) is not None:
+            return place
+    return Place(frames[0].file, frames[0].line, frames[0].function) if frames else None
+
+
+def defined_at(what: Callable[..., Any] | type) -> Place | None:
+    """Where a function, or the class itself, is written; None if that is in the core, a library, or not known."""
+    frame = definition(what)
+    return _place(frame) if frame is not None else None
+
+
+def definition(what: Callable[..., Any] | type) -> Frame | None:
+    """The first line of a function, or of the first method of a class, as `place_of` takes it from ``error.frames``."""
+    module = str(getattr(what, "__module__", "") or "")
+    function = getattr(what, "__wrapped__", what)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is not None:
+        return Frame(code.co_filename, code.co_firstlineno, code.co_name, module)
+    if isinstance(what, type):
+        for found in vars(what).values():
+            code = getattr(getattr(found, "__func__", found), "__code__", None)
+            if code is not None and getattr(found, "__module__", None) == module:
+                return Frame(code.co_filename, code.co_firstlineno, what.__name__, module)
+    return None
+
+
+def blamed(error: BaseException, owner: Owner | None = None) -> str:
+    """One line: whose code it was, where, and what it raised.
+
+    Args:
+        error: What was raised.
+        owner: The plugin that is known to have been at work; it is named where the traceback names none.
+    """
+    return ": ".join(filter(None, [str(_known(error, owner) or ""), one_line(error)]))
+
+
+def located(error: BaseException, distribution: str | None = None) -> str:
+    """What was raised, after ``file:line``; with the plugin, where that is not of ``distribution``, which is known."""
+    place = place_of(error)
+    if place is None:
+        return one_line(error)
+    return f"{place.where if place.distribution in (None, distribution) else place}: {one_line(error)}"
+
+
+def blamed_json(error: BaseException, owner: Owner | None = None) -> dict[str, Any]:
+    """As `blamed`, always with the keys ``plugin``, ``distribution``, ``version``, ``file``, ``line``, ``error``."""
+    return (_known(error, owner) or Place("", 0, "")).to_json(one_line(error))
+
+
+def _known(error: BaseException, owner: Owner | None) -> Place | None:
+    place = place_of(error)
+    if owner is None or (place is not None and place.plugin is not None):
+        return place
+    if place is None:
+        return Place("", 0, "", owner.name, owner.package, owner.version)
+    if place.distribution in (None, owner.package):  # one of several in a package, or code outside of any
+        return Place(place.file, place.line, place.function, owner.name, owner.package, owner.version)
+    return place
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Frames
+
+
+def _frames(error: BaseException) -> Iterator[Frame]:
+    """The frames of an error, the last one first; then those of what caused it."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    raised: list[Frame] = []
+    while waiting and len(seen) < MAX_CHAIN:
+        current = waiting.pop(0)
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        if isinstance(current, BaseExceptionGroup):
+            # A group is raised where tasks are waited for; what went wrong, went wrong in its first member.
+            waiting = [current.exceptions[0], *waiting]
+        if isinstance(current, SyntaxError) and current.filename and current.lineno:
+            yield Frame(current.filename, current.lineno, "<module>", _module_of(current.filename))
+        yield from getattr(current, "frames", ())  # of another process, see rllm_core.sandbox.ChildError
+        walked = [
+            Frame(frame.f_code.co_filename, line, frame.f_code.co_name, str(frame.f_globals.get("__name__", "")))
+            for frame, line in traceback.walk_tb(current.__traceback__)
+        ]
+        if isinstance(current, BaseExceptionGroup):
+            raised += reversed(walked)  # where tasks are waited for; better than nothing
+        else:
+            yield from reversed(walked)
+        waiting.append(current.__cause__ or (None if current.__suppress_context__ else current.__context__))
+    yield from raised
+
+
+def _place(frame: Frame) -> Place | None:
+    top = frame.module.partition(".")[0]
+    if top == CORE or frame.file.startswith("<"):
+        return None
+    owners = _owners().get(top, ())
+    if owners:
+        label = {(owner.package, owner.version) for owner in owners}
+        distribution, version = label.pop() if len(label) == 1 else (None, None)
+        plugin = _nearest(frame.module, owners)
+        return Place(_from_package(frame.file, top), frame.line, frame.function, plugin, distribution, version)
+    if _is_library(frame.file):
+        return None
+    return Place(_from_here(frame.file), frame.line, frame.function)
+
+
+@cache
+def _owners() -> dict[str, tuple[Candidate, ...]]:
+    """The plugins by the packages that belong to their distributions."""
+    found: dict[str, dict[tuple[str, str], Candidate]] = {}
+    for candidate in (*installed_plugins(), *_learned.values()):
+        for top in _packages(candidate):
+            found.setdefault(top, {}).setdefault((candidate.package, candidate.name), candidate)
+    return {top: tuple(candidates.values()) for top, candidates in found.items()}
+
+
+def _packages(candidate: Candidate) -> set[str]:
+    names = {candidate.value.partition(":")[0].partition(".")[0].strip()}
+    for file in candidate.files:
+        if file.suffix == ".py" and ".." not in file.parts:
+            names.add(file.parts[0].removesuffix(".py"))
+    return {name for name in names if name.isidentifier()} - sys.stdlib_module_names - {CORE}
+
+
+def _nearest(module: str, owners: Iterable[Candidate]) -> str | None:
+    """The one plugin whose module is ``module`` or the closest package above it; the only one there is, otherwise."""
+    by_module: dict[str, set[str]] = {}
+    for owner in owners:
+        by_module.setdefault(owner.value.partition(":")[0].strip(), set()).add(owner.name)
+    every = set().union(*by_module.values())
+    if len(every) == 1:
+        return every.pop()
+    above = [name for name in by_module if module == name or module.startswith(f"{name}.")]
+    names = by_module[max(above, key=len)] if above else set()
+    return names.copy().pop() if len(names) == 1 else None
+
+
+def _from_package(file: str, top: str) -> str:
+    parts = Path(file).parts
+    for number in range(len(parts) - 1, -1, -1):
+        if parts[number] in (top, f"{top}.py"):
+            return str(Path(*parts[number:]))
+    return file
+
+
+def _from_here(file: str) -> str:
+    try:
+        here = Path.cwd()
+        return str(Path(file).relative_to(here)) if here != Path(here.anchor) else file
+    except (ValueError, OSError):  # elsewhere, or the working directory is gone
+        return file
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+@cache
+def _is_library(file: str) -> bool:
+    path = Path(file)
+    folders = (*map(Path, _library_folders()), Path(__file__).parent)
+    return bool(SITE_FOLDERS & set(path.parts)) or any(path.is_relative_to(folder) for folder in folders)
+
+
+def _module_of(file: str) -> str:
+    """The module a file on ``sys.path`` is; "" if it is none."""
+    for folder in filter(None, sys.path):
+        if Path(file).is_relative_to(folder):
+            return ".".join(Path(file).relative_to(folder).with_suffix("").parts)
+    return ""

@@ -1,0 +1,103 @@
+"""The lifetime of a rollout: what its completers may ask ends with it, and which steps are its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rllm_core.types import Step
+
+
+class RolloutEnded(RuntimeError):
+    """A completer was asked after its rollout had ended; what it would answer belongs to no rollout."""
+
+
+class RolloutScope:
+    """What the completers of one rollout share; a completer made without one has a scope of its own that stays open.
+
+    Args:
+        name: The rollout, for messages.
+        loop: The event loop in which its completers may be used; None for any.
+        on_idle: Called when the last running call has ended after `close`.
+
+    Attributes:
+        is_open: Whether completers still answer.
+        sampled: ``prompt_ids, completion_ids, logprobs, weight_version`` of the steps that the completers returned, by
+            ``step_id``.
+    """
+
+    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "is_open", "name", "sampled")
+
+    def __init__(
+        self,
+        name: str = "this rollout",
+        loop: asyncio.AbstractEventLoop | None = None,
+        on_idle: Callable[[RolloutScope], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.is_open = True
+        self.sampled: dict[str, tuple[Any, ...]] = {}
+        self._calls: set[asyncio.Task[object]] = set()
+        self._stopped: set[asyncio.Task[object]] = set()
+        self._loop = loop
+        self._on_idle = on_idle
+
+    def keep(self, step: Step) -> None:
+        """``step`` was sampled in this rollout."""
+        self.sampled[step.step_id] = (step.prompt_ids, step.completion_ids, step.logprobs, step.weight_version)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is running."""
+        return bool(self._calls)
+
+    def begin(self) -> asyncio.Task[object]:
+        """A call begins.
+
+        Returns:
+            The task that makes it, for `end`.
+
+        Raises:
+            RolloutEnded: If the rollout has ended.
+            RuntimeError: If the caller runs in another event loop, such as a thread's own.
+        """
+        if not self.is_open:
+            raise RolloutEnded(
+                f"{self.name} has ended, and its completers with it; await every call, fork and task before run() "
+                "returns, and cancel those that are not needed"
+            )
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a completer must be awaited in a task")
+        if self._loop is not None and task.get_loop() is not self._loop:
+            raise RuntimeError(
+                "a completer belongs to the event loop of its run; from a thread, call "
+                "asyncio.run_coroutine_threadsafe(completer.complete(...), loop).result() with "
+                "loop = asyncio.get_running_loop() taken in run()"
+            )
+        self._calls.add(task)
+        return task
+
+    def end(self, task: asyncio.Task[object]) -> None:
+        """The call that `begin` announced has ended."""
+        self._calls.discard(task)
+        if not self.is_open and not self._calls and self._on_idle is not None:
+            self._on_idle(self)
+
+    def was_stopped(self, task: asyncio.Task[object]) -> bool:
+        """Whether the cancellation that just arrived in ``task`` was this scope's; only true once for each."""
+        if task not in self._stopped:
+            return False
+        self._stopped.remove(task)
+        task.uncancel()
+        return True
+
+    def close(self, *, but: asyncio.Task[object] | None = None) -> None:
+        """Refuse further calls and cancel those that are running, except the one of task ``but``."""
+        self.is_open = False
+        for task in self._calls:
+            if task is not but and not task.done():
+                self._stopped.add(task)
+                task.cancel()

@@ -1,0 +1,165 @@
+"""The one gate where an episode is accepted: its task, steps, rewards and metrics are what training can use.
+
+A workflow may return anything. What passes here is a record of this rollout that no code of the workflow can change any
+more; everything else is refused with what is wrong, what to return instead, and where ``run`` is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from rllm_core.blame import defined_at
+from rllm_core.foreign import printable
+from rllm_core.scope import RolloutScope
+from rllm_core.types import Episode, Record, Step, Task, Trajectory
+from rllm_core.workflow import Workflow
+
+MAX_REWARD = 1e30  # advantages are float32, and estimators add rewards up
+MAX_METRICS = 1000  # each becomes a key of every line of metrics.jsonl
+
+
+class Refused(ValueError):
+    """An episode that training cannot use. The same workflow would return the same again, so it is not tried again."""
+
+
+def accept(
+    returned: object,
+    task: Task,
+    workflow: Workflow,
+    scope: RolloutScope,
+    needs_reward: Callable[[str], bool] = lambda group: True,
+) -> Episode:
+    """Check what ``run`` returned.
+
+    Args:
+        returned: Anything.
+        task: The task that was run.
+        workflow: Whose ``run`` it was.
+        scope: Knows the steps that the rollout's completers returned.
+        needs_reward: Whether a trajectory of a group (`Workflow.group_of`) must have a reward.
+
+    Returns:
+        A copy that shares no mutable object with ``returned``. An episode that reports a failure passes unchecked but
+        for its task, since nothing in it is trained.
+
+    Raises:
+        Refused: If training could not use it.
+    """
+    try:
+        return _accepted(returned, task, workflow, scope, needs_reward)
+    except Refused as refusal:
+        place = defined_at(type(workflow).run)
+        where = f", {place.where}" if place is not None and place.where else ""
+        raise Refused(f"{refusal} (run() of workflow {workflow.name!r}{where})") from None
+
+
+def _accepted(
+    returned: object, task: Task, workflow: Workflow, scope: RolloutScope, needs_reward: Callable[[str], bool]
+) -> Episode:
+    if not isinstance(returned, Episode):
+        hint = "; a return is missing" if returned is None else ""
+        raise Refused(
+            f"run() returned {type(returned).__name__}, not an Episode{hint}; return self.episode(task, steps, "
+            "reward=...) or an rllm_core.types.Episode"
+        )
+    if returned.task_id != task.task_id:
+        raise Refused(
+            f"run() returned an episode of task {printable(str(returned.task_id))!r}; return one with "
+            "task_id=task.task_id, made in this call"
+        )
+    if returned.termination_reason.is_failure:
+        return returned
+    _check_metrics(returned.metrics)
+    seen: set[str] = set()
+    for trajectory in _trajectories(returned):
+        if trajectory.trainable:
+            for step in trajectory.steps:
+                _check_step(step, seen, scope)
+            _check_reward(returned, trajectory, workflow, needs_reward)
+    owned: Episode = _owned(returned)
+    return owned
+
+
+def _trajectories(episode: Episode) -> Iterator[Trajectory]:
+    for trajectory in episode.trajectories:
+        if not isinstance(trajectory, Trajectory):
+            raise Refused(f"trajectories holds {type(trajectory).__name__}; use rllm_core.types.Trajectory")
+        yield trajectory
+
+
+def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
+    if not isinstance(step, Step):
+        raise Refused(
+            f"a trajectory holds {type(step).__name__}; put the steps that completer.complete() returned in it"
+        )
+    if step.step_id in seen:
+        raise Refused(
+            "a step stands twice in the episode and would be trained twice; put each step that "
+            "completer.complete() returned into one trajectory, once"
+        )
+    seen.add(step.step_id)
+    if step.weight_version is None:
+        return  # written by others, as in supervised training; the policy did not sample it
+    sampled = scope.sampled.get(step.step_id)
+    if sampled is None:
+        raise Refused(
+            "a step was not sampled in this rollout; use only steps that this call's completer and its forks "
+            "returned, and keep none in the workflow between rollouts"
+        )
+    for name, original in zip(("prompt_ids", "completion_ids", "logprobs", "weight_version"), sampled, strict=True):
+        if not _same(getattr(step, name), original):
+            raise Refused(f"the {name} of a step were changed; leave what completer.complete() returned as it is")
+
+
+def _same(mine: Any, original: Any) -> bool:
+    if mine is original:
+        return True
+    if isinstance(mine, np.ndarray) and isinstance(original, np.ndarray):
+        return np.array_equal(mine, original)
+    return not isinstance(mine, np.ndarray) and not isinstance(original, np.ndarray) and bool(mine == original)
+
+
+def _check_reward(
+    episode: Episode, trajectory: Trajectory, workflow: Workflow, needs_reward: Callable[[str], bool]
+) -> None:
+    group = workflow.group_of(episode, trajectory)
+    if not isinstance(group, str) or not group:
+        raise Refused(f"group_of() returned {printable(repr(group))}; return a name, such as trajectory.role")
+    if not trajectory.has_reward and not needs_reward(group):
+        return
+    if not trajectory.has_reward:
+        raise Refused(
+            f"the trajectory of role {trajectory.role!r} has no reward; pass reward=..., or set the rewards of its "
+            "steps. A missing reward is not a reward of 0"
+        )
+    for reward in (trajectory.reward, *(step.reward for step in trajectory.steps)):
+        if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
+            raise Refused(f"{printable(repr(reward))} is no reward; a reward is a finite number")
+    for value in (trajectory.total_reward, *(step.reward or 0.0 for step in trajectory.steps)):
+        if not abs(value) <= MAX_REWARD:
+            raise Refused(f"a reward of {value:g} cannot be trained on: its magnitude exceeds {MAX_REWARD:g}")
+
+
+def _check_metrics(metrics: dict[str, float]) -> None:
+    if len(metrics) > MAX_METRICS:
+        raise Refused(
+            f"metrics has {len(metrics):,} entries, at most {MAX_METRICS:,} are allowed; put data into metadata, and "
+            "numbers to average into metrics"
+        )
+
+
+def _owned(record: Any) -> Any:
+    """A copy of ``record`` and of the records in its lists; arrays, messages and JSON data cannot change."""
+    fields = dict(record.__dict__)
+    for name, value in fields.items():
+        if type(value) is list:
+            fields[name] = [_owned(item) if isinstance(item, Record) else item for item in value]
+        elif type(value) is dict:
+            fields[name] = dict(value)
+    if type(record) in (Episode, Trajectory, Step):
+        return type(record)._trusted(**fields)
+    return record.model_copy(update=fields)  # a plugin's own, which may hold more than fields

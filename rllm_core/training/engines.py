@@ -1,0 +1,47 @@
+"""Engines that need no backend: for evaluations and teachers."""
+
+from __future__ import annotations
+
+from rllm_core import providers
+from rllm_core.config import RunConfig
+from rllm_core.engine import RolloutEngine
+from rllm_core.errors import PluginError
+from rllm_core.parser import BaseParser
+from rllm_core.plugins import PluginManager
+
+
+def engine_class(plugins: PluginManager, name: str) -> type[RolloutEngine]:
+    """The class of a standalone engine.
+
+    Raises:
+        PluginError: If there is none of this name, or it is broken.
+    """
+    provided = plugins.select(providers.Engine, name)
+    found: type[RolloutEngine] = plugins.load(provided)
+    if not isinstance(found, type) or not issubclass(found, RolloutEngine):
+        raise PluginError(
+            f"engine {name!r} ({provided.plugin.label}): {provided.record.load} is no subclass of "
+            "rllm_core.engine.RolloutEngine"
+        )
+    return found
+
+
+def standalone_engine(name: str, config: RunConfig, plugins: PluginManager, parser: BaseParser) -> RolloutEngine:
+    """A standalone engine, made from the run file.
+
+    Args:
+        name: Name it is selected by; also of its section.
+        config: The run file, ``model`` being the model that it samples from.
+        plugins: Where it comes from.
+        parser: The parser of that model.
+
+    Raises:
+        ConfigError: If it refuses its settings.
+        PluginError: If there is none of this name, or it is broken.
+    """
+    found = engine_class(plugins, name)
+    section = config.plugins.get(name)
+    if section is not None and name != found.name:  # selected as distribution/name
+        config = config.model_copy(update={"plugins": {**config.plugins, found.name: section}})
+    with plugins.select(providers.Engine, name).at_work("from_config", found):
+        return found.from_config(config, parser)

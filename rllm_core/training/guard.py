@@ -1,0 +1,150 @@
+"""Ends a run whose event loop no longer turns, because a callback blocks it in Python or in C.
+
+Nothing of the process can be relied on then: its timeouts and signal handlers are callbacks too. So a child process
+(`rllm_core.training.guard_process`) expects a heartbeat of the event loop. Without one for longer than the run file
+allows, it asks for the stack: a signal that ``faulthandler`` answers even while C code holds the interpreter, and that
+is then handed on to Python. If Python can answer, it names the rollout and the line and ends the process; otherwise
+the child prints the stack and kills it. The files of the run are complete up to the last event, and it can be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Iterator
+from types import FrameType
+from typing import Any, NoReturn, Self, TypeVar
+
+from rllm_core.blame import Frame, place_among
+from rllm_core.training import guard_process
+
+ResultT = TypeVar("ResultT")
+
+BEAT_SECONDS = 1.0
+# After SIGTERM, a loop that does not turn for this long does not turn for the signal either.
+SIGNALLED_SECONDS = 15.0
+MARGIN_SECONDS = 10.0
+ASK = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 1
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+_patience: list[float] = []  # deadlines of the calls that may block the loop for as long as they take
+_active: list[Guard] = []
+
+
+@contextlib.contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """In here the event loop may stand still for ``seconds``: a backend may do its work on the event loop itself."""
+    _patience.append(seconds)
+    _beat_all()
+    try:
+        yield
+    finally:
+        _patience.remove(seconds)
+        _beat_all()
+
+
+def leave(exit_code: int, message: str = "") -> NoReturn:
+    """End the process at once, without the watching processes taking it for a crash."""
+    for guard in _active:
+        guard.write(guard_process.GOODBYE)
+    if message:
+        os.write(2, f"\n{message}\n".encode())
+    os._exit(exit_code)
+
+
+def _beat_all() -> None:
+    for guard in _active:
+        guard.beat()
+
+
+class Guard:
+    """Watches the event loop it is entered in, on the main thread of a process that it may end.
+
+    Args:
+        limit_seconds: How long the event loop may stand still, outside of `patience`.
+        advice: What to do after the end, for the message.
+    """
+
+    def __init__(self, limit_seconds: float, advice: str) -> None:
+        self.limit_seconds = limit_seconds
+        self.advice = advice
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("a Guard works on the main thread only")
+        self._loop = asyncio.get_running_loop()
+        beats, self._beats = os.pipe()
+        dumps, self._dumps = os.pipe()
+        for descriptor in (self._beats, self._dumps):
+            os.set_blocking(descriptor, False)
+        command = [sys.executable, "-I", "-S", guard_process.__file__]
+        arguments = [str(beats), str(dumps), str(os.getpid()), str(int(ASK)), self.advice]
+        self._process = subprocess.Popen(
+            [*command, *arguments], pass_fds=(beats, dumps), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(beats)
+        os.close(dumps)
+        self._before: Any = signal.signal(ASK, self._blocked)
+        # The dump for SIGTERM tells the child that the run should stop, even if no Python code can notice.
+        for number in (ASK, *STOPPING):
+            faulthandler.register(number, file=self._dumps, all_threads=True, chain=True)
+        _active.append(self)
+        self._tick()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _active.remove(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        for number in (ASK, *STOPPING):
+            faulthandler.unregister(number)
+        signal.signal(ASK, self._before)
+        self.write(guard_process.GOODBYE)
+        os.close(self._beats)
+        os.close(self._dumps)
+        self._process.wait()
+
+    def beat(self) -> None:
+        """The event loop turns; it may stand still from now on for as long as `patience` says."""
+        longest = max(_patience, default=0.0)
+        silence = max(longest, self.limit_seconds) + MARGIN_SECONDS
+        self.write(f"{silence:g} {max(longest, SIGNALLED_SECONDS):g}\n".encode())
+
+    def _tick(self) -> None:
+        self.beat()
+        self._timer = self._loop.call_later(BEAT_SECONDS, self._tick)
+
+    def write(self, line: bytes) -> None:
+        """Tell the child something."""
+        # Full or closed: the child is stopped or gone, and a run does not end for want of a watcher.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._beats, line)
+
+    def _blocked(self, number: int, frame: FrameType | None) -> NoReturn:
+        frames = []
+        while frame is not None:
+            code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+            frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name, module))
+            frame = frame.f_back
+        place, task = place_among(frames), asyncio.current_task(self._loop)
+        what = task.get_name() if task is not None else "a callback"
+        where = f" at {place.where} in {place.function}()" if place is not None else ""
+        message = (
+            f"error: {what} blocks the event loop{where}, so the run cannot continue and was ended; await what waits, "
+            f"or move it to a thread with asyncio.to_thread. {self.advice}"
+        )
+        leave(1, message)
+
+
+async def guarded(main: Awaitable[ResultT], limit_seconds: float) -> ResultT:
+    """Await ``main`` with a `Guard` around it, for what leaves nothing to continue."""
+    with Guard(limit_seconds, "Nothing was changed on the disk."):
+        return await main

@@ -1,0 +1,127 @@
+"""The process that watches a run from outside, see `rllm_core.training.guard`; run as a script.
+
+Arguments: descriptor of the heartbeats, descriptor of the stacks, pid of the run, the signal that asks for a stack, and
+the advice to print. A heartbeat is a line with two numbers: how many seconds the next one may take, and how many if the
+run has been asked to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+GOODBYE = b"bye\n"
+POLL_SECONDS = 0.5
+ANSWER_SECONDS = 5.0
+MAX_STACK_BYTES = 1 << 16
+SHOWN_LINES = 30
+
+
+class Watch:
+    """What is known of the run.
+
+    Args:
+        beats: Descriptor of the heartbeats.
+        dumps: Descriptor of the stacks.
+        pid: The run's process.
+    """
+
+    def __init__(self, beats: int, dumps: int, pid: int) -> None:
+        self.beats = beats
+        self.dumps = dumps
+        self.pid = pid
+        self.limit_seconds = self.stopping_seconds = float("inf")
+        self.silent_seconds = 0.0
+        self.is_stopping = False
+        self.has_ended = False
+        self.said_goodbye = False
+        self.stack = b""
+        self._line = b""
+        self._open = [beats, dumps]
+
+    def wait(self) -> None:
+        """Read what there is, for at most `POLL_SECONDS`; a suspended process or machine is not silent."""
+        began = time.monotonic()
+        ready, _, _ = select.select(self._open, [], [], POLL_SECONDS)
+        for descriptor in ready:
+            data = os.read(descriptor, MAX_STACK_BYTES)
+            if not data:
+                self._open.remove(descriptor)
+                self.has_ended = self.has_ended or descriptor == self.beats
+            elif descriptor == self.beats:
+                self._beat(data)
+            else:
+                self.is_stopping = True
+                self.stack = (self.stack + data)[-MAX_STACK_BYTES:]
+        if os.getppid() != self.pid:
+            self.has_ended = True
+        if not self._is_suspended():
+            self.silent_seconds += min(time.monotonic() - began, 2 * POLL_SECONDS)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the last heartbeat is too long ago."""
+        return self.silent_seconds > (self.stopping_seconds if self.is_stopping else self.limit_seconds)
+
+    def _beat(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data).split(b"\n")
+        for line in lines:
+            if line + b"\n" == GOODBYE:
+                self.said_goodbye = True
+            else:
+                limit, stopping = line.split()
+                self.limit_seconds, self.stopping_seconds = float(limit), float(stopping)
+        if lines:
+            self.silent_seconds = 0.0
+
+    def _is_suspended(self) -> bool:
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
+        except OSError:  # it ends, or this system has no /proc
+            return False
+        return state in ([b"T"], [b"t"])
+
+
+def main() -> None:
+    """Watch until the run says goodbye or is gone; end it if it is blocked."""
+    beats, dumps, pid, ask = (int(argument) for argument in sys.argv[1:5])
+    advice = sys.argv[5]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the run, which says goodbye
+    watch = Watch(beats, dumps, pid)
+    while not (watch.said_goodbye or watch.has_ended or watch.is_blocked):
+        watch.wait()
+    if watch.said_goodbye:
+        return
+    if watch.has_ended:
+        say(f"error: the process of the run ended without closing its files (a crash, kill -9 or os._exit). {advice}")
+        return
+    watch.stack = b""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, ask)
+        asked = time.monotonic()
+        while not (watch.said_goodbye or watch.has_ended) and time.monotonic() - asked < ANSWER_SECONDS:
+            watch.wait()
+        if watch.said_goodbye or watch.has_ended:
+            return
+        os.kill(pid, signal.SIGKILL)
+    lines = watch.stack.decode(errors="replace").splitlines()
+    say(
+        f"error: the event loop has not turned for {watch.silent_seconds:.0f} s and a call in C holds the interpreter, "
+        "so the run was ended; its stack, innermost call first:\n" + "\n".join(lines[:SHOWN_LINES]) + f"\n{advice}"
+    )
+
+
+def say(text: str) -> None:
+    """Print to the run's stderr, if anybody still reads it."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""`asyncio.run` for code that may not end: what ignores its cancellation is left behind and named."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from rllm_core.blame import Frame, place_among
+from rllm_core.errors import RunError, StallError
+from rllm_core.training.deadlines import GRACE_SECONDS, first_of, stop, whereabouts, within
+
+ResultT = TypeVar("ResultT")
+
+POLL_SECONDS = 0.02
+POOL_THREADS = 128  # for tools that rollouts call with asyncio.to_thread; started as they are needed
+
+
+def run(main: Coroutine[Any, Any, ResultT], left: list[str]) -> ResultT:
+    """Run ``main`` in an event loop of its own and stop everything that it leaves, within a few seconds.
+
+    `asyncio.run` would wait forever for a task that swallows its cancellation and for a thread of the loop's pool, and
+    would end at once when any task raises ``SystemExit``; here that is the failure of whoever awaits the task.
+
+    Args:
+        main: What to run.
+        left: Gets the names of what could not be stopped. The event loop stays open then, and only ``os._exit`` ends
+            the process at once.
+
+    Raises:
+        RunError: If ``main`` was cancelled, and not by a signal.
+    """
+    runner = asyncio.Runner()
+    threads: list[threading.Thread] = []
+    pool = ThreadPoolExecutor(POOL_THREADS, "asyncio", initializer=lambda: threads.append(threading.current_thread()))
+    runner.get_loop().set_default_executor(pool)
+    task = runner.get_loop().create_task(main)
+    try:
+        while True:
+            try:
+                runner.run(_end_of(task))
+                return task.result()
+            except SystemExit:
+                if task.done():
+                    raise
+    except asyncio.CancelledError:
+        raise RunError(
+            "the run was cancelled from within; a workflow or plugin cancelled tasks that are not its own"
+        ) from None
+    finally:
+        left += runner.run(_stop_the_rest())
+        pool.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        busy = [thread for thread in threads if thread.is_alive()]
+        if busy:
+            left.append(first_of([f"thread {thread.name} at {standing_at(thread)}" for thread in busy]))
+        if not left:
+            runner.close()
+
+
+async def _end_of(task: asyncio.Task[Any]) -> None:
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:  # SIGINT, where the task itself does not handle it
+        task.cancel()
+        await asyncio.wait([task])
+        raise
+
+
+async def _stop_the_rest() -> list[str]:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    stuck = await stop(*tasks)
+    left = [whereabouts(stuck)] if stuck else []
+    try:
+        generators = asyncio.get_running_loop().shutdown_asyncgens()
+        await within(GRACE_SECONDS, "closing the asynchronous generators", generators)
+    except StallError as late:
+        left.append(str(late))
+    return left
+
+
+def standing_at(thread: threading.Thread) -> str:
+    """The line of a plugin's or the user's own code that a thread is in."""
+    frame, frames = sys._current_frames().get(thread.ident or 0), []
+    while frame is not None:
+        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+        frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name, module))
+        frame = frame.f_back
+    place = place_among(frames)
+    return place.where if place is not None else "an unknown line"

@@ -1,0 +1,20 @@
+"""An engine as a stranger publishes one: it wraps that of another package, and has a section of its own."""
+
+from rllm_core import hookimpl
+from rllm_core.providers import Engine
+
+__version__ = "0.3"
+
+RLLM_CORE_API = "1.0"
+
+
+@hookimpl
+def rollout_engines() -> list[Engine]:
+    return [
+        Engine(
+            name="proxy",
+            load="rllm_proxy.engine:ProxyEngine",
+            config="rllm_proxy.engine:ProxyConfig",
+            summary="Passes calls on to another engine, and counts them.",
+        )
+    ]

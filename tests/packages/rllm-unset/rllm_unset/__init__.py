@@ -1,0 +1,51 @@
+"""Providers whose classes have settings that their records do not name, or name otherwise."""
+
+from rllm_core import hookimpl
+from rllm_core.providers import AdvantageEstimator, Correction, Sandbox, Tracker, Workflow
+
+
+@hookimpl
+def workflows():
+    return [
+        Workflow(name="unset", load="rllm_unset.pieces:Unset", summary="Its record names no config."),
+        Workflow(
+            name="otherwise",
+            load="rllm_unset.pieces:Otherwise",
+            config="rllm_unset.pieces:TrackerConfig",
+            summary="Its record names another config.",
+        ),
+    ]
+
+
+@hookimpl
+def trackers():
+    return [Tracker(name="unset-tracker", load="rllm_unset.pieces:UnsetTracker", summary="Its record names no config.")]
+
+
+@hookimpl
+def advantage_estimators():
+    return [AdvantageEstimator(name="sectioned", load="rllm_unset.pieces:Sectioned", summary="config for options.")]
+
+
+@hookimpl
+def corrections():
+    return [
+        Correction(
+            name="configured",
+            load="rllm_unset.pieces:Configured",
+            config="rllm_unset.pieces:TrackerConfig",
+            summary="A section where there is none.",
+        )
+    ]
+
+
+@hookimpl
+def sandboxes():
+    return [
+        Sandbox(
+            name="walled",
+            load="rllm_core.sandbox:ChildSandbox",
+            config="rllm_unset.pieces:no_model",
+            summary="A section where there is none.",
+        )
+    ]

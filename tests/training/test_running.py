@@ -1,0 +1,124 @@
+"""The event loop of a command ends, whatever its tasks and threads do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from rllm_core.errors import RunError, StallError
+from rllm_core.training import deadlines
+from rllm_core.training.deadlines import within
+from rllm_core.training.running import run
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("rllm_core.training.running.GRACE_SECONDS", 0.05)
+
+
+def test_it_returns_what_the_coroutine_returns_and_leaves_nothing() -> None:
+    async def main() -> int:
+        asyncio.ensure_future(asyncio.sleep(3600))  # noqa: RUF006 - forgotten, as people do
+        return await asyncio.to_thread(lambda: 3)
+
+    left: list[str] = []
+    assert run(main(), left) == 3
+    assert left == []
+
+
+@pytest.mark.filterwarnings("ignore:unclosed")
+def test_a_task_that_ignores_its_cancellation_is_named_and_left() -> None:
+    ended = threading.Event()
+
+    async def stubborn() -> None:
+        while not ended.is_set():
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                continue
+
+    async def main() -> None:
+        kept.append(asyncio.create_task(stubborn(), name="stubborn one"))
+        await asyncio.sleep(0)
+
+    left: list[str] = []
+    kept: list[asyncio.Task[None]] = []
+    run(main(), left)
+    assert len(left) == 1
+    assert left[0].startswith("stubborn one at ")
+    assert "test_running.py:" in left[0]
+    ended.set()
+    loop = kept[0].get_loop()
+    kept[0].cancel()
+    loop.run_until_complete(asyncio.wait(kept))
+    loop.close()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed")
+def test_a_thread_of_the_pool_that_does_not_end_is_named_and_left() -> None:
+    release = threading.Event()
+    loops = []
+
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        loops[0].run_in_executor(None, release.wait)
+
+    left: list[str] = []
+    run(main(), left)
+    assert len(left) == 1
+    assert left[0].startswith("thread asyncio_0")
+    release.set()
+    loops[0].close()
+
+
+def test_a_task_that_exits_fails_who_awaits_it_and_nobody_else() -> None:
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    async def main() -> str:
+        task = asyncio.create_task(exits())
+        try:
+            await task
+        except SystemExit as leaving:
+            return f"left with {leaving.code}"
+        return "stayed"
+
+    assert run(main(), []) == "left with 3"
+
+
+def test_a_run_that_is_cancelled_from_within_is_an_error() -> None:
+    async def main() -> None:
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.sleep(0)
+
+    with pytest.raises(RunError, match="cancelled from within"):
+        run(main(), [])
+
+
+def test_a_call_that_ignores_its_deadline_is_named_with_its_line() -> None:
+    release: list[asyncio.Event] = []
+
+    async def hangs() -> None:
+        release.append(asyncio.Event())
+        while not release[0].is_set():
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                continue
+
+    async def main() -> str:
+        with pytest.raises(StallError) as late:
+            await within(0.05, "the call", hangs())
+        release[0].set()
+        return str(late.value)
+
+    left: list[str] = []
+    message = run(main(), left)
+    assert message.startswith("the call did not end within 0.05 s; it waits at ")
+    assert "test_running.py:" in message
+    assert message.endswith(", and ignored its cancellation")
+    assert left == []
