@@ -56,6 +56,7 @@ from pathlib import Path
 from benchmarks.environments import SETTINGS
 from benchmarks.templates_player import COUNTED, Load, play_folder
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
+from rllm_core.sandbox.worker import die_with_parent
 
 PARSERS = ("chat_template", "renderer")
 KEYS = ("templates", "accepted", "refused", *(key for key in COUNTED if key != "unread_calls"))
@@ -105,7 +106,7 @@ def _all_played(folders: Sequence[Path], jobs: int) -> Iterator[list[Row]]:
     if jobs == 1:
         yield from map(played, folders)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=die_with_parent) as pool:
         yield from pool.map(played, folders)
 
 
