@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -130,3 +132,33 @@ def says(sources: Sequence[Path], message: str) -> bool:
     """Whether a module can say a message in which ``...`` stands for what differs."""
     pattern = re.compile(".*".join(re.escape(part) for part in message.split("...")), re.S)
     return any(pattern.search(text) for path in sources for text in texts(path))
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted path leads to a module, or to what stands in one.
+
+    A plugin's module that needs a library which is not installed here is read, not imported.
+    """
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            for source in ROOT.glob(f"plugins/*/{'/'.join(parts[:length])}.py"):
+                return _defines(ast.parse(source.read_text(encoding="utf-8")), parts[length:])
+            continue
+        for part in parts[length:]:
+            fields = {*getattr(found, "__dataclass_fields__", ()), *getattr(found, "model_fields", ())}
+            if not hasattr(found, part) and part not in fields:
+                return False
+            found = getattr(found, part, None)
+        return True
+    return False
+
+
+def _defines(node: ast.AST, path: Sequence[str]) -> bool:
+    if not path:
+        return True
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    inner = (child for child in ast.iter_child_nodes(node) if isinstance(child, kinds) and child.name == path[0])
+    return any(_defines(child, path[1:]) for child in inner)

@@ -18,8 +18,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from generate import first_party_plugins, keys, sections
-from pages import PAGES, ROOT, Block, Page, texts
+from generate import first_party_plugins
+from pages import PAGES, ROOT, Block, Page, exists, texts
 
 from rllm_core.config import load_run_config
 from rllm_core.discovery import GROUP
@@ -181,29 +181,3 @@ def test_a_picture_names_what_there_is() -> None:
 def test_dotted_names_exist(page: Page) -> None:
     for name in sorted(set(re.findall(r"`(rllm_core(?:\.\w+)+)", page.prose))):
         assert exists(name), f"{page.name} names {name}"
-
-
-def exists(name: str) -> bool:
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:length]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[length:]:
-            if not hasattr(found, part) and part not in getattr(found, "__dataclass_fields__", {}):
-                return False
-            found = getattr(found, part, None)
-        return True
-    return False
-
-
-def test_keys_that_porting_names_exist() -> None:
-    known = {f"{path}.{name}" for path, _, model in sections(first_party_plugins()) for name, _, _ in keys(model)}
-    known |= {f"[{path}]" for path, _, _ in sections(first_party_plugins())}
-    page = Page(ROOT / "docs" / "porting-from-rllm.md")
-    named = set(re.findall(r"`((?:training|algorithm|rollout)\.\w+)`", page.section("Class by class")))
-    lines = page.section("Key by key").splitlines()
-    named |= {key for line in lines for key in re.findall(r"`([\w.]+\.\w+)`", line.rpartition(" | ")[2])}
-    assert len(named) > 8
-    assert named <= known
