@@ -43,6 +43,8 @@ OUTCOMES = {
     "raw error": "raw_errors",
 }
 _SHOWN = 80
+# Reasoning that is closed before it began, with which some templates ask for an answer that has none.
+_NO_REASONING = re.compile(r"(?i)<[^<>/]*think[^<>]*>\s*<[^<>]*think[^<>]*>\s*$")
 
 
 def play_folder(folder: Path, parsers: Mapping[str, Load]) -> Iterator[Row]:
@@ -257,7 +259,7 @@ class Player:
         ]
         rendered = self._reference.text_or_none(told, tools)
         parts = None if rendered is None else self._parts(rendered, len(answers))
-        if parts is None:
+        if parts is None or not parts[1]:
             return None, "the template does not take the conversation, or does not print its answers and their ends"
         pieces, stop = parts
         last = self._reference.token(said.ids[-1])
@@ -273,21 +275,28 @@ class Player:
         for number, at in enumerate(answers):
             asked = [self._reference.text_or_none(told[:at], tools, prompt=prompt) for prompt in (False, True)]
             ends = [found[0][-1] for text in asked if text is not None and (found := self._parts(text, number))]
+            ends += [_NO_REASONING.sub("", end) for end in ends]
             if not any(_bare(pieces[number]).startswith(_bare(end)) for end in ends):
                 return written, f"later messages change what stands before answer {number}: a break is needed"
         return written, ""
 
     def _parts(self, text: str, answers: int) -> tuple[list[str], str] | None:
-        """What stands before, between and after the answers, and the token that ends the last one."""
+        """What stands before, between and after the answers, and the token that ends the last one.
+
+        None if the text lacks one of the answers. An answer after which no stop token stands ends with its own text: so
+        do calls where the token that begins the user's turn ends the assistant's, and a result comes first.
+        """
         pieces, position, stop = [], 0, ""
-        for number in range(answers):
+        begins = [text.find(SENTINEL.format(number)) for number in range(answers)]
+        if -1 in begins:
+            return None
+        for number, begin in enumerate(begins):
             word = SENTINEL.format(number)
-            begin, end = text.find(word, position), text.rfind(word)
-            ended = self._stop_pattern.search(text, end + len(word)) if begin >= 0 else None
-            if ended is None:
-                return None
+            end = text.rfind(word) + len(word)
+            until = begins[number + 1] if number + 1 < answers else len(text)
+            ended = self._stop_pattern.search(text, end, max(end, until))
             pieces.append(text[position:begin])
-            position, stop = ended.end(), ended[0]
+            position, stop = (ended.end(), ended[0]) if ended is not None else (end, "")
         return [*pieces, text[position:]], stop
 
     def _is_same(self, ids: Sequence[int], items: Items, written: Written) -> bool:

@@ -167,11 +167,24 @@ class Reference:
         """
         protected = [self.protect(message) for message in messages]
         empty = [_with_empty_content(message) for message in protected]
-        kept = [
-            _with_empty_content(self.protect(message, (sampled or {}).get(at, frozenset())))
-            for at, message in enumerate(messages)
-        ]
-        forms = [empty, [_with_plain_arguments(message) for message in empty], kept, protected]
+        as_sampled = sampled or {}
+        # What is text in one answer may be text in all of them: an answer does not tell which completion it came from.
+        texts_somewhere = {
+            spelling
+            for at, own in as_sampled.items()
+            if at < len(messages)
+            for spelling in self._control_pattern.findall(json.dumps(messages[at], default=dict, ensure_ascii=False))
+            if spelling not in own
+        }
+        nowhere_text = {at: own - texts_somewhere for at, own in as_sampled.items()}
+        kept, agreed = (
+            [
+                _with_empty_content(self.protect(message, keep.get(at, frozenset())))
+                for at, message in enumerate(messages)
+            ]
+            for keep in (as_sampled, nowhere_text)
+        )
+        forms = [empty, [_with_plain_arguments(message) for message in empty], kept, agreed, protected]
         texts = [text for form in forms if (text := self.text_or_none(form, tools)) is not None]
         if not texts:
             self.text(empty, tools)  # says why

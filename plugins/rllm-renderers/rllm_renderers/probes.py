@@ -19,6 +19,7 @@ from rllm_core.types import MessageLike
 from rllm_renderers.media import has_media
 
 _SENTINEL = "sentinel0of0an0answer"
+_PLAIN_WORDS = re.compile(r"[A-Za-z0-9 ]{5,}")  # which no template and no JSON spells otherwise
 _CONTEXT = 30
 _TOKENS_AROUND = 3
 
@@ -131,7 +132,8 @@ def histories() -> Iterator[list[MessageLike]]:
     yield [_ODD]
     yield [QUESTION, answer(SAYINGS[1]), _ODD]
     yield [_SYSTEM, QUESTION, answer(SAYINGS[0], reasoning=True), _NEXT, answer(SAYINGS[1]), QUESTION]
-    yield [QUESTION, answer("", 1, said="of the door"), _RESULTS[0]]
+    for system in ([], [_SYSTEM]):  # in some templates, a result that is not the last is written otherwise after it
+        yield [*system, QUESTION, answer("", 1, said="of the door"), _RESULTS[0]]
     turn = [answer(SAYINGS[1], 1, reasoning=True, said="a"), _RESULTS[0]]
     yield [_SYSTEM, QUESTION, *turn, answer("\nIt is Öl.\n"), _NEXT]
 
@@ -237,7 +239,7 @@ class _Histories:
     def go_on_with(self, tail: Sequence[MessageLike], with_image: Callable[[MessageLike], MessageLike] | None) -> bool:
         """Whether every answer to every history is followed by the suffix."""
         suffix, shown = self._rendering.suffix(tail, self._tools, NAME), False
-        if suffix is None:
+        if suffix is None or not _says(self._rendering.decode(suffix.token_ids), tail):
             return False
         results = sum(message["role"] == "tool" for message in tail)
         for number, (history, asked) in enumerate(self._plain):
@@ -288,6 +290,15 @@ class _Histories:
         if found[0] is None:
             return []
         return [self._rendering.decode(ids) for ids in found if ids is not None]
+
+
+def _says(text: str, messages: Sequence[MessageLike]) -> bool:
+    """Whether the plain words of messages stand in ``text``.
+
+    Where the token that begins a user's turn ends the assistant's, results stand before it.
+    """
+    found = (_PLAIN_WORDS.search(one["content"]) for one in messages if isinstance(one["content"], str))
+    return all(words[0].strip() in text for words in found if words is not None)
 
 
 def names_calls(rendering: Rendering, kinds: frozenset[Tail]) -> bool:

@@ -103,6 +103,37 @@ def test_answers_that_were_given_are_written_by_the_template_when_a_user_follows
     assert (turn.break_reason, session.stats.bridged) == (None, 1)
 
 
+def test_results_before_the_token_that_ends_a_turn_are_not_left_out(make_parser):
+    """As in GLM 4.6: the header of the user ends the assistant's turn, and results stand before the next user."""
+    template = CALLS + (
+        "{% set heads = {'tool': '<think>', 'user': '<|im_end|>', 'assistant': '<|im_start|>', 'system': '</think>'} %}"
+        "{% for m in messages %}{{ heads[m.role] + '\n' + m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ call(c) }}{% endfor %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>' }}{% endif %}"
+    )
+    parser = make_parser(template)
+    assert {tail.answers for tail in parser.bridged_tails} == {0}
+    session = parser.session(tools=[TOOL])
+    session.next_prompt(ASK)
+    session.record(ids_of(parser, "\n<tool_call>\n<function=add>\n</function>\n</tool_call><|im_end|>"))
+    result = {"role": "tool", "tool_call_id": "c", "name": "add", "content": "rain all day"}
+    goes_on = [*ASK, session.answer, result, USER]
+    turn = session.next_prompt(goes_on)
+    assert turn.break_reason is BreakReason.BRIDGE_NONE
+    assert "rain all day" in parser.tokenizer.decode(turn.prompt_ids)
+
+
+def test_a_result_that_is_written_otherwise_later_is_not_continued(make_parser):
+    """As in Bielik 3: with a system message, only the last result of a conversation is closed."""
+    template = CALLS + (
+        "{% set first = 1 if messages[0].role == 'system' else 0 %}{% for m in messages[first:] %}"
+        "{{ '<|im_start|>' + m.role + '\n' + m.content }}{% for c in m.tool_calls or [] %}{{ call(c) }}{% endfor %}"
+        "{% if loop.last or m.role != 'tool' or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}"
+        "{% endif %}{% endfor %}" + OPEN
+    )
+    assert not any(tail.user and tail.tools for tail in make_parser(template).bridged_tails)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Tokens
 
