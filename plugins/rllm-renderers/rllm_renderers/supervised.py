@@ -33,7 +33,7 @@ def masked_by_template(
         if "weight" in message:
             raise ConfigError(f"message {index}: hf_template masks by role and knows no weight; use cumulative")
     rendered = tokenizer.apply_chat_template(
-        [template.for_template(message) for message in messages],
+        [template.for_template(dict(message)) for message in messages],
         tools=offered,
         tokenize=True,
         return_dict=True,

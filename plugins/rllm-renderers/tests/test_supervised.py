@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rllm_core.errors import ConfigError
+from rllm_core.types import Messages
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "call_7", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -92,6 +93,10 @@ def test_hf_template_is_the_mask_of_transformers(make_parser, marked, tools):
     parser = make_parser(marked)
     [row] = parser.tokenize_and_mask(CONVERSATION, tools=tools, method="hf_template")
     assert learnt(parser, row) == "threefour"
+    [frozen] = parser.tokenize_and_mask(
+        Messages(CONVERSATION), tools=tools, method="hf_template"
+    )  # as sft does
+    assert frozen.token_ids.tolist() == row.token_ids.tolist()
     shown_by_transformers = parser.tokenizer.apply_chat_template(
         [*CONVERSATION[:1], {**CONVERSATION[1], "tool_calls": []}, *CONVERSATION[2:]],
         tools=tools,
