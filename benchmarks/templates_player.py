@@ -18,7 +18,17 @@ from benchmarks.templates_corpus import (
     result_message,
     user_message,
 )
-from benchmarks.templates_reference import SENTINEL, TOOL, Items, Message, Reference, Refused, Written, sentinel_answer
+from benchmarks.templates_reference import (
+    SENTINEL,
+    TOOL,
+    Items,
+    Message,
+    Reference,
+    Refused,
+    Written,
+    sentinel_answer,
+    stopped_clock,
+)
 from benchmarks.trials import Row
 
 Load = Callable[[Path], Any]
@@ -49,6 +59,11 @@ _NO_REASONING = re.compile(r"(?i)<[^<>/]*think[^<>]*>\s*<[^<>]*think[^<>]*>\s*$"
 
 def play_folder(folder: Path, parsers: Mapping[str, Load]) -> Iterator[Row]:
     """Load the parsers of a model folder and play all conversations with each that accepts it."""
+    with stopped_clock():
+        yield from _play_folder(folder, parsers)
+
+
+def _play_folder(folder: Path, parsers: Mapping[str, Load]) -> Iterator[Row]:
     from rllm_core.errors import UserError
 
     reference = Reference(folder)

@@ -12,8 +12,10 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, tzinfo
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,24 @@ NAME = "get_weather"
 
 _STAND_IN = re.compile(r"Qz7control(\d+)zQ")
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@contextmanager
+def stopped_clock() -> Iterator[None]:
+    """In here, templates that write the time write the same one: what is compared was rendered at different moments."""
+    from transformers.utils import chat_template_utils
+
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return now.astimezone(tz) if tz is not None else now
+
+    now, running = datetime.now(), chat_template_utils.datetime
+    chat_template_utils.datetime = Stopped
+    try:
+        yield
+    finally:
+        chat_template_utils.datetime = running
 
 
 class Refused(Exception):

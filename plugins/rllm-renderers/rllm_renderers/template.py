@@ -17,7 +17,7 @@ import jinja2
 
 from rllm_core.errors import ConfigError, RefusedConversation
 from rllm_core.parser import ToolSpec
-from rllm_core.types import MessageLike, message
+from rllm_core.types import MessageLike, SampledMessage, message
 from rllm_renderers.encoding import Encoder
 from rllm_renderers.media import MediaProcessor, has_media, images_of
 from rllm_renderers.package import Family, TextTokenizer
@@ -99,6 +99,10 @@ class Template(ABC):
                 add_generation_prompt=add_generation_prompt,
             )
         except _REFUSALS as error:
+            if any(type(one) is SampledMessage and one.completions for one in messages):
+                # Some templates refuse control tokens that a model left in its content; they are text then.
+                as_text = [SampledMessage(one, ()) if type(one) is SampledMessage else one for one in messages]
+                return self.rendered(as_text, tools, add_generation_prompt=add_generation_prompt)
             reason = " ".join((str(error) or type(error).__name__).split())
             raise RefusedConversation(f"{self.what} does not take this conversation: {reason}") from error
         return text if self.media is None else self.media.expanded(text, images_of(messages))

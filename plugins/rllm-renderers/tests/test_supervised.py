@@ -93,9 +93,7 @@ def test_hf_template_is_the_mask_of_transformers(make_parser, marked, tools):
     parser = make_parser(marked)
     [row] = parser.tokenize_and_mask(CONVERSATION, tools=tools, method="hf_template")
     assert learnt(parser, row) == "threefour"
-    [frozen] = parser.tokenize_and_mask(
-        Messages(CONVERSATION), tools=tools, method="hf_template"
-    )  # as sft does
+    [frozen] = parser.tokenize_and_mask(Messages(CONVERSATION), tools=tools, method="hf_template")  # as sft does
     assert frozen.token_ids.tolist() == row.token_ids.tolist()
     shown_by_transformers = parser.tokenizer.apply_chat_template(
         [*CONVERSATION[:1], {**CONVERSATION[1], "tool_calls": []}, *CONVERSATION[2:]],

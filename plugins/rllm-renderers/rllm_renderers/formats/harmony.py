@@ -11,6 +11,8 @@ from rllm_core.parser import ParsedCompletion, ParsedToolCall
 from rllm_renderers.formats.tool_format import Schemas, ToolFormat, checked_call, termination
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+# Calls end with another token than messages; not every model folder has it among those that end a turn.
+_ENDS = re.compile(r"<\|(?:end|call)\|>")
 _HEADER = re.compile(
     r"(?:assistant)?(?:\s*+to=(?P<early>[^\s<]+))?"
     r"\s*+(?:<\|channel\|>\s*+(?P<channel>analysis|commentary|final)\b(?:\s*+to=(?P<late>[^\s<]+))?)?"
@@ -45,7 +47,9 @@ class Harmony(ToolFormat):
         messages = (opened_by_prompt + text).split(START)
         for number, message in enumerate(messages):
             header, begun, body = message.partition(MESSAGE)
-            body, end, after = body.partition(END)
+            ended = _ENDS.search(body)
+            end, after = ("", "") if ended is None else (ended[0], body[ended.end() :])
+            body = body if ended is None else body[: ended.start()]
             read = _HEADER.fullmatch(header)
             recipient = (read["early"] or read["late"]) if read is not None else None
             is_last = number == len(messages) - 1
