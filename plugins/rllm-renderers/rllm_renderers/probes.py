@@ -94,7 +94,10 @@ TOOL: dict[str, Any] = {
         "description": "Looks a key up.",
         "parameters": {
             "type": "object",
-            "properties": {"key": {"type": "string"}, "limit": {"type": "integer"}},
+            "properties": {  # with descriptions, which some templates print without looking whether there are any
+                "key": {"type": "string", "description": "What to look for."},
+                "limit": {"type": "integer", "description": "How many."},
+            },
             "required": ["key"],
         },
     },

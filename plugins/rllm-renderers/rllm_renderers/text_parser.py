@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, ParsedCompletion, ParsedToolCall, ToolSpec
 from rllm_core.types import MessageLike, SampledMessage, TokenIds, freeze, token_ids
 from rllm_renderers.cache import BoundedCache
 from rllm_renderers.encoding import map_text
 from rllm_renderers.formats import NoCalls, ToolFormat, schemas_of
-from rllm_renderers.probes import Suffix, Tail, bridged_tails, names_calls, shows_tools
+from rllm_renderers.probes import QUESTION, Suffix, Tail, bridged_tails, names_calls, shows_tools
 from rllm_renderers.template import Template
 
 CACHE_CHARACTERS = 16_000_000
@@ -48,6 +49,9 @@ class TextParser(BaseParser):
         template: What writes conversations.
         tool_format: How calls are written.
         bridge: Whether to look for tails that can be continued.
+
+    Raises:
+        ConfigError: If no conversation could be both written and read.
     """
 
     def __init__(self, template: Template, tool_format: ToolFormat, *, bridge: bool) -> None:
@@ -55,6 +59,12 @@ class TextParser(BaseParser):
         self.tool_format = tool_format
         self.supports_media = template.media is not None
         self.supports_tools = shows_tools(template) and not isinstance(tool_format, NoCalls)
+        if not self.supports_tools and template.ids_or_none([QUESTION]) is None:
+            raise ConfigError(
+                f"{template.what} of this model takes conversations with tools only, and writes calls in a format that "
+                "is not known: set chat_template.tool_format if you know it, or put another chat template into the "
+                "model folder"
+            )
         with_image = None if template.media is None else template.media.with_probe
         self.bridged_tails = bridged_tails(template, tool_format.reasoning_tags, with_image) if bridge else frozenset()
         self._names_calls = names_calls(template, self.bridged_tails)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from rllm_renderers import package, probes
+from rllm_renderers.formats.harmony import Harmony
 from rllm_renderers.formats.tool_format import NoCalls
 from rllm_renderers.package import TextTokenizer
 from rllm_renderers.renderer import RendererConfig, RendererParser
@@ -291,6 +292,32 @@ def test_arguments_under_another_key_are_no_call(make_parser, renderer, body):
         assert parsed.content.split() == ["before", "between", "after"]
 
 
+def test_bare_calls_have_the_key_that_the_template_writes(make_parser):
+    """As in Phi-4 mini, whose calls have arguments; those of Llama 3 have parameters."""
+    body = '{"name": "add", "parameters": {"a": 1}}'
+    for key, status in (("arguments", "malformed_structure"), ("parameters", "ok")):
+        written = "{{ {'name': c.function.name, '" + key + "': c.function.arguments} | tojson }}{% endmacro -%}"
+        template = WITH_CALLS.replace(CALLS, "{%- macro call(c) %}" + written + "{{ tools | tojson if tools else '' }}")
+        parser = make_parser(template)
+        [call] = parser.parse_completion(ids_of(parser, body), tools=[TOOL]).tool_calls
+        assert call.status == status
+
+
+def test_a_call_in_harmony_ends_with_its_own_token():
+    """gpt-oss without a generation_config.json: of its stop tokens, only <|return|> is known."""
+    text = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
+    [call] = Harmony().read(text, stopped=False).tool_calls
+    assert (call.name, dict(call.arguments), call.status) == ("add", {"a": 1}, "ok")
+
+
+def test_a_template_that_takes_tools_only_and_writes_unknown_calls_is_refused(make_parser):
+    unknown = WITH_CALLS.replace(CALLS, "{%- macro call(c) %}!{{ c.function.name }}{% endmacro -%}{{ tools[0].type }}")
+    with pytest.raises(
+        ConfigError, match="takes conversations with tools only, and writes calls in a format"
+    ):
+        make_parser(unknown)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # What a model repeats
 
@@ -325,6 +352,20 @@ def test_what_a_model_sampled_as_a_control_token_is_one_again(make_parser):
     found = session.next_prompt([{**ASK[0], "content": "edited"}, edited, USER])
     assert found.break_reason is BreakReason.HISTORY_EDITED
     assert parser.template.encoder.control_tokens["<think>"] in found.prompt_ids
+
+
+def test_what_a_template_refuses_of_a_sampled_answer_is_text(make_parser):
+    """As in gpt-oss, which takes no control token in an answer's text."""
+    parser = make_parser(
+        "{% for m in messages if m.role == 'assistant' and '<think>' in m.content %}{{ raise_exception('no') }}"
+        "{% endfor %}" + TURNS + OPEN
+    )
+    session = parser.session()
+    session.next_prompt(ASK)
+    session.record(ids_of(parser, "so<think>again<|im_end|>"))
+    found = session.next_prompt([{**ASK[0], "content": "edited"}, session.answer, USER]).prompt_ids
+    assert parser.template.encoder.control_tokens["<think>"] not in found
+    assert "so<think>again" in parser.tokenizer.decode(found)
 
 
 def test_a_call_spelt_in_ordinary_tokens_is_text(make_parser, renderer):

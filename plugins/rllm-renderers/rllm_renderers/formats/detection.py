@@ -57,7 +57,7 @@ def tool_format(template: Template, among: Sequence[ToolFormat] = tuple(FORMATS.
             for variant in (known, *known.variants(written.text)):
                 found = variant if tags is None else variant.with_reasoning_tags(tags)
                 if _reads(found, written):
-                    return found
+                    return found.as_written(written.text)
     source = str(template.tokenizer.chat_template)
     signs = [known for known in among if any(map(source.__contains__, known.signs))]
     found = NoCalls() if any(NAME in written.text for written in calls) or not signs else signs[0]

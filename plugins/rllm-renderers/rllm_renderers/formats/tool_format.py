@@ -52,6 +52,10 @@ class ToolFormat(ABC):
         """This format with other tags, as they stand around the call in ``written``."""
         return iter(())
 
+    def as_written(self, written: str) -> Self:
+        """This format as strict as a template is that writes calls like ``written``."""
+        return self
+
     def with_reasoning_tags(self, tags: tuple[str, str]) -> Self:
         """The same format with other tags around reasoning."""
         changed = copy.copy(self)
