@@ -18,6 +18,7 @@ TAGS = (
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
     ("<|channel>thought\n", "<channel|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 ARGUMENTS = ({"city": "Zürich", "days": 3}, {"city": "Rome"})
 _TEXT, _REASONING = "slot0of0text", "slot0of0reasoning"

@@ -146,7 +146,6 @@ class _Pending:
     tools: FrozenList | None
     tokens: TokenLog
     counts_before: _PromptCounts
-    given: int = 0
 
 
 class ParserSession:
@@ -195,7 +194,6 @@ class ParserSession:
         self._clean_stop = True
         self._stop_ids = _stop_set(tuple(parser.get_stop_token_ids()))
         self._examples: list[FrozenDict] | None = None
-        self._given = 0
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -280,7 +278,7 @@ class ParserSession:
             self._closed.append((self._tokens, self._spans))
             self._spans = []
         self._tokens, self._segment, self._media = pending.tokens, pending.turn.segment, pending.turn.media
-        self._consumed, self._tools, self._given = pending.messages, pending.tools, pending.given
+        self._consumed, self._tools = pending.messages, pending.tools
         self._prompt_length, self._completion_length = len(self._tokens), len(completion)
         self._tokens.extend_checked(completion)
         self._spans.append((self._prompt_length, len(self._tokens)))
@@ -312,12 +310,10 @@ class ParserSession:
             return self._break(view, tools, before, reason, tail)
         known = len(self._tokens)
         so_far = self._tokens.view(0, known)
-        proposed = None
-        if not self._given or tail[-1]["role"] != "user" or self._keeps_what_was_given(view, tools):
-            self.stats.bridge_attempts += 1
-            proposed = self.parser.bridge_to_next_turn(
-                so_far[: self._prompt_length], so_far[self._prompt_length :], tail, tools=tools
-            )
+        self.stats.bridge_attempts += 1
+        proposed = self.parser.bridge_to_next_turn(
+            so_far[: self._prompt_length], so_far[self._prompt_length :], tail, tools=tools
+        )
         bridged = proposed is not None
         ids = self._rendered(view, tools) if proposed is None else proposed
         if not is_id_array(ids):
@@ -334,14 +330,7 @@ class ParserSession:
         else:
             self.stats.rendered += 1
         turn = Turn(self._tokens.view(0, len(self._tokens)), self._segment, None, media, control_tokens)
-        return _Pending(turn, view, tools, self._tokens, before, self._given)
-
-    def _keeps_what_was_given(self, view: MessageView, tools: FrozenList | None) -> bool:
-        """Whether the messages of the segment's first prompt are written as they were, now that a user follows."""
-        before = self.parser.render(MessageView(view[: self._given]), tools=tools, add_generation_prompt=False)
-        kept = starts_with(self._rendered(view, tools), token_ids(before))
-        self._given = 0 if kept else self._given
-        return kept
+        return _Pending(turn, view, tools, self._tokens, before)
 
     def _rendered(self, view: MessageView, tools: FrozenList | None) -> Sequence[int] | TokenIds:
         """The whole conversation, in which what a model said does not become control tokens that it did not sample.
@@ -423,7 +412,7 @@ class ParserSession:
         control_tokens = _count(self.parser.count_control_tokens(view if new is None else new))
         self.stats.rendered += 1
         turn = Turn(prompt_ids, self._segment + (reason is not None), reason, media, control_tokens)
-        return _Pending(turn, view, tools, tokens, before, _given_answers(view))
+        return _Pending(turn, view, tools, tokens, before)
 
 
 @lru_cache(maxsize=64)
@@ -436,17 +425,6 @@ def _count(control_tokens: int) -> int:
     if type(control_tokens) is not int or control_tokens < 0:
         raise ValueError(f"count_control_tokens() returned {control_tokens!r}, which is no count")
     return control_tokens
-
-
-def _given_answers(view: MessageView) -> int:
-    """How many messages there are, if there is an answer after the last user's, which may yet be written otherwise.
-
-    Templates drop reasoning, and the place for it, once a user follows. What was sampled stays as it was sampled, but
-    of an answer that was given only the template knows how it is written.
-    """
-    roles = [one["role"] for one in view]
-    after_user = roles[::-1].index("user") if "user" in roles else len(roles)
-    return len(roles) if "assistant" in roles[len(roles) - after_user :] else 0
 
 
 def _frozen_tools(tools: Sequence[ToolSpec] | None) -> FrozenList | None:

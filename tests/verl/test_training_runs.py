@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ RUNS = (
     *(pytest.param(HOT, seed, marks=pytest.mark.slow) for seed in (1, 2)),
     *(pytest.param(COLOCATED, seed, marks=pytest.mark.slow) for seed in (0, 1, 2)),
 )
-CHECKPOINTED = ("training.steps=6", "training.checkpoint_every_steps=1", "rollout.max_consecutive_failures=16")
+CHECKPOINTED = ("training.steps=9", "training.checkpoint_every_steps=1", "rollout.max_consecutive_failures=16")
 
 
 def complete(run: Run, steps: int, greatest_gap: float = GREATEST_GAP) -> list[dict[str, float]]:
@@ -46,8 +47,11 @@ def complete(run: Run, steps: int, greatest_gap: float = GREATEST_GAP) -> list[d
     return metrics
 
 
-def test_killed_with_its_server_and_killed_itself_a_run_goes_on_to_its_end(model: Path, tmp_path: Path) -> None:
-    """Colocated: the server is killed, then the driver; each resumed run goes on exactly behind the last checkpoint."""
+def test_killed_with_its_server_killed_itself_and_stopped_a_run_goes_on(model: Path, tmp_path: Path) -> None:
+    """Colocated: the server is killed, then the driver, then it is asked to stop.
+
+    Each resumed run goes on exactly behind the last checkpoint.
+    """
     path = tmp_path / "run"
     run = Run.start(path, model, *CHECKPOINTED)
     run.wait_for_step(2)
@@ -63,9 +67,15 @@ def test_killed_with_its_server_and_killed_itself_a_run_goes_on_to_its_end(model
     run.kill()
 
     run = Run.resume(path)
-    metrics = complete(run, 6)
-    assert "3 start(s)" in verify(path).stdout
-    assert [line["weight_version"] for line in metrics] == [1, 2, 3, 4, 5, 6]
+    run.wait_for_step(len(run.lines("metrics")) + 1)
+    run.process.terminate()
+    assert run.wait() == 128 + signal.SIGTERM, run.printed()
+    assert run.summary()["status"] == "interrupted"
+
+    run = Run.resume(path)
+    metrics = complete(run, 9)
+    assert "4 start(s)" in verify(path).stdout
+    assert [line["weight_version"] for line in metrics] == list(range(1, 10))
 
 
 @pytest.mark.parametrize(("overrides", "seed"), RUNS)

@@ -83,27 +83,6 @@ def test_what_depends_on_an_earlier_result_is_not_continued(make_parser):
     assert {tail.answers for tail in make_parser(template).bridged_tails} == {0}
 
 
-def test_answers_that_were_given_are_written_by_the_template_when_a_user_follows(make_parser):
-    """Templates write the answers of a cycle of calls otherwise once a user speaks; whose they are, no prompt tells."""
-    template = WITH_CALLS.replace(
-        "{{ m.content }}", "{% if loop.last and m.role == 'tool' %}{{ '<think></think>' }}{% endif %}{{ m.content }}"
-    )
-    parser = make_parser(template)
-    session, call = parser.session(), probes.made_up_call("c", "add", {"a": 1})
-    given = [*ASK, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
-    session.next_prompt(given)
-    session.record(ids_of(parser, "higher<|im_end|>"))
-    goes_on = [*given, session.answer, USER]
-    assert session.next_prompt(goes_on).prompt_ids.tolist() == parser.render(goes_on)
-    # Where the template writes them as before, there is nothing to break for.
-    same = make_parser(WITH_CALLS)
-    session = same.session()
-    session.next_prompt(given)
-    session.record(ids_of(same, "higher<|im_end|>"))
-    turn = session.next_prompt([*given, session.answer, USER])
-    assert (turn.break_reason, session.stats.bridged) == (None, 1)
-
-
 def test_results_before_the_token_that_ends_a_turn_are_not_left_out(make_parser):
     """As in GLM 4.6: the header of the user ends the assistant's turn, and results stand before the next user."""
     template = CALLS + (

@@ -27,7 +27,7 @@ from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Floats, TrainingSample
 from rllm_verl import verl_api
-from rllm_verl.batch import Rows, VerlBatch, lay_out
+from rllm_verl.batch import OLD_LOGPROBS, Rows, VerlBatch, lay_out
 from rllm_verl.checks import check
 from rllm_verl.config import VerlConfig
 from rllm_verl.losses import VerlLoss
@@ -136,6 +136,11 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         samples = [sample for batch in self._batches for sample in batch.samples]
         self._batches = []
         rows = self._rows(samples)
+        if OLD_LOGPROBS not in rows.tensors:
+            if self.loss.loss.needs_old_logprobs:
+                raise RunError("algorithm.loss needs log-probabilities, but the engine returned none for some samples")
+            # verl asks for them whatever the loss; those of conversations that nobody sampled do not exist.
+            rows.tensors[OLD_LOGPROBS] = np.zeros(rows.tensors["response_mask"].shape, np.float32)
         algorithm, optimizer = self.config.algorithm, self.config.optimizer
         learning_rate = optimizer.learning_rate_at(step.step, step.total_steps)
         entropy_coefficient = algorithm.entropy_coefficient_at(step.step, step.total_steps)

@@ -21,6 +21,7 @@ from rllm_verl import verl_api
 if TYPE_CHECKING:
     import torch
 
+OLD_LOGPROBS = "old_log_probs"  # verl's name for where ratios begin
 PADDING_ID = 0  # what stands where nothing counts
 FILLING_TOKENS = 2  # of a row that only fills up: a prompt and a response, since verl wants both
 
@@ -133,7 +134,7 @@ class _Arrays:
         self.sampled[row, :count] = sample.loss_mask[start:end]
         self._spread(row, "advantages", sample.advantages)
         self._spread(row, "rollout_log_probs", sample.logprobs)
-        self._spread(row, "old_log_probs", _old_logprobs(sample))
+        self._spread(row, OLD_LOGPROBS, _old_logprobs(sample))
         self._spread(row, "ref_log_prob", sample.reference_logprobs)
 
     def fill_up(self, row: int) -> None:
@@ -160,7 +161,7 @@ class _Arrays:
         known = {
             "advantages": True,
             "rollout_log_probs": all(sample.logprobs is not None for sample in samples),
-            "old_log_probs": all(_old_logprobs(sample) is not None for sample in samples),
+            OLD_LOGPROBS: all(_old_logprobs(sample) is not None for sample in samples),
             "ref_log_prob": all(sample.reference_logprobs is not None for sample in samples),
         }
         return arrays | {name: values for name, values in self._values.items() if known[name]}

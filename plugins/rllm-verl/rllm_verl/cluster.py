@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import fcntl
 import logging
 import os
+import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +52,26 @@ ALIVE_EVERY_SECONDS = 2.0
 # Trainers, reference, servers.
 GROUPS_PER_DEVICE = 3
 OWN_RAY_LOCK = "rllm-verl-ray.lock"
+MAX_SIGACTION_BYTES = 1024  # of C's struct sigaction; 152 with glibc on x86-64
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Put the handlers of SIGINT and SIGTERM back at the end.
+
+    Ray's C++ code takes SIGTERM for a crash: it prints a stack and ends the driver, before the run can save anything.
+    Python knows nothing of these handlers, so they are kept as the C library has them.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    kept = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        kept[number] = ctypes.create_string_buffer(MAX_SIGACTION_BYTES)
+        library.sigaction(int(number), None, kept[number])
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            library.sigaction(int(number), handler, None)
 
 
 class Cluster:
@@ -92,7 +115,8 @@ class Cluster:
             if self.settings.device == "cpu":
                 options["num_gpus"] = devices  # Ray counts what it is told
         try:
-            ray.init(**options)
+            with _signal_handlers_kept():
+                ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = self.settings.ray_address or "of this machine's own"
             raise RunError(f"no Ray cluster at verl.ray_address = {where!r}: {one_line(error)}") from error

@@ -78,9 +78,9 @@ class Run:
     log: Path
 
     @classmethod
-    def start(cls, path: Path, model: Path, *more: str) -> Run:
-        """``rllm-core train sort --backend verl`` with ``more`` overrides."""
-        arguments = ["sort", "--backend", "verl", "--parser", "chat_template", "--run-dir", str(path)]
+    def start(cls, path: Path, model: Path, *more: str, workflow: str = "sort") -> Run:
+        """``rllm-core train WORKFLOW --backend verl`` with ``more`` overrides."""
+        arguments = [workflow, "--backend", "verl", "--parser", "chat_template", "--run-dir", str(path)]
         for override in overrides(model, *more):
             arguments += ["-o", override]
         return cls._start(path, arguments)
