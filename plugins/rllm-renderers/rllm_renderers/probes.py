@@ -273,11 +273,14 @@ class _Histories:
         )
 
     def _begins_with(self, text: str, prompt: str) -> bool:
-        """Whether ``prompt`` stands before the rest, perhaps without its reasoning and the space around that."""
-        if text.startswith(prompt) or not self._thought.search(prompt):
-            return text.startswith(prompt)
-        forgotten = ("".join(self._thought.sub("", one).split()) for one in (text, prompt))
-        return next(forgotten).startswith(next(forgotten))
+        """Whether ``prompt`` stands before the rest, perhaps without its reasoning, and with other white space.
+
+        Some templates write a line break behind a result once something follows it.
+        """
+        if text.startswith(prompt):
+            return True
+        bare = ("".join(self._thought.sub("", one).split()) for one in (text, prompt))
+        return next(bare).startswith(next(bare))
 
     def _prompts(self, history: Sequence[MessageLike]) -> list[str]:
         """What the history may look like in front of an answer; nothing if it is refused.
