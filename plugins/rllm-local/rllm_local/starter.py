@@ -22,6 +22,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
@@ -61,6 +62,9 @@ PRE_TOKENS = r"""(?:["}\], ]*[{,] ?"[a-z]+": "?)+|[A-Za-z]+|["{}\[\]:, ]+|(?m:.)
 VOCABULARY_CONVERSATIONS = 3000
 VOCABULARY_MIN_FREQUENCY = 30
 
+TASKS = {"starter": "rllm_workflows.warm_start", "countdown": "rllm_workflows.countdown_warm_start"}
+"""Modules of the conversations that a warm start shows, by what they are for."""
+
 RECIPE: dict[str, Any] = {
     "format": 4,
     "model": {
@@ -87,21 +91,25 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def starter_model(seed: int = 0) -> Path:
+def starter_model(seed: int = 0, task: str = "starter") -> Path:
     """The folder of the starter model, made now if it is not cached.
+
+    Args:
+        seed: Of its weights and its warm start.
+        task: What it is warmed up for, a key of ``TASKS``.
 
     Raises:
         UserError: If rllm-workflows, which writes the warm start's conversations, is not installed, or the cache cannot
             be written.
     """
-    conversations = _default_conversations()
-    recipe = _recipe(seed, conversations)
+    conversations, target_loss = _task(task)
+    recipe = _recipe(seed, conversations, target_loss)
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_dir() / "starter" / digest
     try:
         if not (folder / "config.json").is_file():
             folder.parent.mkdir(parents=True, exist_ok=True)  # a cache that refuses it does so before a minute's work
-            make_starter_model(folder, seed=seed, conversations=conversations)
+            make_starter_model(folder, seed=seed, conversations=conversations, target_loss=target_loss)
     except OSError as error:
         raise ConfigError(
             f"the starter model cannot be kept in {folder.parent}: {error.strerror or error}; set RLLM_CACHE_DIR to a "
@@ -118,8 +126,21 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rllm-core"
 
 
-def make_starter_model(folder: Path, *, seed: int = 0, conversations: Conversations | None = None) -> dict[str, float]:
+def make_starter_model(
+    folder: Path,
+    *,
+    seed: int = 0,
+    conversations: Conversations | None = None,
+    target_loss: float | None = None,
+) -> dict[str, float]:
     """Write the starter model to ``folder``, which appears when it is complete.
+
+    Args:
+        folder: Where to.
+        seed: Of its weights and its warm start.
+        conversations: What its warm start shows it; by default those of task ``starter``.
+        target_loss: In nats per token of an answer, at which the warm start has converged; by default that of
+            ``RECIPE``.
 
     Returns:
         ``parameters``, ``steps`` and final ``loss`` of the warm start.
@@ -127,7 +148,7 @@ def make_starter_model(folder: Path, *, seed: int = 0, conversations: Conversati
     Raises:
         RunError: If the warm start did not converge.
     """
-    conversations = conversations or _default_conversations()
+    conversations = conversations or _task("starter")[0]
     tokenizer = make_tokenizer(conversations, seed)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -135,7 +156,7 @@ def make_starter_model(folder: Path, *, seed: int = 0, conversations: Conversati
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             model = make_model(tokenizer)
-            steps, loss = warm_start(model, tokenizer, conversations(random.Random(seed)))
+            steps, loss = warm_start(model, tokenizer, conversations(random.Random(seed)), target_loss)
     finally:
         torch.set_num_threads(threads)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +165,7 @@ def make_starter_model(folder: Path, *, seed: int = 0, conversations: Conversati
         with no_progress_bars():
             model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        recipe = json.dumps(_recipe(seed, conversations), indent=1, sort_keys=True)
+        recipe = json.dumps(_recipe(seed, conversations, target_loss), indent=1, sort_keys=True)
         (temporary / "starter_recipe.json").write_text(recipe + "\n", encoding="utf-8")
         temporary.chmod(0o755)
         if folder.is_dir():
@@ -233,7 +254,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, conversations: Iterator[Conversation]
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: Iterator[Conversation],
+    target_loss: float | None = None,
 ) -> tuple[int, float]:
     """Teach the form of assistant messages until the running loss is below the target, then cool down.
 
@@ -243,7 +267,7 @@ def warm_start(
     Raises:
         RunError: If the target is not reached.
     """
-    settings = RECIPE["warm_start"]
+    settings = _warm_start_settings(target_loss)
     optimizer_config = OptimizerConfig(learning_rate=settings["learning_rate"], warmup_steps=settings["warmup_steps"])
     trainer = Trainer(
         model=model.train(False),
@@ -318,21 +342,28 @@ def _samples(conversations: list[Conversation], tokenizer: PreTrainedTokenizerFa
 # Recipe
 
 
-def _default_conversations() -> Conversations:
+def _task(task: str) -> tuple[Conversations, float | None]:
+    """The conversations of a task's warm start, and its target loss if that is not the one of ``RECIPE``."""
     try:
-        from rllm_workflows.warm_start import conversations
+        module = import_module(TASKS[task])
     except ModuleNotFoundError as error:
         raise UserError(
             "the starter model's warm start needs rllm-workflows: pip install 'rllm-local[starter]', or set model.path"
         ) from error
-    return conversations
+    return module.conversations, getattr(module, "TARGET_LOSS", None)
 
 
-def _recipe(seed: int, conversations: Conversations) -> dict[str, Any]:
+def _warm_start_settings(target_loss: float | None) -> dict[str, Any]:
+    settings: dict[str, Any] = RECIPE["warm_start"]
+    return settings if target_loss is None else {**settings, "target_loss": target_loss}
+
+
+def _recipe(seed: int, conversations: Conversations, target_loss: float | None) -> dict[str, Any]:
     """Everything that determines the model; its hash names the cached folder."""
     examples = json.dumps(list(islice(conversations(random.Random(seed)), 200)))
     return {
         **RECIPE,
+        "warm_start": _warm_start_settings(target_loss),
         "seed": seed,
         "special_tokens": list(SPECIAL_TOKENS),
         "pre_tokens": PRE_TOKENS,
@@ -347,9 +378,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rllm_local.starter", description=main.__doc__)
     parser.add_argument("--out", type=Path, help="folder to copy it to; without it, it stays in the cache")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--task", choices=TASKS, default="starter", help="what it is warmed up for; countdown has two numbers up to 50"
+    )
     arguments = parser.parse_args()
     try:
-        folder = starter_model(arguments.seed)
+        folder = starter_model(arguments.seed, arguments.task)
         if arguments.out is not None:
             _copy(folder, arguments.out)
             folder = arguments.out

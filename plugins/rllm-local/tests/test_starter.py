@@ -246,7 +246,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_before_any_work(
         raise AssertionError("a model was made that nobody can keep")
 
     monkeypatch.setenv("RLLM_CACHE_DIR", cache)
-    monkeypatch.setattr(starter, "_default_conversations", lambda: conversations)
+    monkeypatch.setattr(starter, "_task", lambda task: (conversations, None))
     monkeypatch.setattr(starter, "make_starter_model", work)
     with pytest.raises(ConfigError, match=f"cannot be kept in {cache}/starter: .*; set RLLM_CACHE_DIR") as caught:
         starter.starter_model(0)
@@ -258,7 +258,7 @@ def test_it_is_made_once_per_recipe(
     tmp_path: Path, conversations: Conversations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLLM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(starter, "_default_conversations", lambda: conversations)
+    monkeypatch.setattr(starter, "_task", lambda task: (conversations, None))
     monkeypatch.setitem(starter.RECIPE["warm_start"], "target_loss", 100.0)
     first = starter.starter_model(0)
     assert first.parent == tmp_path / "starter"
@@ -279,8 +279,9 @@ def test_a_folder_that_is_something_else_is_not_replaced(tmp_path: Path, model_f
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-def test_the_conversations_that_come_with_the_workflows() -> None:
-    chats = list(islice(starter._default_conversations()(random.Random(0)), 50))
+@pytest.mark.parametrize("task", starter.TASKS)
+def test_the_conversations_that_come_with_the_workflows(task: str) -> None:
+    chats = list(islice(starter._task(task)[0](random.Random(0)), 50))
     assert all(chat[0]["role"] == "user" and chat[-1]["role"] == "assistant" for chat in chats)
 
 
