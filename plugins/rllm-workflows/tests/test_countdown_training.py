@@ -69,12 +69,3 @@ def test_countdown_is_learnt(tmp_path):
     before, after = trained(tmp_path / "run", steps=120, seed=0)
     assert 0 < before < 0.2
     assert after > before + 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.by_hand
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_half_of_the_held_out_tasks_are_solved(tmp_path, seed):
-    before, after = trained(tmp_path / "run", steps=400, seed=seed)
-    assert 0 < before < 0.2
-    assert after >= 0.5
