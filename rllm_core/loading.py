@@ -117,7 +117,7 @@ class LoadedHooks:
     def foreign_code(self, described: str, plugin: str, *, light: bool) -> Iterator[None]:
         """Plugins' code runs in here.
 
-        What it prints goes to stderr, since stdout may be read by a program; if it takes long, that is said; what it
+        What it prints goes to stderr, since stdout may be read by a program; a slow import is reported; what it
         changes that everybody shares is put back, and it is named for it.
 
         Args:

@@ -116,7 +116,7 @@ class Provided(Generic[ProviderT]):
             code: Whose it is: its place is named if the error itself has none, such as wrong arguments.
 
         Raises:
-            PluginError: Instead of whatever it raises that is not for the user to mend.
+            PluginError: Instead of any error that the user cannot fix.
         """
         try:
             yield

@@ -149,6 +149,13 @@ def test_truncated_rows(make: Make, tmp_path: Path, truncation: str, kept: slice
     assert cut == [(ids[kept], mask[kept]) for ids, mask in whole]
 
 
+def test_a_row_never_begins_with_a_learnt_token(make: Make, tmp_path: Path) -> None:
+    """verl shifts the masks of a batch by one token, so the first one's would fall on the row before."""
+    path = written(tmp_path / "rows.jsonl", conversations(3))
+    assert all(mask[-2:] == [1, 1] for _, mask in rows_of(make(path)))
+    assert [mask for _, mask in rows_of(make(path, truncation="left", max_length=2))] == [[0, 1]] * 3
+
+
 @pytest.mark.parametrize(
     ("row", "data", "complaint"),
     [

@@ -249,7 +249,7 @@ class _Histories:
             if with_image is not None:  # some templates number the images of a conversation
                 history = [with_image(history[0]), *history[1:]]
                 asked = self._prompts(history)
-            # All that may be said is said once, and the first of it everywhere.
+            # The first history meets every answer of the corpus, the others only the first answer.
             for said in itertools.islice(answers(results), None if not number else 1) if asked else ():
                 whole = self._rendering.ids_or_none([*history, said, *tail], self._tools)
                 if whole is None or _SOUGHT not in self._rendering.decode(whole):

@@ -136,7 +136,6 @@ class SupervisedDataset(Dataset[Tensors]):
         if sequence.media:
             raise ConfigError(f"{where}: it holds an image, and this dataset is of text")
         ids, learnt, most = sequence.token_ids, sequence.loss_mask.copy(), self.config.max_length
-        learnt[0] = False  # nothing stands before it that could predict it
         if len(ids) > most:
             if self.config.truncation == "error":
                 raise ConfigError(
@@ -145,6 +144,7 @@ class SupervisedDataset(Dataset[Tensors]):
                 )
             kept = slice(None, most) if self.config.truncation == "right" else slice(-most, None)
             ids, learnt = ids[kept], learnt[kept]
+        learnt[0] = False  # nothing stands before it that could predict it
         self._tokens.frombytes(ids.astype(np.int32).tobytes())
         self._learnt += learnt.astype(np.uint8).tobytes()
         self._ends.append(len(self._tokens))
