@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, str]] = {
 }
 TITLES = {
     "uncorrected": "none (`reinforce`)",
-    "ppo": "ratio to the policy that sampled (`ppo_clip`)",
+    "ppo": "ratio to the rollout policy (`ppo_clip`)",
     "token_tis": "token TIS (`reinforce`, `token_tis`)",
     "decoupled": "decoupled PPO (`ppo_clip`, `importance`)",
 }
@@ -110,9 +110,9 @@ def page(rows: Sequence[Row]) -> str:
         "",
         "<!-- Written by `python -m benchmarks.staleness`; run that to change it. -->",
         "",
-        f"`sort` on `local` with separated generation, {settings['steps']} steps at a learning rate of "
-        f"{settings['learning_rate']:g}, seeds {', '.join(map(str, seeds))}: the share of held-out words that are "
-        "solved at the end, mean (and worst seed).",
+        "Solve rate on held-out words at the end of training: mean over seeds (worst seed). Workflow `sort` on `local` "
+        f"with separated generation, {settings['steps']} steps at a learning rate of {settings['learning_rate']:g}, "
+        f"seeds {', '.join(map(str, seeds))}. η is `staleness_threshold`.",
         "",
         "| Correction | " + " | ".join(f"η = {eta}" for eta in etas) + " |",
         "|---|" + "---|" * len(etas),
@@ -125,9 +125,9 @@ def page(rows: Sequence[Row]) -> str:
         lines.append(f"| {TITLES[method]} | " + " | ".join(cells) + " |")
     ages = [statistics.fmean(row["staleness_mean"] for row in runs if row["eta"] == eta) for eta in etas]
     most = [max(row["staleness_max"] for row in runs if row["eta"] == eta) for eta in etas]
-    reached = (f"{age:.1f} (at most {oldest:.0f})" for age, oldest in zip(ages, most, strict=True))
-    lines += ["| *versions a group was old* | " + " | ".join(reached) + " |", ""]
-    lines += [f"![Solved at the end, by staleness threshold and correction](images/{PLOT.name})", ""]
+    reached = (f"{age:.1f} ({oldest:.0f})" for age, oldest in zip(ages, most, strict=True))
+    lines += ["| *staleness in weight versions, mean (max)* | " + " | ".join(reached) + " |", ""]
+    lines += [f"![Solve rate at the end, by staleness threshold and correction](images/{PLOT.name})", ""]
     return "\n".join(lines)
 
 
