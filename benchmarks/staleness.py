@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, str]] = {
 }
 TITLES = {
     "uncorrected": "none (`reinforce`)",
-    "ppo": "ratio to the rollout policy (`ppo_clip`)",
+    "ppo": "ratio to the policy that sampled (`ppo_clip`)",
     "token_tis": "token TIS (`reinforce`, `token_tis`)",
     "decoupled": "decoupled PPO (`ppo_clip`, `importance`)",
 }
