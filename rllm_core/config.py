@@ -172,6 +172,14 @@ class RoleConfig(Section):
     estimator_options: Annotated[dict[str, Any], Field(description="Parameters of that estimator.")] = Field(
         default_factory=dict
     )
+    weight: Annotated[
+        float,
+        Field(
+            gt=0,
+            allow_inf_nan=False,
+            description="Factor applied to the role's advantages; less than 1 makes the role learn more slowly.",
+        ),
+    ] = 1.0
 
 
 class KLConfig(Section):

@@ -51,7 +51,9 @@ class Algorithm:
             for role, chosen in algorithm.roles.items()
         }
         default = estimator(algorithm.name, algorithm.estimator_options, "algorithm")
-        return cls(RoleEstimators(default, by_role, OverlongPenalty.of(config)), corrections_of(config, plugins))
+        weights = {role: chosen.weight for role, chosen in algorithm.roles.items()}
+        estimators = RoleEstimators(default, by_role, OverlongPenalty.of(config), weights)
+        return cls(estimators, corrections_of(config, plugins))
 
 
 def corrections_of(config: RunConfig, plugins: PluginManager) -> Corrections:

@@ -164,6 +164,25 @@ def test_each_role_is_credited_by_its_own_estimator(run_scripted: RunScripted, m
     assert [row["reward_mean"] for row in rows] == pytest.approx(both)
 
 
+@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])  # one number per step, one per token
+def test_a_weight_scales_the_advantages_of_its_role_only(run_scripted: RunScripted, name: str) -> None:
+    watched = Watched()
+
+    def prepare(assembly: launch.Assembly) -> None:
+        solver_and_judge(assembly)
+        watched.prepare(assembly)
+
+    roles = (f"algorithm.roles.judge={{name='{name}', weight=0.25}}", "algorithm.roles.solver.name=grpo")
+    run = run_scripted(*SMALL, *roles, observers=watched, prepare=prepare)
+    unweighted = watched.expected(run, RoleEstimators(GRPO(), {"judge": ESTIMATORS[name]()}))
+    assert len(watched.samples) == len(unweighted)
+    for sample in watched.samples:
+        factor = 0.25 if sample.role == "judge" else 1.0
+        wanted = unweighted[sample.rollout_id, sample.role] * factor
+        assert sample.advantages.tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
+    assert any(sample.advantages.any() for sample in watched.samples if sample.role == "judge")
+
+
 def test_one_role_has_no_metrics_of_its_own(run_scripted: RunScripted) -> None:
     assert not any("/" in name for name in run_scripted("training.steps=1").lines("metrics")[0])
 

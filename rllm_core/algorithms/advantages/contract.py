@@ -60,6 +60,7 @@ class RoleEstimators:
         default: For every role that is not named.
         by_role: For the others, by the names of their groups: roles, unless a workflow's ``group_of`` says otherwise.
         shaped: What rewards become before an estimator sees them.
+        weights: Factors applied to the advantages of single roles, by the same names as ``by_role``; 1 for the others.
     """
 
     def __init__(
@@ -67,10 +68,12 @@ class RoleEstimators:
         default: AdvantageEstimator,
         by_role: Mapping[str, AdvantageEstimator] | None = None,
         shaped: Callable[[TrajectoryGroup], TrajectoryGroup] | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         self.default = default
         self.by_role = dict(by_role or {})
         self._shaped = shaped
+        self._weights = {role: weight for role, weight in (weights or {}).items() if weight != 1}
 
     def of(self, role: str) -> AdvantageEstimator:
         """Who credits trajectories of ``role``."""
@@ -125,7 +128,8 @@ class RoleEstimators:
                     raise RunError(
                         f"{estimator.label} credits single tokens, and does not declare it: per_token = True"
                     )
-                result[position] = credit
+                weight = self._weights.get(role)
+                result[position] = credit if weight is None else [weighted(single, weight) for single in credit]
         return result
 
 
@@ -137,6 +141,11 @@ def rewards(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
 def sampled_tokens(trajectory: Trajectory) -> int:
     """How many tokens of it the policy sampled."""
     return sum(len(step.completion_ids) for step in trajectory.steps if step.weight_version is not None)
+
+
+def weighted(credit: Credit, weight: float) -> Credit:
+    """A trajectory's advantages, each multiplied by ``weight``."""
+    return [np.multiply(turn, weight) for turn in credit] if isinstance(credit, list) else np.multiply(credit, weight)
 
 
 def per_step(trajectory: Trajectory, value: float) -> Advantages:
