@@ -58,6 +58,15 @@ def session_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def countdown_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    """A server whose base model answers in the form of ``countdown``."""
+    made = TinkerServer(tmp_path_factory.mktemp("countdown"), starter_model(CACHE, "countdown"), CACHE)
+    made.start()
+    yield made
+    made.stop()
+
+
 @pytest.fixture
 def server(session_server: TinkerServer) -> Iterator[TinkerServer]:
     """A server that runs, and that a test may kill; it forgets a test's models, for which it has few places."""
@@ -113,8 +122,8 @@ class Run:
 StartRun = Callable[..., Run]
 
 
-def settings(base_url: str, model: Path) -> list[str]:
-    """A run file for ``server``, as overrides."""
+def on_server(base_url: str, model: Path) -> list[str]:
+    """The keys that point a run file to ``server``, and what that server asks for."""
     return [
         f"model.path={model}",
         f"tinker.base_url={base_url}",
@@ -122,6 +131,13 @@ def settings(base_url: str, model: Path) -> list[str]:
         "tinker.rank=8",
         "optimizer.max_grad_norm=1e6",
         "optimizer.warmup_steps=2",
+    ]
+
+
+def settings(base_url: str, model: Path) -> list[str]:
+    """A run file for ``server``, as overrides."""
+    return [
+        *on_server(base_url, model),
         "optimizer.learning_rate=0.005",
         "sort.letters=abcd",
         "algorithm.entropy_coefficient=0.0",
@@ -133,16 +149,29 @@ def settings(base_url: str, model: Path) -> list[str]:
 
 @pytest.fixture
 def start_run(model: Path, tmp_path: Path) -> Iterator[StartRun]:
-    """Start ``rllm-core train sort --backend tinker``; what still runs at the end of the test is killed."""
+    """Start ``rllm-core train`` on workflow ``sort``, or with a run file; ends what still runs after the test."""
     runs: list[Run] = []
 
-    def start(server: TinkerServer, *overrides: str, name: str = "run", resume: bool = False, key: str = "") -> Run:
+    def start(
+        server: TinkerServer,
+        *overrides: str,
+        name: str = "run",
+        resume: bool = False,
+        key: str = "",
+        run_file: Path | None = None,
+    ) -> Run:
         path = tmp_path / name
-        target = ["--resume"] if resume else ["sort", "--backend", "tinker", "--parser", "chat_template"]
+        if resume:
+            target, given = ["--resume"], []
+        elif run_file is not None:
+            target, given = [str(run_file)], [*on_server(server.base_url, server.model), *overrides]
+        else:
+            target, given = ["sort", "--backend", "tinker"], [*settings(server.base_url, server.model), *overrides]
         command = [str(COMMAND), "train", *target, "--run-dir", str(path)]
         if not resume:
-            for override in [*settings(server.base_url, server.model), *overrides]:
-                command += ["-o", override]
+            command += ["--parser", "chat_template"]
+        for override in given:
+            command += ["-o", override]
         log = tmp_path / f"{name}.{len(runs)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(

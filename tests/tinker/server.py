@@ -36,13 +36,13 @@ ENGINE = {"max_lora_adapters": 20, "max_lora_rank": 8, "train_micro_batch_size":
 LIMITS = {"session-timeout-sec": 25, "session-cleanup-interval-sec": 5}
 
 
-def starter_model(cache: Path) -> Path:
-    """The folder of the starter model of rllm-local, made in the server's environment, which has torch.
+def starter_model(cache: Path, task: str = "starter") -> Path:
+    """The folder of a starter model of rllm-local, made in the server's environment, which has torch.
 
     Raises:
         RuntimeError: If that environment is missing, or cannot make it.
     """
-    return Path(_run("-m", "rllm_local.starter", cache=cache).strip().splitlines()[-1])
+    return Path(_run("-m", "rllm_local.starter", "--task", task, cache=cache).strip().splitlines()[-1])
 
 
 def _run(*arguments: str, cache: Path) -> str:
