@@ -20,11 +20,13 @@ from rllm_core.workflow import Split, Workflow, WorkflowConfig
 
 SOLVER, JUDGE = "solver", "judge"
 RIGHT, WRONG, INVALID = 1.0, 0.0, -1.0
+HIDDEN = "?"
 HELD_OUT_ONE_IN = 7
 MAX_WORDS = 100_000
 
 _PICK = re.compile(r"[0-9]{1,2}")
 _SOLVER_INSTRUCTIONS = "Which letter of the word comes first in the order {letters}? Give only that letter."
+_SOME_ARE_HIDDEN = " Letters that you do not see are written as {hidden}; one of them may be the first."
 _JUDGE_INSTRUCTIONS = (
     "Below a word are numbered answers to the question which of its letters comes first in the order {letters}. "
     "Give only the number of an answer that is right."
@@ -39,6 +41,13 @@ class SolverJudgeConfig(WorkflowConfig):
     letters: Annotated[str, Field(min_length=3, description="The alphabet, in its order.")] = "abcdefgh"
     length: Annotated[int, Field(ge=2, le=16, description="Letters per word, all different.")] = 4
     solvers: Annotated[int, Field(ge=2, le=16, description="Solvers per rollout; one judge picks among them.")] = 4
+    hidden_letters: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Letters hidden from each solver, drawn separately for each; the judge sees the whole word.",
+        ),
+    ] = 0
     train: Annotated[
         Literal["both", "solver", "judge"],
         Field(description="Which roles are trained; the other one is played, rewarded and recorded all the same."),
@@ -57,6 +66,10 @@ class SolverJudgeConfig(WorkflowConfig):
             raise ValueError(f"letters = {self.letters!r} must be letters, each of them once")
         if self.length > len(self.letters):
             raise ValueError(f"length = {self.length} must be at most the number of letters, {len(self.letters)}")
+        if self.hidden_letters >= self.length:
+            raise ValueError(
+                f"hidden_letters = {self.hidden_letters} must be less than length = {self.length}; hide fewer letters"
+            )
         if math.perm(len(self.letters), self.length) > MAX_WORDS:
             raise ValueError(
                 f"{len(self.letters)} letters and length {self.length} make more than {MAX_WORDS:,} words; "
@@ -100,8 +113,9 @@ class SolverJudgeWorkflow(Workflow):
     what it was worth to ask it rather than to draw one blindly. Where all are right, or all wrong, every pick gets
     exactly 0: there was nothing to choose. A number that is not there, or anything else, gets -1.
 
-    A judge learns where some answers are right and some are wrong. Solvers that learn faster leave it nothing to learn
-    from, so train the judge first (``train = "judge"``), with the solvers as they are, and then both.
+    A judge learns from rollouts in which some answers are right and some are wrong. Solvers that see the whole word are
+    soon all right, and leave it nothing to learn from. With ``hidden_letters``, each solver sees a different part of
+    the word. Even the best solvers then disagree, and only the judge can tell who is right: both roles learn in one run.
 
     Groups: all solvers of all rollouts of a task had the same prompt and are compared with each other. The judges of
     a task are compared with each other too, one per rollout; their prompts differ by the answers they show, which
@@ -133,9 +147,12 @@ class SolverJudgeWorkflow(Workflow):
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """All solvers at once, then the judge."""
-        conversations = {f"solver-{number}": completer.fork() for number in range(1, self.config.solvers + 1)}
+        draw = random.Random(derive_seed(completer.seed, "hidden"))
+        views = {f"solver-{number}": self._view(task, draw) for number in range(1, self.config.solvers + 1)}
         solutions = dict(
-            await all_or_none([self._solve(task, solver_id, asked) for solver_id, asked in conversations.items()])
+            await all_or_none(
+                [self._solve(task, solver_id, view, completer.fork()) for solver_id, view in views.items()]
+            )
         )
         shown = [solver_id for solver_id, solution in solutions.items() if solution.candidate is not None]
         random.Random(derive_seed(completer.seed, "shuffle")).shuffle(shown)
@@ -177,9 +194,16 @@ class SolverJudgeWorkflow(Workflow):
         )
         return self._ended(task, trajectories, metrics, is_correct=is_right, is_cut_off=is_cut_off)
 
-    async def _solve(self, task: Task, solver_id: str, completer: Completer) -> tuple[str, Solution]:
+    def _view(self, task: Task, draw: random.Random) -> str:
+        """The word as one solver sees it."""
         word = task.data["word"]
-        step = await completer.complete(self._asked(_SOLVER_INSTRUCTIONS, prompt(word)))
+        hidden = draw.sample(range(len(word)), self.config.hidden_letters)
+        return "".join(HIDDEN if position in hidden else letter for position, letter in enumerate(word))
+
+    async def _solve(self, task: Task, solver_id: str, view: str, completer: Completer) -> tuple[str, Solution]:
+        word = task.data["word"]
+        instructions = _SOLVER_INSTRUCTIONS + (_SOME_ARE_HIDDEN if self.config.hidden_letters else "")
+        step = await completer.complete(self._asked(instructions, prompt(view)))
         given = step.text.strip()
         if step.finish_reason is FinishReason.LENGTH or len(given) != 1 or given not in word:
             return solver_id, Solution(solver_id, step, candidate=None, is_right=False)
@@ -192,7 +216,10 @@ class SolverJudgeWorkflow(Workflow):
         asked = [{"role": "user", "content": question}]
         if not self.config.explain:
             return [*asked]
-        return [{"role": "system", "content": instructions.format(letters=" ".join(self.config.letters))}, *asked]
+        return [
+            {"role": "system", "content": instructions.format(letters=" ".join(self.config.letters), hidden=HIDDEN)},
+            *asked,
+        ]
 
     @staticmethod
     def _ended(

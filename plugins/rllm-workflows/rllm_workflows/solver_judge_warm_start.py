@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rllm_workflows.solver_judge import SolverJudgeConfig, is_held_out, judge_prompt, prompt
+from rllm_workflows.solver_judge import HIDDEN, SolverJudgeConfig, is_held_out, judge_prompt, prompt
 
 
 def conversations(rng: random.Random, config: SolverJudgeConfig) -> Iterator[list[dict[str, Any]]]:
@@ -27,7 +27,10 @@ def conversations(rng: random.Random, config: SolverJudgeConfig) -> Iterator[lis
         config: The words, and the most answers that a judge is shown.
     """
     while True:
-        yield _conversation(prompt(word := _word(rng, config)), rng.choice(word))
+        word = _word(rng, config)
+        seen = rng.sample(word, config.length - rng.randint(0, config.hidden_letters))
+        view = "".join(letter if letter in seen else HIDDEN for letter in word)
+        yield _conversation(prompt(view), rng.choice(seen))
         shown = rng.randint(1, config.solvers)
         word = _word(rng, config)
         answers = [rng.choice(word) for _ in range(shown)]
