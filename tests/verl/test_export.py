@@ -174,7 +174,7 @@ def test_a_run_without_a_complete_checkpoint_says_so(saved: Path, tmp_path: Path
     (saved / "manifest.json").unlink()
     with pytest.raises(ConfigError, match=r"run folder .*run has no complete checkpoint"):
         export(tmp_path / "run", tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"runs is no folder; name a run folder"):
+    with pytest.raises(ConfigError, match=r"runs is not a folder; name a run folder"):
         export(tmp_path / "runs", tmp_path / "model")
 
 
@@ -195,7 +195,7 @@ def test_nothing_is_overwritten(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"notes.txt exists and is not an empty folder"):
         export(saved, target / "notes.txt")
     (tmp_path / "other.partial").mkdir()
-    with pytest.raises(ConfigError, match=r"other.partial is what an interrupted export has left"):
+    with pytest.raises(ConfigError, match=r"other.partial exists: another export is running or was interrupted"):
         export(saved, tmp_path / "other")
     assert (target / "notes.txt").read_text() == "mine"
 

@@ -215,13 +215,13 @@ REFUSED = {
     "top_k": (["rollout.top_k=40"], "rollout.top_p = 1, rollout.top_k = 40: must be 1 and 0"),
     "bypass of what is recomputed": (
         ["verl.old_logprob=bypass"],
-        "verl.old_logprob = 'bypass' does not go with algorithm.proximal_policy = 'forward': "
-        "set the one to 'recompute' or 'last_sync', or the other to 'rollout'",
+        "verl.old_logprob = 'bypass' cannot be used with algorithm.proximal_policy = 'forward': "
+        "set verl.old_logprob to 'recompute' or 'last_sync', or algorithm.proximal_policy to 'rollout'",
     ),
     "recomputing what is bypassed": (
         ["verl.old_logprob=recompute", "algorithm.proximal_policy=rollout"],
-        "verl.old_logprob = 'recompute' does not go with algorithm.proximal_policy = 'rollout': "
-        "set the one to 'bypass', or the other to 'forward'",
+        "verl.old_logprob = 'recompute' cannot be used with algorithm.proximal_policy = 'rollout': "
+        "set verl.old_logprob to 'bypass', or algorithm.proximal_policy to 'forward'",
     ),
     "weights that Megatron does not keep": (
         ["verl.old_logprob=last_sync", "verl.strategy=megatron"],
@@ -234,7 +234,7 @@ REFUSED = {
     ),
     "a setting of verl's that the run file has": (
         ['verl.overrides={ "actor_rollout_ref.actor.optim.lr" = 0.1 }'],
-        "verl.overrides.'actor_rollout_ref.actor.optim.lr': the run file says this elsewhere",
+        "verl.overrides.'actor_rollout_ref.actor.optim.lr': another setting of the run file controls this key",
     ),
 }
 
@@ -250,7 +250,11 @@ def test_what_cannot_work_is_refused(name: str, sort: Path, plugins: PluginManag
 @pytest.mark.parametrize(
     ("described", "parser", "message"),
     [
-        ({"vision_config": {}, "text_config": {"max_position_embeddings": 64}}, "renderer", "parser = 'renderer' does"),
+        (
+            {"vision_config": {}, "text_config": {"max_position_embeddings": 64}},
+            "renderer",
+            "parser = 'renderer' cannot",
+        ),
         ({"model_type": "qwen3"}, "chat_template", "verl.max_model_tokens is not set"),
     ],
 )
