@@ -1,4 +1,4 @@
-"""The example run files are right, hosted and on a server of one's own."""
+"""The example run files are valid, for the hosted service and for a self-hosted server."""
 
 from __future__ import annotations
 

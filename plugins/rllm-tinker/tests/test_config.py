@@ -1,4 +1,4 @@
-"""What is refused before anything is allocated; none of it needs the SDK."""
+"""Checks of the configuration before anything is allocated; none of them needs the SDK."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def validated(tinker: TinkerConfig, **sections: Any) -> list[str]:
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
-    # The SDK need not be installed to have a run file checked, except by the one line that says so.
+    # Pretend that the SDK is installed; only this check needs it.
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
 
 
