@@ -109,7 +109,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         clipping = self.config.optimizer.max_grad_norm
         if self.tinker.scale() == "skyrl" and clipping < NO_CLIPPING:
             raise ConfigError(
-                f"optimizer.max_grad_norm = {clipping:g} cannot be honoured: tinker.service = 'skyrl' does not clip "
+                f"optimizer.max_grad_norm = {clipping:g} cannot be honored: tinker.service = 'skyrl' does not clip "
                 f"gradients; set it to {NO_CLIPPING:g}, which disables clipping"
             )
         return [

@@ -69,7 +69,7 @@ def test_a_server_of_ones_own_needs_none_but_its_loss_scale(monkeypatch: pytest.
     [
         ({"model": ModelConfig()}, "model.path is not set"),
         ({"rollout": RolloutConfig(temperature=0.8)}, "rollout.temperature = 0.8 must be 1"),
-        ({"optimizer": OptimizerConfig()}, "optimizer.max_grad_norm = 1 cannot be honoured"),
+        ({"optimizer": OptimizerConfig()}, "optimizer.max_grad_norm = 1 cannot be honored"),
         ({"training": TrainingConfig(sync_timeout_seconds=500)}, "training.sync_timeout_seconds = 500 must be more"),
         ({"algorithm": AlgorithmConfig(loss_options={"clip_low": 0.1})}, "algorithm.loss_options"),
     ],
