@@ -1,4 +1,4 @@
-"""Servers for tests, runs against them, and backends in this process."""
+"""Fixtures: servers, runs against them, and backends in this process."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.types import TrainingSample, token_ids
 
-CACHE = PYTHON.parents[1] / "cache"  # the model and compiled programs; goes away with the environment
+CACHE = PYTHON.parents[1] / "cache"  # model and compiled programs; deleted together with the environment
 COMMAND = Path(sys.executable).with_name("rllm-core")
 RUN_SECONDS = 420
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run ``async def`` tests in an event loop of their own."""
+    """Runs each ``async def`` test in its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
@@ -52,7 +52,7 @@ def model() -> Path:
 
 @pytest.fixture(scope="session")
 def session_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    """The one server of this process; each of pytest-xdist's has its own."""
+    """The shared server of this process; each pytest-xdist worker has its own."""
     made = TinkerServer(tmp_path_factory.mktemp("server"), model, CACHE)
     yield made
     made.stop()
@@ -69,7 +69,7 @@ def countdown_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tinke
 
 @pytest.fixture
 def server(session_server: TinkerServer) -> Iterator[TinkerServer]:
-    """A server that runs, and that a test may kill; it forgets a test's models, for which it has few places."""
+    """A running server that a test may kill; unloads the test's models, because it has few adapter slots."""
     if not session_server.pids:
         session_server.start()
     yield session_server
@@ -79,12 +79,12 @@ def server(session_server: TinkerServer) -> Iterator[TinkerServer]:
 
 @dataclass
 class Run:
-    """A training in a process of its own.
+    """A training run in its own process.
 
     Attributes:
-        path: Its folder.
-        process: The process.
-        log: What it printed.
+        path: Run folder.
+        process: Process of the run.
+        log: File with the output of the process.
     """
 
     path: Path
@@ -106,7 +106,7 @@ class Run:
         return found
 
     def wait_for_step(self, step: int) -> None:
-        """Until so many optimizer steps are done."""
+        """Waits until ``step`` optimizer steps are done."""
         deadline = time.monotonic() + RUN_SECONDS
         while sum(line["event"] == "step" for line in self.events()) < step:
             assert self.process.poll() is None, self.printed()
@@ -123,7 +123,7 @@ StartRun = Callable[..., Run]
 
 
 def on_server(base_url: str, model: Path) -> list[str]:
-    """The keys that point a run file to ``server``, and what that server asks for."""
+    """Overrides that point a run file to ``server``, and the settings that this server needs."""
     return [
         f"model.path={model}",
         f"tinker.base_url={base_url}",
@@ -149,7 +149,7 @@ def settings(base_url: str, model: Path) -> list[str]:
 
 @pytest.fixture
 def start_run(model: Path, tmp_path: Path) -> Iterator[StartRun]:
-    """Start ``rllm-core train`` on workflow ``sort``, or with a run file; ends what still runs after the test."""
+    """Starts ``rllm-core train``, on workflow ``sort`` or with a run file; kills runs that are alive after the test."""
     runs: list[Run] = []
 
     def start(
@@ -208,7 +208,7 @@ def plugins() -> PluginManager:
 
 @pytest.fixture
 def make_backend(plugins: PluginManager, run_config: Callable[..., RunConfig]) -> Callable[..., TinkerBackend]:
-    """A backend in this process, checked and not yet connected."""
+    """A backend in this process, checked but not yet connected."""
 
     def make(server: TinkerServer, *overrides: str) -> TinkerBackend:
         backend = launch.assemble(run_config(server, *overrides), plugins).backend
@@ -232,7 +232,7 @@ def prompt_ids(parser: BaseParser) -> Any:
 
 @pytest.fixture
 def sample_of(prompt_ids: Any) -> Callable[..., TrainingSample]:
-    """A sample of one turn; its sampled tokens follow the prompt of the sorting task."""
+    """A sample of one turn, whose sampled tokens follow the prompt of the sorting task."""
 
     def build(completion: Any, advantage: float, *, logprobs: Any = None, version: int = 0) -> TrainingSample:
         completion = token_ids(completion)

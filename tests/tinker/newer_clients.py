@@ -1,16 +1,16 @@
-"""Lets SDK 0.25 to 0.38 talk to SkyRL 0.3.0, which knows the JSON of SDK 0.24; test support, part of no distribution.
+"""Test support, not distributed: lets SDK 0.25 to 0.38 talk to SkyRL 0.3.0, which expects the JSON of SDK 0.24.
 
-What changed on the wire, and is translated here:
+Differences in the wire format that this module translates:
 
-* ``forward_backward`` comes as protobuf (``forward_only`` for what was ``forward``), perhaps compressed;
-* the results of sampling and of ``forward_backward`` go out as protobuf to clients that accept it, log-probabilities of
-  a prompt with a NaN for its first token;
-* the answer to ``asample`` carries an id per sequence;
-* a model is made from a state by one ``load_weights`` that names a session and a number, from which the client derives
-  the model's id; the server is asked to create the model first, and later requests are given the id it chose;
-* a client that is closed finishes its session; the server lets go of sessions that are silent.
+* ``forward_backward`` arrives as protobuf (with ``forward_only`` instead of ``forward``), possibly compressed;
+* results of sampling and ``forward_backward`` are sent as protobuf to clients that accept it, with NaN as the
+  log-probability of a prompt's first token;
+* the response to ``asample`` has an id per sequence;
+* a single ``load_weights`` creates a model from a state. It names a session and a number, from which the client derives
+  the model's id. This module first asks the server to create the model, then maps later requests to the server's id;
+* a closed client finishes its session; the server itself drops silent sessions.
 
-It runs in the server's environment, whose SDK has the protobuf classes.
+Runs in the server's environment, whose SDK has the protobuf classes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STOP_REASONS = {"stop": wire.STOP_REASON_STOP, "length": wire.STOP_REASON_LENGTH
 
 @dataclass
 class Answer:
-    """What the server said."""
+    """Response of the server."""
 
     status: int = 500
     body: bytes = b""
@@ -83,7 +83,7 @@ class NewerClients:
         return answer, "application/json"
 
     async def _created_from(self, request, given):
-        """Create the model that a state belongs to, and load the state."""
+        """Creates a model for a state, and loads the state."""
         state = await self._ask(request, f"{API}/weights_info", {"tinker_path": given["path"]})
         if state.status != 200:
             return state
@@ -104,7 +104,7 @@ class NewerClients:
         return await self._ask(request, f"{API}/load_weights", load)
 
     async def _ask(self, request, path, given):
-        """Ask the application behind this one."""
+        """Sends a request to the wrapped application."""
         body, answer, is_sent = json.dumps(given).encode(), Answer(), False
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
 
@@ -127,7 +127,7 @@ class NewerClients:
 
 
 def forward_backward(body):
-    """The path and the JSON of a request in protobuf."""
+    """Path and JSON of a protobuf request."""
     given = wire.ForwardBackwardRequest.FromString(body)
     data = [
         {
@@ -151,7 +151,7 @@ def forward_backward(body):
 
 
 def result(found):
-    """A result in protobuf; None if it is of a kind that stays JSON."""
+    """A result as protobuf; None if its type stays JSON."""
     if "sequences" in found:
         return sampled(found).SerializeToString()
     if "loss_fn_outputs" in found:

@@ -1,8 +1,8 @@
 """Runs SkyRL's Tinker API server and its engine; started by `server.TinkerServer` with the server environment's Python.
 
-Nothing of the package is edited. What differs from ``python -m skyrl.tinker.api``: the engine is started as this very
-script instead of through ``uv``; Python below 3.12 gets the ``TypedDict`` that pydantic wants; requests are written to
-a log; and neither process outlives the one that started it.
+The package itself is unchanged. Differences from ``python -m skyrl.tinker.api``: the engine runs from this script
+instead of through ``uv``; Python below 3.12 gets the ``TypedDict`` that pydantic requires; requests are logged; and
+neither process outlives its parent.
 """
 
 import argparse
@@ -23,21 +23,21 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent():
-    """Linux kills this process when the thread that started it ends; it may have ended already."""
+    """Asks Linux to kill this process when the thread that started it ends, which may already have happened."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:
         sys.exit("the process that started this one is gone")
 
 
 class RequestLog:
-    """ASGI middleware: a line of JSON per request when it is answered.
+    """ASGI middleware: writes a line of JSON per completed request.
 
-    ``[unix_seconds, method, path, status, client]``; the client is a digest of its key, which no file may hold.
+    ``[unix_seconds, method, path, status, client]``, where the client is a digest of its key; no file may hold the key.
     """
 
     def __init__(self, app, path):
         self.app = app
-        self.file = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - as long as the process
+        self.file = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - open as long as the process lives
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":

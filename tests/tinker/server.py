@@ -1,9 +1,9 @@
-"""A Tinker-compatible server on this machine: SkyRL's, on the CPU, with the starter model; for tests and benchmarks.
+"""A local Tinker-compatible server for tests and benchmarks: SkyRL's, on the CPU, with the starter model.
 
-It runs in an environment of its own (``make tinker-server``), listens on the loopback interface only, and keeps its
-database, checkpoints and logs in a scratch folder. It is no part of any distribution.
+It runs in its own environment (``make tinker-server``), listens on the loopback interface only, and keeps its database,
+checkpoints and logs in a scratch folder. It is not distributed.
 
-SDK 0.38 speaks another wire format; where that is installed, ``newer_clients.py`` translates.
+SDK 0.38 uses another wire format; if it is installed, ``newer_clients.py`` translates.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ PYTHON = REPOSITORY / ".venv-tinker-server" / "bin" / "python"
 START_SECONDS = 180.0
 STOP_SECONDS = 20.0
 PATIENCE_SECONDS = 3.0  # well below the deadlines of clients
-# Every batch has one shape, so that nothing is compiled twice; stale clients lose their adapters soon, so that many
-# short runs share a server with few.
+# All batches have the same shape, so that nothing is compiled twice. Stale clients lose their adapters soon, so that
+# many short runs can share a server with few adapter slots.
 ENGINE = {"max_lora_adapters": 20, "max_lora_rank": 8, "train_micro_batch_size": 16, "sample_max_num_sequences": 32}
 LIMITS = {"session-timeout-sec": 25, "session-cleanup-interval-sec": 5}
 
 
 def starter_model(cache: Path, task: str = "starter") -> Path:
-    """The folder of a starter model of rllm-local, made in the server's environment, which has torch.
+    """Folder of a starter model of rllm-local, created in the server's environment, which has torch.
 
     Raises:
-        RuntimeError: If that environment is missing, or cannot make it.
+        RuntimeError: If that environment is missing, or cannot create the model.
     """
     return Path(_run("-m", "rllm_local.starter", "--task", task, cache=cache).strip().splitlines()[-1])
 
@@ -75,20 +75,20 @@ def _environment(cache: Path) -> dict[str, str]:
 
 
 def _has_newer_client() -> bool:
-    """Whether the SDK of this environment speaks the newer wire format."""
+    """Whether the SDK of this environment uses the newer wire format."""
     return Version(metadata.version("tinker")) >= Version("0.25")
 
 
 @dataclass
 class TinkerServer:
-    """One server, which may be stopped, killed, stalled and started again with the same port and database.
+    """A server that can be stopped, killed, stalled and restarted with the same port and database.
 
     Attributes:
-        folder: Scratch: database, checkpoints, logs.
-        model: The base model.
-        cache: Compiled programs, kept between servers.
-        port: On the loopback interface.
-        engine: SkyRL's settings of its engine.
+        folder: Scratch folder for database, checkpoints and logs.
+        model: Folder of the base model.
+        cache: Folder of compiled programs, shared by all servers.
+        port: Port on the loopback interface.
+        engine: Settings of SkyRL's engine.
     """
 
     folder: Path
@@ -101,7 +101,7 @@ class TinkerServer:
 
     @property
     def base_url(self) -> str:
-        """Where clients find it."""
+        """URL for clients."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -110,16 +110,16 @@ class TinkerServer:
         return self.folder / "requests.jsonl"
 
     def start(self) -> None:
-        """Start it and wait until the engine answers, which is well after the API does.
+        """Starts the server and waits until its engine responds, which is well after the API does.
 
         Raises:
-            RuntimeError: If it ends, or is not ready in time.
+            RuntimeError: If the server ends, or is not ready in time.
         """
         self.spawn()
         self.wait_until_ready()
 
     def spawn(self) -> None:
-        """Start it."""
+        """Starts the server without waiting."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not PYTHON.exists():
             raise RuntimeError(f"{PYTHON} is missing: make tinker-server")
@@ -145,10 +145,10 @@ class TinkerServer:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait for the first token of the base model.
+        """Waits for the first token of the base model.
 
         Raises:
-            RuntimeError: If the server ends, or none comes in time.
+            RuntimeError: If the server ends, or no token arrives in time.
         """
         deadline = time.monotonic() + START_SECONDS
         asked: dict[str, Any] | None = None
@@ -178,12 +178,12 @@ class TinkerServer:
             return found
 
     def _models(self) -> set[str]:
-        """All that were ever made; they outlive a restart in the database only."""
+        """All models ever created; after a restart, they exist in the database only."""
         with urllib.request.urlopen(f"{self.base_url}/api/v1/training_runs?limit=100000", timeout=60) as answer:
             return {run["training_run_id"] for run in json.load(answer)["training_runs"]}
 
     def unload_models(self) -> None:
-        """Give the places of all models back; it does so itself only for clients whose heartbeat it has heard."""
+        """Frees the adapter slots of all models; the server itself does so only for clients that sent a heartbeat."""
         models = self._models()
         for model in sorted(models - self._unloaded):
             asked = self._post("unload_model", {"model_id": model}, seconds=60)
@@ -192,14 +192,14 @@ class TinkerServer:
 
     @property
     def pids(self) -> list[int]:
-        """The API's process and its engine's, while they live."""
+        """Process ids of API and engine, while they are alive."""
         if self._process is None or self._process.poll() is not None:
             return []
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         return [self._process.pid, *map(int, children)]
 
     def kill(self) -> None:
-        """End it at once, as a crash does."""
+        """Ends the server immediately, like a crash."""
         self._unloaded |= self._models()
         self._kill()
 
@@ -211,7 +211,7 @@ class TinkerServer:
         self._process = None
 
     def stop(self) -> None:
-        """Ask it to end, and kill it if it does not."""
+        """Asks the server to end, and kills it if it does not."""
         if self._process is None:
             return
         self._process.terminate()
@@ -222,12 +222,12 @@ class TinkerServer:
         self._process = None
 
     def stall(self, *, is_stalled: bool) -> None:
-        """Freeze its engine, or let it go on."""
+        """Freezes the engine, or lets it continue."""
         _, engine = self.pids
         os.kill(engine, signal.SIGSTOP if is_stalled else signal.SIGCONT)
 
     def stall_in_a_sample(self, key: str) -> None:
-        """Freeze its engine at a moment at which a client with this key waits for a sample, which then never comes.
+        """Freezes the engine while a client with this key waits for a sample, which then never arrives.
 
         Raises:
             RuntimeError: If the client does not sample.
@@ -241,21 +241,21 @@ class TinkerServer:
                 if self.requests(since, key)["asample"]:
                     return
                 time.sleep(0.02)
-            # It waits for training alone, and has sampled as far ahead as it may.
+            # The client has reached its lead limit and waits for training only.
             self.stall(is_stalled=False)
             time.sleep(0.1)
         raise RuntimeError(f"no sample was asked for within {START_SECONDS:g} s")
 
     def requests(self, since: int = 0, key: str | None = None) -> Counter[str]:
-        """How often each path was asked for, from request ``since`` on; by clients with this key, if one is given."""
+        """Number of requests per path, from request ``since`` on; only by clients with ``key``, if given."""
         lines = [json.loads(line) for line in self.request_log.read_text(encoding="utf-8").splitlines()[since:]]
         client = None if key is None else hashlib.sha256(key.encode()).hexdigest()[:16]
         return Counter(line[2].rpartition("/")[2] for line in lines if client in (None, line[4]))
 
     def request_count(self) -> int:
-        """Requests so far."""
+        """Number of requests so far."""
         return len(self.request_log.read_text(encoding="utf-8").splitlines()) if self.request_log.exists() else 0
 
     def log_tail(self) -> str:
-        """The end of what it wrote."""
+        """End of the server's log."""
         return (self.folder / "server.log").read_text(encoding="utf-8", errors="replace")[-3000:]

@@ -1,4 +1,4 @@
-"""Backend and engine against the real server, held to the contracts of the core by its public checks."""
+"""Backend and engine on the real server, checked against their contracts with the core's public checks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from server import ENGINE
 
 from rllm_core.testing import check_backend
 
-# The rows of a step are what the engine trains at a time: two groups.
+# A step has as many rows as the engine trains at a time: two groups.
 SMALL = (
     f"training.rollouts_per_group={ENGINE['train_micro_batch_size'] // 2}",
     "rollout.max_response_tokens=6",
     "rollout.request_timeout_seconds=120",
     "optimizer.warmup_steps=0",
 )
-# One way of sampling and one of cutting a step each: in synchronous training the model that trains is sampled.
+# Each combines a kind of sampler with a division of the step. In synchronous training, the trained model also samples.
 PASSES = ("algorithm.aggregation=sequence_mean_token_mean", "algorithm.loss=ppo_clip")
 OVERLAPPING = ("algorithm.aggregation=token_mean", "training.staleness_threshold=1", "training.partial_rollout=true")
 GREATEST_GAP = 1e-4

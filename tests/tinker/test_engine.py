@@ -1,4 +1,4 @@
-"""The engine against the real server."""
+"""The engine on the real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What errors of the SDK mean for a run, and that none of them shows the key."""
+"""Classification of SDK errors; none of them shows the key."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_call_that_blocks_blocks_nothing_else_and_is_left_at_its_deadlin
     assert ticks > 5
     [left_behind] = [thread for thread in threading.enumerate() if thread.name == "tinker-making it"]
     may_end.set()
-    left_behind.join(10)  # and its late answer disturbs nobody: an exception in a thread would fail this test
+    left_behind.join(10)  # its late result must be harmless: an exception in a thread would fail this test
     assert not left_behind.is_alive()
 
 

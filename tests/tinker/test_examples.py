@@ -1,4 +1,4 @@
-"""The example run files are valid, hosted and on a server of one's own, where they train."""
+"""The example run files are valid, hosted and on a self-hosted server, where they train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that go away, come back, stall and refuse."""
+"""Servers that go down, come back, stall and reject requests."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def verified(path) -> bool:
 def test_a_server_that_is_killed_in_a_step_ends_a_run_or_is_waited_for(
     server: TinkerServer, start_run: StartRun
 ) -> None:
-    """For one of two runs it is gone for good: that one names its last state; the other goes on when it is back."""
-    # What the server compiles for its first step takes longer than the impatient one would wait.
+    """Of two runs, the impatient one gives up and names its last state; the other continues when the server is back."""
+    # Compiling the first step takes the server longer than the impatient run would wait.
     assert start_run(server, "training.steps=1", name="first").wait() == 0
     impatient = start_run(
         server,
@@ -81,7 +81,7 @@ def test_a_server_that_is_killed_in_a_step_ends_a_run_or_is_waited_for(
 
 
 async def test_lost_weights_are_trained_again(server, make_backend, parser, sample_of, prompt_ids) -> None:
-    """Killed after a pass was sent, two steps after the last saved state: the weights are those that were lost."""
+    """Killed after a pass was sent, two steps after the last saved state: recovery restores the lost weights."""
     up, down = sample_of(ANSWER, 1.0, logprobs=[-1.0] * 4), sample_of(LONG_ANSWER, -1.0, logprobs=[-1.0] * 8)
     scored = np.concatenate([prompt_ids, ANSWER]).astype(np.int32)
 
@@ -114,7 +114,7 @@ async def test_lost_weights_are_trained_again(server, make_backend, parser, samp
             np.testing.assert_allclose(after, before, atol=1e-4, err_msg=mode)
         assert backend._policy is not None
         assert backend._policy.recoveries == 1
-        if mode == "asynchronous":  # samplers of their own have the live version's weights again
+        if mode == "asynchronous":  # separate samplers have the live version's weights again
             again = await engine.compute_logprobs(scored, start=len(prompt_ids))
             np.testing.assert_allclose(again, live, atol=1e-4)
         await backend.shutdown()
@@ -124,7 +124,7 @@ async def test_lost_weights_are_trained_again(server, make_backend, parser, samp
 async def test_a_request_for_a_model_that_is_forgotten_is_an_engine_error_and_the_next_one_is_answered(
     server, make_backend, parser, prompt_ids
 ) -> None:
-    """As it is after a restart; what was lost is made again while the first request fails."""
+    """Same as after a restart: the model is restored while the first request fails."""
     backend = make_backend(server)
     engine = await begin(backend, parser)
     params = SamplingParams(max_response_tokens=6)
@@ -150,13 +150,13 @@ def test_an_engine_that_stalls_for_a_minute_is_waited_for(server: TinkerServer, 
 
 
 async def test_a_name_that_is_taken_costs_one_deadline(server, make_backend, parser) -> None:
-    """The SDK takes the refusal for a passing one, and everything after it waits; a new model has no such name."""
+    """The SDK treats the rejection as temporary, so later requests wait; the restored model saves under a new name."""
     backend = make_backend(server, "tinker.future_timeout_seconds=6")
     await begin(backend, parser)
     policy = backend._policy
     assert isinstance(policy, RemotePolicy)
     await policy.save(None)
-    policy._saves -= 1  # as if it had lost count
+    policy._saves -= 1  # reuse the last name
     path = await policy.save(None)
     assert policy.recoveries == 1
     assert path.startswith("tinker://")
@@ -182,7 +182,7 @@ def test_a_loss_that_no_server_has(server, make_backend, loss: str) -> None:
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
-    """Answers everything with 401 and the key it was given, as no server should."""
+    """Responds to everything with 401 and the key it received, which a server should never do."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -196,7 +196,7 @@ class Refusing(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST
 
     def log_message(self, *_: object) -> None:
-        """Not in the test's output."""
+        """Does nothing, to keep the test's output clean."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Which parser a run gets: this environment has no cookbook, as most that train through the SDK have none."""
+"""Choice of the parser in an environment without the cookbook, as in most that train through the SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs of the starter task, each in a process of its own, against the shared server."""
+"""Complete runs of the starter task, each in its own process, on the shared server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from server import TinkerServer
 
 SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)))
 STEPS = 24
-# By how much the mean reward of the last 10 steps must exceed that of the first 10. Chance moves such a mean of 640
-# rewards by about 0.02.
+# Required increase of the mean reward from the first 10 to the last 10 steps. Chance moves such a mean of 640 rewards
+# by about 0.02.
 MARGIN = 0.1
 GREATEST_GAP = 1e-4
 ASYNCHRONOUS = (
@@ -26,7 +26,7 @@ ASYNCHRONOUS = (
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("overrides", [(), ASYNCHRONOUS], ids=["synchronous", "asynchronous"])
 def test_the_starter_task_is_learnt(server: TinkerServer, start_run: StartRun, overrides, seed: int) -> None:
-    """On one seed in ``make test-tinker``, on two more in ``make tinker-seeds``, which nothing else starts."""
+    """One seed in ``make test-tinker``, two more only in ``make tinker-seeds``."""
     seen = server.request_count()
     run = start_run(server, f"training.steps={STEPS}", f"training.seed={seed}", *overrides)
     assert run.wait() == 0, run.printed()
@@ -43,7 +43,7 @@ def test_the_starter_task_is_learnt(server: TinkerServer, start_run: StartRun, o
     assert oldest == 0 if not overrides else oldest >= 1
     versions = sum(event["event"] == "sync" for event in run.events())
     assert versions == (STEPS // 2 + 1 if overrides else STEPS + 1)
-    # A model that was made again (see README.md, on optimizer steps that go ahead) needs its sampler again.
+    # A restored model (see README.md on optimizer steps that run ahead) needs a new sampler.
     again = sum(line["recoveries"] for line in metrics)
     assert server.requests(seen)["save_weights_for_sampler"] == versions + again
 
@@ -84,7 +84,7 @@ def test_a_resumed_run_goes_on_where_it_stopped(server: TinkerServer, start_run:
 
 
 def test_what_only_the_hosted_service_does_is_asked_for(server: TinkerServer, start_run: StartRun) -> None:
-    """This server sums no losses, clips nothing and deletes nothing, but all of it goes out and nothing stumbles."""
+    """This server does not sum losses, clip or delete, but all requests are sent and none fails the run."""
     run = start_run(
         server,
         "tinker.service=hosted",
@@ -96,6 +96,6 @@ def test_what_only_the_hosted_service_does_is_asked_for(server: TinkerServer, st
     )
     assert run.wait() == 0, run.printed()
     deleted = [line for line in run.printed().splitlines() if "deleting tinker://" in line]
-    assert len(deleted) == 2, run.printed()  # of four; the newest is not complete yet, so its predecessor stays too
+    assert len(deleted) == 2, run.printed()  # of four; the latest is not complete yet, so its predecessor stays too
     assert "-checkpoint-step-000001-" in deleted[0]
-    assert "sync_only" not in run.printed()  # what the SDK says when it is made to wait on the event loop
+    assert "sync_only" not in run.printed()  # in the SDK's warning about blocking calls on the event loop

@@ -1,4 +1,4 @@
-"""What the server optimises, whose weights it samples from, and what it keeps: the backend in this process."""
+"""Losses, sampled weights and saved states on the server, with the backend in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def counts(samples: Sequence[TrainingSample], step: int = 1) -> OptimizerStep:
 
 
 def rows(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """As many as the engine trains at a time, so that it compiles nothing anew; no mean changes."""
+    """Repeats samples to fill the engine's batch, so that it compiles nothing again; means stay the same."""
     copies = max(1, ROWS // len(samples))
     assert len(samples) * copies % ROWS == 0
     return [sample for _ in range(copies) for sample in samples]
@@ -61,7 +61,7 @@ async def begin(backend: TinkerBackend, parser: Any) -> Any:
 async def test_the_server_optimises_the_aggregation_that_was_asked_for(
     server, make_backend, run_config, parser, sample_of
 ) -> None:
-    """A sample without advantage next to one with: by how much it dilutes the gradient is the aggregation."""
+    """A sample without advantage next to one with: the aggregation decides how much it dilutes the gradient."""
     norm_tokens = 5
     tokens, others = len(ANSWER), len(LONG_ANSWER)
     expected = {
@@ -103,7 +103,7 @@ async def test_passes_that_go_out_as_groups_arrive_make_the_gradient_of_one_pass
 
 @pytest.mark.every_sdk
 async def test_losses_agree_where_their_formulas_do(server, make_backend, run_config, parser, sample_of) -> None:
-    """On policy, every ratio is 1: all policy losses have the gradient of reinforce."""
+    """On-policy, every ratio is 1, so all policy losses have the gradient of reinforce."""
     backend = make_backend(server, STILL)
     await begin(backend, parser)
     [logprobs] = await logprobs_of(backend, sample_of(ANSWER, 1.0))
@@ -158,7 +158,7 @@ async def test_trainer_and_sampler_agree_at_equal_version(
 async def test_a_version_is_sampled_from_its_own_weights_while_others_are_trained(
     server, make_backend, parser, prompt_ids, sample_of
 ) -> None:
-    """Also when training is several steps ahead, and when a sampler is first asked long after it was made."""
+    """Also if training is several steps ahead, and if a sampler gets its first request long after its creation."""
     backend = make_backend(server, *OVERLAPPING, "training.trigger_parameter_sync_step=3")
     engine = await begin(backend, parser)
     scored = np.concatenate([prompt_ids, ANSWER]).astype(np.int32)
@@ -202,7 +202,7 @@ async def test_the_reference_is_the_base_model(server, make_backend, parser, sam
 
 @pytest.mark.every_sdk
 async def test_a_checkpoint_holds_the_optimizer_too(server, make_backend, parser, sample_of, tmp_path: Path) -> None:
-    """After different gradients, Adam without its moments would go another way."""
+    """After different gradients, Adam without its moments would take a different step."""
     up, down = sample_of(ANSWER, 1.0), sample_of(LONG_ANSWER, -1.0)
     backend = make_backend(server)
     await begin(backend, parser)
@@ -227,7 +227,7 @@ async def test_a_checkpoint_holds_the_optimizer_too(server, make_backend, parser
 
 
 class Overtaken:
-    """A training client whose requests meet SkyRL's race: the optimizer step is there before its gradient."""
+    """A training client that triggers SkyRL's race: the optimizer step arrives before its gradient."""
 
     def __init__(self, client: Any) -> None:
         self.client = client

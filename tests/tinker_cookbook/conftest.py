@@ -1,4 +1,4 @@
-"""Parsers with each of the cookbook's renderers, on a small tokenizer that has the control tokens of all of them."""
+"""Parsers with each of the cookbook's renderers, on a small tokenizer with all their control tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOKENS = {"llama": LLAMA, "glm": GLM, "kimi": KIMI, "deepseek": DEEPSEEK, "gpt_o
 
 @pytest.fixture(scope="session")
 def tokenizer_json() -> str:
-    """A byte-level BPE trained on a few lines: every text can be written, and non-canonical spellings exist."""
+    """A byte-level BPE trained on a few lines: it can encode any text, and non-canonical tokenizations exist."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,7 +58,7 @@ def tokenizer_json() -> str:
 
 @pytest.fixture(scope="session")
 def make_tokenizer(tokenizer_json: str) -> Callable[..., Any]:
-    """``make_tokenizer(*families)``: with ChatML's tokens, and those of families of `TOKENS`."""
+    """``make_tokenizer(*families)``: tokenizer with ChatML's tokens, and those of families of `TOKENS`."""
 
     def make(*families: str) -> Any:
         from transformers import PreTrainedTokenizerFast
@@ -77,13 +77,13 @@ def make_tokenizer(tokenizer_json: str) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def make_tokenizer_of(make_tokenizer: Callable[..., Any]) -> Callable[[str], Any]:
-    """``make_tokenizer_of(renderer)``: with the tokens that a renderer needs."""
+    """``make_tokenizer_of(renderer)``: tokenizer with the tokens that a renderer needs."""
     return lambda renderer: make_tokenizer(*(family for family in TOKENS if renderer.startswith(family)))
 
 
 @pytest.fixture(scope="session")
 def make_parser(make_tokenizer_of: Callable[[str], Any]) -> Callable[..., TinkerParser]:
-    """``make_parser(renderer, **section)``."""
+    """``make_parser(renderer, **section)``: parser with this renderer and section."""
 
     def make(renderer: str = "qwen3", **section: Any) -> TinkerParser:
         return TinkerParser(make_tokenizer_of(renderer), renderer, TinkerConfig(**section))

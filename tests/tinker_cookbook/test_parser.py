@@ -1,4 +1,4 @@
-"""What parser tinker does beyond the contract that every renderer is held to in test_renderers.py."""
+"""Parser tinker beyond its contract, which test_renderers.py checks for every renderer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def text_of(parser, ids):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Nothing that is sampled is lost
+# Sampled tokens are kept
 
 special = st.sampled_from([0, 1, 2, *range(395, 430), 10_000, 2**31 - 1])
 piece = st.one_of(
@@ -159,7 +159,7 @@ def test_results_without_names_are_bridged_where_it_is_clear_what_was_called(mak
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Reading
+# Parsing
 
 JSON = '{"a": 1}'
 KIMI_CALL = (
@@ -222,7 +222,7 @@ def test_ids_outside_the_vocabulary_are_visible(parser):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Text from outside
+# Untrusted text
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
@@ -253,7 +253,7 @@ def test_images_are_refused(parser):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Which renderer
+# Choice of the renderer
 
 
 def test_the_table_of_models_is_by_name():
@@ -297,7 +297,7 @@ def test_describe_compares_with_the_models_own_template(make_parser, make_tokeni
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# For others
+# Integration
 
 
 def test_prompts_for_the_sdk(parser):

@@ -1,4 +1,4 @@
-"""Every renderer of the cookbook: rendered as the cookbook renders, held to the contract, and probed for drift."""
+"""Every renderer of the cookbook: same output as the cookbook, contract checks, and drift probes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tinker_cookbook import renderers
 from rllm_core.errors import ConfigError
 from rllm_core.testing import check_parser, probe_drift
 
-# It has a tokenizer of its own, which is downloaded.
+# Downloads its own tokenizer.
 WITHOUT_A_TOKENIZER = {"tml_v0"}
 NAMES = sorted(set(re.findall(r'name == "(\w+)"', inspect.getsource(renderers.get_renderer))) - WITHOUT_A_TOKENIZER)
 
-# What begins a new segment, and why. None of this may grow without being noticed.
+# Cases that cause a segment break, and why. A test fails if any set grows.
 PLAIN = {"text", "text in other tokens", "random tokens", "white space at the edges", "cut off"}
 BREAKS = {
-    # It separates turns by text; the end of sequence, which ends a turn when sampled, is in no history.
+    # Separates turns by text; the end-of-sequence token that ends a sampled turn is not in histories.
     "role_colon": PLAIN,
-    # The last message of a user says how much to reason, so that a further one moves what stands before the answer.
+    # The last user message sets the reasoning effort, so another one changes the text before the answer.
     "nemotron3_low_thinking": PLAIN | {"reasoning"},
     "nemotron3_ultra_medium_thinking": PLAIN | {"reasoning"},
-    # Old answers end with another token than the one that the model samples.
+    # Answers in histories end with a different token than sampled ones.
     **{name: PLAIN | {"reasoning"} for name in NAMES if name.startswith("gpt_oss")},
-    # A call without text is not ended in histories, though the model ends it.
+    # A call without text has no end token in histories, although the model samples one.
     "deepseekv3_thinking": {"tool call", *(f"tool call, {how} JSON" for how in ("compact", "indented", "escaped"))},
 }
 TAILS = {
@@ -61,7 +61,7 @@ def parser(request, make_parser) -> TinkerParser:
 
 
 def written_by_the_cookbook(parser, make_tokenizer_of, messages, tools):
-    """What its own renderer makes of it, with the tokenizer of transformers and its own types."""
+    """Output of the cookbook's renderer, with the transformers tokenizer and the cookbook's types."""
     renderer = renderers.get_renderer(parser.renderer, make_tokenizer_of(parser.renderer))
     own = []
     for message in messages:
@@ -78,7 +78,7 @@ def written_by_the_cookbook(parser, make_tokenizer_of, messages, tools):
     return renderer.build_generation_prompt(own).to_ints()
 
 
-# With a system prompt of its own, the workflow's is the developer's message, which is what is wanted.
+# With its own system prompt, the renderer puts the workflow's into the developer message, as intended.
 @pytest.mark.filterwarnings("ignore:use_system_prompt=True")
 def test_conversations_are_written_as_the_cookbook_writes_them(parser, make_tokenizer_of):
     reasons = parser.renderer not in ("role_colon", "llama3")

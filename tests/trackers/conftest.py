@@ -1,4 +1,4 @@
-"""The five trackers, each with a store of its own below the test's folder, and a watch on the network."""
+"""The five trackers, each with its own store in the test's folder, and a network monitor."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-# Read when the libraries are imported. What W&B writes apart from the run folder goes where it can be looked at.
+# The libraries read these at import time. W&B's files outside the run folder go where tests can inspect them.
 HOME = Path(tempfile.mkdtemp(prefix="rllm-trackers-"))
-os.environ["SWANLAB_PROBE_REQUIREMENTS"] = "false"  # a pip of its own at every start
+os.environ["SWANLAB_PROBE_REQUIREMENTS"] = "false"  # otherwise it runs pip at every start
 os.environ |= {"TRACKIO_DIR": str(HOME / "trackio"), "WANDB_CACHE_DIR": str(HOME / "wandb"), "SWANLAB_ROOT": str(HOME)}
 for variable in (
     "WANDB_API_KEY",
@@ -44,10 +44,10 @@ _reached: list[str] = []
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Hears of every name that is looked up and every connection made by Python code of this process."""
+    """Receives every name lookup and connection by Python code in this process."""
     if event == "socket.getaddrinfo":
         host = arguments[0]
-    elif event == "socket.connect" and isinstance(arguments[1], tuple):  # a path is no network
+    elif event == "socket.connect" and isinstance(arguments[1], tuple):  # not a Unix socket's path
         host = arguments[1][0]
     else:
         return
@@ -67,7 +67,7 @@ def no_network() -> Iterator[list[str]]:
 
 @pytest.fixture(scope="session")
 def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database, made once: MLflow takes seconds for its tables."""
+    """An empty database, created once because MLflow takes seconds to create its tables."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     library("mlflow.tracking", tracker="mlflow").MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
@@ -75,7 +75,7 @@ def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The folder of all runs of a test, with an MLflow database beside them if the test is one of MLflow's."""
+    """Folder of a test's runs, with an MLflow database next to them in tests of MLflow."""
     folder = tmp_path / "runs"
     folder.mkdir()
     if request.node.callspec.params.get("tracker") == "mlflow":
@@ -103,7 +103,7 @@ class Run:
 
 @pytest.fixture
 def train(plugins: PluginManager, runs: Path) -> Callable[..., Run]:
-    """Train the scripted policy for 4 steps with trackers; returns what is left, also of a run that failed."""
+    """Trains the scripted policy for 4 steps with trackers; returns the result, even of a failed run."""
 
     def run(
         *trackers: str, overrides: tuple[str, ...] = (), resume: bool = False, fails_at: int = 0, path: str = "run"

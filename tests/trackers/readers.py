@@ -1,4 +1,4 @@
-"""What a run has recorded, read by the libraries themselves as far as they can."""
+"""Readers of recorded runs, through the libraries themselves as far as possible."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ def kept_id(run_dir: Path, tracker: str) -> str:
 def read_tensorboard(run_dir: Path) -> Points:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # Everything, not a sample of it.
+    # All values, not a sample of them.
     events = EventAccumulator(str(run_dir / "trackers" / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def wandb_records(run_dir: Path) -> list[Any]:
-    """The records of a run's offline files, in the order of its starts. W&B's own reader is not in its Python package:
-    the files are logs in LevelDB's format after a header of 7 bytes, and their records protocol buffers of the package.
+    """Records of a run's offline files, in launch order.
+
+    W&B's own reader is not in its Python package. The files are logs in LevelDB's format after a header of 7 bytes;
+    their records are protocol buffers of the package.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -44,7 +46,7 @@ def _leveldb_records(content: bytes) -> Iterator[bytes]:
             continue
         _, length, kind = struct.unpack_from("<IHB", content, position)
         if kind == 0:
-            return  # what was reserved and never written
+            return  # reserved but never written
         parts += content[position + header : position + header + length]
         position += header + length
         if kind in (1, 4):  # whole, or the last part

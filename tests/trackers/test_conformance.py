@@ -1,4 +1,4 @@
-"""The contract of trackers, held by the real libraries."""
+"""The tracker contract, checked with the real libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACKERS: dict[str, Any] = {
     "swanlab": lambda: SwanlabTracker(SwanlabConfig()),
     "tensorboard": lambda: TensorboardTracker(TensorboardConfig()),
     "wandb": lambda: WandbTracker(WandbConfig()),
-    # The last: its threads outlive a run that was killed, and write to its own folder while others are watched.
+    # Must be last: its threads outlive a killed run, and would write to its own folder during checks of others.
     "trackio": lambda: TrackioTracker(TrackioConfig()),
 }
 

@@ -29,7 +29,7 @@ def test_a_store_that_refuses_ends_the_tracker_and_not_the_run(tracker: str, tra
 def test_a_server_that_does_not_answer_is_given_up(
     tracker: str, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A port that takes connections and says nothing."""
+    """A port that accepts connections and never responds."""
     monkeypatch.setattr(launch, "Trackers", lambda trackers, note: Trackers(trackers, note=note, deadline_seconds=1.0))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A short real training with each tracker, failing and resumed; what it has recorded is read back from its store."""
+"""A short real training run with each tracker, failed and resumed; its records are read back from the store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import readers
 from readers import READERS, Points
 
-# A step that was logged again has both values, except where the library forgets the first.
+# A step that was logged twice has both values, unless the library discards the first.
 REPEATED = {"tensorboard": [1, 2, 3, 4]}
 
 
 def logged(run: Any) -> Points:
-    """What the lines of a run say was logged, in the form of the readers."""
+    """Expected metrics, from the lines of a run, in the readers' format."""
     points: Points = {}
     for row in [*run.lines("metrics"), *run.lines("timings")]:
         for name, value in row.items():
@@ -39,7 +39,7 @@ def assert_recorded_last(recorded: Points, expected: Points) -> None:
 
 @pytest.mark.parametrize("tracker", READERS)
 def test_a_training_and_its_resume_are_one_run(tracker: str, train: Callable[..., Any]) -> None:
-    """It fails in step 4, after a checkpoint at step 2 and the metrics of step 3."""
+    """The run fails in step 4, after a checkpoint at step 2 and the metrics of step 3."""
     read = READERS[tracker]
     first = train(tracker, fails_at=4)
     assert first.error is not None
@@ -119,7 +119,7 @@ def about_tensorboard(run_dir: Path) -> dict[str, Any]:
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import plugin_data_pb2
 
-    events = EventAccumulator(str(run_dir / "trackers" / "tensorboard"))  # what TensorBoard shows
+    events = EventAccumulator(str(run_dir / "trackers" / "tensorboard"))  # the values that TensorBoard shows
     events.Reload()
     content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     started = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info

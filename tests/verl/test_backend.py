@@ -1,4 +1,4 @@
-"""The backend in this process, with servers of their own: weights, versions, checkpoints, and what breaks it."""
+"""The backend in this process, with separated servers: weights, versions, checkpoints and failures."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ FAST = ("optimizer.learning_rate=0.001", "optimizer.warmup_steps=0")
 
 @dataclass
 class Session:
-    """A backend with its servers, on an event loop that lives as long.
+    """A backend with its servers, and an event loop with the same lifetime.
 
     Attributes:
-        backend: Trains and publishes.
-        engine: Samples.
-        parser: Of both.
-        run: Runs a coroutine to its end.
+        backend: Backend that trains and publishes.
+        engine: Engine that samples.
+        parser: Parser of both.
+        run: Function that runs a coroutine to completion.
     """
 
     backend: VerlBackend
@@ -92,7 +92,7 @@ class Session:
         return found
 
     def train(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
-        """One optimizer step, in two passes."""
+        """Takes one optimizer step, in two passes."""
         proximal, reference = self.logprobs(samples, "proximal"), self.logprobs(samples, "reference")
         whole = [
             TrainingSample.model_validate({**dict(s), "proximal_logprobs": p, "reference_logprobs": r})
@@ -167,7 +167,7 @@ def test_the_reference_stays_and_so_do_the_weights_of_the_last_sync(session: Ses
     current = session.logprobs(samples)
     assert greatest(session.logprobs(samples, "proximal"), at_sync) == 0
     assert greatest(current, at_sync) > 1000 * GREATEST_GAP
-    assert greatest(session.logprobs(samples), current) == 0  # the detour left nothing behind
+    assert greatest(session.logprobs(samples), current) == 0  # the temporary weights have no lasting effect
     assert greatest(session.logprobs(samples, "reference"), reference) == 0
     assert greatest(reference, at_sync) > 1000 * GREATEST_GAP
 
@@ -192,7 +192,7 @@ def test_a_completion_goes_on_over_a_weight_sync(session: Session) -> None:
     assert output.logprobs is not None
     (current,) = session.logprobs(session.sampled([output]))
     gaps = np.abs(current - output.logprobs)
-    # The tokens up to the sync are the old weights', all that follow are the new ones'.
+    # The old weights sampled the tokens up to the sync, the new weights all later ones.
     old = int(np.flatnonzero(gaps > GREATEST_GAP).max()) + 1
     assert 0 < old < 200
     assert gaps[old:].max() <= GREATEST_GAP
@@ -248,7 +248,7 @@ def test_servers_that_did_not_get_the_weights_end_the_run(session: Session, monk
 
 def test_workers_see_the_plugins_of_this_process(session: Session) -> None:
     def seen(plugins: PluginManager) -> dict[str, list[str]]:
-        """Every plugin with its version and state, and every record that can be selected."""
+        """Every plugin with its version and state, and every provider record."""
         records = [
             f"{kind.kind} {name}: {provided.record} of {provided.plugin.label}"
             for kind in KINDS
@@ -284,7 +284,7 @@ def test_a_weight_sync_that_hangs_has_a_deadline(session: Session) -> None:
 
 
 def test_a_dead_server_and_a_dead_trainer_are_named(session: Session) -> None:
-    """The last one: afterwards there is nothing left to test."""
+    """Must run last, because it leaves nothing to test."""
 
     async def ask_and_kill() -> None:
         asked = asyncio.create_task(session.sample(4, 400, stop=False))
@@ -297,7 +297,7 @@ def test_a_dead_server_and_a_dead_trainer_are_named(session: Session) -> None:
     with pytest.raises(RunError, match="a vLLM server died"):
         session.run(ask_and_kill())
     samples = session.sampled([TokenOutput(token_ids=token_ids([5]), finish_reason="length", weight_version=0)])
-    for worker in processes("ray::PolicyWorker"):  # the trainer and the reference
+    for worker in processes("ray::PolicyWorker"):  # trainer and reference
         os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(RunError, match=r"computing log-probabilities: trainer 0(, [^:]+)? died"):
         session.run(asyncio.wait_for(session.backend.compute_logprobs(samples), 60))

@@ -1,4 +1,4 @@
-"""Backend and engine, colocated, held to the contracts of the core by its public checks."""
+"""The colocated backend and its engine, checked against their contracts with the core's public checks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Our estimators, losses, corrections and aggregations against those of verl, on random batches.
+"""Our estimators, losses, corrections and aggregations, compared with verl's on random batches.
 
-verl pads sequences to rows ``(batch, tokens)`` with a mask; ours come one after another.
+verl pads sequences to rows ``(batch, tokens)`` with a mask; we concatenate them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PLUGINS = PluginManager.from_environment(no_plugins=True)
 
 
 def ours(kind: type[providers.Provider], name: str, options: Mapping[str, Any] | None = None) -> Any:
-    """A piece of the core by its name in a run file."""
+    """A component of the core, by its name in a run file."""
     return PLUGINS.load(PLUGINS.select(kind, name))(options)
 
 
 class Batch:
-    """Random sequences of 1 to ``TOKENS`` tokens, in groups, as rows and one after another."""
+    """Random sequences of 1 to ``TOKENS`` tokens, in groups, both as rows and concatenated."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -55,17 +55,17 @@ class Batch:
         self.starts = np.cumsum([0, *self.lengths[:-1]])
 
     def flat(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """``(tokens,)`` of what is not padding in ``(batch, tokens)``."""
+        """``(tokens,)`` values of ``(batch, tokens)`` that are not padding."""
         return rows[self.mask.numpy() > 0]
 
     def token_level_rewards(self) -> torch.Tensor:
-        """As verl takes them: the reward at the last token, penalties anywhere."""
+        """Rewards in verl's format: the reward at the last token, penalties anywhere."""
         rewards = self.penalties.copy()
         rewards[np.arange(len(self.lengths)), self.lengths - 1] += self.rewards
         return torch.from_numpy(rewards)
 
     def groups(self) -> list[TrajectoryGroup]:
-        """As our estimators take them."""
+        """Input in the format of our estimators."""
         trajectories = [
             Trajectory(
                 steps=[
@@ -93,7 +93,7 @@ class Batch:
         ]
 
     def loss_inputs(self, dtype: torch.dtype = torch.float64) -> LossInputs:
-        """As our losses take them, with a gradient."""
+        """Input in the format of our losses, with a gradient."""
         sequences = np.repeat(np.arange(len(self.lengths)), self.lengths)
         current, old, advantages = (
             torch.from_numpy(self.flat(rows)).to(dtype) for rows in (self.current, self.old, self.advantages)
@@ -102,7 +102,7 @@ class Batch:
 
 
 def spread(credits: list[list[Credit]], lengths: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """``(tokens,)`` of what our estimators return."""
+    """``(tokens,)`` advantages from the result of our estimators."""
     flat = [credit for group in credits for credit in group]
     parts = [np.concatenate(c) if isinstance(c, list) else np.repeat(c, n) for c, n in zip(flat, lengths, strict=True)]
     return np.concatenate(parts)
@@ -222,7 +222,7 @@ def test_weights_of_corrections(seed: int, name: str, options: Any, level: str, 
 @pytest.mark.parametrize(
     ("name", "options", "mode", "threshold"),
     [
-        # verl bounds k1, the mean of -log rho: its bounds are the reciprocals of ours, which bound rho.
+        # verl bounds k1, the mean of -log rho; we bound rho. Its bounds are therefore the reciprocals of ours.
         ("geometric_rejection", {"low": 0.9, "high": 1.1}, "seq_mean_k1", f"{1 / 1.1}_{1 / 0.9}"),
         ("k3_rejection", {"limit": 0.04}, "seq_mean_k3", 0.04),
     ],

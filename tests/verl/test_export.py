@@ -1,4 +1,4 @@
-"""``rllm-core verl-export``: what two FSDP2 ranks have saved, loaded by transformers; and what it refuses to read."""
+"""``rllm-core verl-export``: checkpoints of two FSDP2 ranks, loaded by transformers, and rejected checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHARD = f"backend/actor/model_world_size_{RANKS}_rank_0.pt"
 
 @pytest.fixture(scope="module")
 def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What ``training_rank.py`` writes: ``checkpoint``, and the weights in it as ``updated.safetensors``."""
+    """Output of ``training_rank.py``: ``checkpoint``, and its weights as ``updated.safetensors``."""
     folder = tmp_path_factory.mktemp("trained")
     shared = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
@@ -69,7 +69,7 @@ def write_checkpoint(run: Path, step: int, weights: Path, strategy: str = "fsdp2
 
 @pytest.fixture
 def saved(trained: Path, tmp_path: Path) -> Path:
-    """A checkpoint folder, the only one of its run."""
+    """A checkpoint folder, the only one in its run."""
     return write_checkpoint(tmp_path / "run", 7, trained / "checkpoint")
 
 
@@ -77,7 +77,7 @@ def saved(trained: Path, tmp_path: Path) -> Path:
 def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("exported")
     run, folder = root / "run", root / "model"
-    write_checkpoint(run, 6, trained / "checkpoint" / "huggingface")  # an older one, without weights
+    write_checkpoint(run, 6, trained / "checkpoint" / "huggingface")  # older checkpoint, without weights
     newest = write_checkpoint(run, 7, trained / "checkpoint")
     result = CliRunner().invoke(command, [str(run), str(folder), "--json"])
     assert result.exit_code == 0, result
@@ -112,7 +112,7 @@ def test_the_model_says_what_the_trainer_said(exported: Path, trained: Path) -> 
     reports = [json.loads((trained / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
     expected = torch.tensor([row for report in reports for row in report["logprobs_after_update"]])
     present = rows["attention_mask"][:, rows["prompts"].shape[1] :] > 0
-    # Weights of 8 bits of mantissa instead of 24.
+    # bfloat16 weights have a mantissa of 8 bits instead of 24.
     torch.testing.assert_close(logprobs[present], expected[present], rtol=0, atol=0.03)
 
 
@@ -174,7 +174,7 @@ def test_a_run_without_a_complete_checkpoint_says_so(saved: Path, tmp_path: Path
     (saved / "manifest.json").unlink()
     with pytest.raises(ConfigError, match=r"run folder .*run has no complete checkpoint"):
         export(tmp_path / "run", tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"runs is no folder; name a run folder"):
+    with pytest.raises(ConfigError, match=r"runs is not a folder; name a run folder"):
         export(tmp_path / "runs", tmp_path / "model")
 
 
@@ -195,7 +195,7 @@ def test_nothing_is_overwritten(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"notes.txt exists and is not an empty folder"):
         export(saved, target / "notes.txt")
     (tmp_path / "other.partial").mkdir()
-    with pytest.raises(ConfigError, match=r"other.partial is what an interrupted export has left"):
+    with pytest.raises(ConfigError, match=r"other.partial exists: another export is running or was interrupted"):
         export(saved, tmp_path / "other")
     assert (target / "notes.txt").read_text() == "mine"
 

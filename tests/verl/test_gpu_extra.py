@@ -1,4 +1,4 @@
-"""The extra ``gpu`` against what the installed verl says in its own extras."""
+"""The extra ``gpu``, compared with the extras of the installed verl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes to the workers: rows, balanced over ranks and without padding, and the environment of their processes."""
+"""Input of the workers: rows, balanced over ranks and without padding, and environment variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_SETTINGS: dict[str, Any] = {"temperature": 1.0}
 
 
 def sample(rng: np.random.Generator, prompt: int, *turns: int) -> TrainingSample:
-    """Turns of these many tokens, two foreign ones behind each; a third of all tokens is the padding id."""
+    """A sample with turns of the given lengths, each followed by two environment tokens; a third are the padding id."""
     spans, end = [], prompt
     for length in turns:
         spans.append((end, end + length))
@@ -55,7 +55,7 @@ def test_rows_reach_verl_without_padding_and_come_back_in_order(
         np.testing.assert_array_equal(sent[row], each.token_ids[: each.turn_spans[-1][1]])
     left = set(range(len(sent))) - set(rows.row_of_sample.tolist())
     assert all(rows.tensors["response_mask"][row].sum() == 0 for row in left)
-    # A model says at each token how likely the next one is; verl's own way back from there.
+    # A model scores the next token at each position; this is verl's own conversion back.
     said = [torch.zeros(len(tokens)) for tokens in sent]
     for each, row in zip(samples, rows.row_of_sample, strict=True):
         said[row][np.flatnonzero(each.loss_mask) - 1] = torch.tensor(each.logprobs)

@@ -1,4 +1,4 @@
-"""Run files: the examples are right, bad ones are refused in one line, one for ``local`` needs other hardware only."""
+"""Run files: valid examples, one-line errors for invalid ones, and the step from ``local`` to ``verl``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = sorted((REPOSITORY / "plugins" / "rllm-verl" / "examples").glob("*.toml"))
 COMMAND = Path(sys.executable).with_name("rllm-core")
 
-# The starter task for backend local; its hardware is [local], and for verl [verl].
+# The starter task for backend local. Its hardware section is [local], or [verl] for verl.
 SORT = """
 workflow = "sort"
 backend = "{backend}"
@@ -71,7 +71,7 @@ release_memory = false
 
 
 def dry_run(path: Path) -> dict[str, Any]:
-    """What ``rllm-core train PATH --dry-run`` prints."""
+    """Output of ``rllm-core train PATH --dry-run``."""
     done = CliRunner().invoke(cli, ["train", str(path), "--dry-run", "--json"], obj=Session(), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
@@ -84,12 +84,12 @@ def plugins() -> PluginManager:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The examples
+# Examples
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_valid_without_devices_or_network(path: Path) -> None:
-    machines, devices = re.match(r"(\d+)x(\d+)-", path.name).groups()  # type: ignore[union-attr]  # or it is misnamed
+    machines, devices = re.match(r"(\d+)x(\d+)-", path.name).groups()  # type: ignore[union-attr]  # fails if misnamed
     [cluster] = [line for line in dry_run(path)["not_checked"] if line.startswith("Ray cluster")]
     assert cluster.endswith(f"whether it has {int(machines) * int(devices)} cuda devices")
 
@@ -162,7 +162,7 @@ def test_a_run_file_for_local_needs_another_backend_and_its_hardware_only(sort: 
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What is refused
+# Rejected settings
 
 
 @pytest.mark.parametrize("version", ["0.7.1", "0.8.0", "0.9.0", "0.10.0.dev0", "0.10.0", "1.0"])
@@ -215,13 +215,13 @@ REFUSED = {
     "top_k": (["rollout.top_k=40"], "rollout.top_p = 1, rollout.top_k = 40: must be 1 and 0"),
     "bypass of what is recomputed": (
         ["verl.old_logprob=bypass"],
-        "verl.old_logprob = 'bypass' does not go with algorithm.proximal_policy = 'forward': "
-        "set the one to 'recompute' or 'last_sync', or the other to 'rollout'",
+        "verl.old_logprob = 'bypass' cannot be used with algorithm.proximal_policy = 'forward': "
+        "set verl.old_logprob to 'recompute' or 'last_sync', or algorithm.proximal_policy to 'rollout'",
     ),
     "recomputing what is bypassed": (
         ["verl.old_logprob=recompute", "algorithm.proximal_policy=rollout"],
-        "verl.old_logprob = 'recompute' does not go with algorithm.proximal_policy = 'rollout': "
-        "set the one to 'bypass', or the other to 'forward'",
+        "verl.old_logprob = 'recompute' cannot be used with algorithm.proximal_policy = 'rollout': "
+        "set verl.old_logprob to 'bypass', or algorithm.proximal_policy to 'forward'",
     ),
     "weights that Megatron does not keep": (
         ["verl.old_logprob=last_sync", "verl.strategy=megatron"],
@@ -234,7 +234,7 @@ REFUSED = {
     ),
     "a setting of verl's that the run file has": (
         ['verl.overrides={ "actor_rollout_ref.actor.optim.lr" = 0.1 }'],
-        "verl.overrides.'actor_rollout_ref.actor.optim.lr': the run file says this elsewhere",
+        "verl.overrides.'actor_rollout_ref.actor.optim.lr': another setting of the run file controls this key",
     ),
 }
 
@@ -250,7 +250,11 @@ def test_what_cannot_work_is_refused(name: str, sort: Path, plugins: PluginManag
 @pytest.mark.parametrize(
     ("described", "parser", "message"),
     [
-        ({"vision_config": {}, "text_config": {"max_position_embeddings": 64}}, "renderer", "parser = 'renderer' does"),
+        (
+            {"vision_config": {}, "text_config": {"max_position_embeddings": 64}},
+            "renderer",
+            "parser = 'renderer' cannot",
+        ),
         ({"model_type": "qwen3"}, "chat_template", "verl.max_model_tokens is not set"),
     ],
 )

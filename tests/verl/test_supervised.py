@@ -1,4 +1,4 @@
-"""Supervised training both ways: verl's own trainer on our rows, and our workflow on verl's workers."""
+"""Supervised training in both directions: verl's trainer on our rows, and our workflow on verl's workers."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from rllm_core.types import TrainingSample
 
 ROWS, BATCH = 200, 20
 PLACE = {"path": "pkg://rllm_verl.supervised", "name": "SupervisedDataset"}
-# The first steps of AdamW move every weight by the learning rate, whatever the gradient: where two attention kernels
-# round a gradient near zero to different signs, weights differ by twice that.
+# The first steps of AdamW move every weight by the learning rate, whatever the gradient's size. If two attention
+# kernels round a gradient near zero to different signs, weights differ by twice the learning rate.
 STEP_TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
 def marked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The starter's folder, with a template that marks what the assistant says."""
+    """Folder of the starter model, with a chat template that marks assistant text."""
     folder = tmp_path_factory.mktemp("marked") / "model"
     shutil.copytree(model, folder)
     template = folder / "chat_template.jinja"
@@ -60,7 +60,7 @@ Make = Callable[..., SupervisedDataset]
 
 @pytest.fixture
 def make(model: Path) -> Make:
-    """``make(path, **data)``: the dataset, as verl's trainer makes it."""
+    """``make(path, **data)``: creates the dataset as verl's trainer does."""
 
     def made(path: Path | Sequence[Path], *, folder: Path = model, most: int = -1, **data: Any) -> SupervisedDataset:
         files = [str(one) for one in path] if isinstance(path, list) else str(path)
@@ -150,7 +150,7 @@ def test_truncated_rows(make: Make, tmp_path: Path, truncation: str, kept: slice
 
 
 def test_a_row_never_begins_with_a_learnt_token(make: Make, tmp_path: Path) -> None:
-    """verl shifts the masks of a batch by one token, so the first one's would fall on the row before."""
+    """verl shifts the masks of a batch by one token, which would move a row's first one to the row before."""
     path = written(tmp_path / "rows.jsonl", conversations(3))
     assert all(mask[-2:] == [1, 1] for _, mask in rows_of(make(path)))
     assert [mask for _, mask in rows_of(make(path, truncation="left", max_length=2))] == [[0, 1]] * 3
@@ -160,8 +160,8 @@ def test_a_row_never_begins_with_a_learnt_token(make: Make, tmp_path: Path) -> N
     ("row", "data", "complaint"),
     [
         ({"messages": []}, {}, "rows.jsonl line 1: it has no messages"),
-        ({}, {"max_length": 5}, r"line 1 has \d+ tokens, and data.max_length = 5: raise it, shorten the row, or set"),
-        ({"weight": 0.5}, {}, "line 1: weight = 0.5, and verl's trainer has no weights"),
+        ({}, {"max_length": 5}, r"line 1 has \d+ tokens, but data.max_length = 5: raise it, shorten the row, or set"),
+        ({"weight": 0.5}, {}, "line 1: weight = 0.5, but verl's trainer does not support weights"),
         ({}, {"rllm": {"method": "some"}}, 'data.rllm.method = "some": must be'),
         ({}, {"rllm": {"methd": "stepwise"}}, "unknown key 'data.rllm.methd'"),
         ({}, {"rllm": {"parser": "nope"}}, "no parser named 'nope'"),
@@ -186,7 +186,7 @@ def free_port() -> int:
 
 
 def samples_of(dataset: SupervisedDataset, indices: Sequence[int]) -> list[TrainingSample]:
-    """Rows as what backend ``local`` trains."""
+    """Rows in the format that backend ``local`` trains."""
     samples = []
     for index in indices:
         row = dataset[index]
@@ -207,7 +207,7 @@ def samples_of(dataset: SupervisedDataset, indices: Sequence[int]) -> list[Train
 
 
 def loss_on_local(model: Path, samples: Sequence[TrainingSample]) -> float:
-    """Loss per learnt token of the model before any step."""
+    """Loss per target token before any step."""
     trainer = Trainer(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).train(False),
         loss=CrossEntropy(),

@@ -1,4 +1,4 @@
-"""The starter task trained through the command line: real verl, real vLLM, real weight sync, real kills."""
+"""Training on the starter task through the command line, with real verl, vLLM, weight syncs and kills."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from verl_runs import ASYNCHRONOUS, Run, verify
 
 RAY = Path(sys.executable).with_name("ray")
 GREATEST_GAP = 1e-5
-# On average it is below 1e-5 always, or the run ends (`verl.sync_tolerance`). A policy that has learnt gives single
-# tokens a log-probability of -10 and less, where two attention kernels round apart by more: 1.3e-5 in one run of 5.
+# The mean is always below 1e-5, or the run ends (`verl.sync_tolerance`). A trained policy gives some tokens a
+# log-probability of -10 or less, where two attention kernels differ more: by 1.3e-5 in one run of 5.
 GREATEST_GAP_LEARNT = 3e-5
 STEPS = 40
-# By how much the mean reward of the last 10 steps must exceed that of the first 10. Chance moves such a mean of 1280
-# rewards by about 0.01.
+# Required increase of the mean reward from the first 10 to the last 10 steps. Chance moves such a mean of 1280 rewards
+# by about 0.01.
 MARGIN = 0.1
 COLOCATED: tuple[str, ...] = ()
 HOT = (*ASYNCHRONOUS, "training.partial_rollout=true")
@@ -34,7 +34,7 @@ CHECKPOINTED = ("training.steps=9", "training.checkpoint_every_steps=1", "rollou
 
 
 def complete(run: Run, steps: int, greatest_gap: float = GREATEST_GAP) -> list[dict[str, float]]:
-    """The metrics of a run that did what was planned, checked for what every run must show."""
+    """Metrics of a completed run, after checks that every run must pass."""
     assert run.wait() == 0, run.printed()
     checked = verify(run.path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -48,9 +48,9 @@ def complete(run: Run, steps: int, greatest_gap: float = GREATEST_GAP) -> list[d
 
 
 def test_killed_with_its_server_killed_itself_and_stopped_a_run_goes_on(model: Path, tmp_path: Path) -> None:
-    """Colocated: the server is killed, then the driver, then it is asked to stop.
+    """Colocated: kills the server, then the driver, then asks the run to stop.
 
-    Each resumed run goes on exactly behind the last checkpoint.
+    Each resumed run continues exactly after the last checkpoint.
     """
     path = tmp_path / "run"
     run = Run.start(path, model, *CHECKPOINTED)
@@ -80,7 +80,7 @@ def test_killed_with_its_server_killed_itself_and_stopped_a_run_goes_on(model: P
 
 @pytest.mark.parametrize(("overrides", "seed"), RUNS)
 def test_the_starter_task_is_learnt(model: Path, tmp_path: Path, overrides: tuple[str, ...], seed: int) -> None:
-    """One seed, asynchronously, in ``make test-verl``; the others in ``make verl-seeds``, which nothing else starts."""
+    """One seed, asynchronously, in ``make test-verl``; the others only in ``make verl-seeds``."""
     sizes = ("training.groups_per_step=8", "training.rollouts_per_group=16")
     run = Run.start(tmp_path / "run", model, f"training.steps={STEPS}", f"training.seed={seed}", *sizes, *overrides)
     metrics = complete(run, STEPS, GREATEST_GAP_LEARNT)
@@ -93,7 +93,7 @@ def test_the_starter_task_is_learnt(model: Path, tmp_path: Path, overrides: tupl
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    """The address of a Ray cluster that somebody else started."""
+    """Address of a Ray cluster that the run did not start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

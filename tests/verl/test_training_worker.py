@@ -1,4 +1,4 @@
-"""verl's ``TrainingWorker`` under FSDP2 on the CPU: against Hugging Face, against itself resumed, and on two ranks."""
+"""verl's ``TrainingWorker`` under FSDP2 on the CPU, compared with Hugging Face, after a resume, and on two ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN_SECONDS = 180
 
 @dataclass(frozen=True)
 class Report:
-    """What the ranks of one group wrote, in the order of the rows."""
+    """Output of the ranks of one group, in row order."""
 
     folder: Path
     ranks: tuple[dict[str, Any], ...]
@@ -35,7 +35,7 @@ class Report:
 
 
 def train(model: Path, folder: Path, ranks: int) -> Report:
-    """Run the ranks to their end; one that fails takes the others with it."""
+    """Runs all ranks to completion; if one fails, stops the others."""
     command = [sys.executable, str(SUPPORT / "training_rank.py"), str(model), str(folder)]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "DIST_INIT_METHOD": f"file://{folder}/rendezvous"}
     processes = []

@@ -1,6 +1,6 @@
-"""rllm-tinker: backend ``tinker``, which trains and samples through the tinker SDK, and the parser that goes with it.
+"""Backend ``tinker``, which trains and samples through the tinker SDK, and its parser.
 
-Importing this imports no SDK: the classes behind the records are loaded when they are selected.
+Importing this module does not import the SDK; the classes behind the records load when they are selected.
 """
 
 from rllm_core import hookimpl
@@ -20,7 +20,7 @@ def backends() -> list[Backend]:
         Backend(
             name="tinker",
             load="rllm_tinker.backend:TinkerBackend",
-            summary="LoRA through the tinker SDK: the hosted service, or a server of your own (base_url).",
+            summary="LoRA training through the tinker SDK, on the hosted service or your own server (base_url).",
             config="rllm_tinker.config:TinkerConfig",
             default_parser="tinker",
         )
@@ -35,6 +35,6 @@ def parsers() -> list[Parser]:
             name="tinker",
             load="rllm_tinker.parser:TinkerParser",
             config="rllm_tinker.config:TinkerConfig",
-            summary="Tinker's own renderers, one per model family; needs rllm-tinker[cookbook].",
+            summary="Tinker's renderers, one per model family; needs rllm-tinker[cookbook].",
         )
     ]

@@ -1,4 +1,4 @@
-"""Backend ``tinker``: LoRA through the tinker SDK. The training path reads from top to bottom here."""
+"""Backend ``tinker``: LoRA through the tinker SDK. Read the training path from top to bottom."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from rllm_tinker.losses import LOSSES, ServerLoss
 from rllm_tinker.remote import Pass, RemotePolicy, grad_norm
 
 CHECKPOINT = "tinker.json"
-NO_CLIPPING = 1e6  # gradients are never that long
+NO_CLIPPING = 1e6  # no gradient norm reaches this
 
 
 @dataclass(frozen=True)
 class TinkerBatch:
-    """One pass, as the server takes it, and the samples its answer is read with.
+    """One pass in the server's format, with the samples needed to read its response.
 
     Attributes:
-        request: What is sent.
-        samples: In the same order.
+        request: Request to the server.
+        samples: Training samples, in the order of the request.
     """
 
     request: Pass
@@ -50,9 +50,9 @@ class TinkerBatch:
 
 
 class TinkerBackend(BackendProtocol[TinkerBatch]):
-    """Trains adapters on a server, hosted or of one's own.
+    """Trains LoRA adapters on a server, hosted or self-hosted.
 
-    See `rllm_tinker.losses` for what is optimised and `rllm_tinker.remote` for what happens when the server goes away.
+    See `rllm_tinker.losses` for the losses, and `rllm_tinker.remote` for recovery from a lost server.
     """
 
     name: ClassVar[str] = "tinker"
@@ -63,10 +63,10 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         self._policy: RemotePolicy | None = None
         self._engine: TinkerEngine | None = None
         self._batches: list[TinkerBatch] = []
-        self._states: list[str] = []  # of checkpoints, oldest first
+        self._states: list[str] = []  # server paths of checkpoints, oldest first
         self._step = 0
         self._recoveries = 0
-        self._version: int | None = None  # live, if no optimizer step was taken since
+        self._version: int | None = None  # live weight version; None after an optimizer step
 
     @classmethod
     def capabilities(cls, config: RunConfig) -> Capabilities:
@@ -89,30 +89,31 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         ServerLoss.of(self.config, self.tinker.scale())
         if not self.config.model.path:
             raise ConfigError(
-                "model.path is not set: set it to the model's hub name or folder; its tokenizer is read from there, "
-                "and the server knows it by that name unless tinker.base_model says otherwise"
+                "model.path is not set: set it to a Hugging Face model ID or a model folder, to read the tokenizer "
+                "from; it is also the model's name on the server, unless tinker.base_model is set"
             )
         needed = self.tinker.future_timeout_seconds + self.tinker.reconnect_timeout_seconds
         limit = self.config.training.sync_timeout_seconds
         if needed >= limit:
             raise ConfigError(
                 f"training.sync_timeout_seconds = {limit:g} must be more than tinker.future_timeout_seconds + "
-                f"tinker.reconnect_timeout_seconds = {needed:g}: a server that is lost is waited for that long"
+                f"tinker.reconnect_timeout_seconds = {needed:g}, because a weight sync may have to wait that long for "
+                "a lost server"
             )
         if self.config.rollout.temperature != 1:
             raise ConfigError(
                 f"rollout.temperature = {self.config.rollout.temperature} must be 1: Tinker servers train the "
-                "distribution at temperature 1, so at another one the policy that is trained would not be the one that "
-                "samples"
+                "distribution at temperature 1, so another value would sample from a different policy than the one "
+                "trained"
             )
         clipping = self.config.optimizer.max_grad_norm
         if self.tinker.scale() == "skyrl" and clipping < NO_CLIPPING:
             raise ConfigError(
-                f"optimizer.max_grad_norm = {clipping:g} cannot be honoured: tinker.service = 'skyrl' does not clip "
-                f"gradients; set it to {NO_CLIPPING:g}, which is no clipping"
+                f"optimizer.max_grad_norm = {clipping:g} cannot be honored: tinker.service = 'skyrl' does not clip "
+                f"gradients; set it to {NO_CLIPPING:g}, which disables clipping"
             )
         return [
-            f"{self._server().label}: whether it is there, takes the key, and has model {self._server().base_model!r}"
+            f"{self._server().label}: whether it responds, accepts the key, and has model {self._server().base_model!r}"
         ]
 
     def _server(self) -> ServerSettings:
@@ -148,7 +149,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
     # One optimizer step
 
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> TinkerBatch:
-        """See `BackendProtocol.transform_to_backend_batch`; position ``p`` is trained to say token ``p + 1``."""
+        """See `BackendProtocol.transform_to_backend_batch`; position ``p`` predicts token ``p + 1``."""
         loss = ServerLoss.of(self.config, self.tinker.scale())
         data = []
         for sample, factor in zip(samples, loss.factors(samples), strict=True):
@@ -157,7 +158,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         return TinkerBatch(Pass(data, loss.server_name, loss.settings, has_signal), samples)
 
     async def process_backend_batch(self, batch: TinkerBatch) -> None:
-        """See `BackendProtocol.process_backend_batch`; it is sent and not waited for."""
+        """See `BackendProtocol.process_backend_batch`; sends the pass without waiting for the response."""
         await self._allocated().forward_backward(batch.request)
         self._batches.append(batch)
 
@@ -219,8 +220,8 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
         """See `BackendProtocol.compute_logprobs`.
 
-        Weights change in `update_policy` only, so the proximal policy is the current one until then. The reference is
-        the base model, which every run begins with.
+        The proximal policy is the current one, because weights change only in `update_policy`. The reference is the
+        base model, from which every run starts.
         """
         data = [_datum(sample, {"weights": np.ones(sample.sampled_tokens, np.float32)}) for sample in samples]
         outputs = await self._allocated().forward(data, reference=policy == "reference")
@@ -230,23 +231,23 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
     # Weights
 
     async def on_policy_updated(self, update: PolicyUpdate) -> None:
-        """See `BackendProtocol.on_policy_updated`; nothing pauses, requests in flight are answered by old weights."""
+        """See `BackendProtocol.on_policy_updated`; nothing pauses, and requests in flight finish with old weights."""
         await self._allocated().publish(update.version)
         assert self._engine is not None
         self._engine.weight_version = self._version = update.version
 
     async def save_checkpoint(self, directory: Path) -> None:
-        """See `BackendProtocol.save_checkpoint`: the weights stay on the server, the folder holds their address."""
+        """See `BackendProtocol.save_checkpoint`: weights stay on the server, and the folder stores their path."""
         policy = self._allocated()
         path = await policy.save(self.tinker.checkpoint_ttl_seconds)
         state = {"path": path, "step": self._step, "base_model": self.tinker.base_model or self.config.model.path}
         (directory / CHECKPOINT).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-        # One more than is kept here: the newest checkpoint is not complete yet.
+        # One more than keep_checkpoints, because the newest checkpoint is not complete yet.
         states, kept = [*self._states, path], self.config.training.keep_checkpoints + 1
         self._states = [*await policy.forget(states[:-kept]), *states[-kept:]]
 
     async def load_checkpoint(self, directory: Path) -> None:
-        """See `BackendProtocol.load_checkpoint`; the optimizer's state comes with the weights."""
+        """See `BackendProtocol.load_checkpoint`; includes the optimizer state."""
         state = json.loads((directory / CHECKPOINT).read_text(encoding="utf-8"))
         try:
             await self._allocated().resume(state["path"], state["step"])
@@ -269,7 +270,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
 
     def _allocated(self) -> RemotePolicy:
         if self._policy is None:
-            raise RunError("backend 'tinker' has not been initialised")
+            raise RunError("backend 'tinker' has not been initialized")
         return self._policy
 
 
@@ -278,12 +279,12 @@ def _settings(config: RunConfig) -> TinkerConfig:
 
 
 def _end(sample: TrainingSample) -> int:
-    """What follows the last sampled token is not worth sending."""
+    """End of the last sampled token; later tokens need not be sent."""
     return sample.turn_spans[-1][1] if sample.turn_spans else len(sample.token_ids)
 
 
 def _datum(sample: TrainingSample, arrays: dict[str, Floats]) -> Any:
-    """A sample as inputs, targets, and arrays that are 0 where nothing was sampled."""
+    """Converts a sample to inputs, targets, and arrays that are 0 except on sampled tokens."""
     ids = sample.token_ids[: _end(sample)].tolist()
     sampled = sample.loss_mask[1 : len(ids)]
     spread = {}
@@ -294,10 +295,10 @@ def _datum(sample: TrainingSample, arrays: dict[str, Floats]) -> Any:
 
 
 def _sampled_logprobs(sample: TrainingSample, output: Any) -> Floats:
-    """``(sampled_tokens,)`` of what a training example gave for every position."""
+    """``(sampled_tokens,)`` log-probabilities, selected from the server's values for all positions."""
     given = np.array(output["logprobs"].data, np.float32)
     sampled = sample.loss_mask[1 : _end(sample)]
     if given.shape != sampled.shape:
-        raise RunError(f"the server gave {len(given)} log-probabilities for {len(sampled)} positions")
+        raise RunError(f"the server returned {len(given)} log-probabilities for {len(sampled)} positions")
     found: Floats = given[sampled]
     return found

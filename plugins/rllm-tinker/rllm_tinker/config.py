@@ -1,4 +1,4 @@
-"""``[tinker]``, the section that backend and parser share, and the key, which is never in it. Light: no SDK."""
+"""``[tinker]``, the section shared by backend and parser, and the API key, which is never in it. Imports no SDK."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Service = Literal["hosted", "skyrl"]
 
 KEY_VARIABLE = "TINKER_API_KEY"
 URL_VARIABLE = "TINKER_BASE_URL"
-# What the SDK accepts as a key; servers of one's own that check none get this.
+# A value that the SDK accepts as a key, for self-hosted servers that check none.
 NO_KEY = "tml-none"
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -27,54 +27,54 @@ class TinkerConfig(ParserConfig):
         str,
         Field(
             pattern=r"^(https?://[^\s/?#@]+[^\s?#@]*)?$",
-            description="Address of a Tinker-compatible server; empty is $TINKER_BASE_URL, or else the hosted service.",
+            description="URL of a Tinker-compatible server. Defaults to $TINKER_BASE_URL, or else the hosted service.",
         ),
     ] = ""
     service: Annotated[
         Literal["hosted", "skyrl"] | None,
         Field(
-            description="What answers there, because losses are scaled differently: hosted sums them over tokens; "
-            "skyrl (SkyRL's JAX engine) averages over tokens, then sequences. Required with a base_url."
+            description="How the server scales losses: hosted sums over tokens; skyrl (SkyRL's JAX engine) averages "
+            "over tokens, then over sequences. Required with base_url."
         ),
     ] = None
     base_model: Annotated[
-        str, Field(description="What the server calls the model; empty is model.path, whose tokenizer is used here.")
+        str, Field(description="Name of the model on the server. Defaults to model.path, which also has the tokenizer.")
     ] = ""
-    rank: Annotated[int, Field(ge=1, description="Rank of the adapters.")] = 32
+    rank: Annotated[int, Field(ge=1, description="LoRA rank.")] = 32
     seed: Annotated[
-        int | None, Field(ge=0, description="Seed of the adapters' first weights; unset is training.seed.")
+        int | None, Field(ge=0, description="Seed of the initial adapter weights. Defaults to training.seed.")
     ] = None
     future_timeout_seconds: Annotated[
-        Seconds, Field(description="Deadline of one request for training; then the server is taken for lost.")
+        Seconds, Field(description="Timeout of one training request, after which the server counts as lost.")
     ] = 300.0
     reconnect_timeout_seconds: Annotated[
-        Seconds, Field(description="How long a lost server is waited for before the run ends.")
+        Seconds, Field(description="How long to wait for a lost server before the run ends.")
     ] = 200.0
     recovery_every_steps: Annotated[
         int,
         Field(
             ge=1,
-            description="Optimizer steps between two states saved on the server beside the checkpoints; after a loss, "
-            "the steps since then are trained again, from memory.",
+            description="Optimizer steps between recovery states, which the server stores in addition to checkpoints. "
+            "If the server is lost, the steps since the last one are trained again, from memory.",
         ),
     ] = 25
     checkpoint_ttl_seconds: Annotated[
-        int | None, Field(ge=1, description="How long the server keeps the states of checkpoints; unset is for good.")
+        int | None, Field(ge=1, description="How long the server keeps checkpoints. Defaults to permanently.")
     ] = None
 
     def address(self) -> str:
-        """The server's; empty is the hosted one's."""
+        """URL of the server; empty for the hosted service."""
         return self.base_url or os.environ.get(URL_VARIABLE, "")
 
     def scale(self) -> Service:
-        """Whose loss scale is meant; ``hosted`` where nothing says otherwise."""
+        """Loss scale of the server; ``hosted`` by default."""
         return self.service or "hosted"
 
     def check(self) -> None:
-        """Check what goes together.
+        """Checks combinations of settings.
 
         Raises:
-            ConfigError: If it is not clear what answers at the base URL, or there is no key for it.
+            ConfigError: If the service at the base URL is not specified, or its API key is missing.
         """
         if self.address() and self.service is None:
             where = "tinker.base_url" if self.base_url else URL_VARIABLE
@@ -88,19 +88,19 @@ class TinkerConfig(ParserConfig):
 
 
 def api_key(*, is_hosted: bool) -> str:
-    """The key to use.
+    """The API key to use.
 
     Raises:
-        ConfigError: If there is none and one is needed, or it can be none.
+        ConfigError: If a required key is missing, or the key is malformed.
     """
     key = os.environ.get(KEY_VARIABLE, "").strip()
     if not key and is_hosted:
         raise ConfigError(
-            f"{KEY_VARIABLE} is not set: set it to your key of the hosted service (export {KEY_VARIABLE}=tml-...), or "
-            "set tinker.base_url to a server of your own"
+            f"{KEY_VARIABLE} is not set: set it to your key for the hosted service (export {KEY_VARIABLE}=tml-...), "
+            "or set tinker.base_url to your own server"
         )
     if key and not key.startswith(("tml-", "eyJ")):
         raise ConfigError(
-            f"{KEY_VARIABLE} does not hold a Tinker key, which begins with 'tml-'; set it to yours (not shown here)"
+            f"{KEY_VARIABLE} does not hold a Tinker key, which starts with 'tml-'; set it to yours (not shown here)"
         )
     return key or NO_KEY

@@ -1,4 +1,4 @@
-"""One session with a server: what can be had from it, each within its deadline."""
+"""One session with a server; every request has a deadline."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ CLOSE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Which server, which model, and how patient to be.
+    """Server, model and timeouts.
 
     Attributes:
-        base_url: Empty for the hosted service.
-        key: Never shown.
-        base_model: What the server calls the model.
-        rank: Of the adapters.
-        seed: Of their first weights.
-        samplers: Whose weights they have, see `rllm_tinker.remote`.
-        orders_requests: Whether an ``optim_step`` surely waits for what was sent before it.
-        future_timeout_seconds: Deadline of one request.
-        reconnect_timeout_seconds: How long a lost server is waited for.
-        recovery_every_steps: Steps between two saved states.
+        base_url: URL of the server; empty for the hosted service.
+        key: API key; never shown.
+        base_model: Name of the model on the server.
+        rank: LoRA rank.
+        seed: Seed of the initial adapter weights.
+        samplers: Source of the samplers' weights, see `rllm_tinker.remote`.
+        orders_requests: Whether an ``optim_step`` is guaranteed to wait for requests sent before it.
+        future_timeout_seconds: Timeout of one request.
+        reconnect_timeout_seconds: How long to wait for a lost server.
+        recovery_every_steps: Steps between recovery states.
     """
 
     base_url: str
@@ -52,18 +52,18 @@ class ServerSettings:
 
     @property
     def label(self) -> str:
-        """What errors call the server."""
+        """Name of the server in error messages."""
         return f"the Tinker server at {self.base_url}" if self.base_url else "the hosted Tinker service"
 
 
 class Connection:
-    """A session, which may be begun anew.
+    """A session, which can be restarted.
 
     Args:
-        settings: Where, and how patient to be.
+        settings: Server, model and timeouts.
 
     Attributes:
-        max_model_tokens: Longest prompt plus completion, if the server says.
+        max_model_tokens: Maximum length of prompt plus completion, if the server reports it.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -72,10 +72,10 @@ class Connection:
         self._service: Any = None
 
     async def open(self) -> Any:
-        """Begin the first session, and make a new model.
+        """Starts the first session, and creates a new model.
 
         Raises:
-            UserError: If the server is not there, or refuses.
+            UserError: If the server does not respond, or rejects the request.
         """
         await self._reach()
         seconds = self.settings.reconnect_timeout_seconds
@@ -88,10 +88,10 @@ class Connection:
                 f"{self.settings.label} did not answer within {seconds:g} s (tinker.reconnect_timeout_seconds)"
             ) from None
         except Lost as lost:
-            raise RunError(f"{self.settings.label} does not answer as it should: {lost}") from None
+            raise RunError(f"{self.settings.label} does not respond correctly: {lost}") from None
 
     async def _reach(self) -> None:
-        """The SDK tries for minutes to connect; that nobody listens at an address of one's own is known at once."""
+        """Fails early if nothing listens at the address of a self-hosted server; the SDK would retry for minutes."""
         url = urlsplit(self.settings.base_url)
         if not url.hostname or url.scheme in getproxies():
             return
@@ -108,11 +108,11 @@ class Connection:
             ) from None
 
     async def create(self, what: str) -> Any:
-        """A model of its own, with adapters that change nothing yet.
+        """Creates a separate model, whose initial adapters have no effect.
 
         Raises:
-            Lost: If the server does not answer.
-            UserError: If it refuses.
+            Lost: If the server does not respond.
+            UserError: If the server rejects the request.
         """
         return await self.made(f"creating {what}", self._created)
 
@@ -122,10 +122,10 @@ class Connection:
         )
 
     async def connect(self) -> None:
-        """Begin a session.
+        """Starts a session.
 
         Raises:
-            Lost: If the server does not answer.
+            Lost: If the server does not respond.
         """
         service = sdk.service_client(self.settings.base_url, self.settings.key)
         capabilities = await self.made(
@@ -142,11 +142,11 @@ class Connection:
         )
 
     async def from_state(self, path: str) -> Any:
-        """A model made from a saved state, its optimizer included.
+        """Creates a model from a saved state, including its optimizer.
 
         Raises:
-            Lost: If the server does not answer.
-            RunError: If it has no such state.
+            Lost: If the server does not respond.
+            RunError: If the server does not have the state.
         """
         try:
             return await self.made(
@@ -154,7 +154,7 @@ class Connection:
             )
         except Lost as lost:
             if "not found" in str(lost).lower():
-                raise RunError(f"{self.settings.label} has no state {path} any more ({lost})") from None
+                raise RunError(f"{self.settings.label} no longer has state {path} ({lost})") from None
             raise
 
     async def made(self, what: str, make: Callable[..., Any], *arguments: Any) -> Any:
@@ -166,7 +166,7 @@ class Connection:
         return await sdk.answer(self.settings.future_timeout_seconds, what, future)
 
     async def delete(self, path: str) -> None:
-        """Delete a saved state; one that stays costs storage, and nothing else."""
+        """Deletes a saved state. Failures are only logged, because a leftover state costs nothing but storage."""
 
         def deleted() -> Any:
             return self._service.create_rest_client().delete_checkpoint_from_tinker_path(path)
@@ -177,8 +177,8 @@ class Connection:
             logger.warning("%s", error)
 
     async def disconnect(self) -> None:
-        """End the session, if the server still answers."""
+        """Ends the session, if the server still responds."""
         if self._service is not None:
             service, self._service = self._service, None
-            with contextlib.suppress(Lost):  # it is gone already
+            with contextlib.suppress(Lost):  # the session is gone already
                 await sdk.made(CLOSE_SECONDS, "ending the session", sdk.disconnect, service)

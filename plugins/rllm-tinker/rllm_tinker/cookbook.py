@@ -1,6 +1,6 @@
-"""tinker-cookbook's renderers behind a door of our own: its version, its table of models, and the tokenizer it gets.
+"""Adapter for tinker-cookbook's renderers: supported versions, table of models, and tokenizer.
 
-The cookbook is imported when it is first needed; it brings torch along.
+The cookbook is imported on first use, because it imports torch.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from rllm_core.types import thaw
 from rllm_tinker.parser_config import INSTALL, WITHOUT, missing
 
 VERSIONS = ">=0.5.7,<0.6"
-"""Releases whose renderers are tested here: 0.5.7 goes with SDK 0.24.1, 0.5.8 with 0.38.0."""
+"""Releases whose renderers our tests cover: 0.5.7 with SDK 0.24.1, 0.5.8 with 0.38.0."""
 
-# How the families that the cookbook knows spell control tokens.
+# Spelling of control tokens in the model families that the cookbook supports.
 _CONTROL = re.compile(r"<\|[^|<>\s]+\|>|<\uff5c[^\uff5c<>\s]+\uff5c>|\[gMASK\]")
 
 Messages = list[dict[str, Any]]
 
 
 class Refused(ValueError):
-    """A renderer does not take a conversation."""
+    """A renderer rejected a conversation."""
 
 
 class Renderer(Protocol):
-    """What is used of the cookbook's renderers."""
+    """Methods of the cookbook's renderers that this package uses."""
 
     def build_generation_prompt(self, messages: Messages) -> Any:
         """The prompt as a ``ModelInput``."""
@@ -44,25 +44,25 @@ class Renderer(Protocol):
         """A whole conversation as a ``ModelInput``, and weights."""
 
     def create_conversation_prefix_with_tools(self, tools: Messages, system_prompt: str) -> Messages:
-        """What stands before a conversation that may call tools."""
+        """Messages to put before a conversation that may call tools."""
 
     def get_stop_sequences(self) -> list[str] | list[int]:
-        """What ends a turn."""
+        """Sequences that end a turn."""
 
     def parse_response(self, response: list[int]) -> tuple[Any, Any]:
-        """A message, and how it ended."""
+        """The parsed message, and how it ended."""
 
 
 class CookbookTokenizer:
-    """A tokenizer as the cookbook uses it, on top of an `Encoder`, so that protected text keeps its protection.
+    """A tokenizer with the cookbook's interface, on top of an `Encoder`, so that protected text stays protected.
 
     Args:
-        tokenizer: The parser's own; read here.
-        encoder: Its private copy.
+        tokenizer: The parser's tokenizer; only read.
+        encoder: Encoder with a private copy of the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, encoder: Encoder) -> None:
-        self.name_or_path = ""  # read by the cookbook to find a tokenizer again, which it shall not do
+        self.name_or_path = ""  # empty, so that the cookbook cannot load the tokenizer again by name
         self.bos_token: str | None = tokenizer.bos_token
         self.eos_token: str | None = tokenizer.eos_token
         self.eos_token_id: int | None = tokenizer.eos_token_id
@@ -74,19 +74,19 @@ class CookbookTokenizer:
         self._special_pattern = re.compile("|".join(longest_first) or r"(?!)")
 
     def encode(self, text: str, add_special_tokens: bool = False, split_special_tokens: bool = False) -> list[int]:
-        """See `Encoder.encode`; nothing is ever added.
+        """See `Encoder.encode`; never adds tokens.
 
         Args:
-            text: What to encode.
-            add_special_tokens: Not honoured: renderers write their own.
-            split_special_tokens: Special tokens in the text are ordinary text.
+            text: Text to encode.
+            add_special_tokens: Ignored, because renderers add their own.
+            split_special_tokens: Whether to encode special tokens in the text as ordinary text.
         """
         if split_special_tokens:
             text = self._special_pattern.sub(lambda found: self._protected[found[0]], text)
         return self._encoder.encode(text)
 
     def decode(self, token_ids: int | Sequence[int]) -> str:
-        """See `Encoder.decode`; nothing is ever left out."""
+        """See `Encoder.decode`; keeps every token."""
         return self._encoder.decode([token_ids] if isinstance(token_ids, int) else token_ids)
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
@@ -95,10 +95,10 @@ class CookbookTokenizer:
 
 
 def load_cookbook() -> None:
-    """Import the cookbook's renderers.
+    """Imports the cookbook's renderers.
 
     Raises:
-        ConfigError: If it is missing, or another version than is tested here.
+        ConfigError: If the cookbook is missing, or its version is not supported.
     """
     try:
         version = importlib.metadata.version("tinker-cookbook")
@@ -113,10 +113,10 @@ def load_cookbook() -> None:
 
 
 def recommended_renderer(model: str) -> str:
-    """What the cookbook's table recommends for a model's name.
+    """The cookbook's recommended renderer for a model's name.
 
     Raises:
-        ConfigError: If the table does not have it.
+        ConfigError: If the cookbook's table does not have the name.
     """
     table = importlib.import_module("tinker_cookbook.model_info")
     exceptions = importlib.import_module("tinker_cookbook.exceptions")
@@ -124,13 +124,13 @@ def recommended_renderer(model: str) -> str:
         return str(table.get_recommended_renderer_name(model))
     except (exceptions.ConfigurationError, KeyError, ValueError):
         raise ConfigError(
-            f"tinker-cookbook's table of models has no {model!r}; set tinker.renderer to the one that the model was "
-            f"trained with (one of {', '.join(recommended_names())}, ...)"
+            f"tinker-cookbook's table of models has no {model!r}; set tinker.renderer to the renderer that the model "
+            f"was trained with (one of {', '.join(recommended_names())}, ...)"
         ) from None
 
 
 def recommended_names() -> list[str]:
-    """The renderers that the cookbook recommends for any model; it lists no others."""
+    """Renderers that the cookbook recommends for some model; it does not list any others."""
     table = importlib.import_module("tinker_cookbook.model_info")
     models = [
         model for name in dir(table) if re.fullmatch(r"get_\w+_info", name) for model in getattr(table, name)().values()
@@ -139,10 +139,10 @@ def recommended_names() -> list[str]:
 
 
 def make_renderer(name: str, tokenizer: CookbookTokenizer) -> Renderer:
-    """One of the cookbook's renderers.
+    """Creates one of the cookbook's renderers.
 
     Raises:
-        ConfigError: If there is none of this name, or the tokenizer lacks its tokens.
+        ConfigError: If the name is unknown, or the tokenizer lacks the renderer's tokens.
     """
     renderers = importlib.import_module("tinker_cookbook.renderers")
     exceptions = importlib.import_module("tinker_cookbook.exceptions")
@@ -157,7 +157,7 @@ def make_renderer(name: str, tokenizer: CookbookTokenizer) -> Renderer:
             f"tinker.renderer = {name!r}{meant}: {_line(error)}; choose auto, {', '.join(names)}"
         ) from error
     except (AssertionError, ImportError, LookupError, NotImplementedError, TypeError, ValueError) as error:
-        # That is how renderers say that the tokenizer is of another family.
+        # Renderers raise these if the tokenizer belongs to another model family.
         raise ConfigError(
             f"tinker.renderer = {name!r} cannot be used with this model's tokenizer: {_line(error)}"
         ) from error
@@ -174,10 +174,10 @@ def _stops(renderer: Renderer) -> list[int]:
 
 
 def stop_token_ids(name: str, renderer: Renderer, tokenizer: CookbookTokenizer) -> tuple[int, ...]:
-    """Ids that end a turn; where a renderer has only text for that, the end of sequence if it takes it for an end.
+    """Ids that end a turn. If the renderer has only text for that, the end-of-sequence token, if it accepts that.
 
     Raises:
-        ConfigError: If there are none.
+        ConfigError: If no token ends a turn.
     """
     stops = _stops(renderer)
     eos = tokenizer.eos_token_id
@@ -192,10 +192,10 @@ def stop_token_ids(name: str, renderer: Renderer, tokenizer: CookbookTokenizer) 
 def rendered(
     renderer: Renderer, messages: Messages, tools: Messages, *, add_generation_prompt: bool = True
 ) -> list[int]:
-    """The ids of a conversation in the cookbook's own types.
+    """Renders a conversation, given in the cookbook's types, to token ids.
 
     Raises:
-        Refused: If the renderer does not take it.
+        Refused: If the renderer rejects the conversation.
     """
     exceptions = importlib.import_module("tinker_cookbook.exceptions")
     base = importlib.import_module("tinker_cookbook.renderers")
@@ -219,19 +219,19 @@ def rendered(
         TypeError,
         ValueError,
     ) as error:
-        raise Refused(f"the renderer does not take the conversation: {_line(error)}") from error
+        raise Refused(f"the renderer rejects the conversation: {_line(error)}") from error
     return ids
 
 
 def cookbook_message(plain: Mapping[str, Any], *, with_reasoning: bool) -> dict[str, Any]:
-    """A message in OpenAI's shape as one of the cookbook's.
+    """Converts a message from OpenAI's format to the cookbook's.
 
     Args:
-        plain: The message.
-        with_reasoning: Whether to keep its reasoning.
+        plain: Message to convert.
+        with_reasoning: Whether to keep the message's reasoning.
 
     Raises:
-        ConfigError: If it holds something else than text.
+        ConfigError: If the message contains anything but text.
     """
     renderers = importlib.import_module("tinker_cookbook.renderers")
     text = _text(plain.get("content"))
@@ -268,7 +268,7 @@ def _text_of_part(part: Any) -> str:
 
 
 def cookbook_tool(tool: ToolSpec) -> dict[str, Any]:
-    """A tool, flat or in OpenAI's envelope, as the cookbook has it; keys keep their order, because it is printed."""
+    """Converts a tool, flat or in OpenAI's envelope, to the cookbook's format; keeps key order, which is printed."""
     function: dict[str, Any] = thaw(dict(tool.get("function", tool)))
     function.setdefault("description", "")
     function.setdefault("parameters", {"type": "object", "properties": {}})

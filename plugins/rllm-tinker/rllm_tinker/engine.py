@@ -1,4 +1,4 @@
-"""The rollout engine: whole groups in one request, from the sampler of the live version."""
+"""Rollout engine: samples whole groups in one request, with the live weight version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rllm_tinker import sdk
 from rllm_tinker.remote import RemotePolicy, Sampler
 from rllm_tinker.sdk import Busy, Lost
 
-# Of the core's own deadline of a request, so that the engine is the one who notices and reconnects.
+# Share of the core's request timeout, so that the engine notices a timeout first and reconnects.
 DEADLINE_SHARE = 0.95
 MAX_SEED = 2**31 - 1
 
@@ -33,15 +33,15 @@ MAX_SEED = 2**31 - 1
 class TinkerEngine(RolloutEngine):
     """Samples from a policy on a server.
 
-    Every request is answered by the sampler it was sent to, and stamped with that one's version; new weights are there
-    from the next request on, so that nothing pauses (``training.partial_rollout``). A request whose server is lost ends
-    its rollouts as ``engine_error``; the policy is made again before the next one is sent.
+    The sampler that receives a request also completes it, and sets its weight version. New weights apply from the next
+    request on, so nothing pauses (``training.partial_rollout``). If the server loses a request, its rollouts end as
+    ``engine_error``, and the policy is restored before the next request.
 
     Args:
-        policy: On the server.
-        parser: Whose tokens it takes.
-        vocabulary_size: Ids must be smaller: servers are known to loop for ever on others.
-        request_timeout_seconds: The core's deadline of a request.
+        policy: Policy on the server.
+        parser: Parser of the prompts.
+        vocabulary_size: Upper bound of token ids, exclusive; some servers loop forever on ids outside it.
+        request_timeout_seconds: The core's timeout of a request.
     """
 
     name: ClassVar[str] = "tinker"
@@ -62,12 +62,12 @@ class TinkerEngine(RolloutEngine):
 
     @property
     def supports_token_in_token_out(self) -> bool:
-        """True."""
+        """Always true."""
         return True
 
     @property
     def max_model_tokens(self) -> int | None:
-        """What the server says, if it does."""
+        """Maximum length of prompt plus completion, if the server reports it."""
         return self.policy.max_model_tokens
 
     async def get_token_output_from_token_input(
@@ -87,7 +87,7 @@ class TinkerEngine(RolloutEngine):
         seeds: Sequence[int],
         is_validation: bool = False,
     ) -> list[TokenOutput]:
-        """See `RolloutEngine`; one request, whose one seed stands for all of them."""
+        """See `RolloutEngine`; sends one request, with one seed derived from all seeds."""
         prompt_ids = text_only(token_input, f"engine {self.name!r}")
         self.check_prompt(prompt_ids, sampling_params.max_response_tokens)
         settings = sdk.sampling_params(
@@ -104,14 +104,14 @@ class TinkerEngine(RolloutEngine):
 
         sampler, found = await self._answer("sample", ask)
         if len(found.sequences) != len(seeds):
-            raise EngineError(f"{len(found.sequences)} completions came back instead of {len(seeds)}")
+            raise EngineError(f"the server returned {len(found.sequences)} completions instead of {len(seeds)}")
         return [self._output(sequence, sampler.version) for sequence in found.sequences]
 
     def _output(self, sequence: Any, version: int) -> TokenOutput:
         ids = token_ids(sequence.tokens)
         if len(ids) and int(ids.max()) >= self.vocabulary_size:
             raise EngineError(
-                f"the server sampled token id {int(ids.max())}, and the tokenizer has {self.vocabulary_size}"
+                f"the server sampled token id {int(ids.max())}, but the tokenizer has {self.vocabulary_size} tokens"
             )
         return TokenOutput(
             token_ids=ids,
@@ -134,7 +134,7 @@ class TinkerEngine(RolloutEngine):
         await self.policy.ready()
         sampler = self.policy.sampler
         if sampler is None:
-            raise RunError(f"engine {self.name!r} samples nothing before weights are published")
+            raise RunError(f"engine {self.name!r} cannot sample before weights are published")
         try:
             with sampler:
                 return sampler, await sdk.answer(self._deadline_seconds, what, ask(sampler))
@@ -142,7 +142,7 @@ class TinkerEngine(RolloutEngine):
             self.policy.doubt()
             raise
         except RunError as error:
-            raise EngineError(str(error)) from None  # this request is refused; others need not be
+            raise EngineError(str(error)) from None  # the server rejected this request only
         except Busy as busy:
             raise EngineBusy(str(busy)) from None
         except Lost as lost:

@@ -1,8 +1,8 @@
-"""Which of the core's losses a server computes, and how samples are weighed so that it computes *exactly* these.
+"""Losses of the core that servers compute, and the sample weights that make them *exactly* equal.
 
-A step's loss is ``sum_t w_s l_t / D`` (`rllm_core.algorithms.aggregation`): ``l_t`` the loss of a sampled token,
-``w_s`` the weight of its sequence, ``D`` a count of the step. Every loss here is positively homogeneous in the
-advantage, ``l(c A) = c l(A)`` for ``c > 0``, so a factor on the advantage is a factor on the token. What servers do:
+A step's loss is ``sum_t w_s l_t / D`` (`rllm_core.algorithms.aggregation`), where ``l_t`` is the loss of a sampled
+token, ``w_s`` the weight of its sequence, and ``D`` a count over the step. Every loss here is positively homogeneous in
+the advantage, ``l(c A) = c l(A)`` for ``c > 0``, so scaling the advantage scales the token's loss. Servers compute:
 
 =======  =================================  ================================
 service  gradient of the optimizer step     so advantages are multiplied by
@@ -12,10 +12,10 @@ skyrl    ``1/N sum_s 1/n_s sum_t grad l_t`` ``w_s n_s N / D``
 =======  =================================  ================================
 
 with ``n_s`` sampled tokens in sequence ``s`` (sent as ``weights``, 1 on sampled tokens) and ``N`` sequences since the
-last optimizer step. ``D`` is ``N`` for the aggregations over sequences, so that with skyrl their factor does not depend
-on the rest of the step, and its passes may go out while groups still arrive. Everywhere else a step is one pass.
+last optimizer step. For aggregations over sequences, ``D`` is ``N``. With skyrl their factor therefore does not depend
+on the rest of the step, so passes can be sent while groups still arrive. Otherwise, a step is one pass.
 
-How the losses are spelt (``r`` is the ratio to the policy before):
+Losses on the server (``r`` is the ratio to the old policy):
 
 =======================  ======================================  ======================================================
 ``algorithm.loss``       formula                                 on the server
@@ -29,8 +29,8 @@ How the losses are spelt (``r`` is the ratio to the policy before):
 ``cispo``                ``-stop_gradient(clip(r)) A logp``      ``cispo``, likewise
 =======================  ======================================  ======================================================
 
-The core bounds ``log r`` at +-20 in its own losses, servers do not; nothing else differs. ``dual_clip``, ``gspo`` and
-``dppo_tv`` have no counterpart and are refused, as are losses of plugins, which are written in torch.
+The only difference: the core's own losses clamp ``log r`` to +-20, servers do not. ``dual_clip``, ``gspo`` and
+``dppo_tv`` have no counterpart on servers and are rejected, as are losses of plugins, which need torch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from rllm_tinker.config import Service
 
 
 class NoOptions(Section):
-    """Losses without parameters."""
+    """Options of losses that have none."""
 
 
 class PPOClipOptions(Section):
@@ -81,14 +81,14 @@ WITHOUT_RATIO = frozenset({"reinforce", "cross_entropy"})
 
 @dataclass(frozen=True)
 class ServerLoss:
-    """A loss of the core as a server is asked for it.
+    """A loss of the core, in the server's terms.
 
     Attributes:
         name: ``algorithm.loss``.
-        service: Whose scale.
-        aggregation: How token losses are added up.
-        server_name: What the server calls it.
-        settings: Its ``loss_fn_config``.
+        service: Service whose loss scale applies.
+        aggregation: Aggregation of token losses.
+        server_name: Name of the loss on the server.
+        settings: ``loss_fn_config`` of the request.
     """
 
     name: str
@@ -99,10 +99,10 @@ class ServerLoss:
 
     @classmethod
     def of(cls, config: RunConfig, service: Service) -> ServerLoss:
-        """That of a run.
+        """Builds the loss of a run.
 
         Raises:
-            ConfigError: If its parameters are wrong.
+            ConfigError: If ``algorithm.loss_options`` are invalid.
         """
         name, aggregation = config.algorithm.loss, Aggregation.of(config)
         options = validated(OPTIONS[name], config.algorithm.loss_options, "algorithm.loss_options", ())
@@ -117,14 +117,14 @@ class ServerLoss:
 
     @property
     def streams(self) -> bool:
-        """Whether the factors of a pass are known before the rest of the step is."""
+        """Whether the factors of a pass are known before the rest of the step."""
         return self.service == "skyrl" and self.aggregation.name != "token_mean"
 
     def factors(self, samples: Sequence[TrainingSample]) -> list[float]:
-        """Per sample what its advantages are multiplied by.
+        """Factors for each sample's advantages.
 
         Args:
-            samples: Of the whole optimizer step, or if `streams`, of one pass.
+            samples: Training samples of the whole optimizer step, or, if `streams`, of one pass.
         """
         whole = OptimizerStep(
             step=0,
@@ -142,7 +142,7 @@ class ServerLoss:
         return factors
 
     def inputs(self, sample: TrainingSample, factor: float) -> dict[str, Floats]:
-        """What the server needs beside token ids, per sampled token, ``(sampled_tokens,)`` each.
+        """Loss inputs for the server, besides token ids, each ``(sampled_tokens,)``.
 
         Raises:
             RunError: If the loss needs log-probabilities that are unknown.
@@ -157,7 +157,7 @@ class ServerLoss:
         return arrays
 
     def old_logprobs(self, sample: TrainingSample) -> Floats:
-        """``(sampled_tokens,)`` of the policy ratios begin at.
+        """``(sampled_tokens,)`` log-probabilities of the old policy in ratios.
 
         Raises:
             RunError: If they are unknown.
@@ -165,13 +165,13 @@ class ServerLoss:
         old = sample.logprobs if sample.proximal_logprobs is None else sample.proximal_logprobs
         if old is None:
             raise RunError(
-                f"algorithm.loss = {self.name!r} needs the log-probabilities of the policy that sampled, and rollout "
+                f"algorithm.loss = {self.name!r} needs the log-probabilities of the policy that sampled, but rollout "
                 f"{sample.rollout_id} has none"
             )
         return old
 
     def token_losses(self, sample: TrainingSample, logprobs: Floats) -> Floats:
-        """``(sampled_tokens,)`` the losses that these log-probabilities of the trained policy mean, unscaled."""
+        """``(sampled_tokens,)`` unscaled losses, from log-probabilities of the trained policy."""
         advantages, losses = sample.advantages, -sample.advantages
         if self.name == "cross_entropy":
             losses = losses * logprobs

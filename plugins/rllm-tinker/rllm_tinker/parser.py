@@ -1,4 +1,4 @@
-"""``tinker``: Tinker's own renderers, from tinker-cookbook."""
+"""Parser ``tinker``: Tinker's renderers, from tinker-cookbook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ try:
 
     from rllm_tinker import cookbook
     from rllm_tinker.rendering import Rendering
-except ImportError as error:  # it comes with the extra, too
+except ImportError as error:  # rllm-renderers is part of the extra, too
     raise missing(error) from error
 
 if TYPE_CHECKING:
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 
 UNCLOSED = "unclosed_block"
 THINK, END_OF_THINKING = "<think>", "</think>"
-# How harmony, which has no such tags, begins and ends reasoning.
+# Start and end of reasoning in harmony, which has no such tags.
 ANALYSIS, END_OF_ANALYSIS = "<|channel|>analysis<|message|>", "<|end|>"
 
 
 class TinkerParser(BaseParser):
-    """Renders with one of the cookbook's renderers, and reads completions with it.
+    """Renders prompts and parses completions with one of the cookbook's renderers.
 
-    Bridging is the suffix method of `rllm_renderers.text_parser`: what the renderer writes after an assistant's message
-    of a short made-up conversation is appended to prompt and completion as they are. It is on only for the kinds of
-    tail in ``bridged_tails``, for which the corpus of `rllm_renderers.probes` found it equal, token for token, to
-    rendering a whole conversation. There is no bridge after unfinished reasoning, after another stop token than the one
-    that the renderer writes, nor where anything follows the stop token.
+    Bridging uses the suffix method of `rllm_renderers.text_parser`. It renders a short made-up conversation, and
+    appends the tokens after its assistant message to the unchanged prompt and completion. It is on only for the kinds
+    of tail in ``bridged_tails``: for these, the corpus of `rllm_renderers.probes` found it equal, token for token, to
+    rendering the whole conversation. There is no bridge after unfinished reasoning, after a stop token that the
+    renderer itself does not write, or if anything follows the stop token.
 
     Args:
-        tokenizer: A fast tokenizer, which from now on is the parser's alone.
+        tokenizer: Fast tokenizer; the parser takes sole ownership.
         renderer: Name of a renderer of the cookbook.
-        config: The section of the run file.
+        config: Section ``[tinker]`` of the run file.
 
     Attributes:
-        renderer: Its name.
-        bridged_tails: The kinds of tail that are bridged.
+        renderer: Name of the renderer.
+        bridged_tails: Kinds of tail that are bridged.
     """
 
     name: ClassVar[str] = "tinker"
@@ -72,11 +72,11 @@ class TinkerParser(BaseParser):
 
     @classmethod
     def from_model(cls, path: str | Path, config: BaseModel | None = None) -> TinkerParser:
-        """Find the renderer by name, and load the tokenizer of a model folder (or hub name) for this parser alone.
+        """Selects the renderer, and loads a private tokenizer from a model folder or Hugging Face model ID.
 
         Raises:
-            ConfigError: If the cookbook is missing or another version, it is not clear which renderer is meant, or that
-                cannot be used with the tokenizer.
+            ConfigError: If the cookbook is missing or its version unsupported, the renderer cannot be determined, or
+                the renderer cannot be used with the tokenizer.
         """
         section = TinkerConfig.model_validate({} if config is None else config)
         cookbook.load_cookbook()
@@ -85,8 +85,8 @@ class TinkerParser(BaseParser):
             model = section.base_model or str(path)
             if Path(model).expanduser().is_dir():
                 raise ConfigError(
-                    f"tinker.renderer is auto, but the folder {model} does not tell which one its model was trained "
-                    f"with; set it to one of {', '.join(cookbook.recommended_names())}"
+                    f"tinker.renderer is auto, but the folder {model} does not name the renderer that its model was "
+                    f"trained with; set it to one of {', '.join(cookbook.recommended_names())}"
                 )
             name = cookbook.recommended_renderer(model)
         return cls(
@@ -99,7 +99,7 @@ class TinkerParser(BaseParser):
         return self._tokenizer
 
     def get_stop_token_ids(self) -> tuple[int, ...]:
-        """See `BaseParser.get_stop_token_ids`: the renderer's."""
+        """See `BaseParser.get_stop_token_ids`; the renderer's stop tokens."""
         return self._rendering.stop_token_ids
 
     def count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
@@ -107,7 +107,7 @@ class TinkerParser(BaseParser):
         return self._rendering.encoder.count(messages)
 
     def describe(self) -> Mapping[str, Any]:
-        """See `BaseParser.describe`: the renderer, and how its prompts compare with the model's own chat template."""
+        """See `BaseParser.describe`; the renderer, and how its prompts compare with the model's chat template."""
         return {
             "renderer": self.renderer,
             "tinker-cookbook": importlib.metadata.version("tinker-cookbook"),
@@ -124,8 +124,8 @@ class TinkerParser(BaseParser):
         """See `BaseParser.render`.
 
         Raises:
-            ConfigError: If a message holds something else than text.
-            Refused: If the renderer does not take the conversation.
+            ConfigError: If a message contains anything but text.
+            Refused: If the renderer rejects the conversation.
         """
         given = [message(one) for one in messages]
         return self._rendering.ids(given, tools, add_generation_prompt=add_generation_prompt)
@@ -133,7 +133,7 @@ class TinkerParser(BaseParser):
     def build_prompt(
         self, messages: Sequence[MessageLike], *, tools: Sequence[ToolSpec] | None = None
     ) -> tinker.ModelInput:
-        """`render` as the SDK takes it; raises what that raises."""
+        """`render` in the SDK's type; raises the same errors."""
         from tinker import ModelInput
 
         return ModelInput.from_ints(self.render(messages, tools=tools))
@@ -147,8 +147,8 @@ class TinkerParser(BaseParser):
     ) -> ParsedCompletion:
         """See `BaseParser.parse_completion`; statuses are those of `rllm_renderers.formats.tool_format`.
 
-        Renderers read a completion only as a whole, so one that was cut off is read as if it had stopped there, and
-        reported as truncated. They know what their own prompts begin, so ``prompt_ids`` tell nothing more.
+        Renderers parse only whole completions, so a truncated one is parsed as if it had stopped there, and reported
+        as truncated. ``prompt_ids`` are not needed: renderers know how their own prompts end.
         """
         sampled: list[int] = token_ids(completion_ids).tolist()
         stop = next((at for at, token in enumerate(sampled) if token in self._rendering.stop_token_ids), None)
@@ -162,7 +162,7 @@ class TinkerParser(BaseParser):
         content, reasoning = _content(said["content"])
         calls = _calls(said, schemas)
         if said.get("tool_calls") and said["content"] == text:
-            content = ""  # where there is nothing but calls, some renderers repeat them as content
+            content = ""  # some renderers repeat calls as content if there is nothing else
         for call in calls:
             content = content.removesuffix(call.raw) if call.status == UNCLOSED else content
         is_open, before, thought = _open_reasoning(text, self._rendering.opens_reasoning)
@@ -184,7 +184,7 @@ class TinkerParser(BaseParser):
         *,
         tools: Sequence[ToolSpec] | None = None,
     ) -> TokenIds | None:
-        """See `BaseParser.bridge_to_next_turn`, and the class for when there is none."""
+        """See `BaseParser.bridge_to_next_turn`; the class docstring lists when there is no bridge."""
         tail = Tail.of(new_messages, tools)
         if not len(prompt_ids) or tail not in self.bridged_tails:
             return None
@@ -195,7 +195,7 @@ class TinkerParser(BaseParser):
         called = None
         if self._names_calls and any(not one.get("name") for one in new_messages if one.get("role") == "tool"):
             names = {call.name for call in parsed.ok_tool_calls}
-            if len(names) != 1:  # which of them a result is of would be a guess
+            if len(names) != 1:  # matching results to calls would be a guess
                 return None
             [called] = names
         suffix = self._rendering.suffix(new_messages, tools, called)
@@ -203,7 +203,7 @@ class TinkerParser(BaseParser):
 
 
 def _content(content: Any) -> tuple[str, str | None]:
-    """A message's text, and its reasoning if there is any."""
+    """A message's text, and its reasoning, if any."""
     if isinstance(content, str):
         return content, None
     thoughts = [part["thinking"] for part in content if part["type"] == "thinking"]
@@ -223,7 +223,7 @@ def _calls(said: Mapping[str, Any], schemas: Schemas | None) -> tuple[ParsedTool
 
 
 def _open_reasoning(text: str, opened_by_prompt: bool) -> tuple[bool, str, str | None]:
-    """Whether a completion ends in its reasoning; then what stood before, and the reasoning if it has tags."""
+    """Whether a completion ends inside its reasoning, the text before, and the reasoning if it has tags."""
     at = text.rfind(ANALYSIS)
     if at >= 0:
         return END_OF_ANALYSIS not in text[at:], "", None

@@ -1,4 +1,4 @@
-"""The part of ``[tinker]`` that parser ``tinker`` reads; backend and parser share one section. Light: no SDK."""
+"""Keys of ``[tinker]`` that parser ``tinker`` uses; backend and parser share this section. Imports no SDK."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from rllm_core.config import Section
 from rllm_core.errors import ConfigError
 
 INSTALL = "pip install 'rllm-tinker[cookbook]'"
-WITHOUT = 'or set parser = "chat_template" or "renderer" (of rllm-renderers), which need no cookbook'
+WITHOUT = 'or set parser = "chat_template" or "renderer" (from rllm-renderers), which do not need the cookbook'
 
 
 def missing(error: ImportError) -> ConfigError:
-    """What to say where something of the extra is not installed."""
+    """The error for a missing package of the extra."""
     return ConfigError(
-        f"parser 'tinker' needs Tinker's own renderers, but {error.name or 'tinker-cookbook'} is not installed; "
-        f"run: {INSTALL} (it brings torch), {WITHOUT}"
+        f"parser 'tinker' needs Tinker's renderers, but {error.name or 'tinker-cookbook'} is not installed; "
+        f"run: {INSTALL} (also installs torch), {WITHOUT}"
     )
 
 
 class ParserConfig(Section):
-    """How conversations are written, if that is done by Tinker's own renderers (parser ``tinker``)."""
+    """How to render conversations with Tinker's renderers (parser ``tinker``)."""
 
     renderer: Annotated[
         str,
         Field(
-            description="Parser tinker: name of a renderer of tinker-cookbook (qwen3, llama3, ...); auto is the one "
-            "that the cookbook's table recommends for the model's name, which says nothing about folders."
+            description="Renderer of tinker-cookbook (qwen3, llama3, ...) for parser tinker. auto uses the cookbook's "
+            "recommendation for the model's name; it does not work for model folders."
         ),
     ] = "auto"
     bridge: Annotated[
         bool,
         Field(
-            description="Parser tinker: carry a conversation's sampled tokens, reasoning included, into its next "
-            "prompt where that is proven exact; false renders every turn anew, as the renderer has it."
+            description="Reuse a conversation's sampled tokens, including reasoning, in its next prompt where tests "
+            "showed this to be exact. false renders every prompt from the messages. For parser tinker."
         ),
     ] = True
     trust_remote_code: Annotated[
-        bool, Field(description="Parser tinker: run tokenizer code that comes with the model; only if you trust it.")
+        bool, Field(description="Run tokenizer code that comes with the model. Enable only for models you trust.")
     ] = False

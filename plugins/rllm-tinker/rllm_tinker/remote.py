@@ -1,16 +1,16 @@
-"""The policy on the server: its adapters and optimizer, the samplers made of them, and how both survive a restart.
+"""The policy on the server: adapters, optimizer and samplers, and their recovery after a server restart.
 
-A server that restarts forgets every model. What the run did since the last saved state is kept here (`_Step`), so after
-a loss a new model is made from that state, the steps since are trained again, and the weights are those that were lost:
-versions mean what they meant. States for this are saved where a version goes live, so that its sampler can be made
-again.
+A server that restarts forgets every model. This module therefore keeps the optimizer steps since the last saved state
+(`_Step`). After a loss, it creates a new model from that state and trains these steps again. The result is the lost
+weights, so weight versions keep their meaning. Recovery states are saved when a version goes live, so that its sampler
+can be recreated.
 
-**SkyRL's JAX engine has one set of adapter weights per model**, which trains *and* samples. Requests to a sampler of an
-old version are answered with the newest weights; and the first request to a sampler loads its file into the model,
-which undoes the optimizer steps since. Both were measured with skyrl 0.3.0. While nothing is sampled between an
-optimizer step and the next version, as in synchronous training, neither can happen (samplers are ``shared``). Otherwise
-they are ``separate``: two further models take turns to sample, and each version's state is loaded into the one that no
-request uses any more. Hosted samplers are ``snapshots``, and need none of this.
+**SkyRL's JAX engine has one set of adapter weights per model**, for training *and* sampling. Requests to a sampler of
+an old version use the latest weights. The first request to a sampler loads its file into the model, which undoes the
+optimizer steps since. Both were measured with skyrl 0.3.0. Neither can happen if nothing is sampled between an
+optimizer step and the next version, as in synchronous training; samplers are then ``shared``. Otherwise they are
+``separate``: two additional models take turns at sampling, and each version's state is loaded into the one without
+requests. Hosted samplers are ``snapshots`` and need none of this.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ RECOVERY_TTL_SECONDS = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward and backward of a step.
+    """One forward-backward pass of a step.
 
     Attributes:
-        data: Training examples of the SDK.
-        loss: What the server calls the loss.
-        settings: Its parameters.
+        data: Training examples, in the SDK's type.
+        loss: Name of the loss on the server.
+        settings: Parameters of the loss.
         has_signal: Whether any advantage is not 0.
     """
 
@@ -57,7 +57,7 @@ class Pass:
 
 @dataclass
 class _Step:
-    """An optimizer step: what it is made of, and its requests to model number ``generation``."""
+    """An optimizer step: its passes and settings, and its requests to model number ``generation``."""
 
     generation: int
     passes: list[Pass] = field(default_factory=list)
@@ -67,14 +67,14 @@ class _Step:
 
 @dataclass
 class Sampler:
-    """Samples from one version.
+    """Samples from one weight version.
 
     Attributes:
-        client: The SDK's.
+        client: Sampling client of the SDK.
         version: Weight version.
-        generation: Of the model it belongs to.
-        in_use: Requests that wait for an answer.
-        idle: Set while there are none.
+        generation: Number of the model that the sampler belongs to.
+        in_use: Number of requests in flight.
+        idle: Set while no request is in flight.
     """
 
     client: Any
@@ -101,13 +101,13 @@ class RemotePolicy:
     """One policy on one server.
 
     Args:
-        settings: Where, and how patient to be.
+        settings: Server, model and timeouts.
 
     Attributes:
-        step: Optimizer steps done.
-        sampler: Of the live version.
-        last_saved: Path of the newest state on the server.
-        recoveries: How often the model was made again.
+        step: Number of completed optimizer steps.
+        sampler: Sampler of the live weight version.
+        last_saved: Path of the latest saved state on the server.
+        recoveries: Number of times the model was restored.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -116,16 +116,17 @@ class RemotePolicy:
         self.sampler: Sampler | None = None
         self.last_saved: str | None = None
         self.recoveries = 0
-        self._name = f"rllm-{secrets.token_hex(4)}"  # of this start of the run: no state of another one is in the way
+        # Unique per launch, so that states of other launches do not collide.
+        self._name = f"rllm-{secrets.token_hex(4)}"
         self._saves = 0
         self._generation = 0
         self._server = Connection(settings)
         self._trainer: Any = None
         self._reference: Any = None
-        self._sampling: list[tuple[Any, Sampler]] = []  # models that are only sampled, and what is
+        self._sampling: list[tuple[Any, Sampler]] = []  # models used only for sampling, with their samplers
         self._live_step = 0
-        self._recovery: tuple[str, int] | None = None  # a state, and the step that it is of
-        self._since: list[_Step] = []  # steps done since then
+        self._recovery: tuple[str, int] | None = None  # a saved state, and its step
+        self._since: list[_Step] = []  # completed steps since that state
         self._current = _Step(0)
         self._is_doubtful = False
         self._lock = asyncio.Lock()
@@ -134,32 +135,32 @@ class RemotePolicy:
 
     @property
     def max_model_tokens(self) -> int | None:
-        """Longest prompt plus completion, if the server says."""
+        """Maximum length of prompt plus completion, if the server reports it."""
         return self._server.max_model_tokens
 
     # ----------------------------------------------------------------------------------------------------------------
     # Life cycle
 
     async def open(self) -> None:
-        """Connect, and make a new model.
+        """Connects, and creates a new model.
 
         Raises:
-            UserError: If the server is not there, or refuses.
+            UserError: If the server does not respond, or rejects the request.
         """
         self._trainer = await self._server.open()
 
     async def resume(self, path: str, step: int) -> None:
-        """Go on from a saved state, its optimizer included."""
+        """Continues from a saved state, including its optimizer."""
         self.step, self._recovery, self.last_saved, self._live_step = step, (path, step), path, step
         self._since, self._current = [], _Step(self._generation)
         await self._surely(lambda: self._load(path))
 
     async def _load(self, path: str) -> None:
-        # The model that `open` made is of no use any more; servers unload it when its session ends.
+        # The model that `open` created is no longer used; servers unload it when its session ends.
         self._trainer = await self._server.from_state(path)
 
     async def close(self) -> None:
-        """Let go of the server and of the models there; saved states stay."""
+        """Releases the server and the models there; saved states stay."""
         if self._reopening is not None:
             self._reopening.cancel()
         await self._server.disconnect()
@@ -168,10 +169,10 @@ class RemotePolicy:
     # Training
 
     async def forward_backward(self, part: Pass) -> None:
-        """Ask for one pass of the current step; the answer is waited for in `optimizer_step`."""
+        """Requests one pass of the current step; `optimizer_step` waits for the response."""
         if not self._current.passes:
-            # Now rather than at the step: a model that is given up with a gradient leaves it, on SkyRL, to the model
-            # that gets its place next.
+            # Recover before the first pass: on SkyRL, the next model in this slot inherits an abandoned model's
+            # gradient.
             await self._settle()
             self._current = _Step(self._generation)
         self._current.passes.append(part)
@@ -179,18 +180,18 @@ class RemotePolicy:
             self._current.futures.append(self._submitted(part))
 
     async def _settle(self) -> None:
-        """Make the model again if a late answer could undo a step."""
+        """Restores the model if the late response to an abandoned request could undo a step."""
         if self._is_doubtful:
-            await self._recover(self._generation, Lost("a request was given up whose late answer could undo a step"))
+            await self._recover(self._generation, Lost("the late response to an abandoned request could undo a step"))
 
     def _submitted(self, part: Pass) -> Any:
         return self._trainer.forward_backward(part.data, part.loss, part.settings or None)
 
     async def optimizer_step(self, adam: Any) -> tuple[list[Any], dict[str, float]]:
-        """End the current step.
+        """Completes the current step.
 
         Returns:
-            What each training example gave, and the server's metrics.
+            The server's output for each training example, and its metrics.
         """
         await self._settle()
         current = self._current
@@ -206,9 +207,9 @@ class RemotePolicy:
         is_new = step.generation == self._generation
         if not is_new:
             step.generation, step.futures = self._generation, [self._submitted(part) for part in step.passes]
-        # Hosted servers do in one cycle what is sent before anything is waited for. SkyRL's engine looks for passes and
-        # for optimizer steps one after the other, and steps without the gradient if both arrive in between: this costs
-        # nothing where it can be noticed and made good, and otherwise the passes are waited for.
+        # Hosted servers process requests in one cycle if all are sent before waiting. SkyRL's engine polls for passes,
+        # then for optimizer steps; if both arrive in between, it steps without the gradient. Send ahead only where this
+        # can be detected and repaired; otherwise wait for the passes first.
         is_sent_ahead = self.settings.orders_requests or (is_new and len(step.passes) == 1)
         optimizer = self._trainer.optim_step(step.adam) if is_sent_ahead else None
         outputs: list[Any] = []
@@ -219,16 +220,16 @@ class RemotePolicy:
         metrics = dict((await self._server.answer("optim_step", optimizer)).metrics or {})
         may_have_slipped = is_sent_ahead and not self.settings.orders_requests
         if may_have_slipped and grad_norm(metrics) == 0 and any(part.has_signal for part in step.passes):
-            raise Lost("the optimizer step went ahead of its gradient")
+            raise Lost("the optimizer step ran before its gradient")
         return outputs, metrics
 
     async def forward(self, data: list[Any], *, reference: bool) -> list[Any]:
-        """What each example gives, under the current weights or those that the base model has."""
+        """The server's output for each example, under the current weights or those of the base model."""
 
         async def ask() -> list[Any]:
             trainer = self._trainer
             if reference:
-                if self._reference is None:  # adapters that were never trained change nothing
+                if self._reference is None:  # untrained adapters have no effect
                     self._reference = await self._server.create("the reference model")
                 trainer = self._reference
             found: list[Any] = (
@@ -242,7 +243,7 @@ class RemotePolicy:
     # Weights
 
     async def publish(self, version: int) -> None:
-        """Make the current weights ``version``, and sample from them."""
+        """Publishes the current weights as ``version``, and samples from them."""
 
         async def ask() -> None:
             is_separate = self.settings.samplers == "separate"
@@ -253,7 +254,7 @@ class RemotePolicy:
         await self._surely(ask)
 
     async def _keep(self, *, every_steps: int) -> None:
-        """Save a state to recover from, if the last one is so many steps old."""
+        """Saves a recovery state if the last one is at least ``every_steps`` old."""
         if self._recovery is None or self.step - self._recovery[1] >= every_steps:
             ttl = RECOVERY_TTL_SECONDS if self.settings.samplers == "snapshots" else None
             await self._saved("recovery", ttl)
@@ -261,7 +262,7 @@ class RemotePolicy:
             self._recovery, self._since = (self.last_saved, self.step), []
 
     async def _make_sampler(self, version: int, state: str | None) -> None:
-        """A sampler of the trainer's weights, or of a saved state that is loaded into a model of its own."""
+        """Creates a sampler of the trainer's weights, or of a saved state, loaded into a separate model."""
         trainer, generation = self._trainer, self._generation
         if state is not None:
             trainer = await self._free_sampler()
@@ -273,7 +274,7 @@ class RemotePolicy:
         self.sampler = sampler
 
     async def _free_sampler(self) -> Any:
-        """A model that nothing is sampled from any more."""
+        """A sampling model without requests in flight."""
         if len(self._sampling) < 2:
             return await self._server.create("a model to sample from")
         trainer, sampler = self._sampling.pop(0)
@@ -281,7 +282,7 @@ class RemotePolicy:
         return trainer
 
     async def save(self, ttl_seconds: int | None) -> str:
-        """Save weights and optimizer; returns where."""
+        """Saves weights and optimizer, and returns their path on the server."""
 
         async def ask() -> str:
             return await self._saved("checkpoint", ttl_seconds)
@@ -300,10 +301,10 @@ class RemotePolicy:
         return self.last_saved
 
     async def forget(self, paths: Sequence[str]) -> list[str]:
-        """Delete states that no checkpoint needs any more, where the server does that.
+        """Deletes states that no checkpoint needs any more, if the server supports deletion.
 
         Returns:
-            Those that are kept for now, because the model would be made again from them.
+            The states kept for now, because recovery needs them.
         """
         needed = [path for path in paths if self._recovery is not None and path == self._recovery[0]]
         if self.settings.samplers == "snapshots":
@@ -316,11 +317,11 @@ class RemotePolicy:
     # Recovery
 
     def doubt(self) -> None:
-        """A request was given up, and may still be answered at a time that does harm."""
+        """Records that a request was abandoned whose late response could do harm."""
         self._is_doubtful = self.settings.samplers == "shared"
 
     async def ready(self) -> None:
-        """Wait while the model is made again for a sampler's sake.
+        """Waits while a lost sampler's model is restored.
 
         Raises:
             RunError: If the server did not come back.
@@ -331,9 +332,9 @@ class RemotePolicy:
             await asyncio.shield(self._reopening)
 
     async def recover(self, sampler: Sampler, lost: Lost) -> None:
-        """A request to ``sampler`` was lost: make the model again, unless that has been done.
+        """Restores the model after a request to ``sampler`` was lost, unless that has been done already.
 
-        It goes on if the caller gives up: a rollout may have less time than a server needs.
+        Recovery continues if the caller is cancelled, because a rollout may have less time than the server needs.
 
         Raises:
             RunError: If the server does not come back.
@@ -346,10 +347,10 @@ class RemotePolicy:
     def _reopened(self, task: asyncio.Task[None]) -> None:
         self._reopening = None
         if not task.cancelled():
-            task.exception()  # whoever waits has it; if nobody does any more, `ready` says so
+            task.exception()  # mark as retrieved; waiting callers get it too, and `ready` raises it again
 
     async def _surely(self, ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """What ``ask`` returns; it is called again, from its beginning, after a loss."""
+        """Calls ``ask`` and returns its result; after a loss, reconnects and calls it again from the start."""
         async with self._lock:
             while True:
                 if self._gone is not None:
@@ -367,7 +368,7 @@ class RemotePolicy:
     async def _reconnected(self, lost: Lost) -> None:
         seconds = self.settings.reconnect_timeout_seconds
         deadline, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
-        logger.warning("%s; making the model again", lost)
+        logger.warning("%s; restoring the model", lost)
         while True:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
@@ -376,19 +377,19 @@ class RemotePolicy:
             except Lost as error:
                 lost = error
             except TimeoutError:
-                pass  # what was lost first says more
+                pass  # report the earlier loss, which says more
             if time.monotonic() + pause >= deadline:
                 break
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
         self._gone = RunError(
-            f"{self.settings.label} is lost and did not come back within {seconds:g} s "
-            f"(tinker.reconnect_timeout_seconds): {lost}; the last state saved there is {self.last_saved or 'none'}"
+            f"{self.settings.label} was lost and did not come back within {seconds:g} s "
+            f"(tinker.reconnect_timeout_seconds): {lost}; last state saved there: {self.last_saved or 'none'}"
         )
         raise self._gone
 
     async def _reopen(self) -> None:
-        """Everything that the server may have forgotten, made again."""
+        """Recreates everything that the server may have forgotten."""
         self._generation += 1
         await self._server.disconnect()
         await self._server.connect()
@@ -418,5 +419,5 @@ class RemotePolicy:
 
 
 def grad_norm(metrics: Mapping[str, float]) -> float | None:
-    """What a server calls the norm of the gradient, whatever stands before it."""
+    """The gradient norm from a server's metrics, under any prefix."""
     return next((float(value) for name, value in metrics.items() if name.rpartition("/")[2] == "grad_norm"), None)

@@ -1,6 +1,6 @@
-"""One of the cookbook's renderers with a tokenizer: conversations to ids, what follows an answer, and what it can do.
+"""One of the cookbook's renderers with its tokenizer: conversations to ids, bridge suffixes, and capabilities.
 
-What it can do is found out by rendering short conversations, as parser ``chat_template`` does with templates.
+Capabilities are probed by rendering short conversations, as parser ``chat_template`` does with templates.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rllm_tinker import cookbook
 
 
 class Rendering:
-    """A renderer with its tokenizer; picklable, which the cookbook's are only with a hub's tokenizers.
+    """A renderer with its tokenizer. Picklable, unlike the cookbook's renderers with a tokenizer from a folder.
 
     Args:
-        name: Of the renderer.
-        tokenizer: A fast tokenizer.
-        encoder: Its private copy.
+        name: Name of the renderer.
+        tokenizer: Fast tokenizer.
+        encoder: Encoder with a private copy of the tokenizer.
 
     Attributes:
-        encoder: Text to ids and back.
-        stop_token_ids: What ends a turn.
-        shows_tools: Whether the renderer prints the tools it is given; one that refuses tools is given none.
-        opens_reasoning: Whether prompts end with the beginning of a reasoning.
+        encoder: Converts text to ids and back.
+        stop_token_ids: Ids that end a turn.
+        shows_tools: Whether the renderer prints tools; if it rejects them, it gets none.
+        opens_reasoning: Whether prompts end with the start of reasoning.
     """
 
     def __init__(self, name: str, tokenizer: Any, encoder: Encoder) -> None:
@@ -55,13 +55,13 @@ class Rendering:
         *,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The ids of a conversation.
+        """Renders a conversation to token ids.
 
         Raises:
-            ConfigError: If a message holds something else than text.
-            Refused: If the renderer does not take it.
+            ConfigError: If a message contains anything but text.
+            Refused: If the renderer rejects the conversation.
         """
-        # Families without reasoning leave it out, as their chat templates do; their renderers would refuse it.
+        # Drop reasoning for families without it, as their chat templates do; their renderers would reject it.
         plain = [
             cookbook.cookbook_message(one, with_reasoning=self._writes_reasoning)
             for one in self.encoder.protect(_with_names(messages))
@@ -78,21 +78,22 @@ class Rendering:
         *,
         add_generation_prompt: bool = True,
     ) -> list[int] | None:
-        """`ids`, or None if the renderer refuses the conversation."""
+        """`ids`, or None if the renderer rejects the conversation."""
         try:
             return self.ids(messages, tools, add_generation_prompt=add_generation_prompt)
         except cookbook.Refused:
             return None
 
     def read(self, sampled: Sequence[int], stop: int | None) -> tuple[Mapping[str, Any], bool] | None:
-        """What the renderer makes of a completion: a message, and whether it ended as it should.
+        """Parses a completion with the renderer.
 
         Args:
-            sampled: What was sampled before the first stop token.
-            stop: That token; without one, it is read as if the first of all had been sampled.
+            sampled: Token ids sampled before the first stop token.
+            stop: Sampled stop token. If None, parses as if the first of ``stop_token_ids`` had been sampled.
 
         Returns:
-            None if it holds JSON that Python refuses: numbers of thousands of digits, nesting of thousands of levels.
+            The message, and whether it ended cleanly. None if the completion contains JSON that Python rejects, such
+            as numbers with thousands of digits or thousands of nested levels.
         """
         exceptions = importlib.import_module("tinker_cookbook.exceptions")
         closing = self.stop_token_ids[0] if stop is None else stop
@@ -105,12 +106,12 @@ class Rendering:
     def suffix(
         self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, called: str | None = None
     ) -> Suffix | None:
-        """What follows an assistant's message when ``new_messages`` come next; None if that cannot be told apart.
+        """Tokens that follow an assistant message when ``new_messages`` come next; None if they cannot be separated.
 
         Args:
-            new_messages: What comes next.
-            tools: The tools on offer.
-            called: The tool whose results have no name.
+            new_messages: Messages after the assistant message.
+            tools: Available tools.
+            called: Name of the called tool, for results that do not name it.
         """
         ids = self.ids_or_none([*made_up_history(new_messages, called), *new_messages], tools)
         return None if ids is None else after(self, ids)
@@ -120,17 +121,19 @@ class Rendering:
         return self.encoder.decode(ids)
 
     def compared_with_template(self) -> str:
-        """How the prompt for a first question compares with what the model's own chat template writes."""
+        """How the prompt for a first question compares with that of the model's chat template."""
         if self._chat_template is None:
             return "none in the model folder"
         conversation = [{"role": "system", "content": "Be brief."}, QUESTION]
         text = self._chat_template.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
         same = self.encoder.encode(text) == self.ids_or_none(conversation)
-        return "writes the same prompt for a first question" if same else "writes another prompt for a first question"
+        return (
+            "writes the same prompt for a first question" if same else "writes a different prompt for a first question"
+        )
 
 
 def _with_names(messages: Sequence[MessageLike]) -> list[MessageLike]:
-    """Messages whose tool results have the names of what was called, which some renderers write."""
+    """Adds the called tool's name to tool results, because some renderers print it."""
     names: dict[Any, Any] = {}
     named: list[MessageLike] = []
     for one in messages:

@@ -1,16 +1,16 @@
-"""The tinker SDK behind one face: what its versions do differently, deadlines, and what its errors mean.
+"""Wrapper of the tinker SDK: version differences, deadlines and error classification.
 
-Nothing in the SDK bounds the wait for a future: while a server is away or answers 5xx, it asks again for ever. So
-everything here has a deadline. What differs between 0.24 and 0.38:
+The SDK has no timeout for futures: while a server is down or returns 5xx, it retries forever. Every call here therefore
+has a deadline. Differences between 0.24 and 0.38:
 
-* ``create_*`` and ``save_weights_and_get_sampling_client`` block and return the object in 0.24, and return a future of
-  it in 0.38, which warns about the names ending in ``_async``. Here the plain names are called in a thread (`made`).
-* Futures of requests are the SDK's own or `concurrent.futures.Future` (`answer`).
-* What the server has is asked by the service client in 0.24, by one of its own in 0.38 (`capabilities`).
+* ``create_*`` and ``save_weights_and_get_sampling_client`` block and return the object in 0.24. In 0.38, they return a
+  future of it, and names that end in ``_async`` emit a warning. `made` calls the plain names in a thread.
+* Futures of requests are the SDK's own type or `concurrent.futures.Future` (`answer`).
+* Server capabilities come from the service client in 0.24, from a separate client in 0.38 (`capabilities`).
 * Closing a client is new in 0.38 (`disconnect`); loading a state into an existing model is deprecated (`load_state`).
 * ``compute_logprobs`` of N tokens returns N values, the first None, or N - 1 (`prompt_logprobs`).
 
-The SDK is imported when it is first used.
+The SDK is imported on first use.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from rllm_core.types import Floats
 from rllm_tinker.config import KEY_VARIABLE
 
 MAX_MESSAGE_CHARACTERS = 500
-# How servers say that a restart has cost them the model, the session or the sampler that a request is for.
+# Texts of servers that have lost a request's model, session or sampler in a restart.
 FORGOTTEN = ("not loaded", "not found", "expired", "unknown session", "no such model")
 
 
 class Lost(Exception):
-    """The server did not answer, or no longer knows the model: reconnecting may help."""
+    """The server did not respond, or no longer knows the model: reconnecting may help."""
 
 
 class Busy(Lost):
-    """The server answers, but not now."""
+    """The server responds, but is busy."""
 
 
 async def made(seconds: float, what: str, make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What a blocking call of the SDK makes, without blocking the event loop.
+    """Runs a blocking call of the SDK without blocking the event loop, and returns its result.
 
-    A thread that is still in the call at the deadline is left behind; it does not keep the process from ending.
+    A thread still in the call at the deadline is abandoned; it does not keep the process alive.
 
     Raises:
-        Lost: If the server does not answer in time.
-        UserError: If it refuses.
+        Lost: If the server does not respond in time.
+        UserError: If the server rejects the request.
     """
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    done.set_running_or_notify_cancel()  # so that an answer after the deadline finds a future that takes it
+    done.set_running_or_notify_cancel()  # prevents cancellation, so that a late result can still be set
 
     def call() -> None:
         try:
@@ -66,11 +66,11 @@ async def made(seconds: float, what: str, make: Callable[..., Any], *arguments: 
 
 
 async def answer(seconds: float, what: str, future: Any) -> Any:
-    """The result of a future of the SDK.
+    """Waits for the result of an SDK future.
 
     Raises:
-        Lost: If it is not there in time.
-        UserError: If the server refused the request.
+        Lost: If the result does not arrive in time.
+        UserError: If the server rejected the request.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -82,23 +82,23 @@ async def answer(seconds: float, what: str, future: Any) -> Any:
     except asyncio.CancelledError:
         raise
     except Exception as error:
-        # The cause is left out: it holds the request, and so the key.
+        # Drop the cause: it contains the request, and so the key.
         raise meaning(what, error) from None
 
 
 def meaning(what: str, error: Exception) -> Exception:
-    """An error of the SDK as one of ours; its text has no key in it."""
+    """Converts an SDK error to one of this framework's, without the key in its text."""
     import tinker
 
     said = f"{what}: {type(error).__name__}: {shown(error)}"
     if isinstance(error, UserError | Lost):
         return error
     if isinstance(error, tinker.AuthenticationError | tinker.PermissionDeniedError):
-        return ConfigError(f"the server refuses the key: set {KEY_VARIABLE} to one that is valid there ({said})")
+        return ConfigError(f"the server rejects the key: set {KEY_VARIABLE} to a key that is valid there ({said})")
     if isinstance(error, tinker.TinkerError) and "api_key" in str(error):
         return ConfigError(f"set {KEY_VARIABLE} to your key ({said})")
     if isinstance(error, tinker.ConflictError):
-        return RunError(f"{said}; that name is in use already")
+        return RunError(f"{said}; that name is already in use")
     if isinstance(error, tinker.RateLimitError | tinker.InternalServerError):
         return Busy(said)
     if isinstance(error, tinker.APIConnectionError):
@@ -108,7 +108,7 @@ def meaning(what: str, error: Exception) -> Exception:
         return RunError(said) if is_users and not _is_forgotten(said) else Lost(said)
     if isinstance(error, tinker.APIStatusError | ValueError):
         return Lost(said) if _is_forgotten(said) else RunError(said)
-    # Transports, promises that expired, threads that ended: none of it says that the request was wrong.
+    # Transport errors, expired promises, ended threads: none of them means that the request was wrong.
     return Lost(said)
 
 
@@ -117,7 +117,7 @@ def _is_forgotten(said: str) -> bool:
 
 
 def shown(error: object) -> str:
-    """An error's text in one line, without the key."""
+    """An error's text on one line, without the key."""
     text = " ".join(str(error).split())
     key = os.environ.get(KEY_VARIABLE, "").strip()
     if key:
@@ -126,14 +126,14 @@ def shown(error: object) -> str:
 
 
 def service_client(base_url: str, key: str) -> Any:
-    """A client of a server, hosted if there is no URL; it connects when first used."""
+    """Creates a client, for the hosted service if there is no URL; it connects on first use."""
     import tinker
 
     return tinker.ServiceClient(api_key=key, **({"base_url": base_url} if base_url else {}))
 
 
 def capabilities(service: Any, base_url: str, key: str) -> Any:
-    """What the server has; in 0.38 a client of its own asks."""
+    """The server's capabilities; 0.38 needs a separate client."""
     import tinker
 
     if not hasattr(tinker, "RestClient"):
@@ -143,14 +143,15 @@ def capabilities(service: Any, base_url: str, key: str) -> Any:
 
 
 def disconnect(service: Any) -> None:
-    """End the session, whose heartbeat keeps its models on the server; closing is new in 0.38."""
+    """Ends the session, whose heartbeat keeps its models on the server; closing is new in 0.38."""
     (getattr(service, "close", None) or service.holder.close)()
 
 
 def load_state(trainer: Any, path: str) -> Any:
-    """The future of a state loaded into a model that is there already.
+    """Loads a state into an existing model, and returns the future.
 
-    0.38 warns that later versions will make a new model instead; that takes one of the server's adapters each time.
+    0.38 warns that later versions will create a new model instead, which would use up one of the server's adapters each
+    time.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="DEPRECATED: TrainingClient.load_state", category=FutureWarning)
@@ -158,21 +159,21 @@ def load_state(trainer: Any, path: str) -> Any:
 
 
 def adam(learning_rate: float, **settings: float) -> Any:
-    """Settings of one optimizer step."""
+    """Adam settings of one optimizer step."""
     from tinker import types
 
     return types.AdamParams(learning_rate=learning_rate, **settings)
 
 
 def prompt(ids: Sequence[int]) -> Any:
-    """Token ids as a server takes them."""
+    """Token ids in the SDK's type."""
     from tinker import types
 
     return types.ModelInput.from_ints(list(ids))
 
 
 def datum(inputs: Sequence[int], targets: Sequence[int], arrays: dict[str, Floats]) -> Any:
-    """A training example: ``(positions,)`` tokens in, the tokens that follow, and an array of each name."""
+    """A training example: input tokens ``(positions,)``, the token after each, and named arrays."""
     from tinker import types
 
     tensors = {"target_tokens": types.TensorData(data=list(targets), dtype="int64", shape=[len(targets)])}
@@ -184,7 +185,7 @@ def datum(inputs: Sequence[int], targets: Sequence[int], arrays: dict[str, Float
 def sampling_params(
     *, max_tokens: int, seed: int, stop: Sequence[int], temperature: float, top_p: float, top_k: int
 ) -> Any:
-    """How to sample; ``top_k`` of 0 keeps all."""
+    """Sampling parameters; ``top_k`` of 0 disables the limit."""
     from tinker import types
 
     return types.SamplingParams(
@@ -198,12 +199,12 @@ def sampling_params(
 
 
 def prompt_logprobs(given: Sequence[float | None], tokens: int) -> Floats:
-    """``(tokens - 1,)`` of every token but the first, of which there is none.
+    """``(tokens - 1,)`` log-probabilities of all tokens but the first, which has none.
 
     Raises:
-        RunError: If they are not as many.
+        RunError: If the server returned another number of values.
     """
     values = list(given)[1:] if len(given) == tokens else list(given)
     if len(values) != tokens - 1:
-        raise RunError(f"the server gave {len(given)} log-probabilities for {tokens} tokens")
+        raise RunError(f"the server returned {len(given)} log-probabilities for {tokens} tokens")
     return np.array([np.nan if value is None else value for value in values], np.float32)

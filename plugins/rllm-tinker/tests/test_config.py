@@ -1,4 +1,4 @@
-"""What is refused before anything is allocated; none of it needs the SDK."""
+"""Checks of the configuration before anything is allocated; none of them needs the SDK."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def validated(tinker: TinkerConfig, **sections: Any) -> list[str]:
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
-    # The SDK need not be installed to have a run file checked, except by the one line that says so.
+    # Pretend that the SDK is installed; only this check needs it.
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
 
 
@@ -47,7 +47,7 @@ def test_the_hosted_service_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None
     assert "sk-of-somebody-else" not in str(caught.value)
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     assert validated(TinkerConfig()) == [
-        "the hosted Tinker service: whether it is there, takes the key, and has model 'Qwen/Qwen3-8B'"
+        "the hosted Tinker service: whether it responds, accepts the key, and has model 'Qwen/Qwen3-8B'"
     ]
 
 
@@ -69,7 +69,7 @@ def test_a_server_of_ones_own_needs_none_but_its_loss_scale(monkeypatch: pytest.
     [
         ({"model": ModelConfig()}, "model.path is not set"),
         ({"rollout": RolloutConfig(temperature=0.8)}, "rollout.temperature = 0.8 must be 1"),
-        ({"optimizer": OptimizerConfig()}, "optimizer.max_grad_norm = 1 cannot be honoured"),
+        ({"optimizer": OptimizerConfig()}, "optimizer.max_grad_norm = 1 cannot be honored"),
         ({"training": TrainingConfig(sync_timeout_seconds=500)}, "training.sync_timeout_seconds = 500 must be more"),
         ({"algorithm": AlgorithmConfig(loss_options={"clip_low": 0.1})}, "algorithm.loss_options"),
     ],

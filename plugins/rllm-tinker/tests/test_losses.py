@@ -1,4 +1,4 @@
-"""What a server makes of what it is sent has the gradient of the core's own loss, for every aggregation and service."""
+"""The server's loss has the same gradient as the core's own loss, for every aggregation and service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(loss: str, aggregation: str, **options: float) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def samples() -> list[TrainingSample]:
-    """Of one or two turns and many lengths; ratios to the sampled log-probabilities go beyond every bound."""
+    """Samples of one or two turns and many lengths, with ratios beyond every bound."""
     rng = np.random.default_rng(0)
     built = []
     for index, turns in enumerate(([3], [1, 5], [8], [2, 2])):
@@ -54,7 +54,7 @@ def samples() -> list[TrainingSample]:
 
 
 def on_server(loss: ServerLoss, sent: dict[str, Any], logprobs: torch.Tensor) -> torch.Tensor:
-    """The formulas of the servers' documentation, per token."""
+    """Per-token losses, by the formulas of the servers' documentation."""
     if loss.server_name == "cross_entropy":
         return -sent["weights"] * logprobs
     ratio = torch.exp(logprobs - sent["logprobs"])

@@ -1,4 +1,4 @@
-"""Metric trackers for rllm-core; each is in the module of its name, and its library is imported when it is selected."""
+"""Metric trackers for rllm-core, one module each; a tracker's library is imported only when the tracker is selected."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def trackers() -> list[Tracker]:
             name="mlflow",
             load="rllm_trackers.mlflow:MlflowTracker",
             config="rllm_trackers.mlflow:MlflowConfig",
-            summary="MLflow: a database beside the run folder, or a server.",
+            summary="MLflow: a database next to the run folder, or a server.",
         ),
         Tracker(
             name="swanlab",
             load="rllm_trackers.swanlab:SwanlabTracker",
             config="rllm_trackers.swanlab:SwanlabConfig",
-            summary="SwanLab: offline in the run folder, or its cloud.",
+            summary="SwanLab: offline in the run folder, or the SwanLab cloud.",
         ),
         Tracker(
             name="tensorboard",
@@ -35,12 +35,12 @@ def trackers() -> list[Tracker]:
             name="trackio",
             load="rllm_trackers.trackio:TrackioTracker",
             config="rllm_trackers.trackio:TrackioConfig",
-            summary="Trackio: a database in its own folder on this machine, a server, or a Hugging Face Space.",
+            summary="Trackio: a local database in Trackio's own folder, a server, or a Hugging Face Space.",
         ),
         Tracker(
             name="wandb",
             load="rllm_trackers.wandb:WandbTracker",
             config="rllm_trackers.wandb:WandbConfig",
-            summary="Weights & Biases: offline in the run folder, or its service.",
+            summary="Weights & Biases: offline in the run folder, or the W&B service.",
         ),
     ]

@@ -1,4 +1,4 @@
-"""Which run of a library belongs to a run folder, so that a resumed run goes on in it."""
+"""Maps a run folder to its run in a tracker's library, so that a resumed run continues there."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 
 
 def files_of(run_dir: str) -> Path:
-    """The folder of all trackers in a run folder."""
+    """Creates the folder for tracker files in a run folder, and returns it."""
     folder = Path(run_dir) / "trackers"
     folder.mkdir(exist_ok=True)
     return folder
 
 
 def identity(run_dir: str, tracker: str, new: Callable[[], str]) -> tuple[str, bool]:
-    """The id under which a library knows the run of this folder, kept in ``trackers/NAME.json``.
+    """The library's run id for this run folder, stored in ``trackers/NAME.json``.
 
     Args:
-        run_dir: The run folder.
+        run_dir: Run folder.
         tracker: Name of the tracker.
-        new: Makes the id where the folder has none yet.
+        new: Function that creates the id if the folder has none yet.
 
     Returns:
-        The id, and whether it was there before.
+        The id, and whether it already existed.
     """
     path = files_of(run_dir) / f"{tracker}.json"
     if path.exists():

@@ -1,4 +1,4 @@
-"""The libraries behind the trackers: imported by name, so that the one that was not installed is one line to read."""
+"""Imports of tracker libraries by name, so that a missing one is a one-line error."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rllm_core.requirements import pip_install
 
 
 def library(module: str, *, tracker: str) -> Any:
-    """Import a module of a tracker's library.
+    """Imports a module of a tracker's library.
 
     Args:
-        module: Its full name.
-        tracker: Name of the tracker, and of the extra that installs what it needs.
+        module: Full name of the module.
+        tracker: Name of the tracker, and of the extra that installs its library.
 
     Raises:
-        PluginError: If it is not installed, with the command that installs it.
+        PluginError: If the module is not installed; the message has the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""MLflow: a database beside the run folder, or a server."""
+"""MLflow: a database next to the run folder, or a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rllm_trackers.library import library
 from rllm_trackers.tables import flat
 
 STATUSES: dict[Status, str] = {"completed": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-# What MLflow takes.
+# Limits of MLflow.
 MAX_NAME_CHARACTERS = 250
 MAX_PARAM_CHARACTERS = 6000
 PARAMS_PER_CALL = 100
@@ -26,25 +26,25 @@ NOT_IN_NAMES = re.compile(r"[^\w./ -]")
 
 
 class MlflowConfig(Section):
-    """``[mlflow]``: a run of MLflow. A server's credentials are read from ``MLFLOW_TRACKING_USERNAME`` and the like."""
+    """``[mlflow]``: MLflow tracker. Server credentials come from ``MLFLOW_TRACKING_USERNAME`` and its siblings."""
 
     tracking_uri: Annotated[
-        str, Field(description="Server or database; unset is the database mlflow.db beside the run folder.")
+        str, Field(description="Server or database. Defaults to the database mlflow.db next to the run folder.")
     ] = ""
-    experiment: Annotated[str, Field(min_length=1, description="Experiment; made if there is none.")] = "rllm"
-    run_name: Annotated[str, Field(description="Display name; unset is the name of the run folder.")] = ""
-    tags: Annotated[dict[str, str], Field(description="Tags of the run.")] = Field(default_factory=dict)
+    experiment: Annotated[str, Field(min_length=1, description="Experiment; created if missing.")] = "rllm"
+    run_name: Annotated[str, Field(description="Display name. Defaults to the name of the run folder.")] = ""
+    tags: Annotated[dict[str, str], Field(description="Run tags.")] = Field(default_factory=dict)
 
 
 class MlflowTracker(Tracker):
-    """Logs metrics by step, and the run file as parameters. A repeated step has two values, the later one counts."""
+    """Logs metrics by step, and the run file as parameters. A repeated step has two values; the later one counts."""
 
     name: ClassVar[str] = "mlflow"
     config: MlflowConfig
 
     def __init__(self, config: MlflowConfig) -> None:
         super().__init__(config)
-        # MLflow reports its use to its makers otherwise, and it reads this when it is imported.
+        # MLflow reads this at import time; without it, it sends usage data to its developers.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         self._tracking: Any = library("mlflow.tracking", tracker=self.name)
         self._entities: Any = library("mlflow.entities", tracker=self.name)
@@ -75,7 +75,10 @@ class MlflowTracker(Tracker):
         self._client.set_terminated(self._run_id, STATUSES[status])
 
     def _new_run(self, folder_name: str, config: RunConfig) -> str:
-        """Made once: parameters cannot change, and the few keys that may differ on resume change nothing of before."""
+        """Creates the run and logs its parameters, only once: MLflow parameters cannot change.
+
+        The few keys that may differ on resume do not affect earlier steps.
+        """
         experiment = self._client.get_experiment_by_name(self.config.experiment)
         experiment_id = (
             experiment.experiment_id if experiment else self._client.create_experiment(self.config.experiment)
@@ -93,5 +96,5 @@ class MlflowTracker(Tracker):
 
 
 def metric_name(name: str) -> str:
-    """A name as MLflow takes it: what it does not allow becomes ``_``."""
+    """A metric name that MLflow accepts: other characters become ``_``."""
     return NOT_IN_NAMES.sub("_", name)[:MAX_NAME_CHARACTERS]

@@ -1,4 +1,4 @@
-"""SwanLab: offline in the run folder, or its cloud."""
+"""SwanLab: offline in the run folder, or the SwanLab cloud."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ STATES: dict[Status, str] = {"completed": "success", "interrupted": "aborted", "
 
 
 class SwanlabConfig(Section):
-    """``[swanlab]``: a run of SwanLab. Its key is ``SWANLAB_API_KEY``, or what ``swanlab login`` has kept."""
+    """``[swanlab]``: SwanLab tracker. The API key is ``SWANLAB_API_KEY``, or the one that ``swanlab login`` stored."""
 
     mode: Annotated[
         Literal["offline", "online"],
-        Field(description="Keep everything in the run folder, for swanlab sync, or send it to the cloud."),
+        Field(description="Keep everything in the run folder for swanlab sync (offline), or send it to the cloud."),
     ] = "offline"
     project: Annotated[str, Field(min_length=1, description="Project.")] = "rllm"
-    workspace: Annotated[str, Field(description="Workspace; unset is the default of the key.")] = ""
-    run_name: Annotated[str, Field(description="Display name; unset is the name of the run folder.")] = ""
-    group: Annotated[str, Field(description="Group of runs.")] = ""
-    tags: Annotated[tuple[str, ...], Field(description="Tags.")] = ()
+    workspace: Annotated[str, Field(description="Workspace. Defaults to that of the API key.")] = ""
+    run_name: Annotated[str, Field(description="Display name. Defaults to the name of the run folder.")] = ""
+    group: Annotated[str, Field(description="Run group.")] = ""
+    tags: Annotated[tuple[str, ...], Field(description="Run tags.")] = ()
 
 
 class SwanlabTracker(Tracker):
-    """Logs metrics by step. SwanLab has one run per process at a time; a second one is refused."""
+    """Logs metrics by step. SwanLab allows one run per process at a time and rejects a second one."""
 
     name: ClassVar[str] = "swanlab"
     config: SwanlabConfig
@@ -42,13 +42,13 @@ class SwanlabTracker(Tracker):
         super().__init__(config)
         self._swanlab: Any = library("swanlab", tracker=self.name)
         if config.mode == "online" and not self._swanlab.Settings().api_key:
-            raise ConfigError('swanlab.mode = "online" needs a key: set SWANLAB_API_KEY, or run: swanlab login')
+            raise ConfigError('swanlab.mode = "online" needs an API key: set SWANLAB_API_KEY, or run: swanlab login')
 
     def start(self, config: RunConfig, run_dir: str) -> None:
         """See `Tracker.start`."""
         run_id, _ = identity(run_dir, self.name, lambda: secrets.token_hex(8))
         if self._swanlab.has_run() and self._swanlab.get_run().id == run_id:
-            self._swanlab.get_run().finish(state="aborted")  # this folder's, left behind when it was switched off
+            self._swanlab.get_run().finish(state="aborted")  # left open when this folder's tracker was switched off
         folder = files_of(run_dir) / self.name
         folder.mkdir(exist_ok=True)
         self._run = self._swanlab.init(

@@ -1,4 +1,4 @@
-"""Run files as the libraries take them."""
+"""Conversion of run files to the form that tracker libraries accept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Scalar = str | int | float | bool
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Nested tables as one, with keys as they are written with ``-o``: ``section.key``. Lists become text."""
+    """Flattens nested tables, with the same keys as ``-o``: ``section.key``. Lists become text."""
     flattened: dict[str, Scalar] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):

@@ -16,17 +16,17 @@ from rllm_trackers.tables import flat
 
 
 class TensorboardConfig(Section):
-    """``[tensorboard]``: event files."""
+    """``[tensorboard]``: TensorBoard tracker."""
 
     folder: Annotated[
-        str, Field(description="Where event files go; unset is trackers/tensorboard/ in the run folder.")
+        str, Field(description="Folder for event files. Defaults to trackers/tensorboard/ in the run folder.")
     ] = ""
 
 
 class TensorboardTracker(Tracker):
     """Writes scalars, and the run file as hyperparameters.
 
-    A resumed run begins with a mark that makes TensorBoard forget what was logged from that step on before.
+    A resumed run starts with a marker that makes TensorBoard discard values logged earlier from that step on.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -54,7 +54,7 @@ class TensorboardTracker(Tracker):
             start = self._events.SessionLog(status=self._events.SessionLog.START)
             self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, session_log=start))
             self._is_marked = True
-        # As PyTorch writes them: whoever reads event files reads these.
+        # Same form as PyTorch writes, which every reader of event files supports.
         values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(step, self._summaries.Summary(value=values))
         self._last_step = step

@@ -1,4 +1,4 @@
-"""Trackio: a database in its own folder on this machine, a server, or a Hugging Face Space."""
+"""Trackio: a local database in Trackio's own folder, a server, or a Hugging Face Space."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ ELSEWHERE = {"space_id": "TRACKIO_SPACE_ID", "server_url": "TRACKIO_SERVER_URL"}
 
 
 class TrackioConfig(Section):
-    """``[trackio]``: a run of Trackio. Tokens are read from ``HF_TOKEN`` and ``TRACKIO_WRITE_TOKEN``."""
+    """``[trackio]``: Trackio tracker. Tokens come from ``HF_TOKEN`` and ``TRACKIO_WRITE_TOKEN``."""
 
     project: Annotated[str, Field(min_length=1, description="Project.")] = "rllm"
     run_name: Annotated[
-        str, Field(description="Name, with some letters added that make it unique; unset is the run folder's.")
+        str, Field(description="Run name; a random suffix makes it unique. Defaults to the name of the run folder.")
     ] = ""
-    group: Annotated[str, Field(description="Group of runs.")] = ""
-    space_id: Annotated[str, Field(description="Hugging Face Space to send metrics to; unset is none.")] = ""
-    server_url: Annotated[str, Field(description="Trackio server to send metrics to; unset is none.")] = ""
+    group: Annotated[str, Field(description="Run group.")] = ""
+    space_id: Annotated[str, Field(description="Hugging Face Space to send metrics to. Defaults to none.")] = ""
+    server_url: Annotated[str, Field(description="Trackio server to send metrics to. Defaults to none.")] = ""
 
 
 class TrackioTracker(Tracker):
-    """Logs metrics by step. A repeated step has two values. How the run ended is a last entry, ``status``."""
+    """Logs metrics by step. A repeated step has two values. The last entry, ``status``, says how the run ended."""
 
     name: ClassVar[str] = "trackio"
     config: TrackioConfig
@@ -44,15 +44,15 @@ class TrackioTracker(Tracker):
         for key, variable in ELSEWHERE.items():
             if os.environ.get(variable) and not (config.space_id or config.server_url):
                 raise ConfigError(
-                    f"{variable} is set, so metrics would leave this machine, which the run file does not say; "
-                    f"set trackio.{key}, or unset {variable}"
+                    f"{variable} is set, so metrics would leave this machine although the run file does not ask for "
+                    f"it; set trackio.{key}, or unset {variable}"
                 )
         self._trackio: Any = library("trackio", tracker=self.name)
 
     def start(self, config: RunConfig, run_dir: str) -> None:
         """See `Tracker.start`."""
         wanted = self.config.run_name or Path(run_dir).resolve().name
-        # It knows runs by their names.
+        # Trackio identifies runs by name.
         name, is_resumed = identity(run_dir, self.name, lambda: f"{wanted}-{secrets.token_hex(4)}")
         self._run = self._trackio.init(
             project=self.config.project,

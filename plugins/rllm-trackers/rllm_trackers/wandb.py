@@ -1,4 +1,4 @@
-"""Weights & Biases: offline in the run folder, or its service."""
+"""Weights & Biases: offline in the run folder, or the W&B service."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from rllm_trackers.identity import files_of, identity
 from rllm_trackers.library import library
 
 INIT_TIMEOUT_SECONDS = 45.0
-# As the service shows them: finished, killed, failed.
+# W&B shows these as finished, killed and failed.
 EXIT_CODES: dict[Status, int] = {"completed": 0, "interrupted": 255, "failed": 1}
 
 
 class WandbConfig(Section):
-    """``[wandb]``: a run of Weights & Biases. Its key is ``WANDB_API_KEY``, or what ``wandb login`` has kept."""
+    """``[wandb]``: W&B tracker. The API key is ``WANDB_API_KEY``, or the one that ``wandb login`` stored."""
 
     mode: Annotated[
         Literal["offline", "online"],
-        Field(description="Keep everything in the run folder, for wandb sync, or send it to the service."),
+        Field(description="Keep everything in the run folder for wandb sync (offline), or send it to W&B (online)."),
     ] = "offline"
     project: Annotated[str, Field(min_length=1, description="Project.")] = "rllm"
-    entity: Annotated[str, Field(description="User or team; unset is the default of the key.")] = ""
-    run_name: Annotated[str, Field(description="Display name; unset is the name of the run folder.")] = ""
-    group: Annotated[str, Field(description="Group of runs.")] = ""
-    tags: Annotated[tuple[str, ...], Field(description="Tags.")] = ()
+    entity: Annotated[str, Field(description="User or team. Defaults to that of the API key.")] = ""
+    run_name: Annotated[str, Field(description="Display name. Defaults to the name of the run folder.")] = ""
+    group: Annotated[str, Field(description="Run group.")] = ""
+    tags: Annotated[tuple[str, ...], Field(description="Run tags.")] = ()
 
 
 class WandbTracker(Tracker):
-    """Logs against an axis of its own, ``step``: W&B's only goes up, and a resumed run repeats steps."""
+    """Logs against its own axis, ``step``: W&B's built-in step only increases, and a resumed run repeats steps."""
 
     name: ClassVar[str] = "wandb"
     config: WandbConfig
-    _left_behind: ClassVar[dict[str, Any]] = {}  # runs of this process that have not finished, by their ids
+    _left_behind: ClassVar[dict[str, Any]] = {}  # unfinished runs of this process, by id
 
     def __init__(self, config: WandbConfig) -> None:
         super().__init__(config)
         self._wandb: Any = library("wandb", tracker=self.name)
         if config.mode == "online" and not self._wandb.login(prompt=False):
-            raise ConfigError('wandb.mode = "online" needs a key: set WANDB_API_KEY, or run: wandb login')
+            raise ConfigError('wandb.mode = "online" needs an API key: set WANDB_API_KEY, or run: wandb login')
 
     def start(self, config: RunConfig, run_dir: str) -> None:
         """See `Tracker.start`."""
         run_id, _ = identity(run_dir, self.name, lambda: secrets.token_hex(8))
-        if run_id in self._left_behind:  # this folder's, when it was switched off
+        if run_id in self._left_behind:  # left open when this folder's tracker was switched off
             self._left_behind.pop(run_id).finish(exit_code=EXIT_CODES["interrupted"])
         self._run = self._left_behind[run_id] = self._wandb.init(
             dir=str(files_of(run_dir)),
@@ -65,7 +65,7 @@ class WandbTracker(Tracker):
             tags=self.config.tags,
             config=config.to_tables(),
             allow_val_change=True,
-            # The output of the run is the run's; a display in a terminal and a capture of it do not go together.
+            # Do not capture the console: that conflicts with the live view in the terminal.
             settings=self._wandb.Settings(console="off", init_timeout=INIT_TIMEOUT_SECONDS),
         )
         self._run.define_metric("step")

@@ -1,4 +1,4 @@
-"""What needs none of the libraries: the records, the sections, the message that says what to install, the ids."""
+"""Tests that need no tracker library: records, sections, installation hints and run ids."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assemble(plugins: PluginManager, tracker: str, *overrides: str) -> launch.As
 
 
 def without(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where it is not installed, also where it is."""
+    """Makes a library look missing, even if it is installed."""
     for name in list(sys.modules):
         if name.partition(".")[0] == library:
             monkeypatch.delitem(sys.modules, name)

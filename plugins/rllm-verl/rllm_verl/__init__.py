@@ -1,6 +1,6 @@
-"""rllm-verl: backend ``verl``, which trains with verl's FSDP workers and samples with its vLLM servers, on Ray.
+"""Backend ``verl``: trains with verl's FSDP workers and samples with its vLLM servers, on Ray.
 
-Importing this imports neither torch nor verl: the classes behind the records are loaded when they are selected.
+Importing this module imports neither torch nor verl; the classes behind the records load when they are selected.
 """
 
 from rllm_core import hookimpl
@@ -20,7 +20,7 @@ def backends() -> list[Backend]:
         Backend(
             name="verl",
             load="rllm_verl.backend:VerlBackend",
-            summary="Ray, FSDP and vLLM through verl: many GPUs, many machines, all weights.",
+            summary="Full-weight training on many GPUs and machines with verl (Ray, FSDP and vLLM).",
             config="rllm_verl.config:VerlConfig",
             parsers=("renderer", "chat_template"),
             default_parser="renderer",
@@ -35,6 +35,6 @@ def cli_commands() -> list[Command]:
         Command(
             name="verl-export",
             load="rllm_verl.export:command",
-            summary="Write a checkpoint of backend verl as an ordinary Hugging Face folder.",
+            summary="Export a checkpoint of backend verl to a Hugging Face model folder.",
         )
     ]

@@ -1,4 +1,4 @@
-"""Backend ``verl``: verl's workers and servers on Ray. The training path reads from top to bottom here."""
+"""Backend ``verl``: verl's workers and servers on Ray. Read the training path from top to bottom."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = "actor"  # verl's own checkpoint, within ours
+WEIGHTS = "actor"  # folder of verl's checkpoint within ours
 STATE = "verl.json"
 
 
 class VerlBackend(BackendProtocol[VerlBatch]):
-    """Trains with verl's building blocks, not with its loops.
+    """Trains with verl's building blocks, but not with its training loops.
 
-    A pass is only collected: verl's ``update_actor`` does forward, backward and step together, so that how a step
-    is cut into passes changes nothing, and its counts are those of the whole step.
+    Passes are only collected: verl's ``update_actor`` does forward, backward and step together. The number of passes
+    per step therefore has no effect, and counts are those of the whole step.
     """
 
     name: ClassVar[str] = "verl"
@@ -66,8 +66,8 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         self._servers: Servers | None = None
         self._engine: VerlEngine | None = None
         self._batches: list[VerlBatch] = []
-        self._differences: dict[str, float] = {}  # of trainer and servers, since the last step
-        self._version: int | None = None  # live, if no optimizer step was taken since
+        self._differences: dict[str, float] = {}  # between trainer and servers, since the last step
+        self._version: int | None = None  # live weight version; None after an optimizer step
 
     @classmethod
     def capabilities(cls, config: RunConfig) -> Capabilities:
@@ -87,12 +87,12 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         """See `BackendProtocol.validate_config`."""
         verl_api.prepare_ray(is_own=not self.verl.ray_address)
         notes = check(self.config, self.loss)
-        _ = self._configuration  # which refuses what verl does not have
+        _ = self._configuration  # rejects settings that verl does not have
         return notes
 
     @cached_property
     def _configuration(self) -> DictConfig:
-        """The whole configuration, as verl has it."""
+        """The run's complete verl configuration."""
         return verl_config(self.config, self.loss)
 
     async def init_rollout_engine(self, parser: BaseParser) -> VerlEngine:
@@ -114,7 +114,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         return self._engine
 
     async def _frozen(self) -> Any:
-        """Workers with the model the run began with, on the trainers' devices; started when first asked for."""
+        """Workers with the run's initial model, on the trainers' devices; started on first use."""
         if self._reference is None:
             cluster, start = self._allocated(), "starting the reference"
             self._reference = await cluster.call(start, cluster.start_workers, self._configuration, "ref")
@@ -128,7 +128,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         return VerlBatch(samples)
 
     async def process_backend_batch(self, batch: VerlBatch) -> None:
-        """See `BackendProtocol.process_backend_batch`; it waits for the others of its step."""
+        """See `BackendProtocol.process_backend_batch`; only collects the batch until `update_policy`."""
         self._batches.append(batch)
 
     async def update_policy(self, step: OptimizerStep) -> UpdateResult:
@@ -139,7 +139,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         if OLD_LOGPROBS not in rows.tensors:
             if self.loss.loss.needs_old_logprobs:
                 raise RunError("algorithm.loss needs log-probabilities, but the engine returned none for some samples")
-            # verl asks for them whatever the loss; those of conversations that nobody sampled do not exist.
+            # verl requires them for every loss, but example conversations were not sampled and have none.
             rows.tensors[OLD_LOGPROBS] = np.zeros(rows.tensors["response_mask"].shape, np.float32)
         algorithm, optimizer = self.config.algorithm, self.config.optimizer
         learning_rate = optimizer.learning_rate_at(step.step, step.total_steps)
@@ -172,8 +172,8 @@ class VerlBackend(BackendProtocol[VerlBatch]):
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
         """See `BackendProtocol.compute_logprobs`.
 
-        The proximal policy has the weights before the step, which are the current ones until it is taken, or with
-        ``verl.old_logprob = "last_sync"`` those that went live last.
+        The proximal policy is the current weights, because they do not change before the step is taken. With
+        ``verl.old_logprob = "last_sync"`` it is the weights of the last weight sync.
         """
         if policy == "reference":
             return await self._logprobs(samples, (await self._frozen()).compute_ref_log_prob)
@@ -207,7 +207,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         )
 
     def _compare(self, samples: Sequence[TrainingSample], logprobs: Sequence[Floats]) -> None:
-        """Note how far trainer and servers are apart on tokens that the live weights sampled."""
+        """Records the largest difference between trainer and servers on tokens that the live weights sampled."""
         gaps = []
         for sample, mine in zip(samples, logprobs, strict=True):
             if sample.logprobs is None or self._version is None:
@@ -225,7 +225,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
     # Weights
 
     async def on_policy_updated(self, update: PolicyUpdate) -> None:
-        """See `BackendProtocol.on_policy_updated`; afterwards trainer and servers must agree on some tokens."""
+        """See `BackendProtocol.on_policy_updated`; also checks that trainer and servers agree on a few tokens."""
         servers, engine = self._servers, self._engine
         assert servers is not None
         assert engine is not None
@@ -241,26 +241,26 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         if not gaps.mean() <= self.verl.sync_tolerance:
             raise RunError(
                 f"weight sync to version {update.version}: trainer and servers disagree on the log-probabilities of "
-                f"{len(gaps)} tokens by {gaps.mean():.3g} on average and {gaps.max():.3g} at most, and "
-                f"verl.sync_tolerance = {self.verl.sync_tolerance:g}: the servers do not have the trainer's "
-                "weights, or compute with less precision than they should"
+                f"{len(gaps)} tokens by {gaps.mean():.3g} on average (max {gaps.max():.3g}), but "
+                f"verl.sync_tolerance = {self.verl.sync_tolerance:g}: the servers do not have the trainer's weights, "
+                "or compute with too little precision"
             )
 
     @property
     def _keeps_synced_weights(self) -> bool:
-        """Whether the weights of the last sync are others than those of the trainer."""
+        """Whether to keep a copy of the synced weights, because the trainer's weights move on between syncs."""
         return self.verl.old_logprob == "last_sync" and self.config.training.trigger_parameter_sync_step > 1
 
     async def enter_training(self) -> None:
-        """See `BackendProtocol.enter_training`: servers give their memory back until the next weight sync."""
+        """See `BackendProtocol.enter_training`: servers release their memory until the next weight sync."""
         assert self._servers is not None
         await self._servers.sleep()
 
     async def save_checkpoint(self, directory: Path) -> None:
         """See `BackendProtocol.save_checkpoint`.
 
-        These are verl's own files, which torch unpickles: they are loaded only from a run folder whose manifest has
-        their checksums.
+        These are verl's own files, which torch unpickles. They are loaded only if they match the checksums in the
+        manifest of the run folder.
         """
         path = str((directory / WEIGHTS).absolute())
         await self._allocated().call(
@@ -276,8 +276,9 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         if any(state[key] != value for key, value in here.items()):
             raise RunError(
                 f"the checkpoint in {directory.parent.name} was written with verl.strategy = {state['strategy']!r} on "
-                f"{state['trainers']} devices, and verl reads it only so; here it is {here['strategy']!r} on "
-                f"{here['trainers']}: rllm-core verl-export writes it as a model to begin with"
+                f"{state['trainers']} devices, and verl can read it only with the same; this run has "
+                f"{here['strategy']!r} on {here['trainers']}. Export it with rllm-core verl-export and start a new run "
+                "from that model"
             )
         path = str((directory / WEIGHTS).absolute())
         await self._allocated().call(
@@ -300,12 +301,12 @@ class VerlBackend(BackendProtocol[VerlBatch]):
 
     def _allocated(self) -> Cluster:
         if self._cluster is None:
-            raise RunError("backend 'verl' has not been initialised")
+            raise RunError("backend 'verl' has not been initialized")
         return self._cluster
 
 
 def _numbers(reported: dict[str, Any]) -> dict[str, float]:
-    """Metrics of a step under the names of this framework; what verl reports per mini-batch is averaged."""
+    """Metrics of a step under this framework's names; verl's values per mini-batch are averaged."""
     names = {
         "loss": "loss",
         "grad_norm": "grad_norm",

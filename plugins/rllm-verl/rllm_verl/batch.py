@@ -1,8 +1,8 @@
-"""Training samples as the tensors verl's workers take.
+"""Conversion of training samples to the tensors that verl's workers accept.
 
-A sample is one row: its first prompt on the left, everything after it on the right, padded to the longest of each. What
-counts is said by masks only, never by what a padding token looks like: ``response_mask`` is 1 on sampled tokens, 0 on
-what the environment wrote between turns and on padding.
+A sample is one row: its first prompt on the left, everything after it on the right, each padded to the longest. Only
+masks mark the tokens that count, never the padding token: ``response_mask`` is 1 on sampled tokens, and 0 on padding
+and on tokens that the environment added between turns.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rllm_verl import verl_api
 if TYPE_CHECKING:
     import torch
 
-OLD_LOGPROBS = "old_log_probs"  # verl's name for where ratios begin
-PADDING_ID = 0  # what stands where nothing counts
-FILLING_TOKENS = 2  # of a row that only fills up: a prompt and a response, since verl wants both
+OLD_LOGPROBS = "old_log_probs"  # verl's name for the denominator of ratios
+PADDING_ID = 0  # any id works, because masks exclude it
+FILLING_TOKENS = 2  # a filler row has one prompt and one response token, because verl requires both
 
 
 @dataclass(frozen=True)
 class VerlBatch:
-    """One pass: rows are laid out when the whole step is known.
+    """One pass; its rows are laid out once the whole step is known.
 
     Attributes:
-        samples: Its samples.
+        samples: Training samples of the pass.
     """
 
     samples: Sequence[TrainingSample]
@@ -39,12 +39,12 @@ class VerlBatch:
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples laid out, with rows that only fill up where the number of rows must be divisible.
+    """Samples laid out as rows, with filler rows where the number of rows must be divisible.
 
     Attributes:
-        samples: The samples, in the order they were given.
-        row_of_sample: ``(samples,)`` which row each is.
-        tensors: Arrays by verl's names, ``(rows, ...)``.
+        samples: Training samples, in the given order.
+        row_of_sample: ``(samples,)`` row index of each sample.
+        tensors: Arrays ``(rows, ...)``, under verl's names.
     """
 
     samples: Sequence[TrainingSample]
@@ -53,11 +53,11 @@ class Rows:
 
     @property
     def tokens(self) -> list[int]:
-        """``(rows,)`` tokens that are not padding."""
+        """``(rows,)`` number of tokens that are not padding."""
         return [int(count) for count in self.tensors["attention_mask"].sum(1)]
 
     def to_verl(self, settings: Mapping[str, Any]) -> Any:
-        """A TensorDict without padding, as workers take it, with ``settings`` for all rows."""
+        """A TensorDict without padding, as workers accept it, with ``settings`` for all rows."""
         import torch
 
         tensors = {name: torch.from_numpy(array) for name, array in self.tensors.items()}
@@ -67,29 +67,29 @@ class Rows:
         return data
 
     def sampled(self, values: torch.Tensor) -> list[Floats]:
-        """Per sample ``(sampled_tokens,)`` of ``values``, ``(rows, response_tokens)``."""
+        """Values of sampled tokens, ``(sampled_tokens,)`` per sample, from ``values`` ``(rows, response_tokens)``."""
         array, mask = values.float().numpy(), self.tensors["response_mask"].astype(bool)
         return [array[row][mask[row]] for row in self.row_of_sample]
 
 
 def lay_out(samples: Sequence[TrainingSample], *, ranks: int, multiple: int, max_tokens: int) -> Rows:
-    """Rows for ``samples``.
+    """Lays out ``samples`` as rows.
 
     Args:
-        samples: At least one.
-        ranks: Trainers that see different rows; each gets as many rows as the others, and about as many tokens.
-        multiple: Each rank's number of rows is a multiple of it.
-        max_tokens: Most tokens of one row.
+        samples: Training samples, at least one.
+        ranks: Number of trainers with different rows; each gets equally many rows, and about equally many tokens.
+        multiple: Divisor of each rank's number of rows.
+        max_tokens: Maximum tokens in one row.
 
     Raises:
-        RunError: If a sample is longer.
+        RunError: If a sample is longer than ``max_tokens``.
     """
     tokens = [_end(sample) for sample in samples]
     longest = max(tokens)
     if longest > max_tokens:
         raise RunError(
-            f"a training sample has {longest} tokens, and verl.max_tokens_per_device = {max_tokens} is what one device "
-            "computes at a time: raise it, or lower rollout.max_response_tokens"
+            f"a training sample has {longest} tokens, and verl.max_tokens_per_device = {max_tokens} is the limit of "
+            "one device: raise it, or lower rollout.max_response_tokens"
         )
     count = -(-len(samples) // (ranks * multiple)) * ranks * multiple
     order = _balanced(tokens + [FILLING_TOKENS] * (count - len(samples)), ranks)
@@ -105,7 +105,7 @@ def lay_out(samples: Sequence[TrainingSample], *, ranks: int, multiple: int, max
 
 
 def _balanced(tokens: list[int], ranks: int) -> npt.NDArray[np.int64]:
-    """``(rows,)`` the order in which consecutive equal parts hold about as many tokens each."""
+    """``(rows,)`` row order in which equal consecutive parts have about equally many tokens."""
     if ranks == 1:
         return np.arange(len(tokens))
     parts = verl_api.use("get_seqlen_balanced_partitions")(tokens, k_partitions=ranks, equal_size=True)
@@ -113,7 +113,7 @@ def _balanced(tokens: list[int], ranks: int) -> npt.NDArray[np.int64]:
 
 
 class _Arrays:
-    """Empty rows, to be filled."""
+    """Arrays of rows, empty at first."""
 
     def __init__(self, rows: int, prompt_tokens: int, response_tokens: int) -> None:
         self.prompts = np.full((rows, prompt_tokens), PADDING_ID, np.int64)
@@ -124,7 +124,7 @@ class _Arrays:
         self._values: dict[str, npt.NDArray[np.float32]] = {}
 
     def fill(self, row: int, sample: TrainingSample) -> None:
-        """One sample."""
+        """Writes one sample into a row."""
         start, end = sample.prompt_tokens, _end(sample)
         ids, count = sample.token_ids[:end], end - start
         self.prompts[row, -start:] = ids[:start]
@@ -138,7 +138,7 @@ class _Arrays:
         self._spread(row, "ref_log_prob", sample.reference_logprobs)
 
     def fill_up(self, row: int) -> None:
-        """A row that counts nothing."""
+        """Writes a filler row, without sampled tokens."""
         self.prompt_mask[row, -1] = 1
         self.written[row, 0] = 1
 
@@ -148,7 +148,7 @@ class _Arrays:
             array[row, self.sampled[row].astype(bool)] = values
 
     def named(self, samples: Sequence[TrainingSample]) -> dict[str, npt.NDArray[Any]]:
-        """By verl's names; values that not every sample has are left out."""
+        """Arrays under verl's names; leaves out values that some samples lack."""
         attention = np.concatenate([self.prompt_mask, self.written], 1)
         arrays: dict[str, npt.NDArray[Any]] = {
             "prompts": self.prompts,
@@ -168,10 +168,10 @@ class _Arrays:
 
 
 def _end(sample: TrainingSample) -> int:
-    """What follows the last sampled token says nothing about it."""
+    """End of the last sampled token; later tokens do not affect any log-probability."""
     return sample.turn_spans[-1][1] if sample.turn_spans else len(sample.token_ids)
 
 
 def _old_logprobs(sample: TrainingSample) -> Floats | None:
-    """``(sampled_tokens,)`` where ratios begin."""
+    """``(sampled_tokens,)`` old log-probabilities: those of the proximal policy, else those of sampling."""
     return sample.logprobs if sample.proximal_logprobs is None else sample.proximal_logprobs

@@ -1,4 +1,4 @@
-"""What can be said about a run file without devices."""
+"""Checks of a run file that need no devices."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from rllm_verl.settings import model_description, verl_settings
 
 
 def check(config: RunConfig, loss: VerlLoss) -> list[str]:
-    """Check it.
+    """Checks the run file.
 
     Returns:
         What could not be checked, one line each.
 
     Raises:
-        ConfigError: If something cannot work.
+        ConfigError: If a setting cannot work.
     """
     verl_api.installed_version()
-    _ = loss.loss  # its options
+    _ = loss.loss  # checks the loss options
     _check_model(config)
     _check_devices(config)
     _check_algorithm(config)
     settings = verl_settings(config)
-    where = settings.ray_address or "of this machine, started for the run"
+    where = settings.ray_address or "started on this machine for the run"
     notes = [f"Ray cluster {where}: whether it has {settings.devices} {settings.device} devices"]
     if not model_description(config.model.path):
         notes.append(
-            f"model.path = {config.model.path!r}: no such folder, so it is taken for a hub name and downloaded"
+            f"model.path = {config.model.path!r}: no such folder; the run will download this Hugging Face model ID"
         )
     return notes
 
 
 def _check_model(config: RunConfig) -> None:
     if not config.model.path:
-        raise ConfigError("model.path is not set: set it to a model's folder, which all machines see, or its hub name")
+        raise ConfigError(
+            "model.path is not set: set it to a model folder that all machines can read, or to a Hugging Face model ID"
+        )
     described = model_description(config.model.path)
     if "vision_config" in described and config.parser.rpartition("/")[2] == "renderer":
         raise ConfigError(
-            f"parser = 'renderer' does not go with model.path = {config.model.path!r}, a vision model: backend 'verl' "
-            "trains on text; set parser = 'chat_template' for its language model alone, or take another model"
+            f"parser = 'renderer' cannot be used with model.path = {config.model.path!r}, a vision model: backend "
+            "'verl' trains on text; set parser = 'chat_template' to train its language model only, or use a text model"
         )
 
 
@@ -65,15 +67,15 @@ def _check_devices(config: RunConfig) -> None:
         raise ConfigError("verl.strategy = 'fsdp' does not work with verl.device = 'cpu': set it to 'fsdp2'")
     if settings.strategy == "megatron" and (settings.offload or settings.sequence_parallel > 1):
         raise ConfigError(
-            "verl.offload and verl.sequence_parallel belong to verl.strategy = 'fsdp2' and 'fsdp'; what Megatron has "
-            'instead is set by verl.overrides, "actor_rollout_ref.actor.megatron.param_offload" = true for instance'
+            "verl.offload and verl.sequence_parallel need verl.strategy = 'fsdp2' or 'fsdp'; for Megatron, use "
+            'verl.overrides instead, for example "actor_rollout_ref.actor.megatron.param_offload" = true'
         )
     if settings.placement == "separated":
         return
     if training.trigger_parameter_sync_step > 1 and settings.release_memory:
         raise ConfigError(
             f"training.trigger_parameter_sync_step = {training.trigger_parameter_sync_step} needs "
-            "verl.placement = 'separated' or verl.release_memory = false: servers that gave their memory back have no "
+            "verl.placement = 'separated' or verl.release_memory = false: servers that released their memory have no "
             "weights until the next sync"
         )
 
@@ -82,16 +84,16 @@ def _check_algorithm(config: RunConfig) -> None:
     rollout, algorithm, settings = config.rollout, config.algorithm, verl_settings(config)
     if rollout.top_p != 1 or rollout.top_k != 0:
         raise ConfigError(
-            f"rollout.top_p = {rollout.top_p:g}, rollout.top_k = {rollout.top_k}: must be 1 and 0 with backend 'verl', "
-            "whose servers give log-probabilities of the distribution that these have cut, which the trainer does not "
-            "train"
+            f"rollout.top_p = {rollout.top_p:g}, rollout.top_k = {rollout.top_k}: must be 1 and 0 with backend 'verl': "
+            "its servers report log-probabilities after truncation by these settings, but the trainer trains the full "
+            "distribution"
         )
     bypasses = algorithm.proximal_policy == "rollout"
     if settings.old_logprob is not None and (settings.old_logprob == "bypass") != bypasses:
         fitting = "'bypass'" if bypasses else "'recompute' or 'last_sync'"
         raise ConfigError(
-            f"verl.old_logprob = {settings.old_logprob!r} does not go with algorithm.proximal_policy = "
-            f"{algorithm.proximal_policy!r}: set the one to {fitting}, or the other to "
+            f"verl.old_logprob = {settings.old_logprob!r} cannot be used with algorithm.proximal_policy = "
+            f"{algorithm.proximal_policy!r}: set verl.old_logprob to {fitting}, or algorithm.proximal_policy to "
             + ("'forward'" if bypasses else "'rollout'")
         )
     if settings.old_logprob == "last_sync" and settings.strategy == "megatron":

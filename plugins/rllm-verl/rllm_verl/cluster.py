@@ -29,10 +29,11 @@ ResultT = TypeVar("ResultT")
 
 WORKER_MODULE = "rllm_verl.worker_process"
 MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
-# Compiled programs that another vLLM wrote are not read; weights that travel by NCCL must not be in its own memory.
+# Do not read programs that another vLLM compiled.
 ALWAYS = {"VLLM_DISABLE_COMPILE_CACHE": "1", "TOKENIZERS_PARALLELISM": "false"}
+# Weights sent through NCCL must not be in NCCL's own memory.
 WHEN_SEPARATED = {"NCCL_CUMEM_ENABLE": "0"}
-# What workers on other machines get from this process, by name or by how the name begins; never a key.
+# Variables that workers on other machines get from this process, by name or prefix; never API keys.
 FORWARDED = (
     "RLLM_PLUGINS",
     "RLLM_NO_PLUGINS",
@@ -44,23 +45,23 @@ FORWARDED = (
     "TORCHDYNAMO_DISABLE",
 )
 FORWARDED_PREFIXES = ("VERL_", "VLLM_", "NCCL_", "GLOO_", "TORCH_NCCL_")
-KEY_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")  # VLLM_API_KEY
-# Ray asks for CPUs per device; a machine that runs this alone need not have them.
+KEY_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")  # such as VLLM_API_KEY
+# Workers request CPUs per device from Ray; a machine that runs nothing else need not have that many.
 CPUS_PER_DEVICE = 16
-DEVICES = {"cuda": "GPU", "npu": "NPU", "cpu": "GPU"}  # what Ray counts; a CPU is declared as one
+DEVICES = {"cuda": "GPU", "npu": "NPU", "cpu": "GPU"}  # resource names in Ray; a CPU device is declared as a GPU
 ALIVE_EVERY_SECONDS = 2.0
-# Trainers, reference, servers.
+# Trainers, reference and servers.
 GROUPS_PER_DEVICE = 3
 OWN_RAY_LOCK = "rllm-verl-ray.lock"
-MAX_SIGACTION_BYTES = 1024  # of C's struct sigaction; 152 with glibc on x86-64
+MAX_SIGACTION_BYTES = 1024  # size of C's struct sigaction; 152 with glibc on x86-64
 
 
 @contextlib.contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """Put the handlers of SIGINT and SIGTERM back at the end.
+    """Restores the handlers of SIGINT and SIGTERM on exit.
 
-    Ray's C++ code takes SIGTERM for a crash: it prints a stack and ends the driver, before the run can save anything.
-    Python knows nothing of these handlers, so they are kept as the C library has them.
+    Ray's C++ code treats SIGTERM as a crash: it prints a stack and ends the driver before the run can save anything.
+    Python cannot see these handlers, so they are saved and restored through the C library.
     """
     library = ctypes.CDLL(None, use_errno=True)
     kept = {}
@@ -75,11 +76,11 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 
 class Cluster:
-    """A Ray cluster, joined or started for this run; calls of verl's blocking API run in one thread of its own.
+    """A Ray cluster, joined or started for this run. Calls of verl's blocking API run in one dedicated thread.
 
     Args:
-        config: The run file.
-        settings: Its ``[verl]``.
+        config: Run file.
+        settings: Section ``[verl]`` of the run file.
     """
 
     def __init__(self, config: RunConfig, settings: VerlConfig) -> None:
@@ -88,15 +89,15 @@ class Cluster:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-verl")
         self._lock: int | None = None
         self._devices: Any = None
-        self._workers: dict[str, Any] = {}  # by what they are called in errors
+        self._workers: dict[str, Any] = {}  # by their names in error messages
 
     async def open(self) -> None:
-        """Start or join Ray.
+        """Starts or joins Ray.
 
         Raises:
-            RunError: If that fails, or another run on this machine has a Ray of its own.
+            RunError: If that fails, or another run on this machine has started its own Ray.
         """
-        # In the thread that lives as long as this does: Ray's processes end with the thread that started them.
+        # In the thread that lives as long as the cluster: Ray's processes end with the thread that started them.
         await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
 
     def _open(self) -> None:
@@ -113,12 +114,12 @@ class Cluster:
                 "num_cpus": max(os.cpu_count() or 1, CPUS_PER_DEVICE * devices),
             }
             if self.settings.device == "cpu":
-                options["num_gpus"] = devices  # Ray counts what it is told
+                options["num_gpus"] = devices  # Ray does not check that they exist
         try:
             with _signal_handlers_kept():
                 ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            where = self.settings.ray_address or "of this machine's own"
+            where = self.settings.ray_address or "started on this machine"
             raise RunError(f"no Ray cluster at verl.ray_address = {where!r}: {one_line(error)}") from error
         wanted, there = self.settings.devices, int(ray.cluster_resources().get(DEVICES[self.settings.device], 0))
         if there < wanted:
@@ -128,7 +129,10 @@ class Cluster:
             )
 
     def _claim_machine(self) -> None:
-        """Two clusters on one machine number their jobs alike, and verl names its sockets by machine and job."""
+        """Locks this machine for one own Ray cluster.
+
+        Two clusters on one machine use the same job numbers, and verl names its sockets by machine and job.
+        """
         path = Path(tempfile.gettempdir()) / f"{OWN_RAY_LOCK}.{os.getuid()}"
         self._lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -137,12 +141,12 @@ class Cluster:
             os.close(self._lock)
             self._lock = None
             raise RunError(
-                "another run of backend 'verl' has started a Ray of its own on this machine, and verl's sockets of the "
-                "two would be the same: start one cluster (ray start --head), and set verl.ray_address = 'auto' in both"
+                "another run of backend 'verl' has started a Ray of its own on this machine, and the verl sockets of "
+                "the two would collide: start one cluster (ray start --head), and set verl.ray_address = 'auto' in both"
             ) from None
 
     def start_workers(self, verl: DictConfig, role: str) -> Any:
-        """One of verl's worker groups on the trainers' devices, its model loaded."""
+        """Starts one of verl's worker groups on the trainers' devices, and loads its model."""
         from rllm_verl.worker import PolicyWorker
 
         settings = self.settings
@@ -162,14 +166,14 @@ class Cluster:
         return group
 
     def watch(self, workers: dict[str, Any]) -> None:
-        """Actors whose death ends a call, by what they are called."""
+        """Adds actors, by name, whose death ends any running call."""
         self._workers |= workers
 
     async def call(self, what: str, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        """A blocking call of verl's, ended by its failure or by the death of a worker it may be waiting for.
+        """Runs a blocking call of verl; ends early if a watched worker dies, because the call may wait for it.
 
         Raises:
-            RunError: Named after ``what``, if a worker dies or the call fails.
+            RunError: If a worker dies or the call fails; the message starts with ``what``.
         """
         loop = asyncio.get_running_loop()
         call = loop.run_in_executor(self._thread, function, *arguments)
@@ -189,19 +193,19 @@ class Cluster:
             raise RunError(f"{what} failed in a worker: {reason(error)}") from error
 
     def dead(self) -> list[str]:
-        """Watched actors that are no longer there."""
+        """Names of watched actors that have died."""
         states = ray._private.state.actors
         return [name for name, each in self._workers.items() if states(each._actor_id.hex()).get("State") == "DEAD"]
 
     @staticmethod
     def log_folder() -> str:
-        """Where Ray keeps what workers printed."""
+        """Folder of Ray's logs, which have the workers' output."""
         node = ray._private.worker._global_node
         return "" if node is None else str(node.get_logs_dir_path())
 
     def close(self) -> None:
-        """End the workers, and Ray if it was started here."""
-        if ray.is_initialized():  # or each call would start another
+        """Ends the workers, and Ray if this process started it."""
+        if ray.is_initialized():  # otherwise each call below would start a cluster
             for handle in self._workers.values():
                 ray.kill(handle, no_restart=True)
             ray.shutdown()
@@ -213,7 +217,7 @@ class Cluster:
 
 
 def worker_environment(settings: VerlConfig) -> dict[str, str]:
-    """The environment variables of every process of a run beyond those of its machine."""
+    """Environment variables to set in every process of a run, on all machines."""
     names = [
         name
         for name in os.environ
@@ -232,6 +236,6 @@ def worker_environment(settings: VerlConfig) -> dict[str, str]:
 
 
 def reason(error: RayError) -> str:
-    """What happened in a worker, in one line: Ray's own account of it ends with the error that was raised there."""
+    """Cause of a worker failure, in one line: Ray's own text ends with the error that the worker raised."""
     cause = getattr(error, "cause", None)
     return one_line(cause) if cause is not None else str(error).strip().rpartition("\n")[2].strip()

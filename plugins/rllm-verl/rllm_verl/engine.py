@@ -1,4 +1,4 @@
-"""The rollout engine: tokens in, tokens out, through verl's client to its vLLM servers."""
+"""Rollout engine: token ids in, token ids out, through verl's client to its vLLM servers."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from rllm_verl.cluster import reason
 
 ABORTED = ("abort", "aborted")
 MAX_SEED = 2**31 - 1
-# What vLLM calls a server whose inner process is gone.
+# vLLM's error for a server whose inner process has died.
 DEAD_ENGINE = "EngineDeadError"
 
 
 class VerlEngine(RolloutEngine):
     """Samples from verl's servers.
 
-    A completion that a weight sync interrupts goes on with the new weights where the client resumes
-    (``training.partial_rollout``), and bears the oldest and the newest version. One that comes back aborted is an
-    `EngineError`, and tried again. A server that died ends the run: its name is in the error.
+    If the client resumes (``training.partial_rollout``), a completion interrupted by a weight sync continues with the
+    new weights and records its oldest and newest weight version. An aborted completion is an `EngineError` and is
+    retried. A server that died ends the run with an error.
 
     Args:
-        client: verl's ``LLMServerClient``, or one that resumes.
-        parser: Whose tokens it takes; parsing is its matter, so any family of models works.
-        vocabulary_size: Ids must be smaller.
-        max_model_tokens: Longest prompt plus completion.
+        client: verl's ``LLMServerClient``, or its variant that resumes.
+        parser: Parser of the prompts; the engine itself does not parse, so any model family works.
+        vocabulary_size: Upper bound of token ids, exclusive.
+        max_model_tokens: Maximum length of prompt plus completion.
         is_resuming: Whether the client resumes aborted requests.
     """
 
@@ -64,12 +64,12 @@ class VerlEngine(RolloutEngine):
 
     @property
     def supports_token_in_token_out(self) -> bool:
-        """True."""
+        """Always true."""
         return True
 
     @property
     def max_model_tokens(self) -> int:
-        """What the servers were started for."""
+        """Maximum length of prompt plus completion that the servers were started with."""
         return self._max_model_tokens
 
     async def get_token_output_from_token_input(
@@ -89,7 +89,7 @@ class VerlEngine(RolloutEngine):
         except RayActorError as error:
             raise RunError(f"a vLLM server died: {reason(error)}") from error
         except RayError as error:
-            raise EngineError(f"no answer from a vLLM server: {reason(error)}") from error
+            raise EngineError(f"no response from a vLLM server: {reason(error)}") from error
         return self._output(found, sampling_params)
 
     def _settings(self, params: SamplingParams, seed: int) -> dict[str, Any]:
@@ -99,10 +99,10 @@ class VerlEngine(RolloutEngine):
             "top_k": params.top_k or -1,
             "max_tokens": params.max_response_tokens,
             "stop_token_ids": list(params.stop_token_ids),
-            "ignore_eos": True,  # what ends a completion is the parser's to say
+            "ignore_eos": True,  # only the parser's stop tokens end a completion
             "logprobs": True,
         }
-        if not self._is_resuming:  # a resumed request would begin with the same random numbers again
+        if not self._is_resuming:  # a resumed request would repeat the same random numbers
             settings["seed"] = seed % MAX_SEED
         return settings
 

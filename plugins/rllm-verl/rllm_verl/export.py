@@ -1,4 +1,4 @@
-"""``rllm-core verl-export``: a checkpoint as an ordinary Hugging Face folder, through verl's own model merger."""
+"""``rllm-core verl-export``: exports a checkpoint to a Hugging Face model folder with verl's model merger."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from rllm_verl.backend import STATE, WEIGHTS
 
 MERGER = "verl.model_merger"
 MERGE_DEADLINE_SECONDS = 6 * 3600
-# Where verl's Megatron bridge writes weights in Hugging Face's own format; without the bridge there are shards instead.
+# Folder where verl's Megatron bridge writes weights in Hugging Face format; without the bridge there are only shards.
 BRIDGED = Path("model") / "huggingface"
 
 
-@click.command("verl-export", short_help="Write a checkpoint of backend verl as an ordinary Hugging Face folder.")
+@click.command("verl-export", short_help="Export a checkpoint of backend verl to a Hugging Face model folder.")
 @click.argument("source", type=click.Path(path_type=Path), metavar="RUN|CHECKPOINT")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@click.option(
+    "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model. Only for models you trust."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(source: Path, folder: Path, trust_remote_code: bool, as_json: bool) -> None:
-    """Write a checkpoint of backend verl as an ordinary Hugging Face folder.
+    """Export a checkpoint of backend verl to a Hugging Face model folder.
 
-    RUN|CHECKPOINT is a run folder, whose newest complete checkpoint is taken, or a checkpoint folder
-    (runs/RUN/checkpoints/step-NNNNNN). FOLDER is new or empty; it gets weights in bfloat16, configuration and
-    tokenizer, and appears when it is complete.
+    RUN|CHECKPOINT is a checkpoint folder (runs/RUN/checkpoints/step-NNNNNN), or a run folder to export its latest
+    complete checkpoint. FOLDER must be new or empty, and appears once the export is complete. It contains bfloat16
+    weights, configuration and tokenizer.
     """
     found = export(source, folder, trust_remote_code=trust_remote_code)
     if as_json:
@@ -43,26 +45,28 @@ def command(source: Path, folder: Path, trust_remote_code: bool, as_json: bool) 
 
 
 def export(source: Path, folder: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """Write a checkpoint as a folder that transformers loads.
+    """Exports a checkpoint to a folder that transformers can load.
 
     Args:
-        source: A run folder, whose newest complete checkpoint is taken, or a checkpoint folder.
-        folder: New or empty.
-        trust_remote_code: Whether Python code that comes with the model may run.
+        source: Checkpoint folder, or a run folder to export its latest complete checkpoint.
+        folder: Output folder, new or empty.
+        trust_remote_code: Whether to run Python code that comes with the model.
 
     Returns:
-        JSON: ``checkpoint, step, weight_version, strategy, folder``.
+        JSON object: ``checkpoint, step, weight_version, strategy, folder``.
 
     Raises:
-        ConfigError: If there is no checkpoint of this backend, something is in the way, or verl is not here.
+        ConfigError: If there is no checkpoint of this backend, the output folder exists, or verl is not installed.
         RunError: If the checkpoint is incomplete or damaged, or verl's merger fails.
     """
     verl_api.installed_version()
     partial = folder.with_name(f"{folder.name}.partial")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists and is not an empty folder; name another one")
+        raise ConfigError(f"{folder} exists and is not an empty folder; choose another one")
     if partial.exists():
-        raise ConfigError(f"{partial} is what an interrupted export has left, or one still writes there: remove it")
+        raise ConfigError(
+            f"{partial} exists: another export is running or was interrupted. If none is running, remove it"
+        )
     saved = _checkpoint(source)
     manifest = _verified(saved)
     state = json.loads((saved / "backend" / STATE).read_text(encoding="utf-8"))
@@ -84,7 +88,7 @@ def export(source: Path, folder: Path, *, trust_remote_code: bool = False) -> di
 
 def _checkpoint(source: Path) -> Path:
     if not source.is_dir():
-        raise ConfigError(f"{source} is no folder; name a run folder or a checkpoint in one")
+        raise ConfigError(f"{source} is not a folder; name a run folder or a checkpoint in one")
     if not (source / "checkpoints").is_dir():
         return source
     found = checkpoint.complete(source / "checkpoints")
@@ -94,7 +98,7 @@ def _checkpoint(source: Path) -> Path:
 
 
 def _verified(saved: Path) -> dict[str, Any]:
-    """The manifest, if it covers everything that is read: torch unpickles weights, which can run any code."""
+    """The manifest, after a check that it covers every file: torch unpickles weights, which can run any code."""
     manifest = checkpoint.read(saved)
     if f"backend/{STATE}" not in manifest["files"]:
         raise ConfigError(f"checkpoint {saved} was not written by backend 'verl': it has no backend/{STATE}")
@@ -117,7 +121,7 @@ def _merge(weights: Path, target: Path, strategy: str, *, trust_remote_code: boo
         options.append("--use_cpu_initialization")
         if json.loads((weights / BRIDGED / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings"):
             options.append("--tie-word-embedding")
-    # -P: a folder named verl where this is called is not verl.
+    # -P: do not import verl from a folder of that name in the working directory.
     merge = [sys.executable, "-P", "-m", MERGER, "merge", *options]
     try:
         done = subprocess.run(
@@ -130,8 +134,8 @@ def _merge(weights: Path, target: Path, strategy: str, *, trust_remote_code: boo
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise RunError(f"verl's model merger did not end within {MERGE_DEADLINE_SECONDS} s") from None
+        raise RunError(f"verl's model merger did not finish within {MERGE_DEADLINE_SECONDS} s") from None
     if done.returncode != 0:
-        # What it says of itself is printed when it ends, behind the error.
+        # The merger prints its error on its last line.
         said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         raise RunError(f"verl's model merger failed: {said[-1] if said else f'exit code {done.returncode}'}")

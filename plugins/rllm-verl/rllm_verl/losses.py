@@ -1,7 +1,7 @@
-"""What is optimised: verl's own policy losses where it has them, and the core's, or any plugin's, in verl's registry.
+"""Policy losses: verl's own where it has them; all others, from the core or plugins, through verl's registry.
 
-Losses that verl has under another name are these. The others run through `PolicyLoss` in verl's registry: verl hands
-them the same tensors, and aggregates what they return with the same counts.
+``NATIVE`` lists the losses that verl has under another name. The others run as `PolicyLoss` in verl's registry: verl
+passes them the same tensors, and aggregates their results with the same counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rllm_verl import verl_api
 if TYPE_CHECKING:
     import torch
 
-# Ratios of a disadvantage are not bounded by ppo_clip; verl's loss of that name has a bound, which nothing reaches.
+# ppo_clip does not bound ratios at negative advantages, but verl's loss does; this bound is never reached.
 NO_DUAL_CLIP = 1e9
 
 AGGREGATIONS = {
@@ -34,11 +34,11 @@ REGISTERED_PREFIX = "rllm:"
 
 @dataclass(frozen=True)
 class VerlLoss:
-    """The policy loss of a run, as verl is told about it.
+    """The policy loss of a run, in verl's terms.
 
     Attributes:
-        config: The run file.
-        plugins: Where losses come from.
+        config: Run file.
+        plugins: Plugins that provide losses.
     """
 
     config: RunConfig
@@ -46,17 +46,17 @@ class VerlLoss:
 
     @property
     def mode(self) -> str:
-        """Verl's ``policy_loss.loss_mode``."""
+        """Value of verl's ``policy_loss.loss_mode``."""
         name = self.config.algorithm.loss
         return NATIVE.get(name, f"{REGISTERED_PREFIX}{name}")
 
     @cached_property
     def loss(self) -> Any:
-        """The `rllm_core.algorithms.torch_losses.PolicyLoss` that was asked for, its options checked."""
+        """The configured `rllm_core.algorithms.torch_losses.PolicyLoss`, with checked options."""
         return policy_loss(self.config, self.plugins)
 
     def actor_settings(self) -> dict[str, Any]:
-        """Settings of verl's ``actor`` section, by key."""
+        """Loss settings for verl's ``actor`` section, by key."""
         algorithm, aggregation = self.config.algorithm, Aggregation.of(self.config)
         settings: dict[str, Any] = {
             "policy_loss": {"loss_mode": self.mode},
@@ -79,12 +79,12 @@ class VerlLoss:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the divergence from the reference model is part of the loss."""
+        """Whether the KL divergence from the reference model is part of the loss."""
         kl = self.config.algorithm.kl
         return kl.coefficient > 0 and kl.place == "loss"
 
     def register(self) -> None:
-        """Put the loss into verl's registry, in the process that trains, if verl does not have it itself."""
+        """Registers the loss with verl, in the training process, unless verl has its own."""
         if self.mode.startswith(REGISTERED_PREFIX):
             verl_api.use("register_policy_loss")(self.mode)(self._masked_loss)
 
@@ -99,10 +99,10 @@ class VerlLoss:
         config: Any,
         rollout_is_weights: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """A policy loss as verl calls it; all tensors ``(rows, response_tokens)``, the mask True on sampled tokens."""
+        """Policy loss with verl's signature; tensors ``(rows, response_tokens)``, the mask True on sampled tokens."""
         from rllm_core.algorithms.torch_losses import LossInputs, clipped_of, losses_of
 
-        assert rollout_is_weights is None  # corrections are in the advantages
+        assert rollout_is_weights is None  # corrections are already part of the advantages
         mask = response_mask.bool()
         counts = mask.sum(1)
         sequences = counts[counts > 0]
@@ -120,7 +120,7 @@ class VerlLoss:
             clipped = clipped_of(self.loss, inputs)
             if clipped is not None:
                 metrics["actor/pg_clipfrac"] = float(clipped.float().mean())
-        else:  # a row that only fills up the batch; every rank has to take part in the backward pass
+        else:  # filler rows only; every rank must still take part in the backward pass
             losses = log_prob * 0
         total = verl_api.use("agg_loss")(
             loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
@@ -129,7 +129,7 @@ class VerlLoss:
 
 
 def _sequence_of_token(counts: torch.Tensor) -> torch.Tensor:
-    """``(tokens,)`` which sequence each token is of, from ``(sequences,)`` tokens of each."""
+    """``(tokens,)`` sequence index of each token, from ``(sequences,)`` token counts."""
     import torch
 
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)

@@ -1,4 +1,4 @@
-"""verl's servers: started, given new weights, asked whether they have them."""
+"""verl's servers: start, weight sync, and a check that the new weights arrived."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Servers:
     """The servers of a run, on the trainers' devices or on their own.
 
     Args:
-        cluster: Where they run.
-        verl: verl's whole configuration.
-        trainers: The worker group, whose weights they get.
+        cluster: Ray cluster of the run.
+        verl: verl's complete configuration.
+        trainers: Worker group that sends its weights to the servers.
     """
 
     def __init__(self, cluster: Cluster, verl: DictConfig, trainers: Any) -> None:
@@ -37,7 +37,7 @@ class Servers:
         self._weights: Any = None
 
     async def start(self) -> None:
-        """Start them; they have no weights yet, and sleep until they get some, if they ever do."""
+        """Starts the servers without weights. If they release memory, they sleep until the first weight sync."""
         self._manager = await self._cluster.call("starting the servers", self._start)
         await self.sleep()
 
@@ -56,7 +56,7 @@ class Servers:
         return manager
 
     def engine(self, parser: BaseParser, max_model_tokens: int) -> VerlEngine:
-        """What samples from them."""
+        """Creates the engine that samples from the servers."""
         is_resuming = self._cluster.config.training.partial_rollout
         client_class = verl_api.use("FullyAsyncLLMServerClient" if is_resuming else "LLMServerClient")
         return VerlEngine(
@@ -68,10 +68,10 @@ class Servers:
         )
 
     async def synchronise(self, version: int, *, deadline_seconds: float) -> None:
-        """Give all of them the trainers' weights, and wake those that sleep.
+        """Sends the trainers' weights to all servers, and wakes sleeping ones.
 
         Raises:
-            RunError: If a worker dies meanwhile, or it takes too long: the two sides wait for each other then.
+            RunError: If a worker dies during the sync, or the sync exceeds its deadline.
         """
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -79,20 +79,20 @@ class Servers:
         except TimeoutError:
             raise RunError(
                 f"weight sync to version {version} did not end within {deadline_seconds:g} s (0.95 of "
-                "training.sync_timeout_seconds): trainers and servers wait for each other; Ray's logs say where "
+                "training.sync_timeout_seconds): trainers and servers may be waiting for each other; see Ray's logs "
                 f"({self._cluster.log_folder()})"
             ) from None
 
     async def sleep(self) -> None:
-        """Give the memory of weights and caches back, if they share their devices so; new weights wake them."""
+        """Releases the memory of weights and caches, if configured; the next weight sync wakes the servers."""
         if self._verl.actor_rollout_ref.rollout.free_cache_engine:
             await self._cluster.call("putting the servers to sleep", self._weights.sleep_replicas)
 
     async def canary(self, engine: VerlEngine, config: RunConfig, version: int) -> TrainingSample:
-        """Some tokens of theirs, to be compared with the trainer's log-probabilities.
+        """Samples a few tokens, to compare their log-probabilities with the trainer's.
 
         Raises:
-            RunError: If they were sampled by another version.
+            RunError: If a server sampled them with another weight version.
         """
         assert engine.parser is not None
         prompt = token_ids(engine.parser.render(CANARY))
@@ -104,7 +104,7 @@ class Servers:
         output = await engine.get_token_output_from_token_input(prompt, sampling_params=params, seed=version)
         versions = {output.weight_version, output.newest_weight_version or output.weight_version}
         if versions != {version}:
-            raise RunError(f"after weight sync to version {version}, a server still samples from {min(versions)}")
+            raise RunError(f"after weight sync to version {version}, a server still uses version {min(versions)}")
         start, stop = len(prompt), len(prompt) + len(output.token_ids)
         return TrainingSample(
             group_id=0,

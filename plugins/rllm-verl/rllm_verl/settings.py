@@ -1,4 +1,4 @@
-"""The run file as verl's own configuration, which its workers turn into dataclasses."""
+"""Conversion of the run file to verl's configuration, which verl's workers turn into dataclasses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rllm_verl.losses import VerlLoss
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-# Said by the run file alone, so that nothing is said twice.
+# Keys that other settings of the run file control; verl.overrides must not repeat them.
 OWNED = (
     "actor_rollout_ref.actor.policy_loss.loss_mode",
     "actor_rollout_ref.actor.loss_agg_mode",
@@ -40,10 +40,10 @@ def verl_settings(config: RunConfig) -> VerlConfig:
 
 
 def verl_config(config: RunConfig, loss: VerlLoss) -> DictConfig:
-    """Verl's whole configuration of a run.
+    """Composes verl's complete configuration for a run.
 
     Raises:
-        ConfigError: If ``verl.overrides`` names a key that verl does not have, or one that the run file says already.
+        ConfigError: If ``verl.overrides`` names an unknown key, or one that another setting of the run file controls.
     """
     from hydra import compose, initialize_config_module
     from omegaconf import DictConfig, OmegaConf
@@ -61,7 +61,7 @@ def verl_config(config: RunConfig, loss: VerlLoss) -> DictConfig:
     try:
         OmegaConf.resolve(merged)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"verl.overrides do not go together: {one_line(error)}") from error
+        raise ConfigError(f"verl.overrides cannot be combined: {one_line(error)}") from error
     return merged
 
 
@@ -69,7 +69,7 @@ def _override(merged: DictConfig, key: str, value: Any) -> None:
     from omegaconf import DictConfig, OmegaConf
 
     if key in OWNED:
-        raise ConfigError(f"verl.overrides.{key!r}: the run file says this elsewhere; take it out here")
+        raise ConfigError(f"verl.overrides.{key!r}: another setting of the run file controls this key; remove it here")
     parent = key.rpartition(".")[0]
     siblings = OmegaConf.select(merged, parent) if parent else merged
     name = key.rpartition(".")[2]
@@ -82,12 +82,12 @@ def _override(merged: DictConfig, key: str, value: Any) -> None:
 
 
 def _takes_any(parent: str) -> bool:
-    """Whether a table of verl's is handed on to another library as it is."""
+    """Whether verl passes this table unchanged to another library, so that any key is valid."""
     return parent.rpartition(".")[2] in {"override_config", "override_transformer_config"} or ".engine_kwargs" in parent
 
 
 def _tables(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str, Any]:
-    """What differs from verl's defaults."""
+    """Settings that differ from verl's defaults."""
     is_separated = settings.placement == "separated"
     releases = settings.release_memory and not is_separated
     return {
@@ -130,7 +130,8 @@ def _tables(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str
                 "max_model_len": max_model_tokens(config),
                 "max_num_seqs": settings.max_batch_rows,
                 "max_num_batched_tokens": settings.max_batch_tokens,
-                # Before top_k and top_p cut the distribution they are the same, and both are refused.
+                # Scaled by temperature, as the trainer's are. Also truncated by top_k and top_p, so checks.py rejects
+                # those.
                 "logprobs_mode": "processed_logprobs",
                 "calculate_log_probs": True,
                 "seed": config.training.seed,
@@ -189,10 +190,10 @@ def _sharding(settings: VerlConfig, *, forward_only: bool) -> dict[str, Any]:
 
 
 def max_model_tokens(config: RunConfig) -> int:
-    """Longest prompt plus completion: what the run file says, or what the model can.
+    """Maximum length of prompt plus completion: from the run file, else from the model's config.json.
 
     Raises:
-        ConfigError: If neither says it.
+        ConfigError: If neither has it.
     """
     settings = verl_settings(config)
     if settings.max_model_tokens is not None:
@@ -200,19 +201,20 @@ def max_model_tokens(config: RunConfig) -> int:
     described = model_description(config.model.path)
     if not described:
         raise ConfigError(
-            f"verl.max_model_tokens is not set, and model.path = {config.model.path!r} is no folder here whose "
-            "config.json says how long the model may be"
+            f"verl.max_model_tokens is not set, and model.path = {config.model.path!r} is not a folder on this machine "
+            "with a config.json to read it from; set verl.max_model_tokens"
         )
     text = described.get("text_config", described)
     if "max_position_embeddings" not in text:
         raise ConfigError(
-            "verl.max_model_tokens is not set, and the model's config.json does not say how long it may be"
+            "verl.max_model_tokens is not set, and the model's config.json has no max_position_embeddings; "
+            "set verl.max_model_tokens"
         )
     return int(text["max_position_embeddings"])
 
 
 def model_description(path: str) -> dict[str, Any]:
-    """The model's config.json; empty where it is on the hub and not here yet."""
+    """The model's config.json; empty if the model is on the Hugging Face Hub and not downloaded yet."""
     file = Path(path) / CONFIG_FILE
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return found

@@ -1,11 +1,11 @@
-"""Conversations for verl's own SFT trainer, as the tokens and loss masks that workflow ``sft`` trains.
+"""Dataset for verl's own SFT trainer, with the same tokens and loss masks as workflow ``sft``.
 
-verl's trainer takes a dataset class by its place: ``data.custom_cls.path=pkg://rllm_verl.supervised`` and
-``data.custom_cls.name=SupervisedDataset``. What it does is set by ``+data.rllm.method=stepwise`` and the other keys of
+Select it in verl with ``data.custom_cls.path=pkg://rllm_verl.supervised`` and
+``data.custom_cls.name=SupervisedDataset``. Configure it with ``+data.rllm.method=stepwise`` and the other keys of
 `SupervisedConfig`.
 
-verl's own class renders each message by itself and joins the tokens, which is another text than the template's for
-many models; this one asks a parser, as a rollout does.
+verl's own class renders each message separately and joins the tokens. For many models, the result differs from the
+chat template's text. This class uses a parser, as a rollout does.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from rllm_core.run_file import validated
 from rllm_core.supervised.rows import Rows, open_rows
 
 SECTION = "data.rllm"
-PADDING_ID = 0  # never attended to, and never learnt
+PADDING_ID = 0  # never attended to, and never trained
 
 Tensors = dict[str, torch.Tensor]
 
 
 class SupervisedConfig(Section):
-    """``data.rllm`` of verl's configuration: how conversations become tokens."""
+    """``data.rllm`` in verl's configuration: how to convert conversations to tokens."""
 
     parser: Annotated[str, Field(min_length=1, description="Parser that renders the conversations.")] = "chat_template"
-    parser_options: Annotated[dict[str, Any], Field(description="Its section, as a run file has it.")] = Field(
-        default_factory=dict
-    )
+    parser_options: Annotated[
+        dict[str, Any], Field(description="Options of the parser, as in its section of a run file.")
+    ] = Field(default_factory=dict)
     method: Annotated[
         MaskMethod,
-        Field(description="cumulative, stepwise or hf_template, as sft.method of a run file."),
+        Field(description="Masking method, as sft.method in a run file."),
     ] = "cumulative"
-    model: Annotated[str, Field(description="Model folder the parser reads; by default that of verl's tokenizer.")] = ""
+    model: Annotated[str, Field(description="Model folder for the parser. Defaults to that of verl's tokenizer.")] = ""
 
 
 class _DataConfig(Section):
-    """What is read of verl's ``data``; its other keys are verl's."""
+    """Keys of verl's ``data`` that this dataset uses; verl uses the others."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -63,22 +63,22 @@ class _DataConfig(Section):
 
 
 class SupervisedDataset(Dataset[Tensors]):
-    """Rows of verl's SFT trainer: one per sequence that the method makes of a conversation.
+    """Rows for verl's SFT trainer: one per sequence that the masking method makes from a conversation.
 
-    All conversations are read, checked and tokenized when it is made. An item has ``input_ids``, ``position_ids`` and
-    ``loss_mask`` (1 where a token is learnt), each of shape ``(tokens,)``, int64; with ``data.pad_mode = "right"`` also
-    ``attention_mask``, and all of shape ``(data.max_length,)``.
+    Reads, checks and tokenizes all conversations at construction. An item has ``input_ids``, ``position_ids`` and
+    ``loss_mask`` (1 on target tokens), each of shape ``(tokens,)``, int64. With ``data.pad_mode = "right"``, it also
+    has ``attention_mask``, and all have shape ``(data.max_length,)``.
 
     Args:
-        parquet_files: File or files of conversations, ``.jsonl`` or ``.parquet``, in the form of workflow ``sft``.
-        tokenizer: verl's; names the model folder.
-        config: verl's ``data``.
-        processor: Not used: a conversation with images is refused.
-        max_samples: At most this many conversations, the first ones, or with ``data.shuffle`` a random choice by
-            ``data.seed``; all of them if it is not above 0.
+        parquet_files: File or files of conversations, ``.jsonl`` or ``.parquet``, in the format of workflow ``sft``.
+        tokenizer: verl's tokenizer, which names the model folder.
+        config: verl's ``data`` section.
+        processor: Ignored; conversations with images are rejected.
+        max_samples: Maximum number of conversations: the first ones, or with ``data.shuffle`` a random choice seeded
+            with ``data.seed``. 0 or less uses all.
 
     Raises:
-        ConfigError: If a setting or a row cannot be used; names the line of the file.
+        ConfigError: If a setting or a row cannot be used; for a row, the message names the line of the file.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class SupervisedDataset(Dataset[Tensors]):
         conversation = rows[index]
         if conversation.weight != 1:
             raise ConfigError(
-                f"{rows.where(index)}: weight = {conversation.weight:g}, and verl's trainer has no weights: leave it "
-                "out, or train with rllm-core train sft --backend verl"
+                f"{rows.where(index)}: weight = {conversation.weight:g}, but verl's trainer does not support weights: "
+                "remove it, or train with rllm-core train sft --backend verl"
             )
         try:
             sequences = self.parser.tokenize_and_mask(
@@ -134,17 +134,17 @@ class SupervisedDataset(Dataset[Tensors]):
 
     def _append(self, sequence: MaskedTokens, where: str) -> None:
         if sequence.media:
-            raise ConfigError(f"{where}: it holds an image, and this dataset is of text")
+            raise ConfigError(f"{where}: the conversation contains an image, but this dataset supports text only")
         ids, learnt, most = sequence.token_ids, sequence.loss_mask.copy(), self.config.max_length
         if len(ids) > most:
             if self.config.truncation == "error":
                 raise ConfigError(
-                    f"{where} has {len(ids)} tokens, and data.max_length = {most}: raise it, shorten the row, or set "
+                    f"{where} has {len(ids)} tokens, but data.max_length = {most}: raise it, shorten the row, or set "
                     "data.truncation to left or right"
                 )
             kept = slice(None, most) if self.config.truncation == "right" else slice(-most, None)
             ids, learnt = ids[kept], learnt[kept]
-        learnt[0] = False  # nothing stands before it that could predict it
+        learnt[0] = False  # no earlier token to predict it from
         self._tokens.frombytes(ids.astype(np.int32).tobytes())
         self._learnt += learnt.astype(np.uint8).tobytes()
         self._ends.append(len(self._tokens))
@@ -157,7 +157,7 @@ def create_sft_dataset(
     processor: Any,
     max_samples: int = -1,
 ) -> SupervisedDataset:
-    """The dataset, by the signature of ``verl.trainer.sft_trainer.create_sft_dataset``.
+    """Creates the dataset; same signature as ``verl.trainer.sft_trainer.create_sft_dataset``.
 
     Raises:
         ConfigError: See `SupervisedDataset`.
@@ -166,7 +166,7 @@ def create_sft_dataset(
 
 
 def _checked(config: Mapping[str, Any] | None) -> _DataConfig:
-    """Verl's ``data``, as far as it is used here."""
+    """The validated keys of verl's ``data`` that this dataset uses."""
     from omegaconf import DictConfig, OmegaConf
 
     plain = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config or {})
@@ -176,7 +176,9 @@ def _checked(config: Mapping[str, Any] | None) -> _DataConfig:
 def _parser(config: SupervisedConfig, tokenizer: Any) -> BaseParser:
     model = config.model or str(getattr(tokenizer, "name_or_path", "") or "")
     if not model:
-        raise ConfigError(f"{SECTION}.model is missing: verl's tokenizer does not say which folder it is from")
+        raise ConfigError(
+            f"{SECTION}.model is not set, and verl's tokenizer does not name its folder: set it to the model folder"
+        )
     plugins = PluginManager.from_environment()
     provided = plugins.select(providers.Parser, config.parser)
     section = None

@@ -1,6 +1,6 @@
-"""Which verl this works with, and where everything that is used of it stands: the one file a new version changes.
+"""Supported versions of verl, and the import path of everything used from it: the only file to change for a new verl.
 
-Nothing is imported before it is asked for: importing verl's workers takes many seconds.
+Names are imported on first use, because importing verl's workers takes many seconds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rllm_core.errors import ConfigError
 
 SUPPORTED = SpecifierSet(">=0.9.1,<0.10")
 
-# What is used of verl, by version. An earlier one lacks the platform plugins and the engine registry's override
-# (before 0.9.0), or has a client that resumes aborted requests elsewhere (0.8.0) or not at all (0.7.1).
+# Names used from verl, by version. Versions before 0.9.0 lack the platform plugins and the engine registry's override.
+# The client that resumes aborted requests is in another module in 0.8.0, and missing in 0.7.1.
 IMPORTS: dict[str, dict[str, str]] = {
     "0.9.1": {
         "ActorRolloutRefWorker": "verl.workers.engine_workers",
@@ -44,25 +44,25 @@ IMPORTS: dict[str, dict[str, str]] = {
         "register_policy_loss": "verl.trainer.ppo.core_algos",
     },
 }
-# Modules of Hydra configurations, and the configuration that a trainer begins with.
+# Module of verl's Hydra configurations, and the trainer's base configuration.
 CONFIG_MODULE, CONFIG_NAME = "verl.trainer.config", "ppo_trainer"
 
 
-# Ray reads these when it is imported, so they are set before: nothing is reported to its makers, and a cluster that is
-# started here listens on the loopback interface only, and so do the servers on it.
+# Ray reads these at import time: they disable usage reports to Ray's developers, and make a cluster started here, with
+# its servers, listen on the loopback interface only.
 RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
 OWN_RAY_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-# A cluster asks for a token unless it was told not to, and whoever joins shows it only if asked to.
+# By default, a cluster requires a token, but a driver that joins sends it only with this setting.
 JOINING_VARIABLES = {"RAY_AUTH_MODE": "token"}
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 TOKEN_FILE = ".ray/auth_token"
 
 
 def prepare_ray(*, is_own: bool) -> None:
-    """Set what Ray reads from the environment, where the user has not; to be called before anything imports it.
+    """Sets Ray's environment variables that the user has not set; call it before anything imports Ray.
 
     Args:
-        is_own: Whether the cluster is started for this run.
+        is_own: Whether this run starts its own cluster.
     """
     variables = dict(RAY_VARIABLES)
     if is_own:
@@ -74,17 +74,17 @@ def prepare_ray(*, is_own: bool) -> None:
 
 
 def installed_version() -> str:
-    """The version of verl here, if it is one that this works with.
+    """The installed version of verl, if supported.
 
     Raises:
-        ConfigError: If there is none, or another one; names both versions.
+        ConfigError: If verl is missing or has an unsupported version; the message names both versions.
     """
     try:
         found = metadata.version("verl")
     except metadata.PackageNotFoundError:
         raise ConfigError(
             "backend 'verl' needs verl, which is not installed here: pip install 'rllm-verl[gpu]' on a GPU machine, "
-            "which brings vLLM and torch along"
+            "which also installs vLLM and torch"
         ) from None
     if not SUPPORTED.contains(found, prereleases=True):
         raise ConfigError(
@@ -94,10 +94,10 @@ def installed_version() -> str:
 
 
 def use(name: str) -> Any:
-    """A class or function of verl by the name it goes by here; see ``IMPORTS``.
+    """Imports a class or function of verl by its name in ``IMPORTS``.
 
     Raises:
-        ConfigError: If verl is missing, of another version, or lacks it.
+        ConfigError: If verl is missing, has an unsupported version, or lacks the name.
     """
     version = installed_version()
     module, _, attribute = _places(version)[name].partition(":")
@@ -110,7 +110,7 @@ def use(name: str) -> Any:
 
 
 def _places(version: str) -> dict[str, str]:
-    """Where things stand in ``version``: those of the newest known one that is not newer."""
+    """Import paths for ``version``: those of the latest known version that is not newer."""
     from packaging.version import Version
 
     known = sorted((Version(name), name) for name in IMPORTS if Version(name) <= Version(version))

@@ -1,6 +1,6 @@
-"""The trainer's process: verl's worker, with the loss, the learning rate and the entropy bonus of this framework.
+"""The trainer's process: verl's worker with this framework's loss, learning rate and entropy bonus.
 
-Plugins are found anew here: see `rllm_verl.worker_process`.
+Every worker process discovers plugins again: see `rllm_verl.worker_process`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
 
     Args:
         config: verl's ``actor_rollout_ref`` section.
-        role: ``actor``, or with servers on the same devices ``actor_rollout``; ``_ref`` behind it adds the reference.
-        run: The run file, for what verl's configuration cannot say.
+        role: ``actor``, or ``actor_rollout`` with servers on the same devices; suffix ``_ref`` adds the reference.
+        run: Run file, for settings that verl's configuration does not have.
     """
 
     def __init__(self, config: Any, role: str, run: RunConfig, **kwargs: Any) -> None:
@@ -38,13 +38,13 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the models; the policy loss is registered before."""
+        """Registers the policy loss, then loads the models."""
         VerlLoss(self._run, plugins).register()
         super().init_model()
 
     @register(dispatch_mode=by_rank(mesh_name="actor"))
     def update_actor(self, data: Any) -> Any:
-        """One optimizer step, with ``learning_rate`` and ``entropy_coefficient`` from the batch."""
+        """Takes one optimizer step, with ``learning_rate`` and ``entropy_coefficient`` from the batch."""
         learning_rate = verl_api.use("pop_non_tensor")(data, key="learning_rate")
         entropy_coefficient = verl_api.use("pop_non_tensor")(data, key="entropy_coefficient")
         for group in self.actor.engine.optimizer.param_groups:
@@ -57,12 +57,12 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def remember_synced_weights(self) -> None:
-        """Keep a copy of this rank's share of the weights, which just went live."""
+        """Copies this rank's share of the weights, which have just gone live."""
         self._synced = self._copied()
 
     @register(dispatch_mode=by_rank(mesh_name="actor"))
     def compute_synced_log_prob(self, data: Any) -> Any:
-        """`compute_log_prob` with the weights that went live last."""
+        """`compute_log_prob` with the weights of the last weight sync."""
         current = self._copied()
         self._load(self._synced)
         try:
@@ -71,7 +71,7 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
             self._load(current)
 
     def _shares(self) -> list[torch.Tensor]:
-        """What this rank holds of each parameter."""
+        """This rank's share of each parameter."""
         parameters = self.actor.engine.module.parameters()
         return [each.to_local() if isinstance(each, DTensor) else each for each in parameters]
 

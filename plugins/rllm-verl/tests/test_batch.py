@@ -1,4 +1,4 @@
-"""Samples as verl's tensors; neither verl nor a device is needed to lay them out for one rank."""
+"""Conversion of samples to verl's tensors; for one rank, this needs neither verl nor a device."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def sample(token_ids: list[int], *spans: tuple[int, int], **arrays: Any) -> Trai
     )
 
 
-# Two turns with an observation between them; the padding id is a real token in each of the four parts.
+# Two turns with an observation between them. The padding id occurs as a real token in each of the four parts.
 TWO_TURNS = sample([5, PADDING_ID, 7, 9, PADDING_ID, 3, PADDING_ID, 8, PADDING_ID], (3, 5), (7, 9))
 SHORT = sample([4, 6], (1, 2))
 
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    """The two samples, and a row that fills up."""
+    """The two samples, and a filler row."""
     return lay_out([TWO_TURNS, SHORT], ranks=1, multiple=3, max_tokens=9)
 
 

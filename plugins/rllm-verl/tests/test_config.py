@@ -1,4 +1,4 @@
-"""``[verl]``, and the backend where verl is not installed."""
+"""``[verl]``, and the backend without verl installed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_no_name_of_a_variable(name: str) -> None:
         (VerlConfig(nodes=2, devices_per_node=8, sequence_parallel=4), 16, 4, 16),
         (VerlConfig(placement="separated", nodes=2, devices_per_node=8, rollout_devices_per_node=3), 16, 16, 3),
         (VerlConfig(placement="separated", rollout_nodes=2, rollout_devices_per_node=8), 1, 1, 16),
-        # What is said about servers of their own means nothing where they have none.
+        # Settings of separated servers have no effect if colocated.
         (VerlConfig(devices_per_node=4, rollout_nodes=2, rollout_devices_per_node=8), 4, 4, 4),
     ],
 )

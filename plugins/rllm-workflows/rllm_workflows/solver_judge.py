@@ -115,7 +115,7 @@ class SolverJudgeWorkflow(Workflow):
 
     A judge learns from rollouts in which some answers are right and some are wrong. Solvers that see the whole word are
     soon all right, and leave it nothing to learn from. With ``hidden_letters``, each solver sees a different part of
-    the word. Even the best solvers then disagree, and only the judge can tell who is right: both roles learn in one run.
+    the word. Even the best solvers then disagree, and only the judge can tell who is right: both roles learn.
 
     Groups: all solvers of all rollouts of a task had the same prompt and are compared with each other. The judges of
     a task are compared with each other too, one per rollout; their prompts differ by the answers they show, which

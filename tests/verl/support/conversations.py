@@ -1,4 +1,4 @@
-"""Conversations of one, two and three turns about the starter's task, as a file of rows."""
+"""Conversations of one to three turns about the starter task, as a file of rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LETTERS = "abcdefgh"
 
 
 def conversations(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows of workflow ``sft``; a third of them with a system message, every one with other letters."""
+    """Rows of workflow ``sft``, each with different letters; a third have a system message."""
     generator = random.Random(seed)
     rows = []
     for number in range(count):
@@ -26,7 +26,7 @@ def conversations(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def written(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """``path``, as JSON lines or parquet by its name."""
+    """Writes rows to ``path``, as JSON lines or Parquet depending on its suffix, and returns it."""
     if path.suffix == ".parquet":
         import pyarrow
         from pyarrow import parquet

@@ -1,6 +1,6 @@
 """Weight sync between separated trainer and rollout without NCCL: verl's checkpoint engine ``cpu_file``.
 
-Rank 0 of the trainer writes one safetensors file, which appears under its name when it is complete; every rollout
+Rank 0 of the trainer writes one safetensors file, which appears under its final name once complete. Every rollout
 worker waits for that name.
 """
 
@@ -32,23 +32,23 @@ class CpuFileCheckpointEngine(CheckpointEngine):
         self.path: Path | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Rank 0 of the trainer makes a folder for this sync."""
+        """Creates a folder for this sync, on rank 0 of the trainer."""
         return {"folder": tempfile.mkdtemp(prefix="verl-weights-")} if self.is_master else {}
 
     @classmethod
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Everybody learns of the folder; the trainer's rank 0 reports first."""
+        """Passes the folder to all workers; it comes first in ``metadata``, from rank 0 of the trainer."""
         folder = metadata[0]["folder"]
         return {"folder": [folder] * actor_wg_world_size}, {"folder": [folder] * rollout_world_size}
 
     def init_process_group(self, folder: str) -> None:
-        """No process group: a path."""
+        """Stores the path; there is no process group."""
         self.path = Path(folder) / "weights.safetensors"
 
     def finalize(self) -> None:
-        """Rank 0 of the trainer removes the folder, once everybody has read."""
+        """Removes the folder, on rank 0 of the trainer, once all workers have read it."""
         if self.is_master and self.path is not None:
             shutil.rmtree(self.path.parent)
         self.path = None
@@ -57,7 +57,7 @@ class CpuFileCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, Any]:
-        """Every rank walks through the weights, since gathering each from its shards takes all of them."""
+        """Iterates over the weights on every rank, because gathering a weight from its shards needs all ranks."""
         gathered = {name: weight.detach().clone().contiguous() for name, weight in weights}
         if self.is_master:
             assert self.path is not None
@@ -67,10 +67,10 @@ class CpuFileCheckpointEngine(CheckpointEngine):
         return {}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """The weights by name, as soon as the file is there.
+        """Yields the weights by name, once the file exists.
 
         Raises:
-            TimeoutError: If it is not there in time.
+            TimeoutError: If the file does not appear in time.
         """
         assert self.path is not None
         deadline = time.monotonic() + self.timeout_seconds

@@ -1,6 +1,6 @@
-"""The environment of a run with real verl and real vLLM on a machine without GPU.
+"""Environment variables for real verl and real vLLM on a machine without a GPU.
 
-Imports neither verl nor torch: verl reads these variables when it is imported, so they are set before.
+Imports neither verl nor torch, because verl reads these variables at import time.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from pathlib import Path
 
 
 def environment_variables() -> dict[str, str]:
-    """What the driver, the Ray workers and vLLM's processes must have; Ray and vLLM hand it on to their children.
+    """Variables for the driver, the Ray workers and vLLM's processes; Ray and vLLM pass them to their children.
 
-    The modules of this folder are put before what ``PYTHONPATH`` and ``VERL_USE_EXTERNAL_MODULES`` already name.
+    The modules of this folder come before existing entries of ``PYTHONPATH`` and ``VERL_USE_EXTERNAL_MODULES``.
     """
     folder = str(Path(__file__).parent)
     return {
         "PYTHONPATH": _joined(os.pathsep, folder, os.environ.get("PYTHONPATH", "")),
         "VERL_USE_EXTERNAL_MODULES": _joined(",", "cpu_platform", os.environ.get("VERL_USE_EXTERNAL_MODULES", "")),
         "VERL_PLATFORM": "cpu",
-        # verl registers its FSDP engine for "cuda", and this is its switch to use it on another device.
+        # verl registers its FSDP engine for "cuda"; this is its option to use the engine on another device.
         "VERL_ENGINE_DEVICE": "cuda",
-        # vLLM compiles its sampler with inductor, for 45 s at the first request; nothing here is fast or slow by it.
+        # Without this, vLLM compiles its sampler with inductor, which takes 45 s and does not speed up these tests.
         "TORCHDYNAMO_DISABLE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -30,7 +30,7 @@ def environment_variables() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # The loopback interface only, which the backend says itself where nothing has imported Ray before.
+        # Loopback interface only. The backend sets this itself, unless Ray was imported before.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }

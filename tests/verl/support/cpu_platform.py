@@ -1,7 +1,7 @@
-"""verl on a CPU: a platform for its registry, and the three things for which verl and vLLM have no switch.
+"""verl on a CPU: a platform for its registry, and three patches for behavior without an option in verl or vLLM.
 
-Loaded in every process by ``VERL_USE_EXTERNAL_MODULES``; ``VERL_PLATFORM=cpu`` chooses it. Ray hands out logical GPUs
-(``ray.init(num_gpus=...)``), so that verl's placement is that of a machine with GPUs.
+Loaded in every process through ``VERL_USE_EXTERNAL_MODULES``, and selected with ``VERL_PLATFORM=cpu``. Ray assigns
+logical GPUs (``ray.init(num_gpus=...)``), so verl's placement is the same as on a machine with GPUs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
 def _device_module() -> ModuleType:
-    """``torch.cpu``, and what ``torch.cuda`` has beyond it as far as verl calls it."""
+    """``torch.cpu``, plus the functions of ``torch.cuda`` that verl calls."""
     module = ModuleType("torch_cpu_as_accelerator")
     vars(module).update({name: value for name, value in vars(torch.cpu).items() if not name.startswith("__")})
 
     def nothing(*arguments: Any, **options: Any) -> None:
-        """There is no cache, no allocator and no second device."""
+        """Does nothing: there is no cache, no allocator and no second device."""
 
     def no_bytes(*arguments: Any) -> int:
         return 0
@@ -60,7 +60,7 @@ def _device_module() -> ModuleType:
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    """One CPU per process, talking over gloo."""
+    """One CPU per process, with gloo for communication."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -69,17 +69,17 @@ class CpuPlatform(PlatformBase):
     def is_available(self) -> bool:
         return True
 
-    def current_device(self) -> torch.device:  # type: ignore[override]  # verl only hands it to `.to()` and to FSDP
+    def current_device(self) -> torch.device:  # type: ignore[override]  # verl only passes it to `.to()` and to FSDP
         return torch.device("cpu")
 
     def device_count(self) -> int:
         return 1
 
     def set_device(self, device_index: int) -> None:
-        """There is one."""
+        """Does nothing: there is one device."""
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs asynchronously."""
+        """Does nothing: nothing runs asynchronously."""
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -88,10 +88,10 @@ class CpuPlatform(PlatformBase):
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """They are those of CUDA."""
+        """Does nothing: the settings are CUDA's."""
 
     def empty_cache(self) -> None:
-        """There is none."""
+        """Does nothing: there is no cache."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -107,10 +107,10 @@ class CpuPlatform(PlatformBase):
         yield
 
     def profiler_start(self) -> None:
-        """There is no device profiler."""
+        """Does nothing: there is no device profiler."""
 
     def profiler_stop(self) -> None:
-        """There is no device profiler."""
+        """Does nothing: there is no device profiler."""
 
     def ray_resource_name(self) -> str:
         return "GPU"
@@ -126,7 +126,7 @@ class CpuPlatform(PlatformBase):
 
 
 def _accept_one_backend_named_twice() -> None:
-    """verl asks for ``cpu:gloo,<device>:<backend>``; with device cpu torch refuses to hear of one device twice."""
+    """verl requests ``cpu:gloo,<device>:<backend>``; with device cpu, torch rejects the repeated device."""
     original = torch.distributed.init_process_group
 
     @functools.wraps(original)
@@ -137,7 +137,7 @@ def _accept_one_backend_named_twice() -> None:
 
 
 def _keep_weights_of_linear_layers() -> None:
-    """vLLM packs each weight for oneDNN and throws the original away, which leaves a weight sync nothing to load into.
+    """vLLM packs each weight for oneDNN and discards the original, so a weight sync could not load into it.
 
     Its processes import vLLM before verl (whose worker extension they load), and both before the model.
     """
@@ -147,7 +147,7 @@ def _keep_weights_of_linear_layers() -> None:
 
 
 def _offload_to_memory_that_is_not_pinned() -> None:
-    """A reference that FSDP2 shards is offloaded to pinned memory, which torch has beside an accelerator only."""
+    """FSDP2 offloads a sharded reference to pinned memory, which torch supports only with an accelerator."""
 
     class CPUOffloadPolicy(torch.distributed.fsdp.CPUOffloadPolicy):
         def __init__(self, pin_memory: bool = True) -> None:

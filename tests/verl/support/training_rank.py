@@ -1,7 +1,7 @@
 """One rank of a verl ``TrainingWorker`` outside Ray: ``python training_rank.py MODEL_FOLDER OUTPUT_FOLDER``.
 
-Takes its rank from the environment, as torch.distributed does. Scores a batch, updates on it, saves, updates further,
-loads, and makes the same updates again; every rank writes what it saw to ``rank<N>.json``, rank 0 the weights too.
+Reads its rank from the environment, as torch.distributed does. Scores a batch, updates on it, saves, updates again,
+loads, and repeats the same updates. Every rank writes its results to ``rank<N>.json``; rank 0 also writes the weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UPDATES_AFTER_CHECKPOINT = 2
 
 
 def batch(vocab_size: int) -> dict[str, torch.Tensor]:
-    """Rows ``(batch, tokens)`` with left and right padding, and one with foreign tokens within its response."""
+    """Rows ``(batch, tokens)`` with left and right padding; one has environment tokens within its response."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, vocab_size, (ROWS, PROMPT_TOKENS + RESPONSE_TOKENS), generator=generator)
     attention = torch.ones_like(tokens)
@@ -54,7 +54,7 @@ def batch(vocab_size: int) -> dict[str, torch.Tensor]:
 
 
 def training_worker(model: str) -> TrainingWorker:
-    """A policy in fp32 under FSDP2, on as many ranks as the environment says."""
+    """A policy in fp32 under FSDP2, on the number of ranks set in the environment."""
     optimizer = FSDPOptimizerConfig(lr=1e-4, total_training_steps=10)
     engine = FSDPEngineConfig(
         strategy="fsdp2",
@@ -96,7 +96,7 @@ def training_worker(model: str) -> TrainingWorker:
 
 
 class Rank:
-    """This rank's rows, and what a worker group would do with them."""
+    """This rank's rows, prepared as a worker group would."""
 
     def __init__(self, model: str) -> None:
         self.worker = training_worker(model)
@@ -114,7 +114,7 @@ class Rank:
         return no_padding_2_padding(tu.get(output, "log_probs"), rows).float()
 
     def update(self) -> dict[str, float]:
-        """One optimizer step on the whole batch."""
+        """Takes one optimizer step on the whole batch."""
         rows = left_right_2_no_padding(self.data.to_tensordict())
         tu.assign_non_tensor(
             rows,
@@ -130,7 +130,7 @@ class Rank:
         return {name: metrics[name][0] for name in ("loss", "grad_norm")}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """All of them, gathered from the ranks."""
+        """All weights, gathered from the ranks."""
         weights, _ = self.worker.engine.get_per_tensor_param()
         return {name: weight.detach().clone().contiguous() for name, weight in weights}
 

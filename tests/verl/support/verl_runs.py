@@ -1,4 +1,4 @@
-"""Runs of backend ``verl`` on a CPU: their hardware section, and one in a process of its own."""
+"""Runs of backend ``verl`` on a CPU: their hardware section, and a run in its own process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rllm_core.plugins import PluginManager
 
 COMMAND = Path(sys.executable).with_name("rllm-core")
 RUN_SECONDS = 420.0
-# Small processes of Ray that notice only after a while that their parent is gone.
+# Small Ray processes that notice only after a while that their parent has exited.
 RAYS_OWN = ("ray::DashboardA", "ray::RuntimeEnvAgent")
-# The hardware of a run, and a batch that a CPU does in a second.
+# Hardware of a run, and a batch that takes a CPU about a second.
 ON_A_CPU = (
     "verl.device=cpu",
     "verl.dtype=float32",
@@ -47,13 +47,13 @@ ASYNCHRONOUS = (*SEPARATED, "training.staleness_threshold=1")
 
 
 def overrides(model: Path, *more: str) -> list[str]:
-    """A small run of the starter task, as ``-o`` takes it."""
+    """A small run of the starter task, as values of ``-o``."""
     small = ("training.groups_per_step=8", "training.rollouts_per_group=8", "training.validation_rollouts=0")
     return [f"model.path={model}", *ON_A_CPU, *small, *more]
 
 
 def run_config(model: Path, *more: str) -> RunConfig:
-    """The same, resolved."""
+    """Run file of the same run, resolved."""
     return load_run_config(
         "sort",
         PluginManager.from_environment(),
@@ -65,12 +65,12 @@ def run_config(model: Path, *more: str) -> RunConfig:
 
 @dataclass
 class Run:
-    """A training in a process of its own.
+    """A training run in its own process.
 
     Attributes:
-        path: Its folder.
-        process: The process.
-        log: What it printed.
+        path: Run folder.
+        process: Process of the run.
+        log: File with the output of the process.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class Run:
 
     @classmethod
     def start(cls, path: Path, model: Path, *more: str, workflow: str = "sort") -> Run:
-        """``rllm-core train WORKFLOW --backend verl`` with ``more`` overrides."""
+        """Starts ``rllm-core train WORKFLOW --backend verl`` with ``more`` overrides."""
         arguments = [workflow, "--backend", "verl", "--parser", "chat_template", "--run-dir", str(path)]
         for override in overrides(model, *more):
             arguments += ["-o", override]
@@ -87,7 +87,7 @@ class Run:
 
     @classmethod
     def resume(cls, path: Path) -> Run:
-        """``rllm-core train --resume``."""
+        """Starts ``rllm-core train --resume``."""
         return cls._start(path, ["--resume", "--run-dir", str(path)])
 
     @classmethod
@@ -98,7 +98,7 @@ class Run:
         return cls(path, process, log)
 
     def wait(self) -> int:
-        """Its exit status; a run that does not end in time is killed, and that is an error."""
+        """Waits for the exit status. A run that does not end in time is killed, and fails the test."""
         try:
             return self.process.wait(RUN_SECONDS)
         except subprocess.TimeoutExpired:
@@ -106,7 +106,7 @@ class Run:
             raise AssertionError(f"the run did not end in {RUN_SECONDS:g} s:\n{self.printed()}") from None
 
     def kill(self) -> None:
-        """SIGKILL; what is left of it is waited for, see `processes`."""
+        """Sends SIGKILL, and waits for the remaining processes, see `processes`."""
         left = self.processes()
         self.process.kill()
         self.process.wait()
@@ -118,7 +118,7 @@ class Run:
         assert not alive, f"these outlived their driver: {alive}"
 
     def processes(self, name: str = "") -> list[psutil.Process]:
-        """It and what it has started, by what is in their command lines."""
+        """The process and its descendants with ``name`` in their command lines."""
         try:
             whole = psutil.Process(self.process.pid)
         except psutil.NoSuchProcess:
@@ -126,28 +126,28 @@ class Run:
         return [each for each in [whole, *whole.children(recursive=True)] if name in command_line(each)]
 
     def kill_one(self, name: str) -> None:
-        """SIGKILL to the one process with ``name`` in its command line."""
+        """Sends SIGKILL to the one process with ``name`` in its command line."""
         found = self.processes(name)
         assert len(found) == 1, [command_line(each) for each in self.processes()]
         os.kill(found[0].pid, signal.SIGKILL)
 
     def printed(self) -> str:
-        """Everything so far."""
+        """All output so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """Of ``NAME.jsonl``, whole lines only."""
+        """Complete lines of ``NAME.jsonl``."""
         path = self.path / f"{name}.jsonl"
         whole = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in whole if line.endswith("\n")]
 
     def summary(self) -> dict[str, Any]:
-        """What is written at the end."""
+        """Contents of ``summary.json``."""
         found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         return found
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
-        """Until ``condition`` holds, while it runs."""
+        """Waits until ``condition`` holds; fails if the run ends first."""
         deadline = time.monotonic() + RUN_SECONDS
         while not condition():
             assert self.process.poll() is None, f"the run ended before {what}:\n{self.printed()}"
@@ -155,12 +155,12 @@ class Run:
             time.sleep(0.1)
 
     def wait_for_step(self, step: int) -> None:
-        """Until so many optimizer steps are done, and their weights are in the servers."""
+        """Waits until ``step`` optimizer steps are done and the servers have their weights."""
         self.wait_for(f"step {step}", lambda: len(self.lines("metrics")) >= step)
 
 
 def command_line(process: psutil.Process) -> str:
-    """Empty if it has ended."""
+    """Command line of a process; empty if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
@@ -168,5 +168,5 @@ def command_line(process: psutil.Process) -> str:
 
 
 def verify(path: Path) -> subprocess.CompletedProcess[str]:
-    """``rllm-core verify``."""
+    """Runs ``rllm-core verify``."""
     return subprocess.run([COMMAND, "verify", str(path)], capture_output=True, text=True, timeout=120, check=False)
