@@ -59,7 +59,7 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """``[model]``: the model to train."""
 
-    path: Annotated[str, Field(description="Folder of a Hugging Face model, or its Hugging Face model ID.")] = ""
+    path: Annotated[str, Field(description="Model folder, or Hugging Face model ID.")] = ""
 
 
 class TrainingConfig(Section):
@@ -111,7 +111,10 @@ class TrainingConfig(Section):
     ] = 8
     buffer_max_bytes: Annotated[
         int,
-        Field(ge=1, description="Memory for complete groups waiting to be trained. Generation pauses when it is full."),
+        Field(
+            ge=1,
+            description="Bytes of memory for complete groups waiting for training. Generation pauses at the limit.",
+        ),
     ] = 8 * 2**30
     buffer_spill: Annotated[
         bool,
@@ -338,7 +341,7 @@ class TeacherConfig(Section):
     engine: Annotated[
         str, Field(description="Name of a rollout engine that computes log-probabilities. Defaults to no teacher.")
     ] = ""
-    model: Annotated[str, Field(description="Folder of the teacher model, or its Hugging Face model ID.")] = ""
+    model: Annotated[str, Field(description="Folder or Hugging Face model ID of the teacher model.")] = ""
     parser: Annotated[
         str,
         Field(
