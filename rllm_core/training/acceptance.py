@@ -87,18 +87,18 @@ def _accepted(
 def _trajectories(episode: Episode) -> Iterator[Trajectory]:
     for trajectory in episode.trajectories:
         if not isinstance(trajectory, Trajectory):
-            raise Refused(f"trajectories holds {type(trajectory).__name__}; use rllm_core.types.Trajectory")
+            raise Refused(f"trajectories contains a {type(trajectory).__name__}; use rllm_core.types.Trajectory")
         yield trajectory
 
 
 def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
     if not isinstance(step, Step):
         raise Refused(
-            f"a trajectory holds {type(step).__name__}; put the steps that completer.complete() returned in it"
+            f"a trajectory contains a {type(step).__name__}; put the steps that completer.complete() returned in it"
         )
     if step.step_id in seen:
         raise Refused(
-            "a step stands twice in the episode and would be trained twice; put each step that "
+            "a step appears twice in the episode and would be trained twice; put each step that "
             "completer.complete() returned into one trajectory, once"
         )
     seen.add(step.step_id)
@@ -112,7 +112,7 @@ def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
         )
     for name, original in zip(("prompt_ids", "completion_ids", "logprobs", "weight_version"), sampled, strict=True):
         if not _same(getattr(step, name), original):
-            raise Refused(f"the {name} of a step were changed; leave what completer.complete() returned as it is")
+            raise Refused(f"the {name} of a step were changed; do not modify steps that completer.complete() returned")
 
 
 def _same(mine: Any, original: Any) -> bool:
@@ -138,7 +138,7 @@ def _check_reward(
         )
     for reward in (trajectory.reward, *(step.reward for step in trajectory.steps)):
         if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
-            raise Refused(f"{printable(repr(reward))} is no reward; a reward is a finite number")
+            raise Refused(f"{printable(repr(reward))} is not a reward; a reward must be a finite number")
     for value in (trajectory.total_reward, *(step.reward or 0.0 for step in trajectory.steps)):
         if not abs(value) <= MAX_REWARD:
             raise Refused(f"a reward of {value:g} cannot be trained on: its magnitude exceeds {MAX_REWARD:g}")
@@ -147,7 +147,7 @@ def _check_reward(
 def _check_metrics(metrics: dict[str, float]) -> None:
     if len(metrics) > MAX_METRICS:
         raise Refused(
-            f"metrics has {len(metrics):,} entries, at most {MAX_METRICS:,} are allowed; put data into metadata, and "
+            f"metrics has {len(metrics):,} entries, but the limit is {MAX_METRICS:,}; put data into metadata, and only "
             "numbers to average into metrics"
         )
 

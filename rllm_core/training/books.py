@@ -48,8 +48,9 @@ class Books:
         """
         if self.open != outstanding:
             raise RunError(
-                f"the books do not balance: {self.dispatched} dispatched, {self.totals()}, so {self.open} should be "
-                f"outstanding, but {outstanding} are"
+                "rollout accounting is inconsistent (a bug; please report it with events.jsonl): "
+                f"{self.dispatched} started, {self.totals()}, so {self.open} should be outstanding, but "
+                f"{outstanding} are"
             )
 
     def totals(self) -> dict[str, int]:

@@ -134,7 +134,8 @@ class Crediting:
         computed = await self._compute_logprobs(samples, policy)
         if len(computed) != len(samples):
             raise RunError(
-                f"compute_logprobs({policy!r}) of the backend answered {len(computed)} of {len(samples)} samples"
+                f"compute_logprobs({policy!r}) of the backend returned {len(computed)} arrays for "
+                f"{len(samples)} samples"
             )
         return [self._checked(sample, values, policy) for sample, values in zip(samples, computed, strict=True)]
 

@@ -130,7 +130,7 @@ async def evaluate(
     if not workflow.samples:
         raise ConfigError(
             f"workflow {config.workflow!r} never asks the model, so there is nothing to evaluate; validations of "
-            "rllm-core train report the likelihood of what is written there"
+            "rllm-core train report the likelihood of its example conversations"
         )
     tasks = Tasks(workflow, config.workflow).of(split)
     if not len(tasks):

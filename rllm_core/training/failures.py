@@ -55,14 +55,14 @@ class CircuitBreaker:
         if self._consecutive >= self._max_consecutive:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
             return RunError(
-                f"{self._consecutive} attempts at rollouts failed in a row ({reasons}), and "
-                f"rollout.max_consecutive_failures = {self._max_consecutive}; the last one, of task "
+                f"{self._consecutive} consecutive rollout attempts failed ({reasons}; "
+                f"rollout.max_consecutive_failures = {self._max_consecutive}); the last one, of task "
                 f"{episode.task_id!r}: {_one_line(episode.error)}"
             )
         if len(self._recent) == FAILURE_SHARE_WINDOW and self._recent_failures > self._max_share * FAILURE_SHARE_WINDOW:
             return RunError(
-                f"{self._recent_failures} of the last {FAILURE_SHARE_WINDOW} attempts at rollouts failed "
-                f"(rollout.max_failure_share = {self._max_share}), the last one, of task {episode.task_id!r}: "
+                f"{self._recent_failures} of the last {FAILURE_SHARE_WINDOW} rollout attempts failed "
+                f"(rollout.max_failure_share = {self._max_share}); the last one, of task {episode.task_id!r}: "
                 f"{_one_line(episode.error)}"
             )
         return None

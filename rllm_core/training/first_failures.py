@@ -62,5 +62,5 @@ def lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
         first = f" (the first: {task}{failure['where']})" if failure["where"] is not None else ""
         said.append(f"failed, {failure['count']} x {failure['reason']}: {failure['error']}{first}")
     if len(failures) > SHOWN_KINDS:
-        said.append(f"failed in {len(failures) - SHOWN_KINDS} more ways: summary.json has the first of each")
+        said.append(f"{len(failures) - SHOWN_KINDS} more kinds of failure; summary.json has the first of each")
     return said

@@ -194,8 +194,9 @@ class Generation:
         limit = self.config.algorithm.max_group_attempts * self.config.window_quota
         if self.groups_since_step > limit:
             raise RunError(
-                f"{limit} groups were generated for one optimizer step and too few survived filtering: "
-                f"{self.books.by_reason()}; see algorithm.filter_uniform_groups and algorithm.max_group_attempts"
+                f"one optimizer step needed more than {limit} groups because too many were filtered (run so far: "
+                f"{self.books.by_reason()}). Try easier or harder tasks, algorithm.filter_uniform_groups = false, or a "
+                "larger algorithm.max_group_attempts"
             )
 
     def _dispatch(self, ordinal: int) -> None:

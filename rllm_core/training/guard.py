@@ -138,8 +138,8 @@ class Guard:
         what = task.get_name() if task is not None else "a callback"
         where = f" at {place.where} in {place.function}()" if place is not None else ""
         message = (
-            f"error: {what} blocks the event loop{where}, so the run cannot continue and was ended; await what waits, "
-            f"or move it to a thread with asyncio.to_thread. {self.advice}"
+            f"error: {what} blocks the event loop{where}, so the run cannot continue and was ended; replace "
+            f"the blocking call with an await, or move it to asyncio.to_thread. {self.advice}"
         )
         leave(1, message)
 

@@ -112,8 +112,10 @@ def main() -> None:
         os.kill(pid, signal.SIGKILL)
     lines = watch.stack.decode(errors="replace").splitlines()
     say(
-        f"error: the event loop has not turned for {watch.silent_seconds:.0f} s and a call in C holds the interpreter, "
-        "so the run was ended; its stack, innermost call first:\n" + "\n".join(lines[:SHOWN_LINES]) + f"\n{advice}"
+        f"error: the event loop has been blocked for {watch.silent_seconds:.0f} s by a call in C that holds the "
+        "interpreter, so the run was ended; its stack, innermost call first:\n"
+        + "\n".join(lines[:SHOWN_LINES])
+        + f"\n{advice}"
     )
 
 

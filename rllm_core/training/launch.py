@@ -125,7 +125,7 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     per_pass, per_take = passes(config, capabilities, algorithm)
     if per_pass != config.groups_per_pass:
         notes.append(
-            f"one forward-backward pass per step: backend {config.backend!r} cannot normalise the loss afterwards"
+            f"one forward-backward pass per step: backend {config.backend!r} cannot normalize the loss afterwards"
         )
     elif per_take > config.groups_per_pass:
         because = (
@@ -176,7 +176,7 @@ async def opened(workflow: Workflow, config: RunConfig, note: Callable[[str], No
             try:
                 await within(CLOSING_TIMEOUT_SECONDS, what, closing())
             except StallError as stuck:
-                note(f"{stuck}; it is left behind")
+                note(f"{stuck}; leaving it running")
             except Exception as error:  # somebody else's code; how the rollouts went is known by now
                 note(f"{what} failed: {blamed(error)}")
 
@@ -231,7 +231,7 @@ async def _train(
         run_dir.write_json("plugins.json", [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)])
         progress.start(config, path, summary["resumed_from_step"] or 0)
         if resume and run_dir.manifest is None:
-            progress.note(f"{path} holds no complete checkpoint: starting again at step 0")
+            progress.note(f"{path} has no complete checkpoint: restarting at step 0")
         trackers.start(config, str(path))
         engine = await assembly.engine()
         # What is imported and allocated by now stays: half a million objects that no collection needs to walk
@@ -280,7 +280,7 @@ async def _train(
             await within(SHUTDOWN_TIMEOUT_SECONDS, what, assembly.backend.shutdown())
         except StallError as stuck:
             assembly.is_hung = True
-            progress.note(f"{stuck}; it is left behind")
+            progress.note(f"{stuck}; leaving it running")
         except Exception as error:  # somebody else's code; how the run went is known by now
             progress.note(f"{what} failed: {blamed(error)}")
         finally:
@@ -311,7 +311,7 @@ async def _train(
             for line in first_failures.lines(summary["failures"]):
                 progress.closing(line)
             if summary["status"] == "interrupted":
-                progress.note(f"to go on: rllm-core train --resume --run-dir {path}")
+                progress.note(f"to continue: rllm-core train --resume --run-dir {path}")
     return summary
 
 
@@ -381,10 +381,10 @@ class _Signals:
             leave(128 + number)
         self.interrupted = Interrupted(int(number), number.name)
         if self.trainer is not None:
-            self.progress.note(f"{number.name}: saving a checkpoint; once more stops at once")
+            self.progress.note(f"{number.name} received: saving a checkpoint. Send it again to exit immediately")
             self.trainer.interrupt(self.interrupted)
         elif self.is_closing:
-            self.progress.note(f"{number.name}: closing; once more stops at once")
+            self.progress.note(f"{number.name} received: shutting down. Send it again to exit immediately")
         elif self._task is not None:
             self._task.cancel()
 

@@ -111,7 +111,7 @@ class Harmless(Progress):
             getattr(self._display, method)(*arguments)
         except Exception as error:  # a terminal that is gone, or a bug of the display
             failed, self._display = self._display, None
-            logger.warning("the progress display failed and is off: %s: %s", type(error).__name__, error)
+            logger.warning("the progress display failed and is switched off: %s: %s", type(error).__name__, error)
             if method != "stop":
                 Harmless(failed).stop()  # give the terminal back, if it is there
 
@@ -192,7 +192,7 @@ class PlainProgress(_Told):
         while not self._ended.wait(PLAIN_BETWEEN_STEPS_SECONDS):
             if time.monotonic() - self._spoke_at >= PLAIN_BETWEEN_STEPS_SECONDS:
                 try:
-                    self._say(f"{self._doing} goes on: {_in_flight(now())}")
+                    self._say(f"{self._doing} in progress: {_in_flight(now())}")
                 except OSError:
                     return  # nobody reads any more, which the loop will find out as well
 
@@ -306,7 +306,7 @@ class LiveProgress(_Told):
             yield "generation", f"{_in_flight(moment)}{idle}{hold}"
         if self._is_ahead and metrics:
             yield "training", f"idle {timings['training_idle_share']:.0%}, {_staleness(metrics)}"
-            yield "speed-up", _speedup(timings) or "is measured once generation is as far ahead as it may be"
+            yield "speed-up", _speedup(timings) or "measured once generation has reached its full lead"
 
     def _say(self, text: str) -> None:
         assert self._console is not None
@@ -332,13 +332,13 @@ def _in_flight(now: Now) -> str:
 
 
 def _staleness(metrics: Mapping[str, Any]) -> str:
-    return f"staleness {metrics['staleness_mean']:.1f} (at most {metrics['staleness_max']:.0f})"
+    return f"staleness mean {metrics['staleness_mean']:.1f}, max {metrics['staleness_max']:.0f}"
 
 
 def _speedup(timings: Mapping[str, Any]) -> str | None:
     if timings["speedup_over_synchronous"] is None:
         return None
-    return f"{timings['speedup_over_synchronous']:.1f} of at most {timings['speedup_bound']:.1f} times synchronous"
+    return f"{timings['speedup_over_synchronous']:.1f}x synchronous speed (upper bound {timings['speedup_bound']:.1f}x)"
 
 
 def _clock(seconds: float) -> str:

@@ -141,7 +141,8 @@ class Reporter:
             return  # all filtered
         for role in sorted(self._named_roles - found):
             self.progress.note(
-                f"algorithm.roles.{role} credits nobody so far: the first groups are of {', '.join(sorted(found))}"
+                f"algorithm.roles.{role} matches no group so far: the first groups have roles "
+                f"{', '.join(sorted(found))}"
             )
         self._named_roles = set()
 

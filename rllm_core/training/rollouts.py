@@ -254,7 +254,7 @@ class RolloutRunner:
         finally:
             if os.getpid() != self._pid:
                 # A child that run() forked and let continue: it would write the parent's files a second time.
-                os.write(2, f"a process forked by run() of workflow {self.workflow.name!r} came back; ended\n".encode())
+                os.write(2, f"a process forked by run() of workflow {self.workflow.name!r} returned; killed\n".encode())
                 os._exit(1)
 
     async def _end(self, work: asyncio.Task[Episode], scope: RolloutScope) -> bool:
@@ -270,8 +270,8 @@ class RolloutRunner:
             late += f"; it waited at {place}"
         if not await self._end(work, scope):
             late += (
-                ", ignored its cancellation and still runs; let asyncio.CancelledError pass: catch 'Exception', not "
-                "everything"
+                ", ignored its cancellation and is still running; let asyncio.CancelledError propagate: catch "
+                "Exception, not BaseException"
             )
         return Attempt(self._failed(task, TerminationReason.TIMEOUT, late))
 

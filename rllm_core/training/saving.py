@@ -155,12 +155,12 @@ class Saving:
         self._carried = {name: state for name, state in saved.items() if name not in taken}
         able = self.observers.names(LOAD)
         for name in self._carried:
-            why = "did not take it" if name in able else "is missing, disabled or has no load_plugin_state"
+            why = "did not load it" if name in able else "is missing, disabled or has no load_plugin_state"
             self.reporter.progress.note(
-                f"{folder.name} holds a state of plugin {name!r}, which {why}; it is kept in later checkpoints"
+                f"{folder.name} has saved state of plugin {name!r}, which {why}; later checkpoints keep it"
             )
         for name in sorted(set(able) - saved.keys()):
-            self.reporter.progress.note(f"{folder.name} holds no state of plugin {name!r}: it starts afresh")
+            self.reporter.progress.note(f"{folder.name} has no saved state of plugin {name!r}, which starts without it")
 
     async def _backend(self, method: str, call: Awaitable[ResultT]) -> ResultT:
         limit = self.config.training.backend_timeout_seconds

@@ -89,7 +89,7 @@ class Tasks:
         if inspect.iscoroutine(found) or inspect.isasyncgen(found):
             if inspect.iscoroutine(found):
                 found.close()
-            raise self._broken(split, "is async; make it a plain function, and load what takes long in __init__")
+            raise self._broken(split, "is async; make it a plain function, and do slow loading in __init__")
         if isinstance(found, Task | str | bytes | Mapping | Set) or found is None:
             what = "nothing (None)" if found is None else f"one {type(found).__name__}"
             raise self._broken(split, f"returned {what}; return a list of rllm_core.types.Task")
@@ -106,8 +106,8 @@ class Tasks:
             if number == MAX_GENERATED_TASKS:
                 raise self._broken(
                     split,
-                    f"yields more than {MAX_GENERATED_TASKS:,} tasks, or never ends; stop it, or return a sequence "
-                    "that makes its tasks on demand",
+                    f"yields more than {MAX_GENERATED_TASKS:,} tasks, or never ends; end it, or return a sequence "
+                    "that creates its tasks on demand",
                 )
             tasks.append(self._check(split, number, task, positions))
         return tasks
@@ -123,7 +123,7 @@ class Tasks:
         if first != number:
             raise ConfigError(
                 f"workflow {self._name!r} has two {split!r} tasks with the id {task.task_id!r:.80}: task {first} and "
-                f"task {number}; every task needs an id of its own, stable between runs, such as the number of its row"
+                f"task {number}; every task needs its own id, stable between runs, such as its row number"
             )
         return task
 

@@ -105,7 +105,7 @@ def construct(config: RunConfig, plugins: PluginManager) -> dict[str, Tracker]:
             what = located(error, provided.plugin.package)
             raise PluginError(
                 f"tracker {name!r} ({provided.plugin.label}) cannot be set up: {what}; "
-                "mend it, or take it out of training.trackers"
+                "fix it, or remove it from training.trackers"
             ) from error
     return chosen
 
@@ -165,7 +165,9 @@ class Trackers:
             if time.monotonic() >= end:
                 for worker in self._workers:
                     if worker.is_alive():
-                        worker.switch_off(f"it was not done {self.deadline_seconds:g} s after the end of the run")
+                        worker.switch_off(
+                            f"it did not finish within {self.deadline_seconds:g} s after the end of the run"
+                        )
             await asyncio.sleep(SETTLE_SECONDS)
         self._tell()
 

@@ -280,7 +280,7 @@ def test_an_outage_ends_the_run(run_scripted: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ScriptedBackend, "script", down)
     run = run_scripted("rollout.max_consecutive_failures=20", "training.validation_rollouts=0")
     assert isinstance(run.error, RunError)
-    assert str(run.error).startswith("20 attempts at rollouts failed in a row (20 engine_error)")
+    assert str(run.error).startswith("20 consecutive rollout attempts failed (20 engine_error")
     assert "503 down" in str(run.error)
     assert run.summary["status"] == "failed"
     books = run.summary["books"]
@@ -373,11 +373,11 @@ def test_books_notice_what_is_lost_and_what_is_counted_twice() -> None:
     books.dispatch(8)
     books.book("trained", "trained", 4)
     books.check(outstanding=4)
-    with pytest.raises(RunError, match="do not balance"):
+    with pytest.raises(RunError, match="rollout accounting is inconsistent"):
         books.check(outstanding=3)
     books.book("trained", "trained", 4)
     books.book("failed", "error")
-    with pytest.raises(RunError, match="do not balance"):
+    with pytest.raises(RunError, match="rollout accounting is inconsistent"):
         books.check(outstanding=0)
 
 

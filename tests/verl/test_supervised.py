@@ -159,7 +159,7 @@ def test_a_row_never_begins_with_a_learnt_token(make: Make, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("row", "data", "complaint"),
     [
-        ({"messages": []}, {}, "rows.jsonl line 1: it has no messages"),
+        ({"messages": []}, {}, "rows.jsonl line 1: the row has no messages"),
         ({}, {"max_length": 5}, r"line 1 has \d+ tokens, and data.max_length = 5: raise it, shorten the row, or set"),
         ({"weight": 0.5}, {}, "line 1: weight = 0.5, and verl's trainer has no weights"),
         ({}, {"rllm": {"method": "some"}}, 'data.rllm.method = "some": must be'),
