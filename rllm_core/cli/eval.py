@@ -21,15 +21,19 @@ from rllm_core.errors import ConfigError
     metavar="DIR",
     help="Checkpoint folder (runs/RUN/checkpoints/step-NNNNNN), or run folder to use its latest checkpoint.",
 )
-@click.option("--backend", metavar="NAME", shell_complete=provided("Backend"), help="Replaces the run file's backend.")
+@click.option(
+    "--backend", metavar="NAME", shell_complete=provided("Backend"), help="Backend to use instead of the run file's."
+)
 @click.option(
     "--engine",
     "engine_name",
     metavar="NAME",
     shell_complete=provided("Engine"),
-    help="Engine to use instead of a backend's; starts no backend.",
+    help="Engine to use instead of the backend's; no backend is started.",
 )
-@click.option("--parser", metavar="NAME", shell_complete=provided("Parser"), help="Replaces the run file's parser.")
+@click.option(
+    "--parser", metavar="NAME", shell_complete=provided("Parser"), help="Parser to use instead of the run file's."
+)
 @click.option("--split", type=click.Choice(["validation", "train"]), default="validation", show_default=True)
 @click.option(
     "--tasks", type=click.IntRange(min=1), metavar="N", help="Number of tasks, evenly spaced. Defaults to all."

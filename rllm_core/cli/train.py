@@ -18,14 +18,20 @@ from rllm_core.errors import ConfigError, RunError
 @click.argument(
     "target", metavar="[WORKFLOW|RUN.toml]", required=False, shell_complete=provided("Workflow", files=True)
 )
-@click.option("--backend", metavar="NAME", shell_complete=provided("Backend"), help="Replaces the run file's backend.")
-@click.option("--parser", metavar="NAME", shell_complete=provided("Parser"), help="Replaces the run file's parser.")
+@click.option(
+    "--backend", metavar="NAME", shell_complete=provided("Backend"), help="Backend to use instead of the run file's."
+)
+@click.option(
+    "--parser", metavar="NAME", shell_complete=provided("Parser"), help="Parser to use instead of the run file's."
+)
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run folder. Defaults to runs/WORKFLOW-DATE-TIME."
 )
 @click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its latest complete checkpoint.")
 @click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key; repeatable.")
-@click.option("--dry-run", is_flag=True, help="Check everything and print the resolved run file, without training.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check everything, print the resolved run file and derived numbers, and stop."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
 @click.pass_context
 def train(

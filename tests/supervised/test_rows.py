@@ -60,7 +60,7 @@ def test_places_count_the_lines_of_the_file(tmp_path: Path) -> None:
         ({"messages": [ASK, "say"]}, r"messages\[1\] must be an object"),
         ({"messages": [{"content": "x"}, SAY]}, r"messages\[0\] has no role"),
         ({"messages": [ASK, {"role": "assistant"}]}, r"messages\[1\], with role 'assistant', has neither content nor"),
-        ({"messages": [{"role": "user", "content": 3}, SAY]}, r"messages\[0\].content must be text .* is int"),
+        ({"messages": [{"role": "user", "content": 3}, SAY]}, r"messages\[0\].content must be a string .* not int"),
         ({"messages": [ASK]}, "nothing to learn from"),
         ({"messages": [ASK, SAY], "tools": ["add"]}, "tools must be a list of objects"),
         ({"messages": [ASK, SAY], "weight": 0}, "weight = 0 must be a number above 0"),

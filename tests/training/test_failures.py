@@ -388,5 +388,5 @@ def test_an_episode_is_taken_in_once() -> None:
     step = Step(prompt_ids=[1], completion_ids=[2], logprobs=[-1.0], weight_version=0)
     episode = Episode(task_id="t", trajectories=[Trajectory(steps=[step], reward=0.0)])
     assert not assembly.add(episode)
-    with pytest.raises(ValueError, match="came in twice"):
+    with pytest.raises(ValueError, match="was added twice"):
         assembly.add(episode)
