@@ -154,7 +154,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
         rows = [["python", platform.python_version(), sys.executable], ["platform", platform.platform(), ""]]
         rows += [[name, versions[name], ""] for name in PACKAGES if name in versions]
         rows += [[f"plugin {info.name}", info.version, info.package] for info in plugins if info.name != "core"]
-        echo_table(["what", "version", "where"], rows)
+        echo_table(["component", "version", "location"], rows)
         for problem in problems:
             mend = f"\n    {problem['mend']}" if problem["mend"] else ""
             click.echo(f"\n{problem['what']}: {problem['problem']}{mend}")

@@ -143,7 +143,7 @@ def _show(
 ) -> None:
     stops = [f"{stop['id']} {stop['text'] or ''}".rstrip() for stop in described["stop_tokens"]]
     facts = {"model": model, "parser": name, **described, "stop_tokens": stops}
-    echo_table(["what", "is"], [[key.replace("_", " "), _plain(value)] for key, value in facts.items()])
+    echo_table(["property", "value"], [[key.replace("_", " "), _plain(value)] for key, value in facts.items()])
     click.echo()
     echo_table(["check", "result", "seen"], [[r.name, r.outcome, r.detail] for r in checks])
     if drifts:

@@ -11,7 +11,7 @@ from rllm_core.training.journal import read_json_lines
 _KEYS = {"reward": "reward_mean", "loss": "loss"}
 _VALIDATIONS = {
     "reward_mean": ("validation reward", "o", "tab:orange"),
-    "solved": ("validation solved", "s", "tab:green"),
+    "solved": ("validation solve rate", "s", "tab:green"),
     "nll_per_token": ("validation", "o", "tab:orange"),
 }
 
@@ -48,7 +48,7 @@ def plot_reward(run_dir: Path) -> Path | None:
         if points:
             axes.plot(*zip(*points, strict=True), marker=marker, color=colour, linewidth=1.2, label=label)
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("reward, share solved" if what == "reward" else "nats per token")
+    axes.set_ylabel("reward, solve rate" if what == "reward" else "nats per token")
     # A dollar sign in the folder name must not start a formula.
     axes.set_title(_as_text(run_dir.name), parse_math=False)
     axes.grid(alpha=0.3)

@@ -133,7 +133,7 @@ def test_a_backend_that_shares_its_devices_takes_turns(plugins: PluginManager, a
         (
             ["algorithm.corrections=['token_tis']", "algorithm.correction_options.tokn_tis.cap=3.0"],
             ConfigError,
-            r"^algorithm.correction_options.tokn_tis belongs .*did you mean 'token_tis'\?",
+            r"^algorithm.correction_options.tokn_tis has no correction .*did you mean 'token_tis'\?",
         ),
     ],
 )  # fmt: skip

@@ -125,7 +125,7 @@ def test_as_json(new: Callable[..., tuple[int, str, str]], tmp_path: Path) -> No
     ("name", "expected"),
     [
         ("", "lowercase letters"),
-        ("9lives", "begin with a letter"),
+        ("9lives", "start with a letter"),
         ("Words", "lowercase letters"),
         ("größe", "lowercase letters"),
         ("../words", "lowercase letters"),
@@ -169,7 +169,7 @@ def test_no_class_hides_one_of_the_core(
 ) -> None:
     code, _, said = new(kind, name)
     assert code == 2
-    assert f"its class {hidden}" in said
+    assert f"class {hidden}" in said
     assert not list(Path.cwd().iterdir())
 
 

@@ -295,7 +295,7 @@ def test_a_high_share_of_failures_ends_the_run_too() -> None:
     assert set(outcomes) == {None}, "one in four is allowed"
     outcomes = [breaker.record(bad if number % 3 == 0 else good) for number in range(2000)]
     error = next(outcome for outcome in outcomes if outcome is not None)
-    assert "251 of the last 1000 attempts at rollouts failed" in str(error)
+    assert "251 of the last 1000 rollout attempts failed" in str(error)
     fresh = CircuitBreaker(RolloutConfig(max_failure_share=0.25, max_consecutive_failures=10**6))
     assert {fresh.record(bad) for _ in range(999)} == {None}, "a share of few attempts says nothing"
 

@@ -293,7 +293,7 @@ def test_without_a_checkpoint_it_starts_over_and_says_so(run_scripted: Any, tmp_
     assert again.error is None
     assert again.summary["resumed_from_step"] is None
     assert again.summary["incarnation"] == 1
-    assert any("starting again at step 0" in note for note in said.notes)
+    assert any("restarting at step 0" in note for note in said.notes)
     assert [row["step"] for row in again.lines("metrics")] == [1, 2, 3, 4, 5, 6]
     assert (again.path / "lost" / "0" / "events.jsonl").is_file()
 
