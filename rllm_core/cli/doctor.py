@@ -136,7 +136,7 @@ KNOWN_BAD = (
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Check versions and known conflicts, without importing plugins."""
+    """Check versions and known conflicts."""
     versions = installed_versions()
     plugins = session(context).plugins.plugins()
     problems = [*_plugin_problems(plugins), *known_bad(versions)]
