@@ -1,6 +1,6 @@
-"""The run file: TOML, checked as a whole before anything is allocated.
+"""Run file configuration: TOML that is validated completely before anything is allocated.
 
-Precedence, weakest first: the defaults below, the workflow's own run file (`rllm_core.providers.Workflow.run_file`),
+Precedence, lowest first: the defaults below, the workflow's own run file (`rllm_core.providers.Workflow.run_file`),
 the user's file, ``--backend``/``--parser``, ``-o section.key=value``.
 """
 
@@ -51,125 +51,156 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """Base of every section, a plugin's included: frozen, and unknown keys are errors that suggest the nearest."""
+    """Base class of every section, including plugin sections: frozen; an unknown key is an error that suggests one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
-    """``[model]``: what is trained."""
+    """``[model]``: the model to train."""
 
-    path: Annotated[str, Field(description="Folder of a Hugging Face model, or its hub name.")] = ""
+    path: Annotated[str, Field(description="Model folder, or Hugging Face model ID.")] = ""
 
 
 class TrainingConfig(Section):
-    """``[training]``: the loop. One optimizer step trains ``groups_per_step`` groups of ``rollouts_per_group``."""
+    """``[training]``: the loop. An optimizer step trains ``groups_per_step`` groups of ``rollouts_per_group`` each."""
 
-    steps: Annotated[int, Field(ge=0, description="Optimizer steps of the whole run.")] = 100
-    seed: Annotated[int, Field(ge=0, description="Root of every seed in the run.")] = 0
-    groups_per_step: Annotated[int, Field(ge=1, description="Tasks trained per optimizer step.")] = 16
-    rollouts_per_group: Annotated[int, Field(ge=1, description="Rollouts of each task.")] = 8
+    steps: Annotated[int, Field(ge=0, description="Optimizer steps in the run.")] = 100
+    seed: Annotated[int, Field(ge=0, description="Seed from which all other seeds of the run are derived.")] = 0
+    groups_per_step: Annotated[
+        int, Field(ge=1, description="Groups per optimizer step; a group is the rollouts of one task.")
+    ] = 16
+    rollouts_per_group: Annotated[int, Field(ge=1, description="Rollouts per group.")] = 8
     groups_per_forward_backward: Annotated[
-        int | None, Field(ge=1, description="Groups per gradient-accumulation pass; unset is one pass per step.")
+        int | None,
+        Field(
+            ge=1,
+            description="Groups per forward-backward pass; gradients accumulate over a step. Defaults to one pass per "
+            "step.",
+        ),
     ] = None
     staleness_threshold: Annotated[
-        float, Field(ge=0, description="How many sync windows generation may run ahead; 0 is synchronous.")
+        float,
+        Field(ge=0, description="How far generation may run ahead of training, in sync windows. 0 is synchronous."),
     ] = 0.0
     trigger_parameter_sync_step: Annotated[
-        int, Field(ge=1, description="Optimizer steps between two weight synchronisations.")
+        int, Field(ge=1, description="Optimizer steps between two weight syncs.")
     ] = 1
     partial_rollout: Annotated[
-        bool, Field(description="Swap weights under running rollouts instead of draining them first.")
+        bool, Field(description="Sync weights while rollouts are running, instead of waiting for them to finish.")
     ] = False
     staleness: Annotated[
-        Literal["quota", "strict"], Field(description="Bound the aggregate lead, or the age of every trained group.")
+        Literal["quota", "strict"],
+        Field(
+            description="What the threshold limits: the total lead of generation (`quota`), or the staleness of every "
+            "trained group (`strict`)."
+        ),
     ] = "quota"
     checkpoint_every_steps: Annotated[
-        int, Field(ge=0, description="Steps between checkpoints; 0 is only at the end.")
+        int, Field(ge=0, description="Steps between checkpoints. 0 saves one only at the end.")
     ] = 0
-    keep_checkpoints: Annotated[int, Field(ge=1, description="How many of the newest checkpoints to keep.")] = 2
+    keep_checkpoints: Annotated[int, Field(ge=1, description="Number of latest checkpoints to keep.")] = 2
     validate_every_steps: Annotated[
-        int, Field(ge=0, description="Steps between validations; 0 is only first and last.")
+        int, Field(ge=0, description="Steps between validations. 0 validates only before and after training.")
     ] = 0
     validation_rollouts: Annotated[
-        int, Field(ge=0, description="Rollouts per validation, spread evenly over its tasks; 0 is no validation.")
+        int, Field(ge=0, description="Rollouts per validation, spread evenly over its tasks. 0 disables validation.")
     ] = 512
     trajectories_per_step: Annotated[
-        int, Field(ge=0, description="Episodes per step (and per validation) kept in trajectories.jsonl.")
+        int, Field(ge=0, description="Episodes written to trajectories.jsonl per step, and per validation.")
     ] = 8
     buffer_max_bytes: Annotated[
-        int, Field(ge=1, description="Memory for complete groups that wait to be trained; more holds generation up.")
+        int,
+        Field(
+            ge=1,
+            description="Bytes of memory for complete groups waiting for training. Generation pauses at the limit.",
+        ),
     ] = 8 * 2**30
     buffer_spill: Annotated[
-        bool, Field(description="Write complete groups beyond that to the run folder instead of holding generation up.")
+        bool,
+        Field(description="Write groups beyond buffer_max_bytes to the run folder instead of pausing generation."),
     ] = False
     stall_timeout_seconds: Annotated[
-        Seconds, Field(description="End the run with StallError when nothing happened for this long.")
+        Seconds, Field(description="Seconds without progress after which the run ends with StallError.")
     ] = 1800.0
     backend_timeout_seconds: Annotated[
-        Seconds, Field(description="Deadline of every call of the backend: allocation, a pass, a step, a checkpoint.")
+        Seconds,
+        Field(description="Timeout of each backend call (allocation, pass, optimizer step, checkpoint), in seconds."),
     ] = 3600.0
-    sync_timeout_seconds: Annotated[Seconds, Field(description="Deadline of a weight synchronisation.")] = 600.0
-    trackers: Annotated[tuple[str, ...], Field(description="Metric trackers to feed, by name.")] = ()
+    sync_timeout_seconds: Annotated[Seconds, Field(description="Timeout of a weight sync, in seconds.")] = 600.0
+    trackers: Annotated[tuple[str, ...], Field(description="Names of the trackers that receive the metrics.")] = ()
 
     @property
     def window_quota(self) -> int:
-        """Groups that may be outstanding or consumed between two weight synchronisations."""
+        """Maximum number of groups that are running, waiting or already trained in one sync window."""
         ahead = (1 + self.staleness_threshold) * self.trigger_parameter_sync_step * self.groups_per_step
         return math.floor(ahead + 1e-9)
 
 
 class RolloutConfig(Section):
-    """``[rollout]``: how episodes are sampled."""
+    """``[rollout]``: sampling, timeouts and limits of rollouts."""
 
     temperature: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="Logits are divided by it, sampling and training alike.")
+        float, Field(gt=0, allow_inf_nan=False, description="Divisor of the logits, in sampling and in training.")
     ] = 1.0
     top_p: Annotated[
-        float, Field(gt=0, le=1, description="Sample from the fewest tokens with at least this probability.")
+        float,
+        Field(gt=0, le=1, description="Sample from the smallest set of tokens with at least this total probability."),
     ] = 1.0
-    top_k: Annotated[int, Field(ge=0, description="0 keeps every token.")] = 0
-    validation_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False, description="0 is greedy.")] = 1.0
-    max_response_tokens: Annotated[int, Field(ge=1, description="Per model call, stop token included.")] = 1024
-    max_prompt_tokens: Annotated[int | None, Field(ge=1, description="Longer prompts end the rollout.")] = None
+    top_k: Annotated[int, Field(ge=0, description="Sample from the k most likely tokens. 0 disables the limit.")] = 0
+    validation_temperature: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="Temperature in validation. 0 is greedy.")
+    ] = 1.0
+    max_response_tokens: Annotated[
+        int, Field(ge=1, description="Maximum tokens per model call, including the stop token.")
+    ] = 1024
+    max_prompt_tokens: Annotated[
+        int | None, Field(ge=1, description="Maximum tokens per prompt; a longer one ends the rollout.")
+    ] = None
     on_segment_break: Annotated[
         Literal["segment", "raise"],
         Field(
-            description="What a conversation that cannot go on token for token does: open a new segment, or end the "
-            "rollout with an error."
+            description="What to do if a prompt does not continue the earlier tokens exactly: start a new segment, or "
+            "fail the rollout."
         ),
     ] = "segment"
-    rollout_timeout_seconds: Annotated[Seconds, Field(description="Deadline of one rollout.")] = 600.0
-    max_attempts: Annotated[int, Field(ge=1, description="Tries per rollout when it fails, each from scratch.")] = 3
-    request_timeout_seconds: Annotated[Seconds, Field(description="Deadline of one call of the engine.")] = 600.0
+    rollout_timeout_seconds: Annotated[Seconds, Field(description="Timeout of one rollout, in seconds.")] = 600.0
+    max_attempts: Annotated[int, Field(ge=1, description="Maximum attempts per rollout; each starts from scratch.")] = 3
+    request_timeout_seconds: Annotated[Seconds, Field(description="Timeout of one engine call, in seconds.")] = 600.0
     max_request_attempts: Annotated[
         int,
-        Field(ge=1, description="Tries per call while the engine is busy or does not answer, with growing pauses."),
+        Field(
+            ge=1, description="Maximum attempts per call while the engine is busy or unreachable, with growing pauses."
+        ),
     ] = 6
     max_consecutive_failures: Annotated[
-        int, Field(ge=1, description="Failed attempts in a row after which the run ends: an outage, not an accident.")
+        int, Field(ge=1, description="Consecutive failed attempts after which the run stops.")
     ] = 256
     max_failure_share: Annotated[
-        float, Field(gt=0, le=1, description="Share of the last 1000 attempts that may fail before the run ends.")
+        float, Field(gt=0, le=1, description="Share of the last 1000 attempts that may fail before the run stops.")
     ] = 0.5
     quarantine_after_groups: Annotated[
-        int, Field(ge=1, description="Groups a task may lose to failures in a row before the run goes on without it.")
+        int, Field(ge=1, description="Consecutive failed groups of a task after which the run stops using the task.")
     ] = 2
-    max_concurrent_rollouts: Annotated[int, Field(ge=1, description="Rollouts that run at a time.")] = 4096
+    max_concurrent_rollouts: Annotated[int, Field(ge=1, description="Maximum concurrent rollouts.")] = 4096
     max_concurrent_requests: Annotated[
-        int, Field(ge=1, description="Calls in the engine at a time; equal prompts of one tick are one call.")
+        int,
+        Field(
+            ge=1,
+            description="Maximum concurrent engine calls. Identical prompts sent at the same moment share one call.",
+        ),
     ] = 1024
     sandbox: Annotated[
         str,
-        Field(description="Where programs run that the model wrote; `child` has limits, and isolates nothing."),
+        Field(description="Sandbox for model-written code. `child` limits time and memory, but does not isolate."),
     ] = "child"
 
 
 class RoleConfig(Section):
-    """``[algorithm.roles.ROLE]``: how the trajectories of one role are credited."""
+    """``[algorithm.roles.ROLE]``: the advantage estimator of one role."""
 
-    name: Annotated[str, Field(description="Advantage estimator of this role.")]
-    estimator_options: Annotated[dict[str, Any], Field(description="Parameters of that estimator.")] = Field(
+    name: Annotated[str, Field(description="Name of the role's advantage estimator.")]
+    estimator_options: Annotated[dict[str, Any], Field(description="Options of that estimator.")] = Field(
         default_factory=dict
     )
     weight: Annotated[
@@ -183,98 +214,121 @@ class RoleConfig(Section):
 
 
 class KLConfig(Section):
-    """``[algorithm.kl]``: keep the policy near the reference model, the one the run begins with."""
+    """``[algorithm.kl]``: a penalty for moving away from the reference model, which is the initial model."""
 
-    coefficient: Annotated[float, Field(ge=0, allow_inf_nan=False, description="Its weight; 0 is none.")] = 0.0
+    coefficient: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="Weight of the KL penalty. 0 disables it.")
+    ] = 0.0
     estimator: Annotated[
         Literal["k1", "k2", "k3"],
-        Field(description="With x = log of reference over policy, per token: k1 = -x, k2 = x^2/2, k3 = e^x - x - 1."),
+        Field(
+            description="Per-token KL estimator. With x = log(reference / policy): k1 = -x, k2 = x^2/2, "
+            "k3 = e^x - x - 1."
+        ),
     ] = "k3"
     place: Annotated[
         Literal["loss", "reward"],
-        Field(description="Add it to the loss, or take it off the rewards of tokens before advantages."),
+        Field(description="Add the penalty to the loss, or subtract it from token rewards before advantages."),
     ] = "loss"
 
 
 class OverlongConfig(Section):
-    """``[algorithm.overlong]``: a penalty that grows over the last tokens of the response budget."""
+    """``[algorithm.overlong]``: a reward penalty that rises over the last tokens of the response budget."""
 
-    penalty_tokens: Annotated[int, Field(ge=0, description="Over how many tokens it grows; 0 is no penalty.")] = 0
+    penalty_tokens: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Number of tokens before max_tokens over which the penalty rises linearly. 0 disables it.",
+        ),
+    ] = 0
     max_tokens: Annotated[
-        int | None, Field(ge=1, description="Length at which it is whole; unset is rollout.max_response_tokens.")
+        int | None,
+        Field(
+            ge=1,
+            description="Response length at which the full penalty applies. Defaults to rollout.max_response_tokens.",
+        ),
     ] = None
-    penalty: Annotated[float, Field(gt=0, allow_inf_nan=False, description="The whole of it, off the reward.")] = 1.0
+    penalty: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="Full penalty, subtracted from the reward.")
+    ] = 1.0
 
 
 class AlgorithmConfig(Section):
     """``[algorithm]``: advantages, corrections and loss."""
 
-    name: Annotated[str, Field(description="Advantage estimator.")] = "grpo"
-    estimator_options: Annotated[dict[str, Any], Field(description="Parameters of the estimator.")] = Field(
+    name: Annotated[str, Field(description="Name of the advantage estimator.")] = "grpo"
+    estimator_options: Annotated[dict[str, Any], Field(description="Options of the advantage estimator.")] = Field(
         default_factory=dict
     )
     roles: Annotated[
-        dict[str, RoleConfig], Field(description="Estimators of single roles, where they are not the one above.")
+        dict[str, RoleConfig], Field(description="Estimators of single roles that do not use the one above.")
     ] = Field(default_factory=dict)
-    loss: Annotated[str, Field(description="Policy loss; the backend must be able to run it.")] = "reinforce"
-    loss_options: Annotated[dict[str, Any], Field(description="Parameters of the policy loss.")] = Field(
+    loss: Annotated[str, Field(description="Name of the policy loss; the backend must support it.")] = "reinforce"
+    loss_options: Annotated[dict[str, Any], Field(description="Options of the policy loss.")] = Field(
         default_factory=dict
     )
     aggregation: Annotated[
         Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"],
         Field(
-            description="How token losses become one number: the mean over all tokens of the step, or over its "
-            "sequences of each one's mean, its sum, or its sum over a constant."
+            description="Aggregation of token losses: the mean over all tokens of the step, or over sequences the mean "
+            "of each one's mean, its sum, or its sum divided by a constant."
         ),
     ] = "token_mean"
     aggregation_norm_tokens: Annotated[
         int | None,
-        Field(ge=1, description="The constant of sequence_mean_token_sum_norm; unset is rollout.max_response_tokens."),
+        Field(ge=1, description="Divisor of sequence_mean_token_sum_norm. Defaults to rollout.max_response_tokens."),
     ] = None
     proximal_policy: Annotated[
         Literal["rollout", "forward", "interpolated"],
         Field(
-            description="Where the loss's ratio begins: at the policy that sampled (the ratio itself corrects for "
-            "staleness), at the weights before the step by a forward pass, or at an interpolation between the policy "
-            "that sampled and the one in training."
+            description="Denominator of the loss's ratio: the policy that sampled (`rollout`; the ratio itself then "
+            "corrects for staleness), the weights before the step (`forward`, one more forward pass), or an "
+            "interpolation between the policy that sampled and the one in training (`interpolated`)."
         ),
     ] = "rollout"
     corrections: Annotated[
         tuple[str, ...],
-        Field(description="Off-policy corrections from the policy that sampled to the proximal one, by name."),
+        Field(description="Names of the corrections for the difference between sampling and proximal policy."),
     ] = ()
     correction_options: Annotated[
-        dict[str, dict[str, Any]], Field(description="Parameters of the corrections, a table for each by name.")
+        dict[str, dict[str, Any]], Field(description="Options of the corrections: one table per correction, by name.")
     ] = Field(default_factory=dict)
     filter_uniform_groups: Annotated[
-        bool, Field(description="Drop groups whose rewards are all equal; groups without rewards stay.")
+        bool, Field(description="Filter groups whose rewards are all equal. Groups without rewards are kept.")
     ] = False
     refill_filtered_groups: Annotated[
         bool,
         Field(
-            description="Generate another group for each one dropped for its rewards or its reasons to end; otherwise "
-            "the step has so many fewer."
+            description="Replace each group filtered for its rewards or termination reasons. If false, the step trains "
+            "fewer groups."
         ),
     ] = True
     max_group_attempts: Annotated[
         int,
         Field(
-            ge=1, description="Groups dispatched for one step before giving up, in multiples of max_groups_in_flight."
+            ge=1,
+            description="Maximum groups started for one step, in multiples of max_groups_in_flight.",
         ),
     ] = 10
     filter_termination_reasons: Annotated[
         tuple[Literal["max_turns_exceeded", "max_prompt_tokens_exceeded", "max_response_tokens_exceeded", "done"], ...],
-        Field(description="Rollouts that ended so are not trained, nor compared with the others of their group."),
+        Field(
+            description="Exclude rollouts with these termination reasons from training and from their group's baseline."
+        ),
     ] = ()
-    entropy_coefficient: Annotated[float, Field(ge=0, description="Entropy bonus at the first step.")] = 0.0
+    entropy_coefficient: Annotated[float, Field(ge=0, description="Weight of the entropy bonus at the first step.")] = (
+        0.0
+    )
     entropy_coefficient_final: Annotated[
-        float | None, Field(ge=0, description="Entropy bonus at the last step, linear between; unset is constant.")
+        float | None,
+        Field(ge=0, description="Weight at the last step, with a linear change. Defaults to entropy_coefficient."),
     ] = None
     kl: KLConfig = Field(default_factory=KLConfig)
     overlong: OverlongConfig = Field(default_factory=OverlongConfig)
 
     def entropy_coefficient_at(self, step: int, total_steps: int) -> float:
-        """The entropy bonus of optimizer step ``step`` (from 1): linear from the first step to the last."""
+        """Weight of the entropy bonus in optimizer step ``step`` (from 1), linear from the first step to the last."""
         first, last = self.entropy_coefficient, self.entropy_coefficient_final
         if last is None or total_steps <= 1:
             return first
@@ -282,40 +336,47 @@ class AlgorithmConfig(Section):
 
 
 class TeacherConfig(Section):
-    """``[teacher]``: who scores what the policy samples, for estimators that need it (``distill``)."""
+    """``[teacher]``: the model that scores the policy's tokens, for estimators that need one (``distill``)."""
 
     engine: Annotated[
-        str, Field(description="Name of a rollout engine that computes log-probabilities; unset is no teacher.")
+        str, Field(description="Name of a rollout engine that computes log-probabilities. Defaults to no teacher.")
     ] = ""
-    model: Annotated[str, Field(description="Folder of the teacher's model, or its hub name.")] = ""
+    model: Annotated[str, Field(description="Folder or Hugging Face model ID of the teacher model.")] = ""
     parser: Annotated[
         str,
         Field(
-            description="Name of the parser that writes its prompts. Unset, it reads the policy's tokens where both "
-            "have one vocabulary, and otherwise messages, through the run's parser for its own model."
+            description="Name of the parser for the teacher's prompts. By default, the teacher reads the policy's "
+            "tokens if both share one vocabulary. Otherwise it reads messages, rendered by the run's parser for the "
+            "teacher's model."
         ),
     ] = ""
 
 
 class OptimizerConfig(Section):
-    """``[optimizer]``: AdamW and its schedule."""
+    """``[optimizer]``: AdamW and its learning-rate schedule."""
 
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False, description="Of the longest steps.")] = 1e-5
+    learning_rate: Annotated[
+        float,
+        Field(gt=0, allow_inf_nan=False, description="Peak learning rate, after warm-up and before decay."),
+    ] = 1e-5
     schedule: Annotated[
-        Literal["constant", "linear"], Field(description="After the warm-up: stay, or decay linearly over the run.")
+        Literal["constant", "linear"],
+        Field(description="Schedule after warm-up: constant, or linear decay over the run."),
     ] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0, description="Steps over which the rate rises linearly from 0.")] = 0
+    warmup_steps: Annotated[int, Field(ge=0, description="Steps of linear warm-up from 0. 0 disables it.")] = 0
     final_learning_rate_fraction: Annotated[
-        float, Field(ge=0, le=1, description="A linear schedule does not fall below this share of learning_rate.")
+        float, Field(ge=0, le=1, description="Lower limit of the linear decay, as a share of learning_rate.")
     ] = 0.0
-    beta1: Annotated[float, Field(ge=0, lt=1, description="Decay of the first moment.")] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="Decay of the second moment.")] = 0.95
-    epsilon: Annotated[float, Field(gt=0, description="Added to the root of the second moment.")] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, description="Decoupled from the gradient, as in AdamW.")] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0, description="Gradients are scaled down to this norm.")] = 1.0
+    beta1: Annotated[float, Field(ge=0, lt=1, description="Decay rate of the first moment.")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="Decay rate of the second moment.")] = 0.95
+    epsilon: Annotated[float, Field(gt=0, description="Term added to the root of the second moment.")] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, description="Weight decay, decoupled from the gradient.")] = 0.0
+    max_grad_norm: Annotated[
+        float, Field(gt=0, description="Maximum gradient norm; larger gradients are scaled down to it.")
+    ] = 1.0
 
     def learning_rate_at(self, step: int, total_steps: int) -> float:
-        """The learning rate of optimizer step ``step`` (from 1): linear warm-up, then constant or linear decay."""
+        """Learning rate of optimizer step ``step`` (from 1): linear warm-up, then constant or linear decay."""
         warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
         if self.schedule == "constant":
             return self.learning_rate * warm
@@ -324,12 +385,12 @@ class OptimizerConfig(Section):
 
 
 class RunConfig(Section):
-    """A whole run file. Sections of plugins are under ``plugins``, by provider name."""
+    """A complete run file. Plugin sections are under ``plugins``, by provider name."""
 
     workflow: Annotated[str, Field(description="Name of the workflow.")]
     backend: Annotated[str, Field(description="Name of the backend.")] = "local"
-    parser: Annotated[str, Field(description="Name of the parser; unset is the backend's default.")] = ""
-    requires: Annotated[tuple[str, ...], Field(description='Distributions the run needs, e.g. "rllm-local>=0.1".')] = ()
+    parser: Annotated[str, Field(description="Name of the parser. Defaults to the backend's.")] = ""
+    requires: Annotated[tuple[str, ...], Field(description='Required distributions, such as "rllm-local>=0.1".')] = ()
     model: ModelConfig = Field(default_factory=ModelConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
@@ -352,9 +413,9 @@ class RunConfig(Section):
         if unused:
             near = difflib.get_close_matches(unused[0], chosen, n=1, cutoff=0.6)
             raise ValueError(
-                f"algorithm.correction_options.{unused[0]} belongs to no correction of algorithm.corrections = "
+                f"algorithm.correction_options.{unused[0]} has no correction in algorithm.corrections = "
                 f"{list(chosen)}; "
-                + (f"did you mean {near[0]!r}?" if near else "add it there, or take its options out")
+                + (f"did you mean {near[0]!r}?" if near else "add the correction, or remove its options")
             )
         if training.partial_rollout and training.staleness_threshold == 0:
             raise ValueError(
@@ -374,7 +435,7 @@ class RunConfig(Section):
         return self.training.groups_per_forward_backward or self.training.groups_per_step
 
     def derived(self) -> dict[str, int]:
-        """Numbers that follow from the file, by name."""
+        """Numbers computed from the run file, by name."""
         training = self.training
         groups, rollouts = training.groups_per_step, training.rollouts_per_group
         return {
@@ -389,7 +450,7 @@ class RunConfig(Section):
         }
 
     def to_tables(self) -> dict[str, Any]:
-        """The resolved file as nested tables, plugin sections included; unset keys are left out."""
+        """Returns the resolved file as nested tables, with plugin sections and without unset keys."""
         tables = self.model_dump(mode="json", exclude_none=True)
         for name, section in self.plugins.items():
             tables[name] = section.model_dump(mode="json", exclude_none=True)
@@ -409,18 +470,18 @@ def load_run_config(
     parser: str | None = None,
     engine: str | None = None,
 ) -> RunConfig:
-    """Resolve ``rllm-core train TARGET`` into one checked configuration.
+    """Resolves ``rllm-core train TARGET`` into one validated configuration.
 
     Args:
-        target: The path of a run file (it ends in ``.toml``), or the name of a workflow.
-        plugins: Where workflows, backends and their sections come from.
-        overrides: ``section.key=value`` strings, the value in TOML (a bare word is text).
-        backend: Replaces the file's ``backend``.
-        parser: Replaces the file's ``parser``.
-        engine: Engine that is used instead of the backend's (``rllm-core eval --engine``); it has a section, too.
+        target: Path of a run file (ending in ``.toml``), or name of a workflow.
+        plugins: Plugin manager that provides workflows, backends and their sections.
+        overrides: ``section.key=value`` strings with TOML values; a bare word is a string.
+        backend: Replacement for the file's ``backend``.
+        parser: Replacement for the file's ``parser``.
+        engine: Engine to use instead of the backend's (``rllm-core eval --engine``); its section is read, too.
 
     Raises:
-        ConfigError: If anything is wrong; one line that says what, what is allowed and what to do.
+        ConfigError: If the configuration is invalid; one line with the problem, the allowed values and the fix.
         PluginError: If a selected plugin is missing or broken.
     """
     from rllm_core import providers
@@ -431,9 +492,9 @@ def load_run_config(
         apply_override(given, override)
     name = merged(tables, given).get("workflow")
     if name is None or name == "":
-        raise ConfigError(f'{target}: the run file names no workflow; add workflow = "NAME" at its top')
+        raise ConfigError(f'{target}: workflow is not set; add workflow = "NAME" at the top of the run file')
     if not isinstance(name, str):
-        raise ConfigError(f'workflow = {shown(name)}: must be the name of a workflow, workflow = "NAME"')
+        raise ConfigError(f'workflow = {shown(name)}: must be the name of a workflow, such as workflow = "sort"')
     workflow = plugins.select(providers.Workflow, name)
     preset: dict[str, Any] = {}
     if workflow.record.run_file:
@@ -464,10 +525,10 @@ def load_run_config(
         owner = owners.get(key)
         if owner is None:
             if key not in given and key not in tables:
-                continue  # the workflow's own run file knows providers that are not installed here
+                continue  # from the workflow's own run file, which may mention providers that are not installed
             for chosen_key, provided in chosen:
                 if key == chosen_key:
-                    plugins.load(provided)  # if its class has settings, its record is to blame
+                    plugins.load(provided)  # raises a better error if its class has settings that its record omits
                     raise ConfigError(f"unknown key {key!r}; {provided.record.kind} {key!r} has no settings")
             raise ConfigError(unknown_key(key, [*core, *owners], _core_keys()))
         checked[key] = validated(plugins.load(owner, owner.record.config), table, toml_key(key), _core_keys())
@@ -478,7 +539,7 @@ def load_run_config(
 
 
 def _merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with what ``over`` says; parameters of a piece of the algorithm go where another one is chosen."""
+    """Merges ``over`` into ``base``, without the options of algorithm components that ``over`` replaces."""
     before, after = base.get("algorithm"), over.get("algorithm")
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         base = {**base, "algorithm": _still_chosen(before, after)}
@@ -486,7 +547,7 @@ def _merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[
 
 
 def _still_chosen(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """``[algorithm]``, or one of its roles, without the parameters of what ``after`` replaces."""
+    """Returns ``[algorithm]``, or one of its roles, without the options of components that ``after`` replaces."""
     left = dict(before)
     for choice, options in (("name", "estimator_options"), ("loss", "loss_options")):
         if choice in after and after[choice] != before.get(choice):
@@ -504,7 +565,7 @@ def _still_chosen(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[s
 
 
 def _with_parser(config: RunConfig, backend: Backend) -> RunConfig:
-    """The run with its backend's default parser, or its own one after a check that they go together."""
+    """Fills in the backend's default parser, or checks that the chosen parser works with the backend."""
     if not config.parser:
         if not backend.default_parser:
             raise ConfigError(f'backend {backend.name!r} has no default parser; set parser = "NAME"')
@@ -518,14 +579,19 @@ def _with_parser(config: RunConfig, backend: Backend) -> RunConfig:
 
 
 def _section_owners(chosen: Sequence[tuple[str, Provided[Any]]]) -> dict[str, Provided[Any]]:
-    """Who checks which section. Chosen providers of one name share one section, so they must agree on its model."""
+    """Maps each section to the provider that validates it.
+
+    Providers with the same name share one section, so they must agree on its model.
+    """
     owners: dict[str, Provided[Any]] = {}
     for key, provided in chosen:
         record = provided.record
         if record.config is None:
             continue
         if key in RunConfig.model_fields:
-            raise ConfigError(f"{record.kind} {key!r} cannot have settings: [{key}] is a section of the core")
+            raise ConfigError(
+                f"{record.kind} {key!r} cannot have settings: [{key}] is a section of the core; rename it"
+            )
         other = owners.setdefault(key, provided).record
         if other.config != record.config:
             raise ConfigError(
@@ -536,13 +602,13 @@ def _section_owners(chosen: Sequence[tuple[str, Provided[Any]]]) -> dict[str, Pr
 
 
 def workflow_config(config: RunConfig) -> WorkflowConfig | None:
-    """The workflow's own section, or None if it has none."""
+    """Returns the workflow's own section, or None if it has none."""
     section: WorkflowConfig | None = config.plugins.get(config.workflow)
     return section
 
 
 def _core_keys() -> list[str]:
-    """Every key of the core as it is written, ``section.key``."""
+    """Lists the core's keys as ``section.key``."""
     keys = []
     for section, field in RunConfig.model_fields.items():
         nested = model_in(field.annotation)

@@ -1,4 +1,4 @@
-"""The text of a run file: reading, overriding, checking and writing TOML, every error as one line."""
+"""Reads, overrides, validates and writes run files in TOML, with one-line errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:
-    """Write nested tables as TOML (the subset a run file uses: scalars, lists, tables)."""
+    """Writes nested tables as TOML (the subset a run file uses: scalars, lists, tables)."""
     lines: list[str] = []
 
     def write(table: Mapping[str, Any], path: str) -> None:
@@ -34,7 +34,7 @@ def to_toml(tables: Mapping[str, Any]) -> str:
 
 
 def toml_key(key: str) -> str:
-    """A key as TOML writes it, in quotes where it needs them."""
+    """Formats a key for TOML, quoted where needed."""
     bare = key.replace("-", "").replace("_", "").isalnum() and key.isascii()
     return key if bare else _toml_string(key)
 
@@ -58,7 +58,7 @@ def _toml_value(value: Any) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a file."""
+    """Reads the tables of a file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_override(tables: dict[str, Any], override: str) -> None:
-    """Put one ``section.key=value`` into ``tables``; the value is TOML, or the text it looks like."""
+    """Sets one ``section.key=value`` in ``tables``; a value that is not TOML is a string."""
     key, equals, text = override.partition("=")
     form = f"-o {override!r} must have the form section.key=value"
     if not equals or "\n" in key:
@@ -90,7 +90,7 @@ def apply_override(tables: dict[str, Any], override: str) -> None:
 
 
 def _path(tables: dict[str, Any]) -> Iterator[str]:
-    """The keys that lead to the only value in nested tables."""
+    """Yields the keys that lead to the only value in nested tables."""
     while tables:
         key, tables = next(iter(tables.items()))
         yield key
@@ -107,7 +107,7 @@ def _override_value(text: str, override: str) -> Any:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with what ``over`` says, table by table."""
+    """Merges ``over`` into a copy of ``base``, table by table."""
     result = dict(base)
     for key, value in over.items():
         if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
@@ -118,21 +118,21 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validated(model: type[ModelT], table: Any, path: str, core_keys: Sequence[str]) -> ModelT:
-    """``table``, which stands at ``path``, as ``model``.
+    """Validates the table at ``path`` as ``model``.
 
     Args:
-        model: What its keys and values may be.
-        table: What was written.
-        path: Its section, "" for the whole file.
-        core_keys: Keys of the core with their sections, to suggest where a key belongs.
+        model: Model of the allowed keys and values.
+        table: Table from the run file.
+        path: Section of the table; "" for the whole file.
+        core_keys: Keys of the core as ``section.key``, for suggestions.
 
     Raises:
-        ConfigError: With the first thing that is wrong.
+        ConfigError: For the first problem found.
     """
     if not isinstance(table, Mapping):
         raise ConfigError(f"{path} = {shown(table)}: must be a section [{path}]")
     try:
-        # Strict, so that 1 is not true and "5" is not 5; as JSON, so that lists may be tuples and text may be paths.
+        # Strict: rejects 1 for true and "5" for 5. As JSON: still accepts lists as tuples and strings as paths.
         return model.model_validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
         raise ConfigError(_explain(model, error.errors()[0], path, core_keys)) from None
@@ -140,10 +140,10 @@ def validated(model: type[ModelT], table: Any, path: str, core_keys: Sequence[st
 
 _WANTED = {
     "bool_type": "must be true or false",
-    "int_type": "must be a whole number",
+    "int_type": "must be an integer",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
-    "string_type": "must be text in quotes",
+    "string_type": "must be a string in quotes",
     "tuple_type": "must be a list [...]",
     "list_type": "must be a list [...]",
     "set_type": "must be a list [...]",
@@ -151,7 +151,7 @@ _WANTED = {
 
 
 def _explain(model: type[BaseModel], error: Any, path: str, core_keys: Sequence[str]) -> str:
-    """One pydantic error as one line."""
+    """Formats a pydantic error as one line."""
     where = [str(part) for part in error["loc"]]
     key = ".".join([path, *where] if path else where)
     kind, message = error["type"], _one_line(error["msg"]).removeprefix("Value error, ")
@@ -173,7 +173,7 @@ def _explain(model: type[BaseModel], error: Any, path: str, core_keys: Sequence[
 
 
 def shown(value: Any) -> str:
-    """A value as its author wrote it, or the beginning of it."""
+    """Formats a value as in the run file, shortened to 80 characters."""
     try:
         text = _toml_value(value)
     except TypeError:
@@ -186,19 +186,19 @@ def _one_line(message: object) -> str:
 
 
 def _section_at(model: type[BaseModel], where: Sequence[str]) -> type[BaseModel] | None:
-    """The model of a nested section; None where it is not known (a union of several, say)."""
+    """Returns the model of a nested section; None if it is ambiguous, such as a union of several models."""
     section: type[BaseModel] | None = model
     for part in where:
         field = section.model_fields.get(part) if section is not None else None
         if field is not None:
             section = model_in(field.annotation)
-        elif not part.isdigit():  # a position in a list of sections leads to the section before it
+        elif not part.isdigit():  # an index into a list of sections keeps the list's model
             return None
     return section
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The one model an annotation speaks of, through ``| None`` and lists."""
+    """Returns the only model in an annotation, looking through ``| None`` and lists."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     inside = [found for found in map(model_in, get_args(annotation)) if found is not None]
@@ -212,7 +212,7 @@ def _keys(model: type[BaseModel] | None) -> list[str]:
 
 
 def unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str]) -> str:
-    """Says so, and suggests the nearest key next to it, else where in the core a key of that name belongs."""
+    """Builds the error for an unknown key, with the nearest key of its section or of the core."""
     name = key.rpartition(".")[2]
     near = (
         _nearest(name, siblings, 0.75)
@@ -226,7 +226,7 @@ def unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str]) -> 
 
 
 def _nearest(name: str, keys: Sequence[str], cutoff: float) -> str:
-    """The key whose last part is most like ``name``; "" if none is as like it as ``cutoff``."""
+    """Returns the key whose last part is most similar to ``name``; "" if none reaches ``cutoff``."""
     by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
     near = difflib.get_close_matches(name, by_name, n=1, cutoff=cutoff)
     return by_name[near[0]] if near else ""

@@ -1,4 +1,4 @@
-"""The command line. A command's module is imported when the command runs, and not for the list of commands."""
+"""Command line. A command's module is imported when the command runs, not to list the commands."""
 
 from __future__ import annotations
 
@@ -35,34 +35,38 @@ CORE_COMMANDS = {
         Command(
             name="eval",
             load="rllm_core.cli.eval:evaluate",
-            summary="Measure a model on a workflow: pass@k with a confidence interval.",
+            summary="Evaluate a model on a workflow (pass@k).",
         ),
-        Command(name="verify", load="rllm_core.cli.verify:verify", summary="Prove that a run's books balance."),
-        Command(name="new", load="rllm_core.cli.new:new", summary="Make a package for a provider of your own."),
-        Command(name="plugins", load="rllm_core.cli.plugins:plugins", summary="Show what is installed."),
+        Command(
+            name="verify",
+            load="rllm_core.cli.verify:verify",
+            summary="Verify that every rollout in a run is accounted for.",
+        ),
+        Command(name="new", load="rllm_core.cli.new:new", summary="Create a plugin package from a template."),
+        Command(name="plugins", load="rllm_core.cli.plugins:plugins", summary="List and manage plugins."),
         Command(
             name="backends",
             load="rllm_core.cli.backends:backends",
-            summary="List training backends and what each can do.",
+            summary="List backends and their capabilities.",
         ),
         Command(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
         Command(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
-        Command(name="parser", load="rllm_core.cli.parser:parser", summary="Check that conversations stay exact."),
+        Command(name="parser", load="rllm_core.cli.parser:parser", summary="Check a parser with a model's tokenizer."),
         Command(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
         Command(
             name="algorithms",
             load="rllm_core.cli.algorithms:algorithms",
-            summary="List advantage estimators, policy losses and corrections.",
+            summary="List advantage estimators, losses and off-policy corrections.",
         ),
         Command(
             name="doctor",
             load="rllm_core.cli.doctor:doctor",
-            summary="Check versions, missing pieces and known-bad combinations.",
+            summary="Check versions and known conflicts.",
         ),
         Command(
             name="completion",
             load="rllm_core.cli.completion:completion",
-            summary="Print what makes a shell complete commands, options and names.",
+            summary="Print a shell completion script.",
         ),
     )
 }
@@ -73,13 +77,13 @@ PYDANTIC_VARIABLE, PYDANTIC_OFF = "PYDANTIC_DISABLE_PLUGINS", "__all__"
 
 
 class Session:
-    """What the global options say, and the plugins as far as a command needs them.
+    """Global options, and the plugins once a command needs them.
 
     Args:
-        owns_process: Whether the process is there for the command, and ends with it.
+        owns_process: Whether the process exists only for this command.
 
     Attributes:
-        has_hung_threads: Whether the command left something behind that would keep the process from ending.
+        has_hung_threads: Whether the command left threads that would keep the process from exiting.
     """
 
     def __init__(self, *, owns_process: bool = False) -> None:
@@ -89,27 +93,27 @@ class Session:
         self.no_plugins: bool | frozenset[str] = False
 
     def leave_behind(self, left: Sequence[str]) -> None:
-        """Name what could not be stopped; the process ends without it."""
+        """Reports what could not be stopped; the process exits without waiting for it."""
         if left:
             self.has_hung_threads = True
             click.echo(printable(f"left behind, since it did not stop: {', '.join(left)}"), err=True)
 
     @cached_property
     def plugins(self) -> PluginManager:
-        """The plugins of this environment, as the options and settings allow them."""
+        """Plugins of this environment, as allowed by options and settings."""
         from rllm_core.plugins import PluginManager
 
         return PluginManager.from_environment(no_plugins=self.no_plugins, reserved_commands=CORE_COMMANDS)
 
 
 def session(context: click.Context | None = None) -> Session:
-    """The session of the running command line."""
+    """Returns the session of the running command line."""
     context = context or click.get_current_context()
     return context.ensure_object(Session)
 
 
 class BrokenCommand(click.Command):
-    """Stands in for a plugin's command that cannot be loaded, and says why when it is called."""
+    """Placeholder for a plugin command that cannot be loaded; calling it raises the reason."""
 
     def __init__(self, name: str, error: PluginError) -> None:
         super().__init__(
@@ -121,24 +125,24 @@ class BrokenCommand(click.Command):
         self.error = error
 
     def invoke(self, ctx: click.Context) -> NoReturn:
-        """Raise what loading the command raised."""
+        """Raises the error that loading the command raised."""
         raise self.error
 
 
 class LazyGroup(click.Group):
-    """The core's commands and the plugins', each imported when it is called."""
+    """Commands of the core and of plugins, each imported when it is called."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Let ``--no-plugins`` stand alone: click would take the next word for its value."""
+        """Lets ``--no-plugins`` have no value: click would use the next word as its value."""
         ctx.ensure_object(Session)
         return super().parse_args(ctx, [f"{a}={ALL_PLUGINS}" if a == "--no-plugins" else a for a in args])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands, the core's first."""
+        """Lists the names of all commands, the core's first."""
         return [*CORE_COMMANDS, *self._plugin_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command."""
+        """Imports one command."""
         if cmd_name in CORE_COMMANDS:
             module, _, attribute = CORE_COMMANDS[cmd_name].load.partition(":")
             command: click.Command = getattr(importlib.import_module(module), attribute)
@@ -160,26 +164,26 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click, but an unknown command comes with the nearest one."""
+        """Resolves as click does, but suggests the nearest name for an unknown command."""
         name = args[0]
         if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
             near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "rllm-core --help lists them"
+            hint = f"did you mean {near[0]!r}?" if near else "run rllm-core --help for a list"
             raise click.UsageError(f"no such command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by their records, so that help imports no command."""
+        """Lists the commands from their records, so that help imports no command."""
         rows = [(command.name, command.summary) for command in CORE_COMMANDS.values()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
         added = [(name, f"{p.record.summary} ({p.plugin.label})") for name, p in self._plugin_commands(ctx).items()]
         if added:
-            with formatter.section("Commands of plugins"):
+            with formatter.section("Plugin commands"):
                 formatter.write_dl(added)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the commands by their records, so that completion imports no command."""
+        """Completes commands from their records, so that completion imports no command."""
         commands = {name: command.summary for name, command in CORE_COMMANDS.items()}
         commands |= {name: provided.record.summary for name, provided in self._plugin_commands(ctx).items()}
         items = [CompletionItem(name, help=text) for name, text in commands.items() if name.startswith(incomplete)]
@@ -200,42 +204,48 @@ def _set_no_plugins(context: click.Context, option: click.Parameter, value: str 
 
     if value is not None:
         session(context).no_plugins = True if value == ALL_PLUGINS else split_names(value)
-        if session(context).owns_process:  # those that it starts are to see the same plugins
+        if session(context).owns_process:  # child processes must see the same plugins
             os.environ[NO_PLUGINS_VARIABLE] = ",".join(filter(None, [os.environ.get(NO_PLUGINS_VARIABLE), value]))
 
 
 def no_plugins_option(command: Any) -> Any:
-    """Add ``--no-plugins[=NAME,...]`` to a command."""
+    """Adds ``--no-plugins[=NAME,...]`` to a command."""
     return click.option(
         "--no-plugins",
         metavar="[=NAME,...]",
         callback=_set_no_plugins,
         expose_value=False,
         is_eager=True,
-        help="Leave out all plugins, or these.",
+        help="Disable all plugins, or the named ones, for this command.",
     )(command)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "-v", "--verbose", is_flag=True, callback=_set_verbose, expose_value=False, is_eager=True, help="Show tracebacks."
+    "-v",
+    "--verbose",
+    is_flag=True,
+    callback=_set_verbose,
+    expose_value=False,
+    is_eager=True,
+    help="Show tracebacks and debug messages.",
 )
 @no_plugins_option
 @click.version_option(__version__, prog_name="rllm-core")
 def cli() -> None:
-    """Train language agents with reinforcement learning."""
+    """Train and evaluate language agents with reinforcement learning."""
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line: one line on stderr for an error, and an exit code.
+    """Runs the command line. An error prints one line on stderr and sets the exit code.
 
     Args:
-        args: Instead of ``sys.argv[1:]``.
+        args: Arguments to use instead of ``sys.argv[1:]``.
     """
     current = Session(owns_process=args is None)
     if current.owns_process:
-        # Of every installed package, not only of ours: one malformed entry_points.txt anywhere would break the first
-        # model that pydantic makes. Who wants its plugins sets the variable to nothing.
+        # Pydantic reads the entry points of all installed packages, so one malformed entry_points.txt would break the
+        # first model. Set the variable to an empty string to use pydantic plugins.
         os.environ.setdefault(PYDANTIC_VARIABLE, PYDANTIC_OFF)
         WITNESS.call()
     try:
@@ -249,7 +259,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 def _run(current: Session, args: Sequence[str] | None) -> NoReturn:
     try:
         cli.main(args=None if args is None else list(args), prog_name="rllm-core", obj=current)
-    except SystemExit as leaving:  # click's own way out
+    except SystemExit as leaving:  # raised by click itself
         if not current.has_hung_threads:
             raise
         _leave(current, leaving.code if isinstance(leaving.code, int) else 1)
@@ -266,7 +276,7 @@ def _run(current: Session, args: Sequence[str] | None) -> NoReturn:
 
 
 def _report(current: Session, error: Exception, line: str, args: Sequence[str] | None) -> None:
-    """One line on stderr, with ``-v`` after the traceback; with ``--json`` an object on stdout, too."""
+    """Prints one line on stderr, after the traceback with ``-v``; with ``--json`` also an object on stdout."""
     if current.verbose:
         traceback.print_exception(error)
     click.echo(line, err=True)
@@ -285,10 +295,10 @@ def _leave(current: Session, exit_code: int) -> NoReturn:
 
 
 def _end_in_time(exit_code: int) -> None:
-    """See to it that threads and exit handlers of plugins do not keep the process for ever."""
+    """Exits after a timeout even if threads or exit handlers of plugins still run."""
 
     def give_up() -> None:
-        click.echo(f"after {EXIT_SECONDS:g} s still running, and ended: {printable(_kept_by())}", err=True)
+        click.echo(f"forced exit, still running after {EXIT_SECONDS:g} s: {printable(_kept_by())}", err=True)
         os._exit(exit_code)
 
     sys.stdout.flush()
@@ -298,11 +308,11 @@ def _end_in_time(exit_code: int) -> None:
 
 
 def _kept_by() -> str:
-    """What keeps the process from ending, and the plugins that have left it there."""
+    """Names what keeps the process from exiting, and the plugins that started it."""
     from rllm_core.loading import LEFT_HANDLERS, LEFT_THREADS
 
     def of(plugin: str) -> str:
-        return f"plugin {plugin!r} (to leave it out: rllm-core plugins disable {plugin})"
+        return f"plugin {plugin!r} (to disable it: rllm-core plugins disable {plugin})"
 
     threads = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
     if threads:

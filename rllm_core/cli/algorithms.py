@@ -1,4 +1,4 @@
-"""``rllm-core algorithms``: the estimators, losses and corrections that a run file can name."""
+"""``rllm-core algorithms``: estimators, losses and corrections for the run file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rllm_core.plugins import PluginManager
 from rllm_core.providers import PolicyLoss
 
 
-@click.command(short_help="List advantage estimators, policy losses and corrections.")
+@click.command(short_help="List advantage estimators, losses and off-policy corrections.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @no_plugins_option
 @click.pass_context
 def algorithms(context: click.Context, as_json: bool) -> None:
-    """List advantage estimators, policy losses and corrections, with their options.
+    """List advantage estimators, losses and off-policy corrections, with their options.
 
-    Imports them to ask for their options; losses import torch.
+    Imports them to read their options; losses import torch.
     """
     rows = piece_rows(session(context).plugins)
     if as_json:
@@ -45,7 +45,7 @@ def algorithms(context: click.Context, as_json: bool) -> None:
 
 
 def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:
-    """One JSON object per piece; ``options`` is null where ``error`` says why."""
+    """Builds one JSON object per component; if ``options`` is null, ``error`` has the reason."""
     from rllm_core.algorithms.pieces import PIECE_KINDS, option_rows, piece_class
 
     has_torch = importlib.util.find_spec("torch") is not None

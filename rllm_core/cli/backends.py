@@ -1,4 +1,4 @@
-"""``rllm-core backends``: which there are, and what each can do."""
+"""``rllm-core backends``: backends and their capabilities."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ DEADLINE_SECONDS = 120.0
 SLOW_SECONDS = 3.0
 
 
-@click.command(short_help="List training backends and what each can do.")
+@click.command(short_help="List backends and their capabilities.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--deadline-seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=DEADLINE_SECONDS,
     show_default=True,
-    help="How long importing one backend may take.",
+    help="Timeout for importing one backend, in seconds.",
 )
 @no_plugins_option
 @click.pass_context
 def backends(context: click.Context, as_json: bool, deadline_seconds: float) -> None:
-    """List training backends and what each can do.
+    """List backends and their capabilities.
 
-    Imports each backend in a process of its own and asks what it can do by default; its own settings may change it.
+    Imports each backend in its own process. Capabilities are those of the default settings; other settings may change
+    them.
     """
     rows = backend_rows(session(context).plugins, deadline_seconds)
     if as_json:
         echo_json(rows)
         return
     if not rows:
-        click.echo("no backends are installed; rllm-core plugins shows the state of every plugin", err=True)
+        click.echo("no backends are installed; run rllm-core plugins to see the status of every plugin", err=True)
         return
     echo_table(
         ["name", "status", "summary", "package", "note"],
@@ -55,13 +56,13 @@ def backends(context: click.Context, as_json: bool, deadline_seconds: float) -> 
 
 
 def backend_rows(plugins: PluginManager, deadline_seconds: float) -> list[dict[str, Any]]:
-    """One JSON object per backend, by name; ``capabilities`` is null where ``error`` says why."""
+    """Builds one JSON object per backend, by name; if ``capabilities`` is null, ``error`` has the reason."""
     from rllm_core.algorithms.support import Support
     from rllm_core.backend import Capabilities
     from rllm_core.cli.probe import ask_backends
 
     provided = plugins.providers(Backend)
-    waiting = f"still importing {', '.join(provided)} (torch takes its time)"
+    waiting = f"still importing {', '.join(provided)} (torch takes a while)"
     timer = threading.Timer(SLOW_SECONDS, click.echo, (waiting,), {"err": True})
     timer.daemon = True
     timer.start()
@@ -94,7 +95,7 @@ def backend_rows(plugins: PluginManager, deadline_seconds: float) -> list[dict[s
 
 
 def matrix(capabilities: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """Rows ``what, which, yes or no per backend``: one per choice that any of them has, and one per flag."""
+    """Yields rows of capability, value and yes or no per backend: one per value of any backend, and one per flag."""
     for what in capabilities[0]:
         label = what.replace("_", " ")
         if isinstance(capabilities[0][what], bool):
@@ -105,7 +106,7 @@ def matrix(capabilities: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def _unusable(plugins: PluginManager) -> Iterator[dict[str, Any]]:
-    """Rows of backends that are known by their package, and whose plugin did not get in."""
+    """Yields rows for first-party backends whose plugin could not be registered."""
     for info in plugins.plugins():
         for (kind, name), package in FIRST_PARTY.items():
             if kind is Backend and package == info.package and info.status in ("broken", "conflict"):

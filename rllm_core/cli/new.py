@@ -1,4 +1,4 @@
-"""``rllm-core new``: a package to publish, with one provider in it that works."""
+"""``rllm-core new``: creates a package with one working provider, ready to publish."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rllm_core.cli import session
 from rllm_core.cli.tables import echo_json
 from rllm_core.errors import ConfigError
 
-# What is made, and the command that puts it to use. Placeholders as in the templates.
+# The command to try each kind, with placeholders as in the templates.
 KINDS: dict[str, str] = {
     "workflow": "rllm-core train placeholder --backend local",
     "backend": "rllm-core train sort --backend placeholder -o algorithm.entropy_coefficient=0 "
@@ -28,42 +28,42 @@ KINDS: dict[str, str] = {
     "loss": "rllm-core train sort --backend local -o algorithm.loss=placeholder",
 }
 
-# Templates are files that run as they are, so that they can be read, formatted and type-checked; these words in them,
-# and in their paths, become those of the package.
+# Templates are working files, so that they can be formatted and type-checked. These words in the files and their paths
+# are replaced by the names of the package.
 _PLACEHOLDER = re.compile("rllm_placeholder|rllm-placeholder|Placeholder|placeholder")
 _NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
-# Under its own name it would configure tools for the folder of the template.
+# Named pyproject.toml, it would configure tools in the template folder.
 _PROJECT_FILE = "pyproject.template.toml"
-_LONGEST_NAME = 32  # it is a part of others, and all of them stay within a line
+_LONGEST_NAME = 32  # other names contain it, and must fit on a line
 
 
 @dataclass(frozen=True)
 class PackageNames:
-    """What a package is called, from the one name that users type.
+    """Names of a package, derived from the name that the user gives.
 
     Attributes:
-        name: Of the provider, the plugin and the section of the run file, as it was given: ``word_count``.
+        name: Name of the provider, the plugin and the run file section, as given: ``word_count``.
     """
 
     name: str
 
     @property
     def distribution(self) -> str:
-        """What pip installs: ``rllm-word-count``."""
+        """Distribution name for pip: ``rllm-word-count``."""
         return "rllm-" + self.name.replace("_", "-")
 
     @property
     def module(self) -> str:
-        """What Python imports: ``rllm_word_count``."""
+        """Module name: ``rllm_word_count``."""
         return self.distribution.replace("-", "_")
 
     @property
     def class_prefix(self) -> str:
-        """What classes begin with: ``WordCount``."""
+        """Prefix of class names: ``WordCount``."""
         return "".join(part.capitalize() for part in re.split("[_-]", self.name))
 
     def fill(self, text: str) -> str:
-        """``text`` with these names in place of the template's."""
+        """Replaces the template's names in ``text``."""
         named = {
             "rllm_placeholder": self.module,
             "rllm-placeholder": self.distribution,
@@ -73,17 +73,19 @@ class PackageNames:
         return _PLACEHOLDER.sub(lambda found: named[found[0]], text)
 
 
-@click.command("new", short_help="Make a package for a provider of your own.")
+@click.command("new", short_help="Create a plugin package from a template.")
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("name", metavar="NAME")
-@click.option("--into", type=click.Path(path_type=Path), metavar="FOLDER", help="Where; by default ./rllm-NAME.")
+@click.option(
+    "--into", type=click.Path(path_type=Path), metavar="FOLDER", help="Output folder. Defaults to ./rllm-NAME."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def new(context: click.Context, kind: str, name: str, into: Path | None, as_json: bool) -> None:
-    """Make a package that provides one workflow, backend, engine, parser, tracker or loss.
+    """Create a plugin package from a template.
 
-    It works as it is, tests included: change what it does, and publish it. NAME is what users will select it by; the
-    distribution is called rllm-NAME.
+    The package provides one workflow, backend, engine, parser, tracker or loss. It works and has tests: adapt it and
+    publish it. Users select it by NAME; the distribution is called rllm-NAME.
     """
     names = _checked(name)
     files_of_kind = template(kind)
@@ -99,7 +101,7 @@ def new(context: click.Context, kind: str, name: str, into: Path | None, as_json
     if as_json:
         echo_json({"kind": kind, "name": name, "folder": str(folder), "files": sorted(made), "next": commands})
         return
-    click.echo(f"made {kind} {name!r} in {folder}:")
+    click.echo(f"created {kind} {name!r} in {folder}:")
     for path in sorted(made):
         click.echo(f"  {path}")
     click.echo("next:")
@@ -108,25 +110,27 @@ def new(context: click.Context, kind: str, name: str, into: Path | None, as_json
 
 
 def template(kind: str) -> dict[str, str]:
-    """The files that a package of a kind is made from, by path; with placeholders instead of names."""
+    """Returns the template files of a kind by path, with placeholders for names."""
     return _read(files("rllm_core") / "scaffold" / kind)
 
 
 def _checked(name: str) -> PackageNames:
     if name.startswith(("rllm-", "rllm_")):
-        raise ConfigError(f"name {name!r:.80}: leave out {name[:5]!r}, which the distribution gets by itself")
+        raise ConfigError(
+            f"name {name!r:.80} must not start with {name[:5]!r}; the package name adds it. Use {name[5:]!r:.80}"
+        )
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise ConfigError(
-            f"name {name!r:.80} must be lower case letters and digits, with single - or _ between words, begin with a "
+            f"name {name!r:.80} must have lowercase letters and digits, with single - or _ between words, start with a "
             f"letter and have at most {_LONGEST_NAME} characters, such as word_count"
         )
     if keyword.iskeyword(name):
-        raise ConfigError(f"name {name!r} is a keyword of Python; choose another, such as {name}_task")
+        raise ConfigError(f"name {name!r} is a Python keyword; choose another, such as {name}_task")
     return PackageNames(name)
 
 
 def _check_free(context: click.Context, names: PackageNames, template: Mapping[str, str]) -> None:
-    """Refuse what somebody already has, or what would have two meanings in a run file or in the new modules."""
+    """Rejects a name that is taken, or that would be ambiguous in a run file or in the new modules."""
     from rllm_core.config import RunConfig
     from rllm_core.discovery import installed_plugins, installed_versions, normalized
     from rllm_core.plugins import CORE_PLUGIN, FIRST_PARTY
@@ -152,12 +156,12 @@ def _check_free(context: click.Context, names: PackageNames, template: Mapping[s
     for identifier in sorted(set(re.findall(r"\bPlaceholder\w*", text))):
         if re.search(rf"\b{names.fill(identifier)}\b", text):
             raise ConfigError(
-                f"name {names.name!r}: its class {names.fill(identifier)} would hide that of rllm-core; choose another"
+                f"name {names.name!r}: class {names.fill(identifier)} would shadow a class of rllm-core; choose another"
             )
 
 
 def _read(folder: Traversable, prefix: str = "") -> dict[str, str]:
-    """The files of a template by path, with ``/``."""
+    """Reads the files of a template, by path with ``/``."""
     return {path: entry.read_text(encoding="utf-8") for path, entry in _walk(folder, prefix)}
 
 
@@ -165,7 +169,7 @@ def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]
     for entry in folder.iterdir():
         if entry.is_file():
             yield prefix + ("pyproject.toml" if entry.name == _PROJECT_FILE else entry.name), entry
-        elif entry.name != "__pycache__":  # installers compile what they install
+        elif entry.name != "__pycache__":  # installers compile the modules they install
             yield from _walk(entry, f"{prefix}{entry.name}/")
 
 
@@ -174,12 +178,12 @@ def _license() -> str:
 
     text = importlib_metadata.distribution("rllm-core").read_text("licenses/LICENSE")
     if text is None:
-        raise ConfigError("rllm-core is installed without its licence, which the package would be under; reinstall it")
+        raise ConfigError("rllm-core is installed without its license file, which the package needs; reinstall it")
     return text
 
 
 def _write(folder: Path, made: Mapping[str, str]) -> None:
-    """Write a new folder, or into an empty one."""
+    """Writes the files into a new or empty folder."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder} exists and is not an empty folder; choose another with --into FOLDER")

@@ -1,6 +1,6 @@
-"""How a plugin is packaged: what its users see before they run it. Reads files, imports nothing.
+"""Checks of a plugin's packaging, such as its metadata and README. Reads files, imports nothing.
 
-Whatever is wrong here is a warning: the plugin works all the same.
+Findings are warnings: the plugin works anyway.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rllm_core.testing.parsers import CheckResult
 
 WARNING: Literal["warning"] = "warning"
 
-_TO_AUTHORS = "## What to change"  # a heading of the templates' READMEs, which speaks to whoever made the package
+_TO_AUTHORS = "## What to change"  # a heading in the templates' READMEs, meant for the author of the package
 
 
 def packaging_checks(plugin: PluginInfo, health: Health) -> list[CheckResult]:
-    """What is good and bad about the package of a plugin.
+    """Checks the package of a plugin.
 
     Args:
-        plugin: The plugin.
-        health: What its import showed.
+        plugin: Plugin to check.
+        health: Result of importing it.
 
     Returns:
-        Results that have passed or are a `WARNING`.
+        Results with outcome ``passed`` or `WARNING`.
     """
     distribution = next(d for d in installed_distributions() if identity(d) == (plugin.package, plugin.version))
     metadata = distribution.metadata
@@ -63,18 +63,18 @@ def packaging_checks(plugin: PluginInfo, health: Health) -> list[CheckResult]:
 
 
 def _declared(health: Health) -> list[CheckResult]:
-    """What the light module says of the plugin."""
+    """Checks the summaries and the API version in the plugin's entry module."""
     silent = [f"{provided['kind']} {provided['name']!r}" for provided in health.provides if not provided["summary"]]
     module = health.plugin.value.partition(":")[0]
-    wanted = f'write {DECLARED_API_VERSION} = "{API_VERSION}" in {module}, the version that it was written for'
+    wanted = f'declare the API version it was written for: {DECLARED_API_VERSION} = "{API_VERSION}" in {module}'
     return [
-        _verdict("summaries", f"{', '.join(silent)} has none" if silent else None, str(len(health.provides))),
+        _verdict("summaries", f"no summary: {', '.join(silent)}" if silent else None, str(len(health.provides))),
         _verdict("api version", wanted if health.api_version is None else None, str(health.api_version)),
     ]
 
 
 def _leftovers(plugin: PluginInfo, health: Health, summary: str, readme: str) -> CheckResult:
-    """Text that ``rllm-core new`` wrote, and that says what the template does."""
+    """Finds text from the template of ``rllm-core new`` that the author has not replaced."""
     names = PackageNames(plugin.name)
     found: dict[str, str] = {}
     for kind in KINDS:
@@ -90,12 +90,12 @@ def _leftovers(plugin: PluginInfo, health: Health, summary: str, readme: str) ->
             if provided["summary"] == _summary(files):
                 found[f"summary of {provided['kind']} {provided['name']!r}"] = provided["summary"]
     told = "; ".join(f"{where}: {text!r:.80}" for where, text in found.items())
-    problem = f"these still say what the template of rllm-core new does: {told}" if found else None
-    return _verdict("template", problem, "nothing is left of the templates of rllm-core new")
+    problem = f"replace the text left over from the template of rllm-core new: {told}" if found else None
+    return _verdict("template", problem, "no text left over from a template")
 
 
 def _summary(files: dict[str, str]) -> str:
-    """What a template says in listings; a second provider beside it is a helper that most packages keep."""
+    """Returns the template's first summary; any second provider is a helper that most packages keep."""
     [light_module] = [text for path, text in files.items() if path.endswith("/__init__.py")]
     found = re.search(r'summary="([^"]*)"', light_module)
     assert found is not None, "a template has a summary"
@@ -110,13 +110,13 @@ def _name(plugin: PluginInfo) -> CheckResult:
     module = plugin.value.partition(":")[0]
     package = normalized(plugin.package)
     wanted = [f"rllm-{normalized(plugin.name)}", f"rllm_{normalized(plugin.name).replace('-', '_')}"]
-    # One distribution may have several plugins; their names begin with its own.
+    # A distribution may have several plugins, whose names start with its own.
     fits = package == wanted[0] or wanted[0].startswith(f"{package}-")
     problem = None
     if not fits or module.partition(".")[0] != package.replace("-", "_"):
         problem = (
-            f"distribution {plugin.package!r}, entry point {plugin.name!r} and module {module!r} do not go together: "
-            f"{wanted[0]!r}, {plugin.name!r} and {wanted[1]!r} do"
+            f"distribution {plugin.package!r}, entry point {plugin.name!r} and module {module!r} do not match; "
+            f"expected {wanted[0]!r}, {plugin.name!r} and {wanted[1]!r}"
         )
     return _verdict("names", problem, f"{plugin.package}, {plugin.name} = {plugin.value}")
 
@@ -125,7 +125,7 @@ def _version(plugin: PluginInfo) -> CheckResult:
     try:
         Version(plugin.version)
     except InvalidVersion:
-        return CheckResult("version", WARNING, f"{plugin.version!r} is no version")
+        return CheckResult("version", WARNING, f"{plugin.version!r} is not a valid version")
     return CheckResult("version", "passed", plugin.version)
 
 
@@ -136,7 +136,7 @@ def _requirements(distribution: Distribution) -> CheckResult:
         try:
             requirements.append(Requirement(text))
         except InvalidRequirement as error:
-            return CheckResult(name, WARNING, f"{text!r} is no requirement: {error}")
+            return CheckResult(name, WARNING, f"{text!r} is not a valid requirement: {error}")
     core = [requirement for requirement in requirements if normalized(requirement.name) == CORE_PACKAGE]
     if not core:
         return CheckResult(name, WARNING, f"{CORE_PACKAGE} is not among the dependencies")

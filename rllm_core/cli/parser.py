@@ -1,4 +1,4 @@
-"""``rllm-core parser``: what a parser makes of a model, and whether conversations stay exact with it."""
+"""``rllm-core parser``: describes a parser for a model, and checks that its conversations stay token-exact."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ if TYPE_CHECKING:
 
 @click.group()
 def parser() -> None:
-    """Check that conversations stay exact."""
+    """Check a parser with a model's tokenizer."""
 
 
 @parser.command()
 @click.argument("model", metavar="MODEL")
-@click.option("--parser", "name", metavar="NAME", help="The parser; by default what a run would use.")
+@click.option("--parser", "name", metavar="NAME", help="Parser to check. Defaults to the one a run would use.")
 @click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key; repeatable.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the drawn completions.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed for the random completions."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def check(context: click.Context, model: str, name: str, overrides: tuple[str, ...], seed: int, as_json: bool) -> None:
-    """Check that conversations with a model stay exact, token for token.
+    """Check that conversations with a model stay token-exact.
 
-    MODEL is a model folder, or a hub name. Holds the parser to its contract on completions drawn at random, then plays
-    conversations of every kind and compares each prompt with the tokens before it. Reads the tokenizer, not the
-    weights. Exits with 1 if the last line says NOT exact.
+    MODEL is a model folder, or a Hugging Face model ID. Checks the parser against its contract on random completions,
+    then runs conversations of every kind and compares each prompt with the tokens before it. Reads the tokenizer, not
+    the weights. Exits with 1 if the last line starts with NOT exact.
     """
     from rllm_core.testing import check_parser, probe_drift
 
@@ -44,7 +46,7 @@ def check(context: click.Context, model: str, name: str, overrides: tuple[str, .
     built = _build(plugins, model, name, overrides)
     described = _described(built)
     checks = check_parser(built, seed=seed)
-    # A parser that cannot even be drawn completions for has failed its checks already.
+    # Random completions require a working parser.
     drifts = probe_drift(built, seed=seed) if all(result.outcome != "failed" for result in checks) else []
     verdict = _verdict(checks, drifts)
     if as_json:
@@ -66,18 +68,18 @@ def check(context: click.Context, model: str, name: str, overrides: tuple[str, .
 
 
 def _default_parser(plugins: PluginManager) -> str:
-    """The parser of a run file that names neither a parser nor a backend."""
+    """Returns the parser of a run file that sets neither a parser nor a backend."""
     from rllm_core import providers
     from rllm_core.config import RunConfig
 
     backend = plugins.providers(providers.Backend).get(RunConfig.model_fields["backend"].default)
     if backend is None or backend.record.default_parser is None:
-        raise ConfigError("name the parser: --parser NAME (rllm-core parsers lists them)")
+        raise ConfigError("no default parser; set --parser NAME (run rllm-core parsers for a list)")
     return backend.record.default_parser
 
 
 def _build(plugins: PluginManager, model: str, name: str, overrides: Sequence[str]) -> BaseParser:
-    """The parser as a run with these settings would build it."""
+    """Builds the parser as a run with these settings would."""
     from rllm_core import providers
     from rllm_core.run_file import apply_override, toml_key, validated
 
@@ -125,14 +127,14 @@ class _Verdict:
 def _verdict(checks: Sequence[CheckResult], drifts: Sequence[Drift]) -> _Verdict:
     failed = [result.name for result in checks if result.outcome == "failed"]
     if failed:
-        return _Verdict(False, f"NOT exact: the parser breaks its contract ({', '.join(failed)})")
+        return _Verdict(False, f"NOT exact: the parser violates its contract ({', '.join(failed)})")
     turns, lost = sum(drift.turns for drift in drifts), sum(drift.lost for drift in drifts)
     rerendered = sum(drift.lost_rerendered for drift in drifts)
     if lost:
         kinds = ", ".join(drift.completions for drift in drifts if drift.lost)
-        return _Verdict(False, f"NOT exact: {lost} of {turns} turns would begin a new segment ({kinds})")
+        return _Verdict(False, f"NOT exact: {lost} of {turns} turns would start a new segment ({kinds})")
     return _Verdict(
-        True, f"exact: all {turns} turns were carried on token for token; rendered again, {rerendered} would not be"
+        True, f"exact: all {turns} turns continue token for token; rendering them again would change {rerendered}"
     )
 
 
@@ -141,7 +143,7 @@ def _show(
 ) -> None:
     stops = [f"{stop['id']} {stop['text'] or ''}".rstrip() for stop in described["stop_tokens"]]
     facts = {"model": model, "parser": name, **described, "stop_tokens": stops}
-    echo_table(["what", "is"], [[key.replace("_", " "), _plain(value)] for key, value in facts.items()])
+    echo_table(["property", "value"], [[key.replace("_", " "), _plain(value)] for key, value in facts.items()])
     click.echo()
     echo_table(["check", "result", "seen"], [[r.name, r.outcome, r.detail] for r in checks])
     if drifts:

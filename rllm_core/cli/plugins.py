@@ -1,4 +1,4 @@
-"""``rllm-core plugins`` and the lists of what can be selected."""
+"""``rllm-core plugins``, and the commands that list providers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ CHECK_DEADLINE_SECONDS = 600.0
 
 @click.group(invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--all", "show_all", is_flag=True, help="Show what the core itself provides, too.")
-@click.option("--load", is_flag=True, help="Import each plugin in a process of its own and report on its health.")
+@click.option("--all", "show_all", is_flag=True, help="Include the core's own providers.")
+@click.option("--load", is_flag=True, help="Import each plugin in its own process and report problems.")
 @click.option(
     "--deadline-seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=DEADLINE_SECONDS,
     show_default=True,
-    help="With --load: how long importing one plugin may take.",
+    help="With --load, timeout for importing one plugin, in seconds.",
 )
 @no_plugins_option
 @click.pass_context
 def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, deadline_seconds: float) -> None:
-    """Show what is installed. Reads metadata only; --load imports."""
+    """List and manage plugins. Reads only metadata, unless --load is given."""
     if context.invoked_subcommand is not None:
         return
     manager = session(context).plugins
@@ -61,7 +61,7 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def show(context: click.Context, name: str, as_json: bool) -> None:
-    """Show everything about one plugin; imports it in a process of its own."""
+    """Show all details of one plugin. Imports it in its own process."""
     from rllm_core.discovery import installed_plugins
     from rllm_core.requirements import unmet
 
@@ -76,7 +76,7 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
         echo_json(rows)
     else:
         for row in rows:
-            shown = {**row, "provides": _provides(row), "failure": None}  # which is the error, in parts
+            shown = {**row, "provides": _provides(row), "failure": None}  # repeats the error
             lines = [
                 [key, ", ".join(value) if isinstance(value, list) else str(value)]
                 for key, value in shown.items()
@@ -89,15 +89,15 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
 @plugins.command()
 @click.argument("name", shell_complete=installed)
 @click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key; repeatable.")
-@click.option("--model", default="", help="Folder or hub name of a model, for what needs one.")
+@click.option("--model", default="", help="Model folder or Hugging Face model ID, for providers that need one.")
 @click.option(
     "--deadline-seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=CHECK_DEADLINE_SECONDS,
     show_default=True,
-    help="How long the checks of one provider may take.",
+    help="Timeout for the checks of one provider, in seconds.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 1 for warnings about the packaging, too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for packaging warnings, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @no_plugins_option
 @click.pass_context
@@ -110,13 +110,13 @@ def check(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Check a plugin and its providers against their contracts, and look at its packaging.
+    """Check a plugin and its providers against their contracts, and check its packaging.
 
-    Contract: imports the plugin, builds each provider with default settings and runs the checks of its kind, each in a
-    process of its own. Exits with 1 if one fails.
+    Contract: imports the plugin, builds each provider with default settings and runs the checks of its kind, each in
+    its own process. Exits with 1 if one fails.
 
-    Packaging: description, README, licence, versions, leftovers of the template. Findings are warnings; they change the
-    exit code only with --strict.
+    Packaging: checks the description, README, license, versions, and text left over from the template. Findings are
+    warnings; they change the exit code only with --strict.
     """
     from rllm_core.cli.check import Wishes, check_plugin
     from rllm_core.cli.packaging import WARNING
@@ -125,7 +125,7 @@ def check(
     [plugin, *others] = manager.find(name)
     if others:
         conflict = next((info.error for info in (plugin, *others) if info.status == "conflict"), None)
-        raise PluginError(conflict or f"{name!r} names several plugins; name one as DISTRIBUTION/NAME")
+        raise PluginError(conflict or f"several plugins are named {name!r}; choose one as DISTRIBUTION/NAME")
     beside = [
         info for info in manager.plugins() if info.status == "available" and CORE_PLUGIN != info.name != plugin.name
     ]
@@ -155,7 +155,7 @@ def check(
 @click.argument("name", shell_complete=installed)
 @click.pass_context
 def enable(context: click.Context, name: str) -> None:
-    """Let a plugin be used again that was disabled."""
+    """Re-enable a disabled plugin."""
     from rllm_core.discovery import plugins_file, read_disabled, write_disabled
 
     disabled = read_disabled()
@@ -172,7 +172,7 @@ def enable(context: click.Context, name: str) -> None:
 @click.argument("name", shell_complete=installed)
 @click.pass_context
 def disable(context: click.Context, name: str) -> None:
-    """Switch a plugin off for all runs; of two with one name, by DISTRIBUTION/NAME."""
+    """Disable a plugin for all runs. If two have the same name, give DISTRIBUTION/NAME."""
     from rllm_core.discovery import read_disabled, write_disabled
 
     if all(info.package == "rllm-core" for info in session(context).plugins.find(name)):
@@ -191,7 +191,7 @@ def _say_if_overridden() -> None:
 def _rows(
     infos: list[PluginInfo], *, load: bool, deadline_seconds: float, verbose: bool = False
 ) -> list[dict[str, Any]]:
-    """One JSON object per plugin, always with the same keys; what only ``--load`` knows is null without it."""
+    """Builds one JSON object per plugin, always with the same keys; without ``--load``, some are null."""
     if not load:
         unknown = {"hooks": None, "provides": None, "warnings": None, "load_seconds": None}
         return [{**info.to_json(), **unknown} for info in infos]
@@ -233,7 +233,7 @@ def _fail_if_strict(context: click.Context, manager: PluginManager, rows: list[d
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What can be selected
+# Lists of providers
 
 
 def _listing(name: str, kind: type[Provider], described: str) -> click.Command:
@@ -262,7 +262,9 @@ def _listing(name: str, kind: type[Provider], described: str) -> click.Command:
                 [[key, p.record.summary, p.plugin.label] for key, p in provided.items()],
             )
         else:
-            click.echo(f"no {kind.kind}s are installed; rllm-core plugins shows the state of every plugin", err=True)
+            click.echo(
+                f"no {kind.kind}s are installed; run rllm-core plugins to see the status of every plugin", err=True
+            )
 
     return click.command(name, help=described)(command)
 

@@ -1,6 +1,6 @@
-"""Import one plugin in a process of its own, with a deadline: report on its health, ask its backends what they can do.
+"""Imports a plugin in a child process with a timeout, to report problems and the capabilities of its backends.
 
-What a plugin does at import (loop for ever, end the process, crash, print, import torch) happens to the child.
+An import that hangs, exits, crashes, prints or imports torch affects only the child process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_CHILDREN = 4
 ASKED_WHERE = signal.SIGUSR1
 LATEST_ANSWER_SECONDS = 1.0
 
-# Modules that take seconds to import: a plugin may need them, its entry module must not.
+# Modules that take seconds to import: a plugin may need them, but its entry module must not import them.
 HEAVY_MODULES = (
     "datasets",
     "jax",
@@ -59,17 +59,17 @@ HEAVY_MODULES = (
 
 @dataclass(frozen=True)
 class Health:
-    """What importing a plugin showed.
+    """Result of importing a plugin.
 
     Attributes:
         plugin: The plugin, with status ``loaded`` or ``broken``.
-        hooks: Hooks it implements.
+        hooks: Hooks that it implements.
         provides: ``{"kind", "name", "summary"}`` of each provider.
-        warnings: What is bad about it though it works.
-        load_seconds: How long its import took; None if it never ended.
-        api_version: Version of the plugin API that it says it was written for.
-        changed: What it changes, when it is loaded, that everybody in the process shares.
-        trace: The traceback of what broke it.
+        warnings: Problems that do not break it.
+        load_seconds: Duration of its import; None if the import never ended.
+        api_version: Version of the plugin API that it declares.
+        changed: Process-wide state that it changes when it is loaded.
+        trace: Traceback of the error that broke it.
     """
 
     plugin: PluginInfo
@@ -83,10 +83,10 @@ class Health:
 
 
 class NoReport(str):
-    """Why a child reports nothing.
+    """Reason why a child process has no report.
 
     Attributes:
-        place: Where it was by then.
+        place: Code that the child was running.
     """
 
     place: Place | None = None
@@ -94,12 +94,12 @@ class NoReport(str):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a backend said of itself.
+    """Capabilities that a backend declares.
 
     Attributes:
-        status: ``loaded``, or ``broken`` if it could not be asked.
+        status: ``loaded``, or ``broken`` if it could not be imported.
         declared: Its `rllm_core.backend.Capabilities` as JSON, or None.
-        error: Why there are none.
+        error: Reason if there are none.
     """
 
     status: str
@@ -108,19 +108,19 @@ class Asked:
 
 
 def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float) -> list[Health]:
-    """Import every ``available`` plugin in a child process, a few at a time; the others are passed through."""
+    """Imports every ``available`` plugin in a child process, a few at a time; passes the others through."""
     return in_children(lambda plugin, running: _probe(plugin, deadline_seconds, running), plugins)
 
 
 def ask_backends(backends: Sequence[Provided[Backend]], deadline_seconds: float) -> list[Asked]:
-    """Import every backend's class in a child process, a few at a time, and ask what it can do by default."""
+    """Imports every backend's class in a child process, a few at a time, for its default capabilities."""
     return in_children(lambda provided, running: _ask(provided, deadline_seconds, running), backends)
 
 
 def in_children(
     probe: Callable[[ItemT, set[subprocess.Popen[bytes]]], ResultT], items: Sequence[ItemT]
 ) -> list[ResultT]:
-    """What ``probe`` finds out about each item, a few at a time; what it has `running` ends with a Ctrl-C."""
+    """Runs ``probe`` on each item, a few at a time; Ctrl-C ends the processes in `running`."""
     running: set[subprocess.Popen[bytes]] = set()
     with ThreadPoolExecutor(min(MAX_CHILDREN, os.cpu_count() or 1)) as pool:
         try:
@@ -128,7 +128,7 @@ def in_children(
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in tuple(running):
-                _end(child)  # Ctrl-C does not reach them: each leads a session of its own
+                _end(child)  # Ctrl-C does not reach them: each has its own session
             raise
 
 
@@ -166,21 +166,21 @@ def run_child(
     module: str = __name__,
     what: str = "its import",
 ) -> dict[str, Any] | NoReport:
-    """What a module reports when it is run with ``arguments`` in a process of its own, or why it reports nothing.
+    """Runs a module in a child process and returns its report, or the reason why there is none.
 
     Args:
-        arguments: After the path of its report, which it writes with `report`.
-        deadline_seconds: When the process is ended, with all that it has started.
-        running: Holds the process meanwhile.
-        module: What is run.
-        what: What it does, for the reason.
+        arguments: Arguments after the path of the report, which the module writes with `report`.
+        deadline_seconds: Timeout after which the process and its children are killed.
+        running: Set that contains the process while it runs.
+        module: Module to run.
+        what: Subject of the reason.
     """
     with tempfile.TemporaryDirectory(prefix="rllm-probe-") as folder:
         target, output = Path(folder, "report.json"), Path(folder, "output")
-        # Output goes to a file: a grandchild that keeps a pipe open would make us wait for it.
+        # Output goes to a file: a grandchild that keeps a pipe open would block us.
         with output.open("wb") as sink:
             child = subprocess.Popen(
-                # -P: a torch.py in the current folder is not the plugin's torch.
+                # -P: ignore modules in the current folder, such as a torch.py.
                 [sys.executable, "-P", "-m", module, str(target), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
@@ -214,7 +214,7 @@ def _no_report(what: str, place: Place | None, said: str = "") -> NoReport:
 
 
 def _stuck_at(child: subprocess.Popen[bytes], output: Path) -> Place | None:
-    """Where the main thread of a process is that uses `report`, if it says so in time."""
+    """Asks a process that uses `report` where its main thread is; None if it does not answer in time."""
     child.send_signal(ASKED_WHERE)
     latest = time.monotonic() + LATEST_ANSWER_SECONDS
     while time.monotonic() < latest:
@@ -226,22 +226,22 @@ def _stuck_at(child: subprocess.Popen[bytes], output: Path) -> Place | None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and whatever it has started."""
+    """Kills the child and its process group."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # nothing is left of its process group
+        pass  # its process group is gone
     child.wait()
 
 
 def _only(package: str, name: str, value: str) -> PluginManager:
-    """Exactly one plugin, beside the core."""
+    """Returns a manager with one plugin and the core."""
     chosen = [c for c in installed_plugins() if (c.package, c.name, c.value) == (package, name, value)]
     return PluginManager(chosen, Settings(), reserved_commands=CORE_COMMANDS)
 
 
 def _examine(package: str, name: str, value: str) -> dict[str, Any]:
-    """The child's half of `probe_all`: load the plugin and describe it."""
+    """Runs in the child process of `probe_all`: loads the plugin and describes it."""
     before = set(sys.modules)
     start = time.perf_counter()
     manager = _only(package, name, value)
@@ -274,13 +274,13 @@ def _examine(package: str, name: str, value: str) -> dict[str, Any]:
 
 
 def _declared(package: str, name: str, value: str, backend: str) -> dict[str, Any]:
-    """The child's half of `ask_backends`: load the backend's class and ask it."""
+    """Runs in the child process of `ask_backends`: loads the backend's class and reads its capabilities."""
     from rllm_core.algorithms.support import default_capabilities
 
     manager = _only(package, name, value)
     try:
         capabilities = default_capabilities(manager.select(Backend, backend), manager)
-    except ConfigError as error:  # it cannot be asked without settings, which is no fault
+    except ConfigError as error:  # not broken: its capabilities depend on required settings
         return asdict(Asked("loaded", None, str(error)))
     except PluginError as error:
         return asdict(Asked("broken", None, str(error)))
@@ -289,18 +289,18 @@ def _declared(package: str, name: str, value: str, backend: str) -> dict[str, An
 
 
 def report(target: str, find: Callable[[], dict[str, Any]]) -> NoReturn:
-    """The child's half of `run_child`: write what ``find`` returns, and end.
+    """Runs in the child process of `run_child`: writes the result of ``find`` and exits.
 
     Args:
         target: Path of the report.
-        find: What it raises is reported instead.
+        find: Function to call; if it raises, the error is reported instead.
     """
-    die_with_parent()  # what spins in here would go on for ever
+    die_with_parent()  # an endless loop in a plugin would outlive the parent
     faulthandler.enable(STANDARD_ERROR, all_threads=False)
     faulthandler.register(ASKED_WHERE, all_threads=False)
     try:
         found = json.dumps(find())
-    except Exception as error:  # a check that fails over a plugin is a finding, too
+    except Exception as error:  # an error raised by a plugin is a finding, too
         found = json.dumps({RAISED: blamed(error)})
     draft = Path(target).with_suffix(".draft")
     draft.write_text(found, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Print rows: as JSON, as plain columns, or as a rich table where a person is looking."""
+"""Prints rows as JSON, as plain columns, or as a rich table on a terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MIN_COLUMN_CHARACTERS = 16
 
 
 def echo_json(value: Any) -> None:
-    """Print one JSON document on stdout."""
+    """Prints one JSON document on stdout."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns; on a terminal with rich, which is imported only there."""
+    """Prints rows in columns; on a terminal with rich, which is imported only then."""
     clean = [[_printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
@@ -32,7 +32,7 @@ def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             return
         table = Table(box=None, header_style="bold", pad_edge=False)
         for number, header in enumerate(headers):
-            table.add_column(header, overflow="fold", no_wrap=number == 0)  # what is typed again is never cut
+            table.add_column(header, overflow="fold", no_wrap=number == 0)  # names must stay copyable
         for row in clean:
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)
@@ -44,14 +44,14 @@ def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _is_narrow(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
-    """Whether words of a table would have to be broken into pieces that nobody can read."""
+    """Whether the table would break words into unreadably short pieces."""
     columns = [max(len(cells[column]) for cells in (headers, *rows)) for column in range(len(headers))]
     first, *others = columns
     return first + sum(2 + min(column, MIN_COLUMN_CHARACTERS) for column in others) > width
 
 
 def _echo_records(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
-    """Print each row as a block: its first cell, then a line for each of the others that says anything."""
+    """Prints each row as a block: its first cell, then a line for each other cell that is not empty."""
     for first, *cells in rows:
         click.echo(first)
         for header, cell in zip(headers[1:], cells, strict=True):
@@ -62,5 +62,5 @@ def _echo_records(headers: Sequence[str], rows: Sequence[Sequence[str]], width: 
 
 
 def _printable(text: str) -> str:
-    """Metadata of packages is foreign text: no control sequence of it may reach the terminal."""
+    """Removes control characters: package metadata is third-party text."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -18,12 +18,20 @@ from rllm_core.errors import ConfigError, RunError
 @click.argument(
     "target", metavar="[WORKFLOW|RUN.toml]", required=False, shell_complete=provided("Workflow", files=True)
 )
-@click.option("--backend", metavar="NAME", shell_complete=provided("Backend"), help="Replaces the run file's backend.")
-@click.option("--parser", metavar="NAME", shell_complete=provided("Parser"), help="Replaces the run file's parser.")
-@click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Folder of the run.")
-@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its newest complete checkpoint.")
+@click.option(
+    "--backend", metavar="NAME", shell_complete=provided("Backend"), help="Backend to use instead of the run file's."
+)
+@click.option(
+    "--parser", metavar="NAME", shell_complete=provided("Parser"), help="Parser to use instead of the run file's."
+)
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run folder. Defaults to runs/WORKFLOW-DATE-TIME."
+)
+@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its latest complete checkpoint.")
 @click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key; repeatable.")
-@click.option("--dry-run", is_flag=True, help="Check everything, print the resolved file and derived numbers, stop.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check everything, print the resolved run file and derived numbers, and stop."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
 @click.pass_context
 def train(
@@ -39,10 +47,10 @@ def train(
 ) -> None:
     """Train a model on a workflow.
 
-    The argument is a run file (it ends in .toml) or the name of a workflow. With --resume it may be left out: the
-    run folder's own file is used.
+    The argument is a run file, which ends in .toml, or the name of a workflow. With --resume it is optional, and
+    defaults to the run file in the run folder.
 
-    Exit codes: 0 completed, 1 failed, 2 wrong usage or run file, 130 interrupted (SIGINT), 143 (SIGTERM).
+    Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
     """
     from rllm_core.config import load_run_config, to_toml
     from rllm_core.training import launch
@@ -54,7 +62,7 @@ def train(
         raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")
     if target is None:
         if not resume or run_dir is None:
-            raise ConfigError("name a workflow or a run file: rllm-core train WORKFLOW|RUN.toml")
+            raise ConfigError("specify a workflow or a run file: rllm-core train WORKFLOW|RUN.toml")
         if not (run_dir / "run.toml").is_file():
             raise ConfigError(f"run folder {run_dir} holds no run to resume")
         target = str(run_dir / "run.toml")

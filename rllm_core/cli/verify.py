@@ -1,4 +1,4 @@
-"""``rllm-core verify``: prove that a run's books balance."""
+"""``rllm-core verify``: verifies that every rollout in a run is accounted for."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rllm_core.cli.tables import echo_json, echo_table
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def verify(context: click.Context, run: Path, as_json: bool) -> None:
-    """Prove that a run's books balance.
+    """Verify that every rollout in a run is accounted for.
 
-    RUN is a run folder. Replays its events.jsonl: every rollout ends in exactly one account, no group is trained twice
-    or before it is complete, steps and weight versions follow each other, staleness stays within the declared bound.
-    Exits with 1 if anything does not hold.
+    RUN is a run folder. Replays its events.jsonl and checks that every rollout has exactly one outcome, no group is
+    trained twice or before it is complete, steps and weight versions are consecutive, and staleness stays within its
+    limit. Exits with 1 if a check fails.
     """
     from rllm_core.training.verify import verify as check
 
@@ -32,13 +32,15 @@ def verify(context: click.Context, run: Path, as_json: bool) -> None:
             for account, why in result.books.items()
             for reason, rollouts in why.items()
         ]
-        echo_table(("ACCOUNT", "REASON", "ROLLOUTS"), rows)
+        echo_table(("OUTCOME", "REASON", "ROLLOUTS"), rows)
         click.echo(
             f"{result.status}: {result.steps} of {result.planned_steps} steps, weight version {result.weight_version}, "
-            f"{result.incarnations} start(s), {result.events} events; at most {result.max_lead} groups ahead and "
-            f"{result.max_staleness} versions old"
+            f"{result.incarnations} launch{'' if result.incarnations == 1 else 'es'}, {result.events} events, "
+            f"max lead {result.max_lead} groups, max staleness {result.max_staleness} versions"
         )
         for problem in result.problems:
             click.echo(problem, err=True)
-        click.echo("the books balance" if result.holds else f"NOT proven: {len(result.problems)} problem(s)")
+        click.echo(
+            "every rollout is accounted for" if result.holds else f"NOT verified: {len(result.problems)} problem(s)"
+        )
     context.exit(0 if result.holds else 1)

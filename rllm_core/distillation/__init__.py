@@ -1,1 +1,1 @@
-"""Distillation on policy: a teacher scores what the student sampled."""
+"""On-policy distillation: a teacher scores the tokens that the student samples."""

@@ -1,7 +1,7 @@
-"""Two tokenisations of one text, aligned by bytes.
+"""Aligns two tokenizations of one text by bytes.
 
-Where both have a token boundary at the same byte, a chunk ends. What the two models think of a chunk can be compared:
-each one's log-probability of it is the sum over its own tokens.
+A chunk ends where both have a token boundary at the same byte. Chunk log-probabilities can then be compared: each
+model's is the sum over its own tokens.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ UNSCORED = -1
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """The same completion, twice.
+    """A completion in the student's and in the teacher's tokens.
 
     Attributes:
-        teacher_ids: ``(teacher_tokens,)`` how the teacher writes it.
-        chunk_of: ``(student_tokens,)`` the chunk each token of the student is in, `UNSCORED` if it is in none.
-        teacher_chunk_of: ``(teacher_tokens,)`` likewise.
-        chunks: How many there are.
+        teacher_ids: ``(teacher_tokens,)`` the completion in the teacher's tokens.
+        chunk_of: ``(student_tokens,)`` chunk of each student token, or `UNSCORED`.
+        teacher_chunk_of: ``(teacher_tokens,)`` chunk of each teacher token, or `UNSCORED`.
+        chunks: Number of chunks.
     """
 
     teacher_ids: list[int]
@@ -37,14 +37,14 @@ class Alignment:
     def advantages(
         self, student_logprobs: npt.NDArray[np.floating], teacher_logprobs: npt.NDArray[np.floating]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        """The teacher's log-probability of each chunk less the student's, spread evenly over the student's tokens.
+        """Spreads teacher minus student log-probability of each chunk evenly over the student's tokens.
 
         Args:
-            student_logprobs: ``(student_tokens,)``.
-            teacher_logprobs: ``(teacher_tokens,)``; one that is not finite leaves its whole chunk unscored.
+            student_logprobs: ``(student_tokens,)`` log-probabilities.
+            teacher_logprobs: ``(teacher_tokens,)`` log-probabilities; a non-finite one leaves its chunk unscored.
 
         Returns:
-            ``(student_tokens,)`` advantages, 0 where unscored, and ``(student_tokens,)`` which tokens were scored.
+            ``(student_tokens,)`` advantages, 0 where unscored, and a ``(student_tokens,)`` mask of scored tokens.
         """
         covered, theirs = self.chunk_of >= 0, self.teacher_chunk_of >= 0
         chunk, teacher_chunk = self.chunk_of[covered], self.teacher_chunk_of[theirs]
@@ -62,22 +62,23 @@ class Alignment:
 
 
 def one_to_one(tokens: TokenIds) -> Alignment:
-    """Two models with one vocabulary: every token is a chunk."""
+    """Aligns two models with the same vocabulary: every token is a chunk."""
     places = np.arange(len(tokens))
     return Alignment([int(token) for token in tokens], places, places, len(tokens))
 
 
 def align(completion_ids: TokenIds, student: Vocabulary, teacher: Vocabulary, stops: Mapping[int, int]) -> Alignment:
-    """A completion of the student in the teacher's tokens.
+    """Aligns a student's completion with the teacher's tokens.
 
-    Control tokens stand for themselves where both vocabularies name them alike, and a stop token for the teacher's;
-    others are left out of what the teacher reads. From the first byte on that is not UTF-8, nothing is scored.
+    Control tokens map to the teacher's control tokens of the same name, and stop tokens to the teacher's stop token.
+    Other control tokens are omitted from the teacher's tokens. Nothing is scored after the first byte that is not valid
+    UTF-8.
 
     Args:
-        completion_ids: ``(student_tokens,)`` as sampled.
-        student: What these spell.
-        teacher: Whose tokens are wanted.
-        stops: The teacher's stop token for each one of the student.
+        completion_ids: ``(student_tokens,)`` sampled token ids.
+        student: Vocabulary of these tokens.
+        teacher: Vocabulary of the teacher.
+        stops: Teacher's stop token for each of the student's.
     """
     names = {number: name for name, number in student.control_ids.items()}
     builder = _Builder(teacher)
@@ -99,7 +100,7 @@ def align(completion_ids: TokenIds, student: Vocabulary, teacher: Vocabulary, st
 
 
 class _Builder:
-    """Puts an alignment together, piece by piece."""
+    """Builds an alignment step by step."""
 
     def __init__(self, teacher: Vocabulary) -> None:
         self._teacher = teacher
@@ -109,14 +110,14 @@ class _Builder:
         self._count = 0
 
     def add_control(self, position: int, twin: int) -> None:
-        """A token that is a chunk by itself."""
+        """Adds a control token, as its own chunk."""
         self._chunks[position] = self._count
         self._ids.append(twin)
         self._teacher_chunks.append(self._count)
         self._count += 1
 
     def add_text(self, tokens: Sequence[tuple[int, bytes]]) -> bool:
-        """Tokens that follow each other, with their places; False if something in them cannot be aligned."""
+        """Adds consecutive tokens with their positions; returns False if some cannot be aligned."""
         spelt = b"".join(spelling for _, spelling in tokens)
         text = _valid_beginning(spelt)
         ids = self._teacher.encode(text)
@@ -135,18 +136,18 @@ class _Builder:
         return len(text.encode()) == len(spelt)
 
     def _spelt(self, ids: Sequence[int], wanted: bytes) -> list[bytes] | None:
-        """The bytes of the teacher's tokens, if they are those of the text."""
+        """Returns the bytes of each teacher token, or None if together they differ from the text."""
         spellings = [self._teacher.spelling(token) for token in ids]
         known = [spelling for spelling in spellings if spelling is not None]
         if len(known) < len(spellings):
             return None
         whole = b"".join(known)
-        if whole == b" " + wanted and known:  # SentencePiece puts a space in front of a text
+        if whole == b" " + wanted and known:  # SentencePiece prepends a space
             known[0], whole = known[0][1:], wanted
         return known if whole == wanted else None
 
     def alignment(self, tokens: int) -> Alignment:
-        """What has been put together, for a completion of so many tokens."""
+        """Returns the alignment for a completion with this number of tokens."""
         chunk_of = np.full(tokens, UNSCORED, np.int64)
         for position, chunk in self._chunks.items():
             chunk_of[position] = chunk
@@ -158,7 +159,7 @@ def _ends(spellings: Sequence[bytes] | None) -> npt.NDArray[np.int64] | None:
 
 
 def _valid_beginning(text: bytes) -> str:
-    """As much of it, from the beginning, as is UTF-8."""
+    """Returns the longest prefix that is valid UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError as error:

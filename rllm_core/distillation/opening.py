@@ -1,4 +1,4 @@
-"""From ``[teacher]`` to a teacher that answers."""
+"""Opens the teacher that ``[teacher]`` describes."""
 
 from __future__ import annotations
 
@@ -18,33 +18,37 @@ CLOSING_TIMEOUT_SECONDS = 60.0
 
 
 def check_teacher(config: RunConfig, plugins: PluginManager) -> None:
-    """Refuse a teacher that could not score.
+    """Checks that the teacher can score.
 
     Raises:
-        ConfigError: If it cannot score tokens, or no model is named.
+        ConfigError: If its engine cannot score tokens, or its model is not set.
     """
     name = config.teacher.engine
     found = engine_class(plugins, name)
     if not found.computes_logprobs:
-        raise ConfigError(f"teacher.engine = {name!r} cannot score given tokens: choose an engine that can")
+        raise ConfigError(
+            f"teacher.engine = {name!r} cannot score given tokens; choose an engine with computes_logprobs = True"
+        )
     if not config.teacher.model:
-        raise ConfigError(f"teacher.model is missing: the folder of the model that engine {name!r} shall score with")
+        raise ConfigError(
+            f"teacher.model is not set; set it to the folder of the model that engine {name!r} should score with"
+        )
 
 
 @asynccontextmanager
 async def open_teacher(
     config: RunConfig, plugins: PluginManager, student: BaseParser | None
 ) -> AsyncIterator[Teacher | None]:
-    """The run's teacher, awake; None if it has none.
+    """Yields the run's teacher with its engine awake, or None if the run has no teacher.
 
     Raises:
-        ConfigError: If its tokens and the policy's cannot be compared.
+        ConfigError: If the teacher's tokens cannot be compared with the policy's.
     """
     if not config.teacher.engine:
         yield None
         return
     if student is None:
-        raise ConfigError("a teacher needs the policy's parser, and the engine of this backend has none")
+        raise ConfigError("a teacher needs the policy's parser, but the engine of this backend has none")
     parser = _parser(config, plugins)
     reads_tokens = not config.teacher.parser and student.vocabulary() == parser.vocabulary()
     own_model = config.model_copy(update={"model": ModelConfig(path=config.teacher.model)})

@@ -1,4 +1,4 @@
-"""The teacher: scores what the policy sampled, before a rollout joins its group."""
+"""Teacher for distillation: scores the policy's tokens before a rollout joins its group."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ UNSCORED_TOKENS = "teacher_unscored_tokens"
 
 
 class Teacher:
-    """Puts ``log p_teacher - log p_student`` of every sampled token into `rllm_core.types.Step.advantages`.
+    """Writes ``log p_teacher - log p_student`` of every sampled token to `rllm_core.types.Step.advantages`.
 
-    A teacher with the student's vocabulary, and no parser of its own in the run file, reads exactly the student's
-    tokens. Any other reads the messages as its own parser writes them, and the bytes of the completion as its own
-    tokens (`rllm_core.distillation.alignment`). Tokens that it cannot score get 0, and the step's metadata says which
-    they are.
+    A teacher reads the student's tokens if it has the same vocabulary and ``teacher.parser`` is not set. Otherwise its
+    own parser renders the messages, and the bytes of the completion become its own tokens
+    (`rllm_core.distillation.alignment`). Tokens that it cannot score get 0 and are listed in the step's metadata.
 
     Args:
-        engine: Who scores.
-        student: The parser whose tokens are sampled.
-        parser: The teacher's, if it does not read the student's tokens.
-        limits: Deadline and tries per call, and calls at a time.
+        engine: Engine that scores.
+        student: Parser of the policy.
+        parser: Parser of the teacher, if it does not read the student's tokens.
+        limits: Timeout and maximum attempts per call, and maximum concurrent calls.
     """
 
     def __init__(
@@ -51,10 +50,10 @@ class Teacher:
         self._stops = dict.fromkeys(student.get_stop_token_ids(), stop)
 
     async def score(self, episode: Episode, wants: Callable[[Episode, Trajectory], bool]) -> Episode:
-        """The episode, the sampled steps of its trajectories scored where ``wants`` says so.
+        """Scores the sampled steps of the trajectories for which ``wants`` is true.
 
         Raises:
-            EngineError: If the teacher did not answer, or the student's log-probabilities are unknown.
+            EngineError: If the teacher did not answer, or the student's log-probabilities are missing.
         """
 
         async def scored(trajectory: Trajectory) -> Trajectory:
@@ -68,9 +67,7 @@ class Teacher:
         steps = list(trajectory.steps)
         for step in steps:
             if step.weight_version is not None and step.logprobs is None:
-                raise EngineError(
-                    "distillation needs the log-probabilities of the policy, and its engine returned none"
-                )
+                raise EngineError("distillation needs the policy's log-probabilities, but its engine returned none")
         if self.parser is None:
             await self._same_tokens(trajectory, steps)
         else:
@@ -79,7 +76,7 @@ class Teacher:
         return trajectory.model_copy(update={"steps": steps})
 
     async def _same_tokens(self, trajectory: Trajectory, steps: list[Step]) -> None:
-        """One call for every unbroken sequence, whose turns are cut out of it."""
+        """Scores each unbroken sequence with one call, and splits the result into turns."""
         for segment in trained_segments(trajectory):
             last, first = steps[segment.last], steps[segment.trained[0]]
             _refuse_media(last)
@@ -107,17 +104,17 @@ class Teacher:
         steps[place] = _scored(step, alignment, known)
 
     def _check_prompt(self, step: Step) -> None:
-        """Steps do not keep the tools that a prompt listed, so a teacher could not be shown them."""
+        """Rejects prompts with tools: steps do not keep them, so the teacher could not see them."""
         rendered = token_ids(self.student.render(step.messages))
         if len(rendered) != len(step.prompt_ids) or not starts_with(rendered, step.prompt_ids):
             raise ConfigError(
-                "the first prompt of a rollout is more than its messages (it lists tools, say), and a teacher with a "
-                "parser of its own is shown messages only; choose a teacher with the student's vocabulary, and leave "
-                "teacher.parser out"
+                "the first prompt of a rollout contains more than its messages, such as tools, but a teacher with its "
+                "own parser gets only messages; choose a teacher with the student's vocabulary, and remove "
+                "teacher.parser"
             )
 
     async def _ask(self, tokens: TokenIds, start: int) -> npt.NDArray[np.float32]:
-        """The engine's answer, asked again after a pause while it is busy."""
+        """Calls the engine, and retries after a pause while it is busy."""
         engine, limits = self.engine, self._limits
         for attempt in range(1, limits.max_request_attempts + 1):
             try:
@@ -144,7 +141,7 @@ class Teacher:
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """All results; the first failure stops the others and is raised as it is."""
+    """Returns all results; the first failure stops the others and is raised without its group."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(part) for part in work]
@@ -170,4 +167,4 @@ def _read_only(array: Floats) -> Floats:
 
 def _refuse_media(step: Step) -> None:
     if step.prompt_media:
-        raise ConfigError("a teacher reads text only, and a prompt holds images")
+        raise ConfigError("a teacher reads only text, but a prompt contains images")

@@ -1,1 +1,1 @@
-"""Supervised fine-tuning: conversations that others wrote, as rollouts of the one loop."""
+"""Supervised fine-tuning: example conversations as rollouts of the training loop."""

@@ -1,4 +1,4 @@
-"""Data sets of conversations: JSON lines or parquet, checked row by row, read when a row is wanted."""
+"""Datasets of conversations in JSON lines or parquet: every row is checked on opening, and read on demand."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FORMATS = (".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Conversation:
-    """One row.
+    """One row of the dataset.
 
     Attributes:
-        messages: In OpenAI's shape; at least one is the assistant's.
-        tools: What the model may call, as the parser takes them.
-        weight: Of every token that is learnt from it.
+        messages: Messages in OpenAI's format, at least one of them from the assistant.
+        tools: Tools that the model may call, in the parser's format.
+        weight: Weight of the row's target tokens.
     """
 
     messages: Messages
@@ -32,31 +32,32 @@ class Conversation:
 
     @classmethod
     def of(cls, row: Any) -> Conversation:
-        """A row with the columns ``messages``, ``tools`` and ``weight``, the last two optional; others are ignored.
+        """Builds a conversation from the columns ``messages``, ``tools`` and ``weight``; the last two are optional.
 
-        ``messages`` and ``tools`` may be JSON text, since a column of parquet has one type for all rows.
+        ``messages`` and ``tools`` may be JSON strings, since a parquet column has one type for all rows. Other columns
+        are ignored.
 
         Raises:
-            ConfigError: If it is none; says what is wrong.
+            ConfigError: If the row is invalid.
         """
         if not isinstance(row, Mapping):
             raise ConfigError('a row must be an object {"messages": [...]}')
         messages, tools, weight = _list(row, "messages"), _list(row, "tools"), row.get("weight")
         if not messages:
-            raise ConfigError("it has no messages")
+            raise ConfigError("the row has no messages")
         for index, message in enumerate(messages):
             _check_message(message, f"messages[{index}]")
         if not any(message["role"] == "assistant" for message in messages):
-            raise ConfigError("no message is of role 'assistant': nothing to learn from")
+            raise ConfigError("no message has role 'assistant', so there is nothing to learn from")
         if not all(isinstance(tool, Mapping) for tool in tools):
             raise ConfigError("tools must be a list of objects")
         weight = 1.0 if weight is None else weight
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
-            raise ConfigError(f"weight = {weight!r} must be a number above 0; leave out a row that is not to be learnt")
+            raise ConfigError(f"weight = {weight!r} must be a number above 0; to ignore a row, remove it")
         try:
             kept = Messages([{key: m[key] for key in m if m[key] is not None} for m in messages])
         except ValueError as error:
-            raise ConfigError(f"its messages cannot be used: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"its messages are invalid: {' '.join(str(error).split())}") from error
         return cls(kept, tuple(tools), float(weight))
 
 
@@ -66,11 +67,11 @@ def _list(row: Mapping[str, Any], column: str) -> list[Any]:
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{column} is text that is not JSON: {error}") from error
+            raise ConfigError(f"{column} is a string, but not valid JSON: {error}") from error
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ConfigError(f"{column} must be a list, and is {type(value).__name__}")
+        raise ConfigError(f"{column} must be a list, not {type(value).__name__}")
     return value
 
 
@@ -81,16 +82,16 @@ def _check_message(message: Any, where: str) -> None:
     if not isinstance(role, str) or not role:
         raise ConfigError(f"{where} has no role")
     if content is None and not message.get("tool_calls"):
-        raise ConfigError(f"{where}, of role {role!r}, has neither content nor tool_calls")
+        raise ConfigError(f"{where}, with role {role!r}, has neither content nor tool_calls")
     if content is not None and not isinstance(content, str | list):
-        raise ConfigError(f"{where}.content must be text or a list of parts, and is {type(content).__name__}")
+        raise ConfigError(f"{where}.content must be a string or a list of parts, not {type(content).__name__}")
 
 
 class Rows(Sequence[Conversation]):
-    """The rows of a file, all checked when it is opened and each read again when it is asked for.
+    """Rows of a file: all are checked when it is opened, and each is read again on access.
 
     Args:
-        path: The file.
+        path: Dataset file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,18 +116,18 @@ class Rows(Sequence[Conversation]):
 
     @abstractmethod
     def where(self, index: int) -> str:
-        """The place of a row, for people."""
+        """Describes where a row is, for messages."""
 
     @abstractmethod
     def number(self, index: int) -> int:
-        """The number of a row in its file, from 1."""
+        """Returns the number of a row in its file, from 1."""
 
     @abstractmethod
     def _read(self, index: int) -> Any: ...
 
 
 class JsonLines(Rows):
-    """A row per line; of each, only its place in the file stays in memory."""
+    """One row per line; only the file offsets stay in memory."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -158,7 +159,7 @@ class JsonLines(Rows):
                 file.seek(self._offsets[index])
                 line = file.read(self._ends[index] - self._offsets[index])
         except OSError as error:
-            raise ConfigError(f"{self.where(index)} cannot be read any more: {error.strerror}") from error
+            raise ConfigError(f"{self.where(index)} can no longer be read: {error.strerror}") from error
         return self._parsed(index, line)
 
     def _parsed(self, index: int, line: bytes) -> Any:
@@ -169,7 +170,7 @@ class JsonLines(Rows):
 
 
 class Parquet(Rows):
-    """A row per row of the table, which stays in memory in Arrow's columns."""
+    """One row per table row; the table stays in memory as Arrow columns."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -203,17 +204,17 @@ class Parquet(Rows):
 
 
 def _without_nulls(value: Any) -> Any:
-    """Without the keys that other rows have and this one lacks, which parquet fills in."""
+    """Removes the null values that parquet fills in for keys a row does not have."""
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
 def open_rows(path: Path) -> Rows:
-    """The rows of a file, by its name's ending.
+    """Opens a file of rows; the suffix determines the format.
 
     Raises:
-        ConfigError: If it does not exist, is of no known format, or a row is wrong; names the line.
+        ConfigError: If the file does not exist, has an unknown format, or has an invalid row; names the line.
     """
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path} must end in {' or '.join(FORMATS)}")

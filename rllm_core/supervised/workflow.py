@@ -1,4 +1,4 @@
-"""Workflow ``sft``: the rows of a data set are its tasks, and what was written in them is what is learnt."""
+"""Workflow ``sft``: supervised training on example conversations, one task per row of a dataset."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from rllm_core.workflow import Split, Workflow, WorkflowConfig
 
 
 class SFTConfig(WorkflowConfig):
-    """``[sft]``: which conversations are learnt, and how they become tokens."""
+    """``[sft]``: the example conversations, and how they become tokens."""
 
-    train: Annotated[str, Field(min_length=1, description="File of conversations, .jsonl or .parquet.")]
-    validation: Annotated[str, Field(description="File of held-out conversations; unset is no validation.")] = ""
+    train: Annotated[str, Field(min_length=1, description="File of example conversations, .jsonl or .parquet.")]
+    validation: Annotated[str, Field(description="File of held-out conversations. Defaults to no validation.")] = ""
     method: Annotated[
         MaskMethod,
         Field(
-            description="cumulative: one sequence per conversation, as a rollout leaves it. stepwise: one sequence per "
-            "answer, after everything before it as the template writes that. hf_template: masked by the chat "
-            "template's own {% generation %}."
+            description="Conversion to sequences. cumulative: one per conversation, as in a rollout. stepwise: one "
+            "sequence per assistant message, after the rendered messages before it. hf_template: the mask of the "
+            "chat template's own {% generation %}."
         ),
     ] = "cumulative"
     max_tokens: Annotated[
-        int | None, Field(ge=1, description="Longest sequence that is trained; unset is what the model can take.")
+        int | None, Field(ge=1, description="Maximum tokens per sequence. Defaults to the model's own maximum.")
     ] = None
     too_long: Annotated[
         Literal["error", "skip"],
-        Field(description="What a row beyond that does: end the run, or be left out and counted as filtered."),
+        Field(description="What to do with a row over the limit: fail the run, or skip the row as filtered."),
     ] = "error"
 
 
 class _RowTasks(Sequence[Task]):
-    """A task per row, made when it is asked for."""
+    """One task per row, created on access."""
 
     def __init__(self, rows: Rows, split: Split) -> None:
         self.rows = rows
@@ -67,9 +67,9 @@ class _RowTasks(Sequence[Task]):
 
 
 class SFTWorkflow(Workflow):
-    """Plays a row without asking the model: its steps hold the tokens of the parser's ``tokenize_and_mask``.
+    """Turns rows into episodes without calling the model, with the parser's ``tokenize_and_mask``.
 
-    There is no reward. A row's ``weight`` is the advantage of its tokens.
+    There is no reward. A row's ``weight`` is the advantage of its target tokens.
     """
 
     name: ClassVar[str] = "sft"
@@ -82,7 +82,7 @@ class SFTWorkflow(Workflow):
         self._opened: dict[Split, Rows] = {}
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """See `Workflow.tasks`; every row of the file is checked once, and none is kept."""
+        """See `Workflow.tasks`; every row of the file is checked once, without keeping it."""
         path = self.config.train if split == "train" else self.config.validation
         if not path:
             return []
@@ -94,13 +94,13 @@ class SFTWorkflow(Workflow):
         return _RowTasks(self._opened[split], split)
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """The row's tokens as steps that nobody sampled."""
+        """Returns the row's tokens as steps that were not sampled."""
         engine = completer.engine
         if engine.parser is None:
-            raise ConfigError(f"workflow 'sft' needs a parser, and engine {engine.name!r} has none")
+            raise ConfigError(f"workflow 'sft' needs a parser, but engine {engine.name!r} has none")
         rows, index = self._opened[task.data["split"]], task.data["row"]
         limits = [limit for limit in (self.config.max_tokens, engine.max_model_tokens) if limit is not None]
-        # A long conversation takes a while: once per answer, everything before it is rendered and tokenised.
+        # In a thread: long conversations take a while, since each assistant message renders all messages before it.
         return await asyncio.to_thread(self._played, task, rows, index, engine.parser, min(limits, default=None))
 
     def _played(self, task: Task, rows: Rows, index: int, parser: BaseParser, limit: int | None) -> Episode:
@@ -117,16 +117,16 @@ class SFTWorkflow(Workflow):
         if self.config.too_long == "skip":
             return self.episode(task, [], termination_reason=TerminationReason.MAX_PROMPT_TOKENS)
         raise ConfigError(
-            f"{rows.where(index)} has {longest} tokens, and {limit} are allowed; shorten it, or set "
+            f"{rows.where(index)} has {longest} tokens, but the limit is {limit}; shorten it, or set "
             'sft.too_long = "skip"'
         )
 
 
 def steps_of(conversation: Conversation, sequences: Sequence[MaskedTokens]) -> list[Step]:
-    """Steps whose completions are what is learnt; each continues the one before it within a sequence."""
+    """Builds steps whose completions are the target tokens; within a sequence, each continues the previous one."""
     asked = list(_answers(conversation))
     found = [(number, sequence, *span) for number, sequence in enumerate(sequences) for span in _spans(sequence)]
-    fits = len(asked) == len(found)  # a template may mark an answer in several pieces, or none of it
+    fits = len(asked) == len(found)  # a template may mask a message in several spans, or not at all
     steps = []
     for position, (number, sequence, start, stop) in enumerate(found):
         said: dict[str, Any] = {}
@@ -148,20 +148,20 @@ def steps_of(conversation: Conversation, sequences: Sequence[MaskedTokens]) -> l
 
 
 def _answers(conversation: Conversation) -> Iterator[int]:
-    """The positions of the messages that are learnt."""
+    """Yields the positions of the messages with target tokens."""
     for index, message in enumerate(conversation.messages):
         if message["role"] == "assistant" and message.get("weight", 1):
             yield index
 
 
 def _spans(sequence: MaskedTokens) -> list[tuple[int, int]]:
-    """Starts and stops of what is learnt."""
+    """Returns the starts and stops of the target tokens."""
     padded = np.concatenate(([False], sequence.loss_mask, [False]))
     return list(pairwise(np.flatnonzero(padded[1:] != padded[:-1]).tolist()))[::2]
 
 
 def run_file() -> dict[str, Any]:
-    """Supervised training with no further settings: plain negative log-likelihood, each row once per epoch."""
+    """Returns the default settings of supervised training: negative log-likelihood, each row once per epoch."""
     return {
         "training": {"groups_per_step": 32, "rollouts_per_group": 1},
         "algorithm": {

@@ -1,1 +1,1 @@
-"""The one training loop and what it keeps: coordinator, buffer, books, journal, checkpoints, metrics."""
+"""Training loop: coordination, buffering, rollout accounting, journal, checkpoints and metrics."""

@@ -1,7 +1,7 @@
-"""The one gate where an episode is accepted: its task, steps, rewards and metrics are what training can use.
+"""Validation of the episodes that workflows return: task, steps, rewards and metrics.
 
-A workflow may return anything. What passes here is a record of this rollout that no code of the workflow can change any
-more; everything else is refused with what is wrong, what to return instead, and where ``run`` is written.
+A workflow may return anything. An accepted episode is a copy that the workflow can no longer change. All else is
+rejected with the problem, what to return instead, and the location of ``run``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rllm_core.scope import RolloutScope
 from rllm_core.types import Episode, Record, Step, Task, Trajectory
 from rllm_core.workflow import Workflow
 
-MAX_REWARD = 1e30  # advantages are float32, and estimators add rewards up
-MAX_METRICS = 1000  # each becomes a key of every line of metrics.jsonl
+MAX_REWARD = 1e30  # advantages are float32, and estimators sum rewards
+MAX_METRICS = 1000  # each becomes a key in every line of metrics.jsonl
 
 
 class Refused(ValueError):
-    """An episode that training cannot use. The same workflow would return the same again, so it is not tried again."""
+    """Error for an episode that training cannot use; not retried, since a retry would return the same."""
 
 
 def accept(
@@ -33,21 +33,21 @@ def accept(
     scope: RolloutScope,
     needs_reward: Callable[[str], bool] = lambda group: True,
 ) -> Episode:
-    """Check what ``run`` returned.
+    """Validates the return value of ``run``.
 
     Args:
-        returned: Anything.
-        task: The task that was run.
-        workflow: Whose ``run`` it was.
-        scope: Knows the steps that the rollout's completers returned.
+        returned: Return value.
+        task: Task that was run.
+        workflow: Workflow that returned it.
+        scope: Scope that knows the steps of the rollout's completers.
         needs_reward: Whether a trajectory of a group (`Workflow.group_of`) must have a reward.
 
     Returns:
-        A copy that shares no mutable object with ``returned``. An episode that reports a failure passes unchecked but
-        for its task, since nothing in it is trained.
+        A copy that shares no mutable object with ``returned``. If the episode reports a failure, only its task is
+        checked, since nothing in it is trained.
 
     Raises:
-        Refused: If training could not use it.
+        Refused: If training cannot use it.
     """
     try:
         return _accepted(returned, task, workflow, scope, needs_reward)
@@ -87,23 +87,23 @@ def _accepted(
 def _trajectories(episode: Episode) -> Iterator[Trajectory]:
     for trajectory in episode.trajectories:
         if not isinstance(trajectory, Trajectory):
-            raise Refused(f"trajectories holds {type(trajectory).__name__}; use rllm_core.types.Trajectory")
+            raise Refused(f"trajectories contains a {type(trajectory).__name__}; use rllm_core.types.Trajectory")
         yield trajectory
 
 
 def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
     if not isinstance(step, Step):
         raise Refused(
-            f"a trajectory holds {type(step).__name__}; put the steps that completer.complete() returned in it"
+            f"a trajectory contains a {type(step).__name__}; put the steps that completer.complete() returned in it"
         )
     if step.step_id in seen:
         raise Refused(
-            "a step stands twice in the episode and would be trained twice; put each step that "
+            "a step appears twice in the episode and would be trained twice; put each step that "
             "completer.complete() returned into one trajectory, once"
         )
     seen.add(step.step_id)
     if step.weight_version is None:
-        return  # written by others, as in supervised training; the policy did not sample it
+        return  # target tokens of supervised training, which the policy did not sample
     sampled = scope.sampled.get(step.step_id)
     if sampled is None:
         raise Refused(
@@ -112,7 +112,7 @@ def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
         )
     for name, original in zip(("prompt_ids", "completion_ids", "logprobs", "weight_version"), sampled, strict=True):
         if not _same(getattr(step, name), original):
-            raise Refused(f"the {name} of a step were changed; leave what completer.complete() returned as it is")
+            raise Refused(f"the {name} of a step were changed; do not modify steps that completer.complete() returned")
 
 
 def _same(mine: Any, original: Any) -> bool:
@@ -138,7 +138,7 @@ def _check_reward(
         )
     for reward in (trajectory.reward, *(step.reward for step in trajectory.steps)):
         if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
-            raise Refused(f"{printable(repr(reward))} is no reward; a reward is a finite number")
+            raise Refused(f"{printable(repr(reward))} is not a reward; a reward must be a finite number")
     for value in (trajectory.total_reward, *(step.reward or 0.0 for step in trajectory.steps)):
         if not abs(value) <= MAX_REWARD:
             raise Refused(f"a reward of {value:g} cannot be trained on: its magnitude exceeds {MAX_REWARD:g}")
@@ -147,13 +147,13 @@ def _check_reward(
 def _check_metrics(metrics: dict[str, float]) -> None:
     if len(metrics) > MAX_METRICS:
         raise Refused(
-            f"metrics has {len(metrics):,} entries, at most {MAX_METRICS:,} are allowed; put data into metadata, and "
+            f"metrics has {len(metrics):,} entries, but the limit is {MAX_METRICS:,}; put data into metadata, and only "
             "numbers to average into metrics"
         )
 
 
 def _owned(record: Any) -> Any:
-    """A copy of ``record`` and of the records in its lists; arrays, messages and JSON data cannot change."""
+    """Copies ``record`` and the records in its lists; arrays, messages and JSON data are immutable."""
     fields = dict(record.__dict__)
     for name, value in fields.items():
         if type(value) is list:
@@ -162,4 +162,4 @@ def _owned(record: Any) -> Any:
             fields[name] = dict(value)
     if type(record) in (Episode, Trajectory, Step):
         return type(record)._trusted(**fields)
-    return record.model_copy(update=fields)  # a plugin's own, which may hold more than fields
+    return record.model_copy(update=fields)  # a plugin's subclass may hold more than fields

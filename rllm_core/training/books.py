@@ -1,4 +1,4 @@
-"""The conservation law: every dispatched rollout ends in exactly one of four accounts."""
+"""Rollout accounting: every rollout that was started has exactly one of four outcomes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ACCOUNTS: tuple[Account, ...] = ("trained", "filtered", "failed", "cancelled")
 
 
 class Books:
-    """Counts rollouts by where they ended, with reasons.
+    """Counts rollouts by outcome and reason.
 
-    A retried rollout is one rollout; its attempts are counted separately.
+    A retried rollout counts once; retries are counted separately.
     """
 
     def __init__(self) -> None:
@@ -23,48 +23,49 @@ class Books:
         self._ended: dict[Account, Counter[str]] = {account: Counter() for account in ACCOUNTS}
 
     def dispatch(self, rollouts: int) -> None:
-        """Rollouts have been started."""
+        """Counts rollouts that were started."""
         self.dispatched += rollouts
 
     def book(self, account: Account, reason: str, rollouts: int = 1) -> None:
-        """Rollouts have ended; none leave no trace of the reason."""
+        """Counts rollouts that have ended; zero rollouts do not create an entry for the reason."""
         if rollouts:
             self._ended[account][reason] += rollouts
 
     def total(self, account: Account) -> int:
-        """Rollouts in an account, over all reasons."""
+        """Returns the rollouts with an outcome, over all reasons."""
         return self._ended[account].total()
 
     @property
     def open(self) -> int:
-        """Rollouts dispatched and not yet booked: in flight or buffered."""
+        """Rollouts without an outcome so far: in flight or buffered."""
         return self.dispatched - sum(self.total(account) for account in ACCOUNTS)
 
     def check(self, outstanding: int) -> None:
-        """Compare with ``outstanding``, the rollouts that the loop knows to be in flight or buffered.
+        """Compares `open` with ``outstanding``, the loop's own count of rollouts in flight or buffered.
 
         Raises:
             RunError: If a rollout was lost or counted twice.
         """
         if self.open != outstanding:
             raise RunError(
-                f"the books do not balance: {self.dispatched} dispatched, {self.totals()}, so {self.open} should be "
-                f"outstanding, but {outstanding} are"
+                "rollout accounting is inconsistent (a bug; please report it with events.jsonl): "
+                f"{self.dispatched} started, {self.totals()}, so {self.open} should be outstanding, but "
+                f"{outstanding} are"
             )
 
     def totals(self) -> dict[str, int]:
-        """``{dispatched, trained, filtered, failed, cancelled}``."""
+        """Returns ``{dispatched, trained, filtered, failed, cancelled}``."""
         return {"dispatched": self.dispatched, **{account: self.total(account) for account in ACCOUNTS}}
 
     def by_reason(self) -> dict[str, dict[str, int]]:
-        """Rollouts per account and reason."""
+        """Returns rollouts by outcome and reason."""
         return {account: dict(sorted(self._ended[account].items())) for account in ACCOUNTS if self._ended[account]}
 
     def state_after_restart(self, kept: int = 0) -> dict[str, Any]:
-        """For the manifest: the books as a restart finds them.
+        """Returns the accounting for the manifest, as a resumed run needs it.
 
         Args:
-            kept: Open rollouts that the checkpoint holds; the other open ones are lost with this process.
+            kept: Open rollouts saved in the checkpoint; the other open ones count as cancelled.
         """
         ended = {account: dict(reasons) for account, reasons in self.by_reason().items()}
         if self.open > kept:
@@ -73,7 +74,7 @@ class Books:
         return {"dispatched": self.dispatched, "retries": self.retries, "ended": ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the manifest."""
+        """Restores the accounting from the manifest."""
         self.dispatched, self.retries = state["dispatched"], state["retries"]
         for account in ACCOUNTS:
             self._ended[account] = Counter(state["ended"].get(account, {}))

@@ -1,4 +1,4 @@
-"""Complete groups between generation and training."""
+"""Buffer for complete groups between generation and training."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class CompleteGroup:
 
     Attributes:
         ordinal: Position of the task in the run's task stream.
-        episodes: The rollouts that ended well, by ``rollout_index``.
-        groups: The trajectory groups that survived filtering.
-        advantages: Per group and trajectory, if they do not depend on what is known later only.
-        left_out: How many of the episodes are in none of the groups, for the reason they ended with.
-        dispatched_version: The version that was live when it was dispatched.
-        filtered: Why none of them survived, where an optimizer step is to go without it (``refill_filtered_groups =
-            false``) and not with another in its place.
+        episodes: Rollouts that succeeded, by ``rollout_index``.
+        groups: Advantage groups that survived filtering.
+        advantages: Advantages per group and trajectory, if they can be computed already.
+        left_out: Number of episodes excluded from the groups for their termination reason.
+        dispatched_version: Weight version that was live when the group was started.
+        filtered: Reason why no group survived, if the optimizer step does not replace it (``refill_filtered_groups =
+            false``).
     """
 
     ordinal: int
@@ -47,14 +47,14 @@ class CompleteGroup:
 
     @property
     def weight_version(self) -> int:
-        """The oldest version that sampled any of its tokens; where nobody did, the one it was dispatched with."""
+        """Oldest weight version among its tokens; `dispatched_version` if none was sampled."""
         versions = [group.weight_version for group in self.groups]
         versions += [e.weight_version for e in self.episodes if not self.groups and e.weight_version is not None]
         return min(versions, default=self.dispatched_version)
 
     @property
     def accounts(self) -> list[tuple[Account, str, int]]:
-        """Where its rollouts belong in the books once it has been trained: account, reason, rollouts."""
+        """Outcome, reason and number of its rollouts, once it has been trained."""
         if self.filtered is not None:
             return [("filtered", self.filtered.value, len(self.episodes))]
         trained: tuple[Account, str, int] = ("trained", "trained", len(self.episodes) - self.left_out)
@@ -64,9 +64,9 @@ class CompleteGroup:
 
     @property
     def members(self) -> dict[str, list[list[int]]]:
-        """The trajectories of each group, as index of the rollout and place among its trainable trajectories.
+        """Trajectories of each group, as rollout index and position among its trainable trajectories.
 
-        Written to ``events.jsonl``, where nothing else tells which trajectories survived filtering.
+        ``events.jsonl`` records them, since nothing else there shows which trajectories survived filtering.
         """
         places: dict[int, list[int]] = {}
         for episode in self.episodes:
@@ -76,11 +76,11 @@ class CompleteGroup:
 
     @cached_property
     def size_bytes(self) -> int:
-        """About how much memory it takes: arrays once, text, and a flat rate per step and message."""
+        """Estimated memory: shared arrays once, text, and a fixed amount per step and message."""
         return sum(_size_bytes(trajectory) for episode in self.episodes for trajectory in episode.trajectories)
 
     def to_json(self) -> str:
-        """One line from which `TrajectoryGroupBuffer.restore` builds it again."""
+        """Serializes the group to one line, for `TrajectoryGroupBuffer.restore`."""
         episodes = ",".join(episode.to_json() for episode in self.episodes)
         names = ("ordinal", "task_id", "epoch", "dispatched_version")
         head = json.dumps({name: getattr(self, name) for name in names})
@@ -88,7 +88,7 @@ class CompleteGroup:
 
     @property
     def has_media(self) -> bool:
-        """Whether any prompt holds images or the like, whose content no file of ours holds."""
+        """Whether any prompt contains media such as images, whose content is not serialized."""
         return any(step.prompt_media for e in self.episodes for t in e.trajectories for step in t.steps)
 
 
@@ -96,7 +96,7 @@ def _size_bytes(trajectory: Trajectory) -> int:
     total, before = 0, None
     for step in trajectory.steps:
         sampled = len(step.completion_ids)
-        # A prompt that continues the step before shares its storage.
+        # A prompt that continues the previous step shares its storage.
         shared = before is not None and step.segment == before.segment
         total += 4 * (sampled if shared else len(step.prompt_ids) + sampled) + 4 * sampled
         new = step.messages[len(before.messages) :] if before is not None else step.messages[:]
@@ -107,14 +107,14 @@ def _size_bytes(trajectory: Trajectory) -> int:
 
 @dataclass(frozen=True)
 class SpilledGroup:
-    """A complete group that waits on the disk."""
+    """A complete group that waits on disk."""
 
     ordinal: int
     path: Path
 
     @classmethod
     def write(cls, folder: Path, group: CompleteGroup) -> SpilledGroup:
-        """Put ``group`` into a file of ``folder``."""
+        """Writes ``group`` to a file in ``folder``."""
         path = folder / f"group-{group.ordinal}.jsonl"
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)
@@ -122,13 +122,13 @@ class SpilledGroup:
         return cls(group.ordinal, path)
 
     def read(self) -> bytes:
-        """Its one line."""
+        """Reads the group's line."""
         return self.path.read_bytes()
 
 
 @dataclass
 class Assembly:
-    """Rollouts of one task that are still coming in."""
+    """A group whose rollouts are still running."""
 
     ordinal: int
     task_id: str
@@ -138,32 +138,32 @@ class Assembly:
     dispatched_version: int = 0
 
     def add(self, episode: Episode) -> bool:
-        """Take in a finished rollout; True when it was the last.
+        """Adds a finished rollout; returns True if it was the last one.
 
         Raises:
-            ValueError: If that rollout has been taken in before.
+            ValueError: If the rollout was added before.
         """
         if episode.rollout_index in self.episodes:
-            raise ValueError(f"rollout {episode.rollout_index} of task {self.task_id!r} came in twice")
+            raise ValueError(f"rollout {episode.rollout_index} of task {self.task_id!r} was added twice")
         self.episodes[episode.rollout_index] = episode
         return len(self.episodes) == self.expected
 
 
 class TrajectoryGroupBuffer:
-    """Groups what generation finishes, filters it, computes advantages, and hands out the oldest first.
+    """Filters complete groups, computes advantages, and hands out the oldest groups first.
 
     Args:
-        estimators: Say how many trajectories a group needs.
-        credits_groups: Whether they run here, per group, and not when the groups are consumed.
-        drop_uniform: Filter groups that have rewards, and all equal ones.
-        refill: Whether another group takes the place of one that is filtered for how the policy did in it; otherwise it
-            is handed out like any other, with nothing in it to train.
-        group_of: Which group a trajectory is compared in.
-        leave_out: Reasons to end with that keep a rollout out of its groups.
-        max_bytes: Complete groups beyond this hold generation up (`is_full`), or go to ``spill``.
-        spill: Folder for complete groups that are not kept in memory; None keeps all there.
-        in_order: Hand a group out only when every group dispatched before it has been handed out or dropped. Together
-            with the coordinator's window this bounds the age of every single group.
+        estimators: Advantage estimators, which also set the minimum group size.
+        credits_groups: Whether advantages are computed here, per group, instead of when groups are consumed.
+        drop_uniform: Whether to filter groups whose rewards are all equal.
+        refill: Whether a group filtered for the policy's results is replaced; otherwise it is handed out with nothing
+            to train.
+        group_of: Function that returns a trajectory's group name.
+        leave_out: Termination reasons that exclude a rollout from its groups.
+        max_bytes: Memory limit; complete groups beyond it pause generation (`is_full`), or go to ``spill``.
+        spill: Folder for complete groups beyond the limit; None keeps all in memory.
+        in_order: Whether a group waits until all groups started before it have been handed out or dropped. Together
+            with the coordinator's window, this limits the staleness of every group.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class TrajectoryGroupBuffer:
         return len(self._complete)
 
     def close_group(self, assembly: Assembly) -> CompleteGroup | FilterReason:
-        """Turn an assembly whose rollouts have all ended into a complete group, or say why not."""
+        """Turns an assembly whose rollouts have all ended into a complete group, or returns why it is filtered."""
         episodes = [assembly.episodes[index] for index in sorted(assembly.episodes)]
         finished = [episode for episode in episodes if episode.trajectories]
         if len(finished) < assembly.expected:
@@ -235,11 +235,11 @@ class TrajectoryGroupBuffer:
         )
 
     def expect(self, ordinal: int) -> None:
-        """A group has been dispatched."""
+        """Registers a group that was started."""
         self._running.add(ordinal)
 
     def put(self, group: CompleteGroup) -> None:
-        """Add a complete group; order of arrival does not matter."""
+        """Adds a complete group, in any order."""
         self._running.discard(group.ordinal)
         bisect.insort(self._complete, group, key=lambda item: item.ordinal)
         self.size_bytes += group.size_bytes
@@ -248,7 +248,7 @@ class TrajectoryGroupBuffer:
         self._wake()
 
     def _move_newest_to(self, folder: Path) -> None:
-        """Write the groups that are due last to the disk until the others fit; one always stays."""
+        """Writes the latest groups to disk until the others fit; one group always stays in memory."""
         for position in range(len(self._complete) - 1, 0, -1):
             group = self._complete[position]
             if isinstance(group, CompleteGroup) and not group.has_media:
@@ -259,19 +259,19 @@ class TrajectoryGroupBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether what is complete takes more memory than allowed."""
+        """Whether the complete groups exceed the memory limit."""
         return self.size_bytes > self.max_bytes
 
     def drop(self, ordinal: int) -> None:
-        """A dispatched group will not come."""
+        """Unregisters a group that will not complete."""
         self._running.discard(ordinal)
         self._wake()
 
     async def take(self, groups: int) -> list[CompleteGroup]:
-        """Wait for ``groups`` complete groups and remove the oldest.
+        """Waits for ``groups`` complete groups, then removes and returns the oldest.
 
         Raises:
-            BaseException: Whatever `fail` was called with.
+            BaseException: The error that `fail` was called with.
         """
         while not self._holds(groups) and self._failure is None:
             self._waiting = asyncio.get_running_loop().create_future()
@@ -291,16 +291,16 @@ class TrajectoryGroupBuffer:
         return whole
 
     def restore(self, line: str | bytes) -> CompleteGroup:
-        """A complete group from what `CompleteGroup.to_json` wrote; grouping, filter and estimator run again.
+        """Restores a group written by `CompleteGroup.to_json`; grouping, filter and estimator run again.
 
         Raises:
-            ValueError: If it is not such a group, or would not be one now.
+            ValueError: If the line is invalid, or the group would now be filtered.
         """
         written = json.loads(line)
         episodes = {e.rollout_index: e for e in map(Episode.model_validate, written.pop("episodes"))}
         outcome = self.close_group(Assembly(**written, expected=len(episodes), episodes=episodes))
         if not isinstance(outcome, CompleteGroup):
-            raise ValueError(f"group {written['ordinal']} is not complete any more: {outcome.value}")
+            raise ValueError(f"group {written['ordinal']} is no longer complete: {outcome.value}")
         return outcome
 
     def _holds(self, groups: int) -> bool:
@@ -309,31 +309,31 @@ class TrajectoryGroupBuffer:
         return not self.in_order or self._complete[groups - 1].ordinal < min(self._running, default=sys.maxsize)
 
     def ordinals(self) -> list[int]:
-        """Ordinals of the groups waiting here."""
+        """Returns the ordinals of the waiting groups."""
         return [group.ordinal for group in self._complete]
 
     def discard(self) -> Sequence[CompleteGroup | SpilledGroup]:
-        """Empty the buffer and return what was in it."""
+        """Empties the buffer and returns its groups."""
         discarded, self._complete = self._complete, []
         self.size_bytes = 0
         return discarded
 
     def write(self, path: Path) -> list[int]:
-        """Write the complete groups to a file of JSON lines, for a checkpoint.
+        """Writes the complete groups as JSON lines, for a checkpoint.
 
         Returns:
-            Their ordinals; groups with media are left out.
+            Ordinals of the written groups; groups with media are skipped.
         """
         ordinals = []
         with path.open("wb") as file:
-            for group in list(self._complete):  # others may be put in while this is written in a thread
+            for group in list(self._complete):  # a copy: this runs in a thread while groups are added
                 if isinstance(group, SpilledGroup) or not group.has_media:
                     file.write(group.read() if isinstance(group, SpilledGroup) else group.to_json().encode() + b"\n")
                     ordinals.append(group.ordinal)
         return ordinals
 
     def fail(self, error: BaseException) -> None:
-        """Let every waiting and later `take` raise ``error``; only the first one counts, later ones follow from it."""
+        """Makes every current and later `take` raise ``error``; only the first error counts."""
         self._failure = self._failure or error
         self._wake()
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a new folder each, complete when its manifest is there, which is written last."""
+"""Checkpoint folders; a checkpoint is complete once its manifest exists, which is written last."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """The folder of the checkpoint after ``step`` optimizer steps."""
+    """Returns the folder of the checkpoint after ``step`` optimizer steps."""
     return root / f"step-{step:06d}"
 
 
 def begin(root: Path, step: int) -> Path:
-    """Make an empty folder for a checkpoint; what a crash left there before is removed.
+    """Creates an empty checkpoint folder, removing an incomplete one left by a crash.
 
     Raises:
-        RunError: If a complete checkpoint of that step exists.
+        RunError: If a complete checkpoint of this step exists.
     """
     folder = step_folder(root, step)
     if (folder / MANIFEST).exists():
@@ -39,11 +39,11 @@ def begin(root: Path, step: int) -> Path:
 
 
 def commit(folder: Path, state: dict[str, Any]) -> None:
-    """Make everything in ``folder`` durable, then write the manifest that makes it a checkpoint.
+    """Syncs everything in ``folder`` to disk, then writes the manifest that completes the checkpoint.
 
     Args:
-        folder: What `begin` returned, filled.
-        state: JSON state; the manifest adds the format number and size and sha256 of every file.
+        folder: Folder from `begin`, with its files.
+        state: JSON state; the manifest adds the format number, and size and sha256 of every file.
     """
     files = {}
     for path in _files(folder):
@@ -63,7 +63,7 @@ def commit(folder: Path, state: dict[str, Any]) -> None:
 
 
 def complete(root: Path) -> list[Path]:
-    """Folders of complete checkpoints, oldest first."""
+    """Lists the folders of complete checkpoints, oldest first."""
     if not root.is_dir():
         return []
     found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
@@ -71,10 +71,10 @@ def complete(root: Path) -> list[Path]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, after checking every file against it.
+    """Reads the manifest of a checkpoint and checks every file against it.
 
     Raises:
-        RunError: If there is no manifest, it is of another format, or a file is missing or differs.
+        RunError: If the manifest is missing or has another format, or a file is missing or differs.
     """
     path = folder / MANIFEST
     try:
@@ -84,7 +84,7 @@ def read(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RunError(f"{path} is not JSON: {error}") from error
     if manifest.get("format") != FORMAT:
-        raise RunError(f"{path} has format {manifest.get('format')!r}, this version reads {FORMAT}")
+        raise RunError(f"{path} has format {manifest.get('format')!r}, but this version of rllm-core reads {FORMAT}")
     for name, expected in manifest["files"].items():
         file = folder / name
         if not file.is_file():
@@ -95,9 +95,9 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def prune(root: Path, keep: int) -> list[Path]:
-    """Remove all but the newest ``keep`` complete checkpoints; incomplete folders older than those go too.
+    """Removes all but the latest ``keep`` complete checkpoints, and incomplete folders older than those.
 
-    The manifest goes first, so a crash on the way leaves an incomplete folder and never a damaged checkpoint.
+    Removes the manifest first, so a crash leaves an incomplete folder instead of a damaged checkpoint.
     """
     kept = complete(root)[-max(keep, 1) :]
     if not kept:

@@ -1,4 +1,4 @@
-"""Who may dispatch, when weights may change, and how old a rollout can get."""
+"""Coordination of generation and weight syncs, which limits staleness."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ Hold = Literal["pause", "memory", "window", "end"]
 
 
 class SyncCoordinator:
-    """Admission and versions, counted in groups.
+    """Admits groups and tracks weight versions.
 
-    Between two weight synchronisations at most ``window_quota`` groups are outstanding or consumed:
-    ``(1 + staleness_threshold) * trigger_parameter_sync_step * groups_per_step``. A filtered group gives its place
-    back at once, a consumed one at the next synchronisation, when the window restarts with what is outstanding. This
-    bounds how far generation leads in the aggregate; where groups are trained in the order of their dispatch, it also
-    bounds the age of each: one that is admitted as number p of its window is trained at most ``(p - 1) // (sync_step *
-    groups_per_step)``, so at most ``ceil(staleness_threshold)``, synchronisations later. In addition no more groups are
-    admitted than the run still needs.
+    In each sync window, at most ``window_quota`` groups are outstanding or consumed:
+    ``(1 + staleness_threshold) * trigger_parameter_sync_step * groups_per_step``. A filtered group stops counting at
+    once, a consumed one at the next weight sync, when the window restarts with the outstanding groups. This limits the
+    total lead of generation. If groups are trained in the order they were started, it also limits the staleness of
+    each: the group admitted as number p of its window is trained at most ``(p - 1) // (sync_step * groups_per_step)``
+    weight syncs later, so at most ``ceil(staleness_threshold)``. The coordinator never admits more groups than the run
+    needs.
 
-    Waiting is by futures that state changes wake, never by polling.
+    Waiting uses futures that state changes wake, not polling.
 
     Args:
-        window_quota: Groups per window.
-        groups_needed: Groups the whole run is to consume.
+        window_quota: Maximum groups per window.
+        groups_needed: Groups that the whole run consumes.
     """
 
     def __init__(self, *, window_quota: int, groups_needed: int) -> None:
@@ -47,7 +47,7 @@ class SyncCoordinator:
 
     @property
     def hold(self) -> Hold | None:
-        """What keeps one more group from being dispatched now: a pause, memory, the window, or the end of the run."""
+        """Reason why no group can start now: a pause, memory, the window, or the end of the run; None if one can."""
         if self.outstanding + self.consumed >= self.groups_needed:
             return "end"
         if self.paused:
@@ -57,23 +57,23 @@ class SyncCoordinator:
         return "window" if self.outstanding + self.consumed_in_window >= self.window_quota else None
 
     def may_dispatch(self) -> bool:
-        """Whether one more group is admitted now."""
+        """Whether another group can start now."""
         return self.hold is None
 
     async def admit(self) -> bool:
-        """Wait until a group may be dispatched.
+        """Waits until another group can start.
 
         Returns:
-            False when the run needs no more groups.
+            False if the run needs no more groups.
         """
         await self._until(lambda: self.may_dispatch() or self.consumed >= self.groups_needed)
         return self.consumed < self.groups_needed
 
     def on_dispatched(self) -> None:
-        """A group is on its way.
+        """Counts a group that was started.
 
         Raises:
-            RuntimeError: If it was not admitted.
+            RuntimeError: If the group was not admitted.
         """
         if not self.may_dispatch():
             raise RuntimeError("a group was dispatched without being admitted")
@@ -81,68 +81,68 @@ class SyncCoordinator:
         self._changed()
 
     def on_completed(self) -> None:
-        """A group in flight is complete and waits to be trained."""
+        """Counts a group in flight as complete and waiting to be trained."""
         self.in_flight -= 1
         self.buffered += 1
         self._changed()
 
     def on_dropped(self) -> None:
-        """A group in flight was filtered, failed or cancelled: its place is free again."""
+        """Counts a group in flight as filtered, failed or cancelled, which frees its space in the window."""
         self.in_flight -= 1
         self._changed()
 
     def on_discarded(self, groups: int) -> None:
-        """Complete groups were thrown away untrained."""
+        """Counts complete groups that were discarded untrained."""
         self.buffered -= groups
         self._changed()
 
     def on_consumed(self, groups: int) -> None:
-        """Complete groups have been handed to training."""
+        """Counts complete groups that training has taken."""
         self.buffered -= groups
         self.consumed += groups
         self.consumed_in_window += groups
         self._changed()
 
     def on_returned(self, groups: int) -> None:
-        """Groups that training had taken wait to be trained again: their optimizer step was not finished."""
+        """Counts taken groups as waiting again, because their optimizer step was not finished."""
         self.buffered += groups
         self.consumed -= groups
         self.consumed_in_window -= groups
         self._changed()
 
     def on_restored(self, groups: int) -> None:
-        """Complete groups of a checkpoint wait to be trained."""
+        """Counts complete groups of a checkpoint as waiting to be trained."""
         self.buffered += groups
         self._changed()
 
     def throttle(self, throttled: bool) -> None:
-        """Admit nothing while ``throttled``, for lack of memory; a synchronisation's pause is another matter."""
+        """Stops or resumes admission for lack of memory, independently of `pause`."""
         if throttled != self.throttled:
             self.throttled = throttled
             self._changed()
 
     def on_synced(self, version: int) -> None:
-        """New weights are live; a new window begins with what is outstanding."""
+        """Records a weight sync; the new window starts with the outstanding groups."""
         self.weight_version = version
         self.consumed_in_window = 0
         self._changed()
 
     def pause(self) -> None:
-        """Admit nothing until `resume`."""
+        """Stops admission until `resume`."""
         self.paused = True
         self._changed()
 
     def resume(self) -> None:
-        """Admit again."""
+        """Resumes admission."""
         self.paused = False
         self._changed()
 
     async def drained(self) -> None:
-        """Wait until no group is in flight."""
+        """Waits until no group is in flight."""
         await self._until(lambda: self.in_flight == 0)
 
     def touch(self) -> None:
-        """Something made progress; for the watchdog."""
+        """Reports progress to the watchdog."""
         self.progress += 1
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -159,7 +159,7 @@ class SyncCoordinator:
                 future.set_result(None)
 
     def state_dict(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Returns the state for the manifest."""
         return {
             "weight_version": self.weight_version,
             "consumed": self.consumed,
@@ -167,7 +167,7 @@ class SyncCoordinator:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the manifest; nothing is in flight after a restart."""
+        """Restores the state from the manifest; nothing is in flight after a resume."""
         self.weight_version = state["weight_version"]
         self.consumed = state["consumed"]
         self.consumed_in_window = state["consumed_in_window"]

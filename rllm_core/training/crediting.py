@@ -1,4 +1,4 @@
-"""From complete groups to training samples: rewards, advantages, and what off-policy tokens are worth."""
+"""Turns complete groups into training samples: rewards, advantages and off-policy corrections."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ ComputeLogprobs = Callable[[Sequence[TrainingSample], Policy], Awaitable[list[Fl
 
 
 class Crediting:
-    """Makes the samples of an optimizer step.
+    """Builds the samples of an optimizer step.
 
-    Advantages are computed when a group is completed if nothing else is needed; with an estimator that needs the whole
-    step, or with rewards that need the trainer's log-probabilities, when it is consumed. They mean the same either way.
+    Advantages are computed when a group completes, if possible. They are computed when it is consumed if an estimator
+    needs the whole step, or if rewards need the trainer's log-probabilities. Their meaning is the same.
 
     Args:
-        config: The run file.
+        config: Run file.
         algorithm: Estimators and corrections.
-        compute_logprobs: Asks the backend.
+        compute_logprobs: Function that gets log-probabilities from the backend.
         forward_is_proximal: See `rllm_core.backend.Capabilities`.
 
     Attributes:
-        diagnostics: Of the ratios that are known here, and the corrections that are applied here.
+        diagnostics: Diagnostics of the ratios and corrections computed here.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Crediting:
         self.algorithm = algorithm
         self.diagnostics = OffPolicyDiagnostics()
         self._compute_logprobs = compute_logprobs
-        self._task_ids: dict[int, str] = {}  # by group, of what was credited last
+        self._task_ids: dict[int, str] = {}  # of the last credited groups
         self._forward_is_proximal = forward_is_proximal
         kl = config.algorithm.kl
         self._kl_in: Literal["loss", "reward"] | None = kl.place if kl.coefficient > 0 else None
@@ -66,11 +66,11 @@ class Crediting:
         return not (kl.coefficient > 0 and kl.place == "reward")
 
     async def credited(self, taken: Sequence[CompleteGroup], *, weight_version: int) -> list[list[TrainingSample]]:
-        """Per complete group its samples, with advantages.
+        """Returns the samples of each complete group, with advantages.
 
         Args:
-            taken: What is consumed.
-            weight_version: Of the policy that is about to be trained.
+            taken: Consumed groups.
+            weight_version: Version of the weights about to be trained.
         """
         groups = [group for item in taken for group in item.groups]
         self._task_ids = {group.group_id: group.task_id for group in groups}
@@ -87,10 +87,10 @@ class Crediting:
         return training_samples(group, credits, learns_written=estimator.learns_written, credited_by=estimator.label)
 
     async def _compared_now(self, groups: Sequence[TrajectoryGroup], weight_version: int) -> list[TrajectoryGroup]:
-        """The groups whose tokens a teacher scored, compared with the policy as it is and not as it was.
+        """Recomputes the teacher's advantages of stale groups against the weights about to be trained.
 
-        What the teacher's log-probability less that of an older policy was, becomes the one less that of the policy
-        about to be trained. What this policy sampled is left as it is.
+        Replaces the log-probabilities of the older policy by current ones. Groups sampled by the current weights stay
+        unchanged.
         """
         result = list(groups)
         stale = [
@@ -108,7 +108,7 @@ class Crediting:
         return result
 
     async def _less_kl(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-        """The groups with each token's divergence from the reference taken off its reward."""
+        """Subtracts each token's KL penalty from its reward."""
         kl = self.config.algorithm.kl
         samples = [training_samples(group, _zeros(group)) for group in groups]
         flat = [sample for of_group in samples for sample in of_group]
@@ -126,15 +126,16 @@ class Crediting:
         ]
 
     async def _logprobs(self, samples: Sequence[TrainingSample], policy: Policy) -> list[Floats]:
-        """What the backend computes, if it is one log-probability per sampled token.
+        """Gets log-probabilities from the backend and checks that there is one per sampled token.
 
         Raises:
-            RunError: If it is not; names the task.
+            RunError: If there is not; names the task.
         """
         computed = await self._compute_logprobs(samples, policy)
         if len(computed) != len(samples):
             raise RunError(
-                f"compute_logprobs({policy!r}) of the backend answered {len(computed)} of {len(samples)} samples"
+                f"compute_logprobs({policy!r}) of the backend returned {len(computed)} arrays for "
+                f"{len(samples)} samples"
             )
         return [self._checked(sample, values, policy) for sample, values in zip(samples, computed, strict=True)]
 
@@ -153,12 +154,12 @@ class Crediting:
         return self._task_ids.get(sample.group_id, f"of group {sample.group_id}")
 
     async def corrected(self, samples: list[TrainingSample], *, proximal_version: float) -> list[TrainingSample]:
-        """The samples of one pass with what their loss needs beside advantages, corrections applied.
+        """Adds to the samples of one pass what their loss needs besides advantages, and applies corrections.
 
         Args:
-            samples: As `credited` returned them.
-            proximal_version: Weight version before this optimizer step; a fraction says how far the weights have come
-                since the last synchronisation.
+            samples: Samples from `credited`.
+            proximal_version: Weight version before this optimizer step; its fraction is the progress since the last
+                weight sync.
         """
         if not samples:
             return samples
@@ -178,7 +179,7 @@ class Crediting:
         return samples
 
     def _weighted(self, samples: Sequence[TrainingSample], weight_version: int) -> list[TrainingSample]:
-        """The samples, their advantages corrected where it is known what sampled them."""
+        """Applies corrections to the advantages of samples whose sampling log-probabilities are known."""
         known = {index: ratios for index, sample in enumerate(samples) if (ratios := _log_ratios(sample)) is not None}
         result = list(samples)
         if not known:
@@ -206,7 +207,7 @@ def _zeros(group: TrajectoryGroup) -> list[Credit]:
 
 
 def _compared(step: Step, current: Floats) -> Step:
-    """A step that a teacher scored, with ``(completion_tokens,)`` log-probabilities of the policy as it is now."""
+    """Updates a scored step with ``(completion_tokens,)`` log-probabilities of the current policy."""
     assert step.advantages is not None
     assert step.logprobs is not None
     advantages = step.advantages + step.logprobs - current
@@ -219,13 +220,13 @@ def _with(sample: TrainingSample, **arrays: Floats) -> TrainingSample:
 
 
 def _fractions(sample: TrainingSample, proximal_version: float, step: float) -> Floats:
-    """``(turns,)`` (v_proximal - v_rollout) / (v_trained - v_rollout), as in AReaL's approximation (2505.24298)."""
+    """Returns ``(turns,)`` (v_proximal - v_rollout) / (v_trained - v_rollout), as in AReaL (arXiv 2505.24298)."""
     ages = proximal_version - np.array(sample.weight_versions, np.float64)
     return (ages / (ages + step)).astype(np.float32)
 
 
 def _log_ratios(sample: TrainingSample) -> npt.NDArray[np.float64] | None:
-    """``(sampled_tokens,)`` of proximal over rollout log-probabilities, if both are known."""
+    """Returns ``(sampled_tokens,)`` log ratios of proximal over rollout policy, if both are known."""
     if sample.logprobs is None or sample.proximal_logprobs is None:
         return None
     return sample.proximal_logprobs.astype(np.float64) - sample.logprobs

@@ -1,4 +1,4 @@
-"""Timeouts and stall detection: every wait for foreign code is bounded, even if it ignores its cancellation."""
+"""Timeouts and stall detection: every wait for third-party code is limited, even if it ignores cancellation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rllm_core.training.guard import patience
 
 ResultT = TypeVar("ResultT")
 
-GRACE_SECONDS = 5.0  # for code that was cancelled to clean up; then the run continues without it
+GRACE_SECONDS = 5.0  # for cancelled code to clean up; then the run continues without it
 
 
 class Escaped(RuntimeError):
-    """Foreign code raised something that would end the event loop, such as ``SystemExit``; chained as the cause."""
+    """Third-party code raised an error that would end the event loop, such as ``SystemExit``; chained as the cause."""
 
 
 async def contained(awaitable: Awaitable[ResultT]) -> ResultT:
-    """Await, and keep what is no ``Exception`` from ending the event loop: a task that raises ``SystemExit`` does.
+    """Awaits, and converts errors such as ``SystemExit`` that would end the event loop.
 
     Raises:
-        Escaped: Instead of anything that is neither an ``Exception`` nor a cancellation.
+        Escaped: For an error that is neither an ``Exception`` nor a cancellation.
     """
     try:
         return await awaitable
@@ -36,10 +36,10 @@ async def contained(awaitable: Awaitable[ResultT]) -> ResultT:
 
 
 async def within(seconds: float, what: str, awaitable: Awaitable[ResultT]) -> ResultT:
-    """What ``awaitable`` returns, if that is soon enough.
+    """Awaits with a timeout.
 
     Raises:
-        StallError: If it takes longer than ``seconds``; it is cancelled then, and ``what`` names it.
+        StallError: After ``seconds``; ``awaitable`` is cancelled, and the message names it by ``what``.
     """
     task = asyncio.ensure_future(contained(awaitable))
     try:
@@ -58,10 +58,10 @@ async def within(seconds: float, what: str, awaitable: Awaitable[ResultT]) -> Re
 
 
 async def stop(*tasks: asyncio.Task[Any]) -> list[asyncio.Task[Any]]:
-    """Cancel ``tasks`` and wait for them to end, for at most `GRACE_SECONDS`; how they ended does not matter.
+    """Cancels ``tasks`` and waits at most `GRACE_SECONDS` for them to end; ignores their results.
 
     Returns:
-        Those that ignored it and still run.
+        Tasks that ignored their cancellation and are still running.
     """
     for task in tasks:
         task.cancel()
@@ -74,11 +74,11 @@ async def stop(*tasks: asyncio.Task[Any]) -> list[asyncio.Task[Any]]:
 
 def _seen(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # or asyncio would report it as never retrieved
+        task.exception()  # otherwise asyncio reports it as never retrieved
 
 
 async def in_thread(call: Callable[..., ResultT], *arguments: Any) -> ResultT:
-    """Run ``call`` in a thread of its own: the event loop's pool may be full of a workflow's work that never ends."""
+    """Runs ``call`` in a new thread: hung calls of a workflow may fill the event loop's pool."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-core")
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, call, *arguments)
@@ -87,7 +87,7 @@ async def in_thread(call: Callable[..., ResultT], *arguments: Any) -> ResultT:
 
 
 def waiting_at(task: asyncio.Task[Any]) -> str | None:
-    """Where a suspended task waits: the innermost line that is a plugin's or the user's own; None if there is none."""
+    """Returns where a task waits: the innermost line of plugin or user code, or None."""
     frames = []
     awaited: Any = task.get_coro()
     while awaited is not None:
@@ -102,26 +102,26 @@ def waiting_at(task: asyncio.Task[Any]) -> str | None:
 
 
 def whereabouts(tasks: Iterable[asyncio.Task[Any]], shown: int = 3) -> str:
-    """Names tasks, each with the line where it waits."""
+    """Lists tasks, each with the line where it waits."""
     return first_of([f"{task.get_name()} at {waiting_at(task) or 'an unknown line'}" for task in tasks], shown)
 
 
 def first_of(names: Sequence[str], shown: int = 3) -> str:
-    """The first few of ``names`` and how many more there are."""
+    """Joins the first few ``names`` and the number of the others."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
 
 
 async def watch(progress: Callable[[], int], limit_seconds: float, where: Callable[[], str]) -> NoReturn:
-    """Turn no progress at all into an error.
+    """Raises an error if there is no progress.
 
     Args:
-        progress: A number that changes with everything that happens.
-        limit_seconds: For how long it may stay the same.
-        where: Says where everything is.
+        progress: Returns a number that changes with every progress.
+        limit_seconds: Time without progress after which the run has stalled.
+        where: Describes where every rollout is.
 
     Raises:
-        StallError: If it stays the same for longer.
+        StallError: If the number stays the same for longer.
     """
     seen, since = progress(), time.monotonic()
     while True:

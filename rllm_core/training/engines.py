@@ -1,4 +1,4 @@
-"""Engines that need no backend: for evaluations and teachers."""
+"""Standalone engines, for evaluations and teachers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rllm_core.plugins import PluginManager
 
 
 def engine_class(plugins: PluginManager, name: str) -> type[RolloutEngine]:
-    """The class of a standalone engine.
+    """Loads the class of a standalone engine.
 
     Raises:
-        PluginError: If there is none of this name, or it is broken.
+        PluginError: If no engine has this name, or it is broken.
     """
     provided = plugins.select(providers.Engine, name)
     found: type[RolloutEngine] = plugins.load(provided)
@@ -27,17 +27,17 @@ def engine_class(plugins: PluginManager, name: str) -> type[RolloutEngine]:
 
 
 def standalone_engine(name: str, config: RunConfig, plugins: PluginManager, parser: BaseParser) -> RolloutEngine:
-    """A standalone engine, made from the run file.
+    """Constructs a standalone engine from the run file.
 
     Args:
-        name: Name it is selected by; also of its section.
-        config: The run file, ``model`` being the model that it samples from.
-        plugins: Where it comes from.
-        parser: The parser of that model.
+        name: Name of the engine and of its section.
+        config: Run file, with ``model`` as the model that the engine samples from.
+        plugins: Plugin manager that provides the engine.
+        parser: Parser of that model.
 
     Raises:
-        ConfigError: If it refuses its settings.
-        PluginError: If there is none of this name, or it is broken.
+        ConfigError: If the engine rejects its settings.
+        PluginError: If no engine has this name, or it is broken.
     """
     found = engine_class(plugins, name)
     section = config.plugins.get(name)

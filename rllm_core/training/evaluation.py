@@ -1,4 +1,4 @@
-"""Evaluation: a model or a checkpoint on a workflow, without training."""
+"""Evaluation of a model or checkpoint on a workflow, without training."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The unbiased estimate ``1 - C(n - c, k) / C(n, k)`` (arXiv 2107.03374, eq. 1)."""
+    """Computes the unbiased estimate ``1 - C(n - c, k) / C(n, k)`` (arXiv 2107.03374, eq. 1)."""
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
 def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean over tasks."""
+    """Computes the 95 % bootstrap interval of the mean over tasks."""
     array = np.asarray(values, np.float64)
     picks = np.random.default_rng(seed).integers(0, len(array), (BOOTSTRAP_RESAMPLES, len(array)))
     low, high = np.quantile(array[picks].mean(axis=1), [0.025, 0.975])
@@ -51,7 +51,7 @@ def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class OpenEngine:
-    """An engine ready to sample, and whether its numbers depend on what is in a batch (see `RequestMerger`)."""
+    """An engine ready to sample, and whether its results depend on the rest of the batch (see `RequestMerger`)."""
 
     engine: RolloutEngine
     lockstep: bool
@@ -59,11 +59,11 @@ class OpenEngine:
 
 @asynccontextmanager
 async def engine_of_backend(assembly: launch.Assembly, checkpoint_dir: Path | None) -> AsyncIterator[OpenEngine]:
-    """The engine of the run's backend, with the weights of a checkpoint if there is one.
+    """Opens the engine of the run's backend, optionally with the weights of a checkpoint.
 
     Raises:
         ConfigError: If the checkpoint does not exist.
-        RunError: If it is damaged.
+        RunError: If the checkpoint is damaged.
     """
     backend, capabilities = assembly.backend, type(assembly.backend).capabilities(assembly.config)
     folder = _checkpoint(checkpoint_dir) if checkpoint_dir is not None else None
@@ -91,7 +91,7 @@ async def engine_of_backend(assembly: launch.Assembly, checkpoint_dir: Path | No
 
 @asynccontextmanager
 async def engine_by_name(name: str, config: RunConfig, plugins: PluginManager) -> AsyncIterator[OpenEngine]:
-    """An engine that needs no backend, for the model and parser of the run file."""
+    """Opens a standalone engine for the model and parser of the run file."""
     provided = plugins.select(providers.Parser, config.parser)
     parser_class: type[BaseParser] = plugins.load(provided)
     with provided.at_work("from_model", parser_class):
@@ -115,22 +115,22 @@ async def evaluate(
     samples: int,
     ks: Sequence[int],
 ) -> dict[str, Any]:
-    """Play ``samples`` rollouts of every task.
+    """Runs ``samples`` rollouts of every task.
 
     Returns:
-        JSON: ``workflow, split, tasks, rollouts_per_task, failed, retries, reward_mean, pass_at_k, metrics, failures``;
-        of these, ``reward_mean`` is None without rewards, ``pass_at_k`` is a list of ``{k, value, low, high}`` over the
-        tasks with at least k rollouts that ended well, and ``failures`` has the first of every kind
+        JSON: ``workflow, split, tasks, rollouts_per_task, failed, retries, reward_mean, pass_at_k, metrics, failures``.
+        ``reward_mean`` is None without rewards. ``pass_at_k`` is a list of ``{k, value, low, high}`` over the tasks
+        with at least k successful rollouts. ``failures`` has the first failure of every kind
         (`rllm_core.training.first_failures`).
 
     Raises:
         ConfigError: If there are no tasks.
-        RunError: If not one rollout ended well.
+        RunError: If every rollout failed.
     """
     if not workflow.samples:
         raise ConfigError(
             f"workflow {config.workflow!r} never asks the model, so there is nothing to evaluate; validations of "
-            "rllm-core train report the likelihood of what is written there"
+            "rllm-core train report the likelihood of its example conversations"
         )
     tasks = Tasks(workflow, config.workflow).of(split)
     if not len(tasks):
@@ -180,7 +180,7 @@ async def evaluate(
 
 
 def _checkpoint(path: Path) -> Path:
-    """The checkpoint folder meant by ``path``: itself, or the newest one of the run folder it is."""
+    """Resolves ``path`` to a checkpoint folder: itself, or the latest one in a run folder."""
     if (path / checkpoint.MANIFEST).is_file():
         return path
     found = checkpoint.complete(path / "checkpoints")

@@ -1,4 +1,4 @@
-"""When failures are no longer single accidents: outages end the run, tasks that always fail are set aside."""
+"""Handling of repeated failures: outages stop the run, and tasks that always fail are quarantined."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_ERROR_CHARACTERS = 500
 
 
 class CircuitBreaker:
-    """Ends a run that only burns resources: too many failed attempts in a row, or among the last thousand.
+    """Stops a run after too many consecutive failures, or too many among the last 1000 attempts.
 
     Args:
-        config: ``max_consecutive_failures`` and ``max_failure_share``.
+        config: Section with ``max_consecutive_failures`` and ``max_failure_share``.
     """
 
     def __init__(self, config: RolloutConfig) -> None:
@@ -30,10 +30,10 @@ class CircuitBreaker:
         self._reasons: Counter[str] = Counter()
 
     def record(self, episode: Episode) -> RunError | None:
-        """Take note of an attempt.
+        """Records an attempt.
 
         Returns:
-            The error the run should end with, if this was the one failure too many; later ones are its consequence.
+            The error to stop the run with, if a limit is exceeded now; returned once.
         """
         error = self._judge(episode)
         if error is not None:
@@ -55,27 +55,27 @@ class CircuitBreaker:
         if self._consecutive >= self._max_consecutive:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
             return RunError(
-                f"{self._consecutive} attempts at rollouts failed in a row ({reasons}), and "
-                f"rollout.max_consecutive_failures = {self._max_consecutive}; the last one, of task "
+                f"{self._consecutive} consecutive rollout attempts failed ({reasons}; "
+                f"rollout.max_consecutive_failures = {self._max_consecutive}); the last one, of task "
                 f"{episode.task_id!r}: {_one_line(episode.error)}"
             )
         if len(self._recent) == FAILURE_SHARE_WINDOW and self._recent_failures > self._max_share * FAILURE_SHARE_WINDOW:
             return RunError(
-                f"{self._recent_failures} of the last {FAILURE_SHARE_WINDOW} attempts at rollouts failed "
-                f"(rollout.max_failure_share = {self._max_share}), the last one, of task {episode.task_id!r}: "
+                f"{self._recent_failures} of the last {FAILURE_SHARE_WINDOW} rollout attempts failed "
+                f"(rollout.max_failure_share = {self._max_share}); the last one, of task {episode.task_id!r}: "
                 f"{_one_line(episode.error)}"
             )
         return None
 
 
 class Quarantine:
-    """Tasks whose groups were lost to failures again and again; the run goes on without them.
+    """Tasks whose groups failed repeatedly; the run continues without them.
 
     Args:
-        after_groups: Groups of one task that may be lost in a row.
+        after_groups: Consecutive failed groups after which a task is quarantined.
 
     Attributes:
-        tasks: What went wrong last, by task id.
+        tasks: Last error by task id.
     """
 
     def __init__(self, after_groups: int) -> None:
@@ -87,7 +87,7 @@ class Quarantine:
         return task_id in self.tasks
 
     def group_lost(self, task_id: str, error: str) -> bool:
-        """A group had too few rollouts that ended well; True if its task is set aside now."""
+        """Records a group with failed rollouts; returns True if its task is quarantined now."""
         self._lost[task_id] += 1
         if task_id in self.tasks or self._lost[task_id] < self.after_groups:
             return False
@@ -95,15 +95,15 @@ class Quarantine:
         return True
 
     def group_played(self, task_id: str) -> None:
-        """All rollouts of a group ended well."""
+        """Records a group whose rollouts all succeeded."""
         self._lost.pop(task_id, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Returns the state for the manifest."""
         return {"tasks": dict(self.tasks), "lost": dict(self._lost)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the manifest."""
+        """Restores the state from the manifest."""
         self.tasks, self._lost = dict(state["tasks"]), Counter(state["lost"])
 
 

@@ -1,4 +1,4 @@
-"""The generating half of the loop: dispatches whole groups, and books every rollout that is not trained."""
+"""Generation: starts whole groups, and records the outcome of every rollout that is not trained."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from rllm_core.training.state import TrainerState
 from rllm_core.training.tasks import TaskStream
 from rllm_core.types import Episode, Task
 
-# Thousands that begin in one tick would block the event loop for a second, and again when an engine answers all of them
-# together. Engines that collect the requests of a tick for a batch should find a good many.
+# Thousands of rollouts started in one tick would block the event loop for a second, and again when an engine answers
+# them together. The limit is still high, for engines that batch the requests of a tick.
 MAX_ROLLOUTS_PER_TICK = 128
 
 
 class Generation:
-    """Dispatches the task stream, group by group, as the coordinator admits.
+    """Starts groups of the task stream when the coordinator admits them.
 
     Args:
-        state: Snapshot for hooks.
-        incarnation: Start of the run, part of rollout ids.
-        groups_per_take: Complete groups that training waits for; a full buffer may always grow up to these.
+        state: Returns a snapshot for hooks.
+        incarnation: Launch number, part of rollout ids.
+        groups_per_take: Complete groups that training waits for; even a full buffer may grow to this number.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Generation:
         self._incarnation = incarnation
         self._groups_per_take = groups_per_take
         self._next_ordinal = 0
-        self._again: list[int] = []  # given up before, or in flight at the checkpoint this start resumed from
+        self._again: list[int] = []  # cancelled earlier, or in flight at the resumed checkpoint
         self._groups: dict[int, asyncio.Task[None]] = {}
         self._assemblies: dict[int, Assembly] = {}
 
     async def run(self) -> None:
-        """Dispatch until the run needs no more groups."""
+        """Starts groups until the run needs no more."""
         rollouts_in_tick = 0
         while await self.coordinator.admit():
             ordinal = self._again[0] if self._again else self._next_ordinal
@@ -83,14 +83,14 @@ class Generation:
             if epoch > self.epoch:
                 self.epoch = epoch
                 await self.observers.notify("on_epoch_start", state=self._state(), epoch=epoch)
-                continue  # the place may be gone: a synchronisation can have begun while the hooks ran
+                continue  # a weight sync may have started during the hooks
             if self._again:
                 self._again.pop(0)
             else:
                 self._next_ordinal += 1
             if self.stream[ordinal].task_id in self.quarantine:
                 self._skip(ordinal)
-                await asyncio.sleep(0)  # an admission that need not wait lets nobody else run
+                await asyncio.sleep(0)  # admit() does not yield to other tasks if it need not wait
             else:
                 self._check_attempts()
                 self._dispatch(ordinal)
@@ -102,7 +102,7 @@ class Generation:
                 await self.observers.notify("on_epoch_end", state=self._state(), epoch=epoch)
 
     async def stop(self, reason: str) -> None:
-        """Stop everything in flight and book it as cancelled; it stays due."""
+        """Stops all groups in flight and counts them as cancelled; they stay due."""
         running, ordinals = list(self._groups.values()), sorted(self._assemblies)
         await stop(*running)
         for ordinal in ordinals:
@@ -112,7 +112,7 @@ class Generation:
         self._groups, self._assemblies = {}, {}
 
     def give_back(self, taken: Sequence[CompleteGroup]) -> None:
-        """Groups of an optimizer step that was begun and not finished are complete groups again."""
+        """Returns the groups of an unfinished optimizer step to the buffer."""
         if not taken:
             return
         for group in taken:
@@ -121,7 +121,7 @@ class Generation:
         self.reporter.event("return", groups=[group.ordinal for group in taken])
 
     def discard(self, reason: str) -> None:
-        """Empty the buffer and book what was in it as cancelled; it stays due."""
+        """Empties the buffer and counts its groups as cancelled; they stay due."""
         discarded = [group.ordinal for group in self.buffer.discard()]
         self.coordinator.on_discarded(len(discarded))
         self._give_up(discarded, reason)
@@ -133,20 +133,20 @@ class Generation:
         self._again = sorted({*self._again, *ordinals})
 
     def restore_buffer(self, path: Path, state: dict[str, Any]) -> None:
-        """Read what `TrajectoryGroupBuffer.write` wrote: these groups need not be generated again.
+        """Reads the groups written by `TrajectoryGroupBuffer.write`, so they need not be generated again.
 
         Raises:
-            ValueError: If they are not those of ``state``, the manifest's.
+            ValueError: If they differ from those in ``state``, from the manifest.
         """
         restored = [self.buffer.restore(line) for line in path.read_bytes().splitlines()] if path.exists() else []
         if [group.ordinal for group in restored] != state["buffered_ordinals"]:
-            raise ValueError(f"{path} does not hold the groups {state['buffered_ordinals']}")
+            raise ValueError(f"{path} does not contain the groups {state['buffered_ordinals']}")
         for group in restored:
             self.buffer.put(group)
         self.coordinator.on_restored(len(restored))
 
     def whereabouts(self) -> str:
-        """Where every rollout is, for a person whose run stands still."""
+        """Describes where every rollout is, for the message of a stalled run."""
         missing = [
             f"group {a.ordinal} (task {a.task_id}) waits for rollouts "
             + ", ".join(str(index) for index in range(a.expected) if index not in a.episodes)
@@ -159,7 +159,7 @@ class Generation:
         )
 
     def state_dict(self, buffered_ordinals: list[int]) -> dict[str, Any]:
-        """For the manifest; ``buffered_ordinals`` are the groups that the checkpoint holds whole."""
+        """Returns the state for the manifest; ``buffered_ordinals`` are the groups saved in the checkpoint."""
         return {
             "next_ordinal": self._next_ordinal,
             "due_ordinals": sorted({*self._assemblies, *self._again, *self.buffer.ordinals()} - set(buffered_ordinals)),
@@ -170,14 +170,14 @@ class Generation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the manifest: what was due is dispatched first."""
+        """Restores the state from the manifest; due groups are started first."""
         self._next_ordinal = state["next_ordinal"]
         self._again = list(state["due_ordinals"])
-        for ordinal in self._again:  # nothing younger may be trained before these where order matters
+        for ordinal in self._again:  # with in_order, later groups must wait for these
             self.buffer.expect(ordinal)
         self.epoch = state["epoch"]
         self.quarantine.load_state_dict(state["quarantine"])
-        self.difficulty.load_state_dict(state.get("difficulty", {}))  # earlier versions wrote none
+        self.difficulty.load_state_dict(state.get("difficulty", {}))  # missing in manifests of earlier versions
 
     def _skip(self, ordinal: int) -> None:
         task_id = self.stream[ordinal].task_id
@@ -194,8 +194,9 @@ class Generation:
         limit = self.config.algorithm.max_group_attempts * self.config.window_quota
         if self.groups_since_step > limit:
             raise RunError(
-                f"{limit} groups were generated for one optimizer step and too few survived filtering: "
-                f"{self.books.by_reason()}; see algorithm.filter_uniform_groups and algorithm.max_group_attempts"
+                f"one optimizer step needed more than {limit} groups because too many were filtered (run so far: "
+                f"{self.books.by_reason()}). Try easier or harder tasks, algorithm.filter_uniform_groups = false, or a "
+                "larger algorithm.max_group_attempts"
             )
 
     def _dispatch(self, ordinal: int) -> None:
@@ -214,13 +215,13 @@ class Generation:
 
     def _group_ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        while isinstance(error, BaseExceptionGroup):  # of the rollouts' task group; the others follow from the first
+        while isinstance(error, BaseExceptionGroup):  # from the task group; later errors follow from the first
             error = error.exceptions[0]
         if error is not None:
             self.buffer.fail(error)
 
     async def _play_group(self, task: Task, assembly: Assembly) -> None:
-        """All rollouts of one task, to the buffer or to the books."""
+        """Runs all rollouts of one task, then buffers the group or records its outcome."""
         async with asyncio.TaskGroup() as rollouts:
             for index in range(assembly.expected):
                 rollouts.create_task(self._play_rollout(task, assembly, index))

@@ -1,10 +1,11 @@
-"""Ends a run whose event loop no longer turns, because a callback blocks it in Python or in C.
+"""Guard that ends a run whose event loop is blocked by a callback, in Python or in C.
 
-Nothing of the process can be relied on then: its timeouts and signal handlers are callbacks too. So a child process
-(`rllm_core.training.guard_process`) expects a heartbeat of the event loop. Without one for longer than the run file
-allows, it asks for the stack: a signal that ``faulthandler`` answers even while C code holds the interpreter, and that
-is then handed on to Python. If Python can answer, it names the rollout and the line and ends the process; otherwise
-the child prints the stack and kills it. The files of the run are complete up to the last event, and it can be resumed.
+Timeouts and signal handlers of the process are callbacks too, so they cannot help. A child process
+(`rllm_core.training.guard_process`) therefore expects a heartbeat of the event loop. If it is missing for longer than
+the run file allows, the child asks for the stack with a signal. ``faulthandler`` answers the signal even while C code
+holds the interpreter, and passes it on to Python. If Python can handle it, it reports the rollout and the line, and
+ends the process; otherwise the child prints the stack and kills it. The files of the run are complete up to the last
+event, and the run can be resumed.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from rllm_core.training import guard_process
 ResultT = TypeVar("ResultT")
 
 BEAT_SECONDS = 1.0
-# After SIGTERM, a loop that does not turn for this long does not turn for the signal either.
+# After SIGTERM, a loop blocked for this long will not handle the signal either.
 SIGNALLED_SECONDS = 15.0
 MARGIN_SECONDS = 10.0
 ASK = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 1
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
-_patience: list[float] = []  # deadlines of the calls that may block the loop for as long as they take
+_patience: list[float] = []  # timeouts of calls that may block the loop
 _active: list[Guard] = []
 
 
 @contextlib.contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """In here the event loop may stand still for ``seconds``: a backend may do its work on the event loop itself."""
+    """Allows the event loop to block for ``seconds``: a backend may work on the event loop itself."""
     _patience.append(seconds)
     _beat_all()
     try:
@@ -50,7 +51,7 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 def leave(exit_code: int, message: str = "") -> NoReturn:
-    """End the process at once, without the watching processes taking it for a crash."""
+    """Exits the process immediately, without guards reporting a crash."""
     for guard in _active:
         guard.write(guard_process.GOODBYE)
     if message:
@@ -64,11 +65,11 @@ def _beat_all() -> None:
 
 
 class Guard:
-    """Watches the event loop it is entered in, on the main thread of a process that it may end.
+    """Watches the current event loop, and ends the process if it blocks. Works on the main thread only.
 
     Args:
-        limit_seconds: How long the event loop may stand still, outside of `patience`.
-        advice: What to do after the end, for the message.
+        limit_seconds: Longest time that the event loop may block, outside of `patience`.
+        advice: Next step for the user, for the message.
     """
 
     def __init__(self, limit_seconds: float, advice: str) -> None:
@@ -93,7 +94,7 @@ class Guard:
         os.close(beats)
         os.close(dumps)
         self._before: Any = signal.signal(ASK, self._blocked)
-        # The dump for SIGTERM tells the child that the run should stop, even if no Python code can notice.
+        # The dump for SIGTERM tells the child that the run should stop, even if no Python code can run.
         for number in (ASK, *STOPPING):
             faulthandler.register(number, file=self._dumps, all_threads=True, chain=True)
         _active.append(self)
@@ -113,7 +114,7 @@ class Guard:
         self._process.wait()
 
     def beat(self) -> None:
-        """The event loop turns; it may stand still from now on for as long as `patience` says."""
+        """Sends a heartbeat with the time until the next one, which respects `patience`."""
         longest = max(_patience, default=0.0)
         silence = max(longest, self.limit_seconds) + MARGIN_SECONDS
         self.write(f"{silence:g} {max(longest, SIGNALLED_SECONDS):g}\n".encode())
@@ -123,8 +124,8 @@ class Guard:
         self._timer = self._loop.call_later(BEAT_SECONDS, self._tick)
 
     def write(self, line: bytes) -> None:
-        """Tell the child something."""
-        # Full or closed: the child is stopped or gone, and a run does not end for want of a watcher.
+        """Writes to the child process."""
+        # Full or closed pipe: the child is stopped or gone, which must not end the run.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._beats, line)
 
@@ -138,13 +139,13 @@ class Guard:
         what = task.get_name() if task is not None else "a callback"
         where = f" at {place.where} in {place.function}()" if place is not None else ""
         message = (
-            f"error: {what} blocks the event loop{where}, so the run cannot continue and was ended; await what waits, "
-            f"or move it to a thread with asyncio.to_thread. {self.advice}"
+            f"error: {what} blocks the event loop{where}, so the run cannot continue and was ended; replace "
+            f"the blocking call with an await, or move it to asyncio.to_thread. {self.advice}"
         )
         leave(1, message)
 
 
 async def guarded(main: Awaitable[ResultT], limit_seconds: float) -> ResultT:
-    """Await ``main`` with a `Guard` around it, for what leaves nothing to continue."""
+    """Awaits ``main`` with a `Guard`, for commands that have nothing to resume."""
     with Guard(limit_seconds, "Nothing was changed on the disk."):
         return await main

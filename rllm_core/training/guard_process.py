@@ -1,8 +1,8 @@
-"""The process that watches a run from outside, see `rllm_core.training.guard`; run as a script.
+"""Process that watches a run from outside, see `rllm_core.training.guard`; run as a script.
 
 Arguments: descriptor of the heartbeats, descriptor of the stacks, pid of the run, the signal that asks for a stack, and
-the advice to print. A heartbeat is a line with two numbers: how many seconds the next one may take, and how many if the
-run has been asked to stop.
+the advice to print. A heartbeat is a line with two numbers: the maximum seconds until the next one, and the maximum if
+the run has been asked to stop.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SHOWN_LINES = 30
 
 
 class Watch:
-    """What is known of the run.
+    """State of the watched run.
 
     Args:
         beats: Descriptor of the heartbeats.
         dumps: Descriptor of the stacks.
-        pid: The run's process.
+        pid: Process id of the run.
     """
 
     def __init__(self, beats: int, dumps: int, pid: int) -> None:
@@ -45,7 +45,7 @@ class Watch:
         self._open = [beats, dumps]
 
     def wait(self) -> None:
-        """Read what there is, for at most `POLL_SECONDS`; a suspended process or machine is not silent."""
+        """Reads input for at most `POLL_SECONDS`; suspended time does not count as silence."""
         began = time.monotonic()
         ready, _, _ = select.select(self._open, [], [], POLL_SECONDS)
         for descriptor in ready:
@@ -65,7 +65,7 @@ class Watch:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the last heartbeat is too long ago."""
+        """Whether the heartbeat is overdue."""
         return self.silent_seconds > (self.stopping_seconds if self.is_stopping else self.limit_seconds)
 
     def _beat(self, data: bytes) -> None:
@@ -82,17 +82,17 @@ class Watch:
     def _is_suspended(self) -> bool:
         try:
             state = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
-        except OSError:  # it ends, or this system has no /proc
+        except OSError:  # the process has ended, or this system has no /proc
             return False
         return state in ([b"T"], [b"t"])
 
 
 def main() -> None:
-    """Watch until the run says goodbye or is gone; end it if it is blocked."""
+    """Watches until the run says goodbye or has ended; kills it if it is blocked."""
     beats, dumps, pid, ask = (int(argument) for argument in sys.argv[1:5])
     advice = sys.argv[5]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the run, which says goodbye
+        signal.signal(number, signal.SIG_IGN)  # meant for the run, which then says goodbye
     watch = Watch(beats, dumps, pid)
     while not (watch.said_goodbye or watch.has_ended or watch.is_blocked):
         watch.wait()
@@ -112,13 +112,15 @@ def main() -> None:
         os.kill(pid, signal.SIGKILL)
     lines = watch.stack.decode(errors="replace").splitlines()
     say(
-        f"error: the event loop has not turned for {watch.silent_seconds:.0f} s and a call in C holds the interpreter, "
-        "so the run was ended; its stack, innermost call first:\n" + "\n".join(lines[:SHOWN_LINES]) + f"\n{advice}"
+        f"error: the event loop has been blocked for {watch.silent_seconds:.0f} s by a call in C that holds the "
+        "interpreter, so the run was ended; its stack, innermost call first:\n"
+        + "\n".join(lines[:SHOWN_LINES])
+        + f"\n{advice}"
     )
 
 
 def say(text: str) -> None:
-    """Print to the run's stderr, if anybody still reads it."""
+    """Prints to the run's stderr, if it is still open."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""Append-only JSON lines of a run, and how a restart makes them continue a checkpoint exactly."""
+"""Append-only JSON lines of a run, which a resume truncates to match its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rllm_core.errors import RunError
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Whatever the disk refuses in here is one line that names the file, or ``path`` where the system names none.
+    """Converts disk errors to one line that names the file, or ``path`` if the error names none.
 
     Raises:
-        RunError: Instead of an `OSError`.
+        RunError: For an `OSError`.
     """
     try:
         yield
@@ -30,11 +30,10 @@ def _cannot_be_written(path: Path, error: OSError) -> RunError:
 
 
 class JsonLines:
-    """One file of JSON objects, one per line, appended to.
+    """Append-only file of JSON objects, one per line.
 
-    Each line is handed to the operating system at once, so that a process that is killed leaves all of them, and is on
-    the disk after `sync`. The first time the disk refuses, that is a `RunError`, which ends the run; what is written on
-    the way out is tried, and not told again.
+    Each line goes to the operating system immediately, so a killed process loses none; `sync` puts them on disk. The
+    first disk error is a `RunError`, which ends the run; later ones, while the run shuts down, are not reported.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,11 +42,11 @@ class JsonLines:
         self._failure: OSError | None = None
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one object."""
+        """Appends one object."""
         self.write_text(json.dumps(record, separators=(",", ":"), allow_nan=False))
 
     def write_text(self, line: str) -> None:
-        """Append one object that is JSON already."""
+        """Appends one serialized object."""
         try:
             self._file.write(line.encode() + b"\n")
             self._file.flush()
@@ -55,17 +54,17 @@ class JsonLines:
             self._tell(error)
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Flushes to the operating system."""
         self._unless_told(self._file.flush)
 
     def sync(self) -> int:
-        """Put everything on the disk.
+        """Syncs everything to disk.
 
         Returns:
             The length of the file in bytes.
 
         Raises:
-            RunError: Whenever the disk refuses, and after it has refused before: lines may be missing then.
+            RunError: If the disk fails now or has failed before, since lines may be missing.
         """
         if self._failure is not None:
             raise _cannot_be_written(self.path, self._failure)
@@ -75,7 +74,7 @@ class JsonLines:
         return self._file.tell()
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flushes and closes the file."""
         self._unless_told(self._file.close)
 
     def _unless_told(self, operation: Callable[[], None]) -> None:
@@ -91,14 +90,14 @@ class JsonLines:
 
 
 def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:
-    """Cut ``path`` to ``offset_bytes``; what stood behind goes to the file ``lost``.
+    """Truncates ``path`` to ``offset_bytes``, and moves the rest to the file ``lost``.
 
     Raises:
-        ValueError: If the file is shorter than that.
+        ValueError: If the file is shorter than ``offset_bytes``.
     """
     size = path.stat().st_size if path.exists() else 0
     if size < offset_bytes:
-        raise ValueError(f"{path.name} has {size} bytes, the checkpoint was made when it had {offset_bytes}")
+        raise ValueError(f"{path.name} has {size} bytes, but had {offset_bytes} when the checkpoint was saved")
     if size == offset_bytes:
         return
     with path.open("rb+") as file:
@@ -111,7 +110,7 @@ def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a file; a last line that a crash cut off is left out."""
+    """Reads all complete lines of a file, without a last line truncated by a crash."""
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]

@@ -1,4 +1,4 @@
-"""From a checked run file to a running trainer: selects the plugins, checks that they fit, runs, writes the summary."""
+"""Launches a run: selects the plugins, checks that they fit, trains and writes the summary."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ CLOSING_TIMEOUT_SECONDS = 10.0  # for the workflow, and for its services
 
 @dataclass
 class Assembly:
-    """The parts of a run, selected and checked; nothing is allocated yet.
+    """Parts of a run, selected and checked, before anything is allocated.
 
     Attributes:
-        not_checked: What the backend could not check, for ``--dry-run``.
-        notes: Settings that mean something else here than they say.
-        trackers: By the names they were selected by.
-        is_hung: Whether the backend or a tracker did not stop in time; its threads may keep the process from ending.
+        not_checked: Settings that the backend could not check, for ``--dry-run``.
+        notes: Remarks about settings whose effect differs from their plain meaning.
+        trackers: Trackers by their names in the run file.
+        is_hung: Whether the backend or a tracker did not stop in time; its threads may keep the process from exiting.
     """
 
     config: RunConfig
@@ -69,13 +69,13 @@ class Assembly:
     is_hung: bool = False
 
     def derived(self) -> dict[str, int]:
-        """Numbers that follow from the run file and what its backend can do."""
+        """Returns numbers computed from the run file and the capabilities of its backend."""
         per_pass, _ = passes(self.config, type(self.backend).capabilities(self.config), self.algorithm)
         groups = self.config.training.groups_per_step
         return self.config.derived() | {"forward_backward_passes_per_step": groups // per_pass}
 
     def parser(self) -> BaseParser:
-        """Build the parser for the backend's model (reads the tokenizer)."""
+        """Builds the parser for the backend's model (reads the tokenizer)."""
         provided = self.plugins.select(providers.Parser, self.config.parser)
         parser_class: type[BaseParser] = self.plugins.load(provided)
         model = self.backend.model_path()
@@ -83,19 +83,19 @@ class Assembly:
             return parser_class.from_model(model, self.config.plugins.get(self.config.parser))
 
     async def engine(self) -> RolloutEngine:
-        """Allocate everything."""
+        """Allocates the backend and returns its engine."""
         seconds = self.config.training.backend_timeout_seconds
         what = f"init_rollout_engine of backend {self.config.backend!r}"
-        with patience(seconds):  # a parser may have to fetch or make its model first
+        with patience(seconds):  # a parser may have to download or create its model first
             parser = self.parser()
         return await within(seconds, what, self.backend.init_rollout_engine(parser))
 
 
 def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
-    """Select and check the parts of a run without allocating anything.
+    """Selects and checks the parts of a run without allocating anything.
 
     Raises:
-        ConfigError: If a setting is wrong or the backend cannot honour it.
+        ConfigError: If a setting is invalid or the backend does not support it.
         PluginError: If a part is missing or broken.
     """
     _check_requirements(config)
@@ -125,7 +125,7 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     per_pass, per_take = passes(config, capabilities, algorithm)
     if per_pass != config.groups_per_pass:
         notes.append(
-            f"one forward-backward pass per step: backend {config.backend!r} cannot normalise the loss afterwards"
+            f"one forward-backward pass per step: backend {config.backend!r} cannot normalize the loss afterwards"
         )
     elif per_take > config.groups_per_pass:
         because = (
@@ -137,7 +137,7 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
 
 
 def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
-    """The workflow of a run file, with its own section."""
+    """Constructs the workflow of a run file, with its own section."""
     provided = plugins.select(providers.Workflow, config.workflow)
     workflow_class: type[Workflow] = plugins.load(provided)
     if not isinstance(workflow_class, type) or not issubclass(workflow_class, Workflow):
@@ -154,15 +154,15 @@ def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
 
 @asynccontextmanager
 async def opened(workflow: Workflow, config: RunConfig, note: Callable[[str], None]) -> AsyncIterator[None]:
-    """Around all rollouts: what the workflow starts is stopped, however they end.
+    """Opens a workflow for all rollouts, and closes it and its services however they end.
 
     Args:
-        workflow: What is played.
-        config: The run file, for its deadline.
-        note: Told if stopping fails, which changes nothing about how the run went.
+        workflow: Workflow to open.
+        config: Run file, for the timeout.
+        note: Called with a message if closing fails, which does not fail the run.
 
     Raises:
-        StallError: If it is not ready in time.
+        StallError: If opening times out.
     """
     try:
         what = f"open() of workflow {config.workflow!r}"
@@ -176,8 +176,8 @@ async def opened(workflow: Workflow, config: RunConfig, note: Callable[[str], No
             try:
                 await within(CLOSING_TIMEOUT_SECONDS, what, closing())
             except StallError as stuck:
-                note(f"{stuck}; it is left behind")
-            except Exception as error:  # somebody else's code; how the rollouts went is known by now
+                note(f"{stuck}; leaving it running")
+            except Exception as error:  # third-party code; the rollouts are done
                 note(f"{what} failed: {blamed(error)}")
 
 
@@ -190,18 +190,18 @@ def _check_requirements(config: RunConfig) -> None:
 async def train(
     assembly: Assembly, path: Path, *, resume: bool, progress: Progress, guard: Guard | None = None
 ) -> dict[str, Any]:
-    """Run a training in the folder ``path`` and return what its ``summary.json`` says.
+    """Trains in the folder ``path`` and returns the content of its ``summary.json``.
 
     Args:
-        assembly: The parts of the run.
-        path: The run folder.
-        resume: Whether to continue the run in it.
-        progress: The display.
-        guard: Ends the process where the event loop no longer turns; None in a process that is not the run's own.
+        assembly: Parts of the run.
+        path: Run folder.
+        resume: Whether to continue the run in the folder.
+        progress: Progress display.
+        guard: Guard that ends the process if its event loop is blocked; None if the process is not the run's own.
 
     Raises:
-        Interrupted: After SIGINT or SIGTERM; the folder can be resumed.
-        UserError: If the run failed in a way its message explains.
+        Interrupted: After SIGINT or SIGTERM; the run can be resumed.
+        UserError: If the run failed for a reason that its message explains.
     """
     progress = Harmless(progress)
     run_dir = RunDir(path, assembly.config, resume=resume)
@@ -231,12 +231,12 @@ async def _train(
         run_dir.write_json("plugins.json", [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)])
         progress.start(config, path, summary["resumed_from_step"] or 0)
         if resume and run_dir.manifest is None:
-            progress.note(f"{path} holds no complete checkpoint: starting again at step 0")
+            progress.note(f"{path} has no complete checkpoint: restarting at step 0")
         trackers.start(config, str(path))
         engine = await assembly.engine()
-        # What is imported and allocated by now stays: half a million objects that no collection needs to walk
-        # again. A collection blocks the event loop for as long as it takes to walk what is new in its generation,
-        # so young ones come often enough to be short. Rollouts make hardly any cycles: old ones may be rare.
+        # Imported and allocated objects stay: no garbage collection needs to walk this half a million again.
+        # A collection blocks the event loop while it walks its generation, so young collections must be frequent
+        # to be short. Rollouts create hardly any reference cycles, so old ones can be rare.
         gc.collect()
         gc.freeze()
         gc.set_threshold(2_000, 10, 300)
@@ -280,8 +280,8 @@ async def _train(
             await within(SHUTDOWN_TIMEOUT_SECONDS, what, assembly.backend.shutdown())
         except StallError as stuck:
             assembly.is_hung = True
-            progress.note(f"{stuck}; it is left behind")
-        except Exception as error:  # somebody else's code; how the run went is known by now
+            progress.note(f"{stuck}; leaving it running")
+        except Exception as error:  # third-party code; the run is done
             progress.note(f"{what} failed: {blamed(error)}")
         finally:
             if trainer is not None:
@@ -311,7 +311,7 @@ async def _train(
             for line in first_failures.lines(summary["failures"]):
                 progress.closing(line)
             if summary["status"] == "interrupted":
-                progress.note(f"to go on: rllm-core train --resume --run-dir {path}")
+                progress.note(f"to continue: rllm-core train --resume --run-dir {path}")
     return summary
 
 
@@ -325,7 +325,7 @@ def _first_failures(trainer: Trainer | None, observers: Observers, trackers: Tra
 
 
 def _write_down(summary: dict[str, Any], run_dir: RunDir, progress: Progress) -> None:
-    """Write the summary and close the folder; a disk that refuses does not hide what ended the run before."""
+    """Writes the summary and closes the folder; a disk error does not hide an earlier error of the run."""
     try:
         try:
             run_dir.write_json("summary.json", summary)
@@ -343,20 +343,20 @@ def _draw(path: Path, progress: Progress) -> None:
     try:
         if report.plot_reward(path) is None:
             progress.note("no reward.png: pip install 'rllm-core[plots]'")
-    except Exception as error:  # the run is over and written down: no picture changes how it ended
+    except Exception as error:  # a failed plot must not change the outcome of the run
         reason = error.strerror if isinstance(error, OSError) else None
         progress.note(" ".join(f"no reward.png: {reason or f'{type(error).__name__}: {error}'}".split())[:500])
 
 
 class _Signals:
-    """SIGINT and SIGTERM stop the run where it loses nothing; a second one ends the process at once.
+    """Signal handlers: the first SIGINT or SIGTERM saves and stops the run, a second one exits immediately.
 
-    Signals reach only the main thread of a process, so elsewhere this does nothing.
+    Signals reach only the main thread of a process, so this does nothing in other threads.
 
     Attributes:
-        trainer: Whom to ask; until there is one, whatever is being started is cancelled.
-        interrupted: What the first signal asked for.
-        is_closing: Whether the run is over, and only ends what it has started.
+        trainer: Trainer to interrupt; before it is set, a signal cancels the launch.
+        interrupted: Error that the first signal raises.
+        is_closing: Whether the run is over and shutting down.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -381,10 +381,10 @@ class _Signals:
             leave(128 + number)
         self.interrupted = Interrupted(int(number), number.name)
         if self.trainer is not None:
-            self.progress.note(f"{number.name}: saving a checkpoint; once more stops at once")
+            self.progress.note(f"{number.name} received: saving a checkpoint. Send it again to exit immediately")
             self.trainer.interrupt(self.interrupted)
         elif self.is_closing:
-            self.progress.note(f"{number.name}: closing; once more stops at once")
+            self.progress.note(f"{number.name} received: shutting down. Send it again to exit immediately")
         elif self._task is not None:
             self._task.cancel()
 

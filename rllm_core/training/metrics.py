@@ -1,4 +1,4 @@
-"""Metrics: numbers with a declared reduction, one name each, the same on every backend."""
+"""Metrics with declared reductions and the same names on every backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REDUCE: dict[Reduction, Callable[[list[float]], float]] = {
     "last": lambda values: values[-1],
 }
 
-# Every metric of the core. Backends add theirs in `UpdateResult.metrics`, one value per step ("last").
+# All metrics of the core. Backends add their own in `UpdateResult.metrics`, one value per step ("last").
 CORE_METRICS: dict[str, Reduction] = {
     "reward_mean": "mean",
     "solved": "mean",
@@ -44,12 +44,12 @@ CORE_METRICS: dict[str, Reduction] = {
 }
 
 
-# In runs with a teacher.
+# Metrics of runs with a teacher.
 TEACHER_METRICS: dict[str, Reduction] = {"teacher_kl_mean": "last", "teacher_unscored_tokens": "last"}
 
 
 class MetricsAggregator:
-    """Collects values during a step and reduces them at its end.
+    """Collects values during a step, and reduces them at its end.
 
     Args:
         declared: Reduction by metric name; recording any other name is an error.
@@ -60,19 +60,19 @@ class MetricsAggregator:
         self._values: dict[str, list[float]] = defaultdict(list)
 
     def declare(self, name: str, reduction: Reduction) -> None:
-        """Add a metric.
+        """Declares a metric.
 
         Raises:
-            ValueError: If it is declared with another reduction already.
+            ValueError: If it is already declared with another reduction.
         """
         if self._declared.setdefault(name, reduction) != reduction:
             raise ValueError(f"metric {name!r} is declared as {self._declared[name]!r}, not {reduction!r}")
 
     def record(self, name: str, *values: float) -> None:
-        """Add values.
+        """Records values.
 
         Raises:
-            KeyError: If the metric was not declared.
+            KeyError: If the metric is not declared.
             ValueError: If a value is not a finite number.
         """
         if name not in self._declared:
@@ -83,7 +83,7 @@ class MetricsAggregator:
         self._values[name] += values
 
     def flush(self) -> dict[str, float]:
-        """Reduce everything recorded since the last flush, sorted by name."""
+        """Reduces all values recorded since the last flush, sorted by name."""
         reduced = {
             name: float(_REDUCE[self._declared[name]](values))
             for name, values in sorted(self._values.items())

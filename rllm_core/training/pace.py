@@ -1,8 +1,8 @@
-"""Where the time of a run goes: who is busy, who waits, and what running side by side gains.
+"""Measures how a run spends its time and how much speed asynchrony gains.
 
-A step of a synchronous loop takes ``M + t + s`` seconds: until the last of its rollouts has ended, to train, to send
-the weights. Side by side no loop takes less than ``max(g, t)``, where ``g`` is what the rollouts take on places that
-are all busy. What is between two steps (validation, checkpoints) counts as training here, since it keeps the trainer.
+A synchronous step takes ``M + t + s`` seconds: ``M`` until its last rollout ends, ``t`` to train, ``s`` to send
+weights. An asynchronous step takes at least ``max(g, t)``, where ``g`` is the generation time with all slots in use.
+Validation and checkpoints between steps count as training, because the trainer is busy.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Purpose = Literal["generation_wait", "training", "drain", "sync"]
 
 @dataclass(frozen=True)
 class Now:
-    """What is in flight at a moment.
+    """Snapshot of what is in flight.
 
     Attributes:
-        rollouts: Rollouts that run, those of a validation among them.
-        max_rollouts: Rollouts for training that may run at a time.
-        groups_in_flight: Groups that are being generated.
-        groups_waiting: Complete groups that wait to be trained.
-        hold: What keeps further groups from being started.
+        rollouts: Running rollouts, including those of a validation.
+        max_rollouts: Maximum concurrent rollouts for training.
+        groups_in_flight: Groups in generation.
+        groups_waiting: Complete groups waiting to be trained.
+        hold: Reason why no further group can start.
     """
 
     rollouts: int
@@ -47,11 +47,11 @@ class Now:
 
 @dataclass(frozen=True)
 class _Step:
-    """What one optimizer step took, from the end of the one before, in seconds."""
+    """Seconds of one optimizer step, from the end of the previous one."""
 
     wall: float
     generation: float  # g
-    training: float  # t, and what is between the steps
+    training: float  # t, including the time between steps
     sync: float
     rollouts: int
 
@@ -60,11 +60,11 @@ class Pace:
     """Measures a run, step by step.
 
     Args:
-        config: The resolved run file.
-        colocated: Whether generation and training take turns on the same devices, so that nothing can overlap.
-        slots: Places of rollouts.
-        coordinator: Knows what is in flight.
-        buffer: Knows what waits.
+        config: Resolved run file.
+        colocated: Whether generation and training take turns on the same devices, so that nothing overlaps.
+        slots: Slots of rollouts.
+        coordinator: Coordinator that counts groups in flight.
+        buffer: Buffer of waiting groups.
     """
 
     def __init__(
@@ -87,24 +87,26 @@ class Pace:
         windows = 0 if self._is_synchronous else math.ceil(1 + training.staleness_threshold)
         self._filling_steps = windows * training.trigger_parameter_sync_step
         self._steps: deque[_Step] = deque(maxlen=STEPS_AVERAGED)
-        self._batches: deque[float] = deque(maxlen=STEPS_AVERAGED)  # seconds that a synchronous loop would wait for one
+        self._batches: deque[float] = deque(
+            maxlen=STEPS_AVERAGED
+        )  # seconds that a synchronous loop would wait for a batch
         self._pending: list[tuple[float, float]] = []
         self.begin()
 
     def begin(self) -> None:
-        """The first step begins now."""
+        """Starts the measurement at the first step."""
         self._since, self._place_seconds = time.monotonic(), self.slots.place_seconds
         self.slots.held.clear()
         self.begin_step()
 
     def now(self) -> Now:
-        """What is in flight; cheap, and harmless from another thread."""
+        """Returns what is in flight; cheap and thread-safe."""
         coordinator = self.coordinator
         return Now(self.slots.in_use, self.max_rollouts, coordinator.in_flight, len(self.buffer), coordinator.hold)
 
     @contextlib.contextmanager
     def spending(self, purpose: Purpose) -> Iterator[None]:
-        """What happens in here takes time of the optimizer step: one thing after the other, never two at a time."""
+        """Counts the time in this context for a purpose of the optimizer step; contexts must not overlap."""
         began = time.monotonic()
         try:
             yield
@@ -112,15 +114,15 @@ class Pace:
             self._spent[purpose] += time.monotonic() - began
 
     def begin_step(self) -> None:
-        """The trainer turns to its next optimizer step."""
+        """Starts the next optimizer step."""
         self._step_since = time.monotonic()
         self._spent: dict[Purpose, float] = {"generation_wait": 0.0, "training": 0.0, "drain": 0.0, "sync": 0.0}
 
     def end_step(self) -> dict[str, float | None]:
-        """The optimizer step that was begun has ended.
+        """Ends the current optimizer step.
 
         Returns:
-            What ``timings.jsonl`` says of it.
+            Its timings, for ``timings.jsonl``.
         """
         since, before, spent = self._since, self._place_seconds, self._spent
         self._since, self._place_seconds = time.monotonic(), self.slots.place_seconds
@@ -128,7 +130,7 @@ class Pace:
         step, between = self._since - self._step_since, self._step_since - since
         held, now = list(self.slots.held), self.now()
         self.slots.held.clear()
-        # While the pipeline fills, more is generated than a step needs, and while it empties less.
+        # A filling pipeline generates more than a step needs, and an emptying one less.
         if self._filling_steps:
             self._filling_steps -= 1
         elif now.hold != "end":
@@ -154,11 +156,11 @@ class Pace:
         size = self._rollouts_per_step
         while len(self._pending) >= size:
             batch, self._pending = self._pending[:size], self._pending[size:]
-            # In the order of their starts: whatever ends late would otherwise seem to have begun late.
+            # By start time: rollouts that end late did not start late.
             self._batches.append(makespan([seconds for _, seconds in sorted(batch)], self.max_rollouts))
 
     def _speedup(self) -> tuple[float | None, float | None]:
-        """How many times as fast as a synchronous loop the last steps were, and could have been; None if not known."""
+        """Returns the speed-up of the last steps over a synchronous loop and its upper bound; None if unknown."""
         steps = self._steps
         if self._colocated or not steps or not self._batches:
             return None, None
@@ -170,7 +172,7 @@ class Pace:
         if self._is_synchronous:
             synchronous = wall
         else:
-            # What is filtered has to be generated by a synchronous loop as well.
+            # A synchronous loop would generate the filtered groups as well.
             rounds = max(1.0, statistics.fmean(step.rollouts for step in steps) / self._rollouts_per_step)
             sync = statistics.fmean(step.sync for step in steps)
             synchronous = rounds * statistics.fmean(self._batches) + training + sync
@@ -178,7 +180,7 @@ class Pace:
 
 
 def makespan(seconds: Sequence[float], places: int) -> float:
-    """How long it takes until jobs of so many ``seconds``, begun in that order, have all ended on so many places."""
+    """Returns when the last of several jobs ends, if they start in this order on ``places`` slots."""
     free_at = [0.0] * min(places, len(seconds))
     ends = [heapq.heapreplace(free_at, free_at[0] + job) + job for job in seconds]
     return max(ends, default=0.0)

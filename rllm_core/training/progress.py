@@ -1,4 +1,4 @@
-"""What a person sees while training runs: a live display in a terminal, plain lines elsewhere."""
+"""Progress display: a live view in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ HOLDS = {"pause": "new weights", "memory": "buffer full", "window": "window full
 
 
 class Progress:
-    """Tells nobody anything; the base of the two that do."""
+    """Progress display that shows nothing; base class of the others."""
 
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
-        """The run begins at ``first_step`` (0 unless it is resumed)."""
+        """Called when the run starts at ``first_step`` (0 unless it is resumed)."""
 
     def watch(self, now: Callable[[], Now]) -> None:
-        """Both halves of the loop begin; ``now`` says what is in flight whenever it is called, from any thread."""
+        """Called when generation and training start; ``now`` returns what is in flight, and is thread-safe."""
 
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """An optimizer step is done."""
+        """Called after each optimizer step."""
 
     def validating(self, step: int, rollouts: int) -> None:
-        """Validation begins."""
+        """Called when validation starts."""
 
     def validated(self, result: ValidationResult) -> None:
-        """Validation is done."""
+        """Called when validation is done."""
 
     def problem(self, episode: Episode) -> None:
-        """A rollout failed."""
+        """Called for each failed rollout."""
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
+        """Shows one line."""
 
     def stop(self) -> None:
-        """The run has ended, well or badly."""
+        """Called when the run has ended, successfully or not."""
 
     def closing(self, text: str) -> None:
-        """A line to end with, after `stop`: what a person is to have seen."""
+        """Shows one final line, after `stop`."""
 
 
 class Harmless(Progress):
-    """Passes everything on to a display until that fails, which is said and does not concern the run.
+    """Forwards to a display; if the display fails, logs it and switches it off without affecting the run.
 
     Args:
-        display: Who is told.
+        display: Display to forward to.
     """
 
     def __init__(self, display: Progress) -> None:
@@ -109,15 +109,15 @@ class Harmless(Progress):
             return
         try:
             getattr(self._display, method)(*arguments)
-        except Exception as error:  # a terminal that is gone, or a bug of the display
+        except Exception as error:  # a closed terminal, or a bug in the display
             failed, self._display = self._display, None
-            logger.warning("the progress display failed and is off: %s: %s", type(error).__name__, error)
+            logger.warning("the progress display failed and is switched off: %s: %s", type(error).__name__, error)
             if method != "stop":
-                Harmless(failed).stop()  # give the terminal back, if it is there
+                Harmless(failed).stop()  # restore the terminal
 
 
 class _Told(Progress):
-    """What both visible forms share: the clock, and the text of each event."""
+    """Common base of the visible displays: the clock, and the text of each event."""
 
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
         training = config.training
@@ -160,7 +160,7 @@ class _Told(Progress):
         self._say(text)
 
     def _left(self, step: int, step_seconds: float) -> str:
-        """From the pace so far, which begins with the first step and not with loading and validation."""
+        """Estimates the time left from the pace since the first step, without loading and validation."""
         if self._began is None:
             self._began = time.monotonic() - step_seconds
         return _clock((time.monotonic() - self._began) / (step - self._first) * (self._steps - step))
@@ -170,7 +170,7 @@ class _Told(Progress):
 
 
 class PlainProgress(_Told):
-    """A line every few seconds, for logs; where a step takes minutes, one a minute says that it goes on."""
+    """Prints a line every few seconds, for logs, or one per minute during a long step."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -185,16 +185,16 @@ class PlainProgress(_Told):
     def watch(self, now: Callable[[], Now]) -> None:
         """See `Progress`."""
         super().watch(now)
-        # A thread: the loop may be busy with a batch, and has better things to do than to look at a clock.
+        # In a thread: the event loop may be blocked by a batch.
         threading.Thread(target=self._speak_between_steps, args=(now,), name="progress", daemon=True).start()
 
     def _speak_between_steps(self, now: Callable[[], Now]) -> None:
         while not self._ended.wait(PLAIN_BETWEEN_STEPS_SECONDS):
             if time.monotonic() - self._spoke_at >= PLAIN_BETWEEN_STEPS_SECONDS:
                 try:
-                    self._say(f"{self._doing} goes on: {_in_flight(now())}")
+                    self._say(f"{self._doing} in progress: {_in_flight(now())}")
                 except OSError:
-                    return  # nobody reads any more, which the loop will find out as well
+                    return  # stderr is closed, which the main loop will notice too
 
     def validating(self, step: int, rollouts: int) -> None:
         """See `Progress`."""
@@ -232,10 +232,10 @@ class PlainProgress(_Told):
 
 
 class LiveProgress(_Told):
-    """A few lines, redrawn in place: the step, its numbers, and what happens right now.
+    """Draws a few lines in place: the step, its metrics, and what is in flight.
 
     Args:
-        console: Where to draw; standard error if not given.
+        console: Console to draw on. Defaults to standard error.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -282,11 +282,11 @@ class LiveProgress(_Told):
     def stop(self) -> None:
         """See `Progress`."""
         if hasattr(self, "_live"):
-            self._now = None  # nothing is in flight any more
+            self._now = None  # nothing is in flight now
             self._live.stop()
 
     def render(self) -> RenderableType:
-        """What is shown at this moment; called several times a second, from a thread of its own."""
+        """Renders the current view; called several times per second, from another thread."""
         from rich.console import Group
         from rich.text import Text
 
@@ -306,7 +306,7 @@ class LiveProgress(_Told):
             yield "generation", f"{_in_flight(moment)}{idle}{hold}"
         if self._is_ahead and metrics:
             yield "training", f"idle {timings['training_idle_share']:.0%}, {_staleness(metrics)}"
-            yield "speed-up", _speedup(timings) or "is measured once generation is as far ahead as it may be"
+            yield "speed-up", _speedup(timings) or "measured once generation has reached its full lead"
 
     def _say(self, text: str) -> None:
         assert self._console is not None
@@ -314,12 +314,12 @@ class LiveProgress(_Told):
 
 
 def for_terminal() -> Progress:
-    """The live display if standard error is a terminal, plain lines otherwise."""
+    """Returns the live view if standard error is a terminal, otherwise plain lines."""
     return LiveProgress() if sys.stderr.isatty() else PlainProgress()
 
 
 def _outcome(metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[str, str]:
-    """What the step's line begins with: the reward, or the loss of runs that have none."""
+    """Formats the start of the step's line: the reward, or the loss if there are no rewards."""
     label, key = ("reward", "reward_mean") if "reward_mean" in metrics else ("loss", "loss")
     value = f"{metrics[key]:.3f}" if key in metrics else "unknown"
     solved = f"  solved {metrics['solved']:.3f}" if "solved" in metrics else ""
@@ -327,18 +327,18 @@ def _outcome(metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[st
 
 
 def _in_flight(now: Now) -> str:
-    most = max(now.rollouts, now.max_rollouts)  # a validation may run more than training is allowed to
+    most = max(now.rollouts, now.max_rollouts)  # a validation may run more rollouts than the limit of training
     return f"{now.rollouts}/{most} rollouts in {now.groups_in_flight} groups, {now.groups_waiting} queued"
 
 
 def _staleness(metrics: Mapping[str, Any]) -> str:
-    return f"staleness {metrics['staleness_mean']:.1f} (at most {metrics['staleness_max']:.0f})"
+    return f"staleness mean {metrics['staleness_mean']:.1f}, max {metrics['staleness_max']:.0f}"
 
 
 def _speedup(timings: Mapping[str, Any]) -> str | None:
     if timings["speedup_over_synchronous"] is None:
         return None
-    return f"{timings['speedup_over_synchronous']:.1f} of at most {timings['speedup_bound']:.1f} times synchronous"
+    return f"{timings['speedup_over_synchronous']:.1f}x synchronous speed (upper bound {timings['speedup_bound']:.1f}x)"
 
 
 def _clock(seconds: float) -> str:

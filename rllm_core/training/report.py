@@ -1,4 +1,4 @@
-"""The picture of a run."""
+"""Plot of a run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rllm_core.training.journal import read_json_lines
 _KEYS = {"reward": "reward_mean", "loss": "loss"}
 _VALIDATIONS = {
     "reward_mean": ("validation reward", "o", "tab:orange"),
-    "solved": ("validation solved", "s", "tab:green"),
+    "solved": ("validation solve rate", "s", "tab:green"),
     "nll_per_token": ("validation", "o", "tab:orange"),
 }
 
 
 def plot_reward(run_dir: Path) -> Path | None:
-    """Draw ``reward.png``: training reward per step, its running mean, and the validations.
+    """Draws ``reward.png``: training reward per step, its running mean, and the validations.
 
-    A run without rewards gets ``loss.png`` instead, with its loss and the likelihood in its validations.
+    A run without rewards gets ``loss.png`` instead, with its loss and the likelihood in validations.
 
     Returns:
-        The picture, or None if matplotlib (extra ``[plots]``) is not installed.
+        Path of the plot, or None if matplotlib (extra ``[plots]``) is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -48,8 +48,8 @@ def plot_reward(run_dir: Path) -> Path | None:
         if points:
             axes.plot(*zip(*points, strict=True), marker=marker, color=colour, linewidth=1.2, label=label)
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("reward, share solved" if what == "reward" else "nats per token")
-    # A dollar in the name of a folder begins no formula.
+    axes.set_ylabel("reward, solve rate" if what == "reward" else "nats per token")
+    # A dollar sign in the folder name must not start a formula.
     axes.set_title(_as_text(run_dir.name), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
@@ -59,7 +59,7 @@ def plot_reward(run_dir: Path) -> Path | None:
 
 
 def _as_text(name: str) -> str:
-    """A file name for people: bytes that are no text in this locale are read as UTF-8, as far as they are that."""
+    """Converts a file name to printable text: decodes undecodable bytes as UTF-8, with replacements."""
     try:
         name.encode()
     except UnicodeEncodeError:

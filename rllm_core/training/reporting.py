@@ -1,4 +1,4 @@
-"""What a run tells: events, metrics, timings, trajectories, and the person watching."""
+"""Reporting of a run: events, metrics, timings, trajectories and progress."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rllm_core.training.validation import ValidationResult, metric_means
 from rllm_core.types import Episode, FinishReason, TrainingSample, Trajectory
 
 LENGTH = FinishReason.LENGTH
-WORKFLOW = "workflow"  # what metrics begin with that a workflow has put into its episodes
+WORKFLOW = "workflow"  # prefix of metrics from the workflow's episodes
 
 
 class Reporter:
-    """Writes the lines of a run folder and tells progress display and trackers."""
+    """Writes the lines of a run folder, and reports to the progress display and trackers."""
 
     def __init__(self, config: RunConfig, run_dir: RunDir, progress: Progress, trackers: Trackers) -> None:
         self.config = config
@@ -37,30 +37,30 @@ class Reporter:
         self.trackers = trackers
         self.metrics = MetricsAggregator(CORE_METRICS)
         self.failures = FirstFailures()
-        self._named_roles = set(config.algorithm.roles)  # in the run file, and not yet looked for
+        self._named_roles = set(config.algorithm.roles)  # from the run file; cleared after the check
 
     def event(self, event: str, **fields: Any) -> None:
-        """Append to ``events.jsonl``."""
+        """Appends an event to ``events.jsonl``."""
         self.run_dir.lines["events"].write({"event": event, **fields})
 
-    # Lines about rollouts are written by hand: a run has hundreds of thousands, of fields that need no escaping.
+    # Rollout lines are formatted by hand for speed: a run has hundreds of thousands, and their fields need no escaping.
 
     def rollout_started(self, key: RolloutKey) -> None:
-        """An attempt at a rollout begins."""
+        """Records the start of a rollout attempt."""
         self.run_dir.lines["events"].write_text(
             f'{{"event":"start","rollout":"{key.rollout_id}","group":{key.ordinal},"index":{key.index},'
             f'"attempt":{key.attempt}}}'
         )
 
     def rollout_finished(self, episode: Episode) -> None:
-        """An attempt at a rollout has ended."""
+        """Records the end of a rollout attempt."""
         self.run_dir.lines["events"].write_text(f'{{"event":"finish",{_outcome(episode)}}}')
         if episode.error is not None:
             self._error(episode)
             self.progress.problem(episode)
 
     def difficulty(self, shares: Mapping[str, float]) -> None:
-        """Record what `rllm_core.training.difficulty.Difficulty.take` returned for an optimizer step."""
+        """Records the result of `rllm_core.training.difficulty.Difficulty.take` for an optimizer step."""
         for name, share in shares.items():
             self.metrics.record(name, share)
 
@@ -71,12 +71,12 @@ class Reporter:
         backend_metrics: Mapping[str, float],
         weight_version: int,
     ) -> None:
-        """Record the metrics of an optimizer step; ``weight_version`` is the one before it."""
+        """Records the metrics of an optimizer step; ``weight_version`` is the version before it."""
         record = self.metrics.record
         groups = [group for item in consumed for group in item.groups]
         self._look_for_roles({group.role for group in groups})
         trained = [trajectory for group in groups for trajectory in group.trajectories]
-        # Without those that were filtered and not replaced, the rewards of a step would say nothing about the policy.
+        # Include groups filtered without replacement: rewards of trained groups alone would not describe the policy.
         untrained = [t for item in consumed if not item.groups for e in item.episodes for t in e.trajectories]
         trajectories = [*trained, *(t for t in untrained if t.trainable and t.steps)]
         rewarded = [rewards_of(group) for group in groups if all(t.has_reward for t in group.trajectories)]
@@ -123,7 +123,7 @@ class Reporter:
             record(name, value)
 
     def _teacher(self, trajectories: Sequence[Trajectory]) -> None:
-        """How far the policy is from its teacher, as far as the teacher could tell."""
+        """Records how far the policy is from its teacher, over the scored tokens."""
         for name, reduction in TEACHER_METRICS.items():
             self.metrics.declare(name, reduction)
         sampled = [step for t in trajectories for step in t.steps if step.weight_version is not None]
@@ -136,22 +136,23 @@ class Reporter:
             self.metrics.record("teacher_kl_mean", -sum(ratios) / scored)
 
     def _look_for_roles(self, found: set[str]) -> None:
-        """Say once which of the roles that the run file names do not occur: which there are, nobody knows before."""
+        """Notes configured roles that are missing from the first trained groups; roles are known only now."""
         if not found:
             return  # all filtered
         for role in sorted(self._named_roles - found):
             self.progress.note(
-                f"algorithm.roles.{role} credits nobody so far: the first groups are of {', '.join(sorted(found))}"
+                f"algorithm.roles.{role} matches no group so far: the first groups have roles "
+                f"{', '.join(sorted(found))}"
             )
         self._named_roles = set()
 
     def step(
         self, step: int, weight_version: int, consumed: Sequence[CompleteGroup], pace: Mapping[str, float | None]
     ) -> dict[str, float]:
-        """Write down an optimizer step; ``pace`` is what `Pace.step` returned for it.
+        """Writes the lines of an optimizer step; ``pace`` comes from `Pace.end_step`.
 
         Returns:
-            Its metrics.
+            The metrics of the step.
         """
         metrics = {
             "step": step,
@@ -172,10 +173,10 @@ class Reporter:
     def validated(
         self, result: ValidationResult, episodes: Sequence[Episode], retried: Sequence[Episode]
     ) -> dict[str, float]:
-        """Write down a validation: its rollouts, and the failed attempts that were tried again.
+        """Writes the lines of a validation: its rollouts, and failed attempts that were retried.
 
         Returns:
-            Its metrics.
+            The metrics of the validation.
         """
         for episode in (*retried, *episodes):
             if episode.error is not None:
@@ -198,7 +199,7 @@ class Reporter:
         self.event("error", rollout=episode.rollout_id, task=episode.task_id, error=episode.error)
 
     def _keep(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Write some of the episodes whole, evenly spaced."""
+        """Writes some complete episodes, evenly spaced."""
         wanted = min(self.config.training.trajectories_per_step, len(episodes))
         for number in range(wanted):
             episode = episodes[number * len(episodes) // wanted]
@@ -206,9 +207,10 @@ class Reporter:
 
 
 def _outcome(episode: Episode) -> str:
-    """How a rollout ended, as the fields of a JSON object: what `rllm_core.training.verify` holds all metrics against.
+    """Formats the outcome of a rollout as fields of a JSON object.
 
-    Written when it ends, before anybody else has it in hands.
+    `rllm_core.training.verify` checks metrics against it. It is written when the rollout ends, before other code can
+    change the episode.
     """
     parts = []
     for trajectory in episode.trajectories:

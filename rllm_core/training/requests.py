@@ -1,4 +1,4 @@
-"""Requests on their way to the engine: equal prompts of one tick become one n-sample call."""
+"""Merging and queueing of engine requests: identical prompts of one tick become one n-sample call."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rllm_core.training.shared_timer import SharedTimer
 from rllm_core.training.slots import Slots
 from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 
-# The interpreter collects young garbage when many more objects were made than freed. Where rollouts end as others begin
-# it does not, and what answers leave behind would pile up for one collection that blocks the event loop for 0.1 s.
+# The interpreter collects young garbage when many more objects were created than freed. If rollouts end as fast as they
+# start, this never happens, and garbage piles up until one collection blocks the event loop for 0.1 s.
 ANSWERS_PER_COLLECTION = 512
 LOCKSTEP_GRACE_SECONDS = 0.02
 FIRST_PAUSE_SECONDS = 0.5
@@ -27,9 +27,9 @@ MAX_PAUSE_SECONDS = 30.0
 
 
 def pause_seconds(attempt: int, seed: int, retry_after_seconds: float = 0.0) -> float:
-    """How long to wait after failed attempt number ``attempt``: doubling, up to half a minute, give or take a half.
+    """Returns the pause after failed attempt number ``attempt``: doubling up to 30 s, times 0.5 to 1.5.
 
-    The spread keeps requests that failed together from coming back together; it follows from the request's seed.
+    The random factor keeps requests that failed together from retrying together; it derives from the request's seed.
     """
     spread = random.Random(derive_seed(seed, "pause", attempt)).uniform(0.5, 1.5)
     doubling = min(FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1), MAX_PAUSE_SECONDS)
@@ -38,7 +38,7 @@ def pause_seconds(attempt: int, seed: int, retry_after_seconds: float = 0.0) -> 
 
 @types.coroutine
 def _rest_of_tick() -> Generator[None, None, None]:
-    """Let everything else run that is ready now."""
+    """Lets all other ready callbacks run."""
     yield
 
 
@@ -52,7 +52,7 @@ class _Merged:
     call: asyncio.Task[None] | None = None
 
     async def output(self, future: asyncio.Future[TokenOutput]) -> TokenOutput:
-        """What is sampled for ``future``; the call ends when nobody waits for any of its outputs any more."""
+        """Awaits the output for ``future``; cancels the call when no request waits for any of its outputs."""
         try:
             return await future
         except asyncio.CancelledError:
@@ -62,19 +62,17 @@ class _Merged:
 
 
 class RequestMerger:
-    """Sits between completers and an engine, as a `rllm_core.engine.TokenSource`.
+    """Merges and queues engine requests; sits between completers and an engine as a `rllm_core.engine.TokenSource`.
 
-    Validation goes before training where calls have to queue. Requests that arrive in one tick of the event loop with
-    equal prompt, parameters and purpose are sent as one call, by a task of its own; one that stays alone is sent by the
-    task that asks. With ``lockstep``, for engines whose numbers depend on
-    what is in a batch, requests wait until every running rollout has asked for something and the engine is idle; then
-    the composition of a batch does not depend on timing. A rollout that waits for something else (a tool, a timer)
-    holds the others up for 20 ms at most.
+    Requests with the same prompt, parameters and purpose that arrive in one event-loop tick become one call, sent by
+    its own task; a single request is sent by the task that makes it. Validation goes first when calls queue. With
+    ``lockstep``, requests wait until every running rollout has sent one and the engine is idle, so batches do not
+    depend on timing. A rollout that waits for something else, such as a tool, delays the others by at most 20 ms.
 
     Args:
-        engine: Where the calls go.
-        limits: Calls in the engine at a time, their deadline, and how often they are tried.
-        lockstep: See above.
+        engine: Engine that receives the calls.
+        limits: Maximum concurrent calls, their timeout, and maximum attempts.
+        lockstep: Whether to synchronize batches, for engines whose results depend on the rest of the batch.
     """
 
     def __init__(self, engine: RolloutEngine, limits: RolloutConfig, *, lockstep: bool) -> None:
@@ -95,11 +93,11 @@ class RequestMerger:
         self._grace: asyncio.TimerHandle | None = None
 
     def rollout_started(self) -> None:
-        """A rollout runs and may ask for tokens."""
+        """Counts a running rollout, which may send requests."""
         self._running_rollouts += 1
 
     def rollout_ended(self) -> None:
-        """A rollout has ended."""
+        """Counts a rollout as ended."""
         self._running_rollouts -= 1
         if self._pending and self.lockstep:
             self._schedule()
@@ -107,7 +105,7 @@ class RequestMerger:
     async def get_token_output_from_token_input(
         self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
     ) -> TokenOutput:
-        """Sample one completion; see `RolloutEngine.get_token_output_from_token_input`."""
+        """Samples one completion; see `RolloutEngine.get_token_output_from_token_input`."""
         prompt = token_input if isinstance(token_input, np.ndarray) else tuple(token_input)
         key = prompt.tobytes() if isinstance(prompt, np.ndarray) else prompt
         self.requests += 1
@@ -132,7 +130,7 @@ class RequestMerger:
                     if not pending:
                         del self._pending[key]
                 if not merged.futures:
-                    del key  # as long as the prompt, and the engine may take its time
+                    del key  # free memory: it is as long as the prompt, and the call may take long
                     [output] = await self._outputs(merged)
                     return output
                 merged.futures.insert(0, asyncio.get_running_loop().create_future())
@@ -147,14 +145,14 @@ class RequestMerger:
         return await merged.output(future)
 
     async def aclose(self) -> None:
-        """Cancel the calls of several requests that are still in the engine; the others end with who asked."""
+        """Cancels merged calls that are still in the engine; single calls end with their requesting task."""
         for handle in (self._scheduled, self._grace):
             if handle is not None:
                 handle.cancel()
         await stop(*self._running_calls)
 
     async def idle(self) -> None:
-        """Wait until no call of several requests is in the engine."""
+        """Waits until no merged call is in the engine."""
         while self._running_calls:
             await asyncio.wait(self._running_calls)
 
@@ -187,7 +185,7 @@ class RequestMerger:
     def _start(self, merged: _Merged) -> None:
         wanted = [index for index, future in enumerate(merged.futures) if not future.cancelled()]
         if not wanted:
-            return  # their rollouts have ended while they waited here
+            return  # all their rollouts have ended meanwhile
         merged.seeds = [merged.seeds[index] for index in wanted]
         merged.futures = [merged.futures[index] for index in wanted]
         self._requests_in_engine += len(merged.futures)
@@ -195,7 +193,7 @@ class RequestMerger:
         self._running_calls.add(merged.call)
 
     async def _outputs(self, merged: _Merged) -> list[TokenOutput]:
-        """Ask the engine, again after a pause while it is busy."""
+        """Calls the engine, and retries after a pause while it is busy."""
         for attempt in range(1, self._limits.max_request_attempts + 1):
             await self._slots.take(priority=merged.is_validation)
             deadline = self._timer.deadline()

@@ -1,4 +1,4 @@
-"""Runs a workflow on a task and turns whatever happens into an episode with a reason."""
+"""Runs a workflow on a task, and turns every result or error into an episode with a reason."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ MAX_TRACEBACK_CHARACTERS = 8000
 
 @dataclass(frozen=True, slots=True)
 class RolloutKey:
-    """Which rollout this is; its seeds derive from every field, so a retry is a fresh try.
+    """Identity of a rollout attempt. Its seeds derive from all fields except `incarnation`, so a retry samples anew.
 
     Attributes:
         purpose: ``train``, ``validation`` or ``eval``.
         ordinal: Position of the task in the stream (or in the list of validation tasks).
-        index: Which rollout of that task.
-        attempt: 0, then one more per retry.
-        incarnation: Start of the run that dispatched it; makes ids unique, does not change seeds.
+        index: Number of the rollout of this task.
+        attempt: 0, plus one per retry.
+        incarnation: Number of the launch that started it; makes ids unique, does not change seeds.
     """
 
     purpose: str
@@ -54,21 +54,21 @@ class RolloutKey:
 
     @property
     def rollout_id(self) -> str:
-        """An opaque id, unique in a run folder."""
+        """Opaque id, unique in a run folder."""
         return f"{self.purpose}-{self.incarnation}-{self.ordinal}-{self.index}-{self.attempt}"
 
     def seed(self, run_seed: int) -> int:
-        """Root of the rollout's seeds."""
+        """Derives the rollout's seed from the run's."""
         return derive_seed(run_seed, self.purpose, self.ordinal, self.index, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a rollout.
+    """One attempt at a rollout.
 
     Attributes:
-        episode: What came of it.
-        is_final: Whether another try would fail in the same way.
+        episode: Resulting episode.
+        is_final: Whether a retry would fail in the same way.
     """
 
     episode: Episode
@@ -80,8 +80,8 @@ class Rollout:
     """A rollout that has ended.
 
     Attributes:
-        episode: The last attempt's.
-        failed: Episodes of the attempts before it.
+        episode: Episode of the last attempt.
+        failed: Episodes of earlier attempts.
     """
 
     episode: Episode
@@ -89,17 +89,17 @@ class Rollout:
 
 
 class RolloutRunner:
-    """Runs a workflow on tasks. A rollout owns what it started: its completers, forks and requests end with it.
+    """Runs a workflow on tasks. The completers, forks and requests of a rollout end with it.
 
     Args:
-        workflow: What to play.
-        engine: Whom to ask.
-        config: The run file.
-        observers: Told of every episode.
+        workflow: Workflow to run.
+        engine: Engine to sample from.
+        config: Run file.
+        observers: Plugins' event hooks.
         lockstep: See `RequestMerger`.
-        needs_reward: Whether a trajectory of a group (`Workflow.group_of`) without a reward is an error.
-        teacher: Who scores training rollouts that ended well; None for nobody.
-        needs_teacher: Whether the trajectories of a group are scored.
+        needs_reward: Whether the trajectories of a group (`Workflow.group_of`) must have a reward.
+        teacher: Teacher that scores successful training rollouts, or None.
+        needs_teacher: Whether the teacher scores the trajectories of a group.
     """
 
     def __init__(
@@ -125,15 +125,15 @@ class RolloutRunner:
         self._slots = Slots(config.rollout.max_concurrent_rollouts)
         self._timer = SharedTimer(config.rollout.rollout_timeout_seconds)
         self._pid = os.getpid()
-        self._running: set[asyncio.Task[Episode]] = set()  # those left behind, too
-        self._lingering: set[RolloutScope] = set()  # of rollouts that have ended, with requests that have not
+        self._running: set[asyncio.Task[Episode]] = set()  # including those that ignored their cancellation
+        self._lingering: set[RolloutScope] = set()  # scopes of ended rollouts with requests in the engine
         self._waiting: list[asyncio.Future[None]] = []
         self._train_params = self._params(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k)
         self._validation_params = self._params(config.rollout.validation_temperature, 1.0, 0)
 
     @property
     def slots(self) -> Slots:
-        """The places of rollouts that run, for those who watch how many are in use."""
+        """Slots of running rollouts, to observe how many are in use."""
         return self._slots
 
     def _params(self, temperature: float, top_p: float, top_k: int) -> SamplingParams:
@@ -154,16 +154,16 @@ class RolloutRunner:
         started: Callable[[RolloutKey], None] = lambda key: None,
         ended: Callable[[Episode], Awaitable[None]] | None = None,
     ) -> Rollout:
-        """Run the workflow on a task, again after a failure while ``rollout.max_attempts`` allows and it can help.
+        """Runs the workflow on a task, with up to ``rollout.max_attempts`` attempts if a retry can help.
 
         Args:
-            task: The task.
-            key: Of the first attempt.
+            task: Task to run.
+            key: Key of the first attempt.
             started: Called before every attempt.
             ended: Awaited after every attempt, with its episode.
 
         Raises:
-            UserError: If what is wrong is for the user to fix, so that trying again is no use.
+            UserError: If only the user can fix the problem, so that a retry is useless.
         """
         failed: list[Episode] = []
         while True:
@@ -178,7 +178,7 @@ class RolloutRunner:
             key = replace(key, attempt=key.attempt + 1)
 
     async def attempt(self, task: Task, key: RolloutKey) -> Attempt:
-        """One attempt; what the workflow or the engine does wrong is a reason in its episode."""
+        """Runs one attempt; errors of the workflow or the engine become the episode's termination reason."""
         is_validation = key.purpose != "train"
         async with self._slots.place(priority=is_validation):
             self.merger.rollout_started()
@@ -189,14 +189,14 @@ class RolloutRunner:
             episode = attempt.episode
             if self._teacher is not None and not is_validation and not episode.termination_reason.is_failure:
                 episode = await self._scored(self._teacher, task, episode)
-        # Filling in the identity of a record that was validated a moment ago needs no second validation.
+        # The record was validated a moment ago, so adding its identity needs no second validation.
         identity = {"rollout_id": key.rollout_id, "rollout_index": key.index, "is_validation": is_validation}
-        if type(episode) is not Episode:  # a plugin's own, which may hold more than fields
+        if type(episode) is not Episode:  # a plugin's subclass may hold more than fields
             return Attempt(episode.model_copy(update=identity), attempt.is_final)
         return Attempt(Episode._trusted(**(episode.__dict__ | identity)), attempt.is_final)
 
     async def idle(self) -> None:
-        """Wait until the engine works on no request of a rollout that has ended."""
+        """Waits until the engine has no requests of ended rollouts."""
         while self._lingering:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
@@ -204,19 +204,19 @@ class RolloutRunner:
         await self.merger.idle()
 
     def whereabouts(self) -> str:
-        """Where rollouts wait, a few of them."""
+        """Describes where a few rollouts wait."""
         lingering = f"; requests of {len(self._lingering)} ended rollouts are in the engine" if self._lingering else ""
         return whereabouts(self._running, shown=5) + lingering
 
     async def aclose(self) -> None:
-        """Stop what is still in the engine."""
+        """Cancels requests that are still in the engine."""
         await self.merger.aclose()
 
     async def _limited(self, task: Task, key: RolloutKey, is_validation: bool) -> Attempt:
-        """One attempt that ends when its time is up, whatever the workflow does."""
+        """Runs one attempt with a timeout, even if the workflow ignores its cancellation."""
         loop = asyncio.get_running_loop()
         scope = RolloutScope(f"rollout {key.rollout_id}", loop, self._idle_scope)
-        # A task of its own, so that one that ignores its cancellation can be left behind.
+        # A separate task can be abandoned if it ignores its cancellation.
         work = loop.create_task(
             self._work(task, self._completer(key, is_validation, scope), scope),
             name=f"rollout {key.rollout_id} of task {task.task_id!r}",
@@ -235,7 +235,7 @@ class RolloutRunner:
             with deadline:
                 await over
         except TimeoutError:
-            if not work.done():  # or it ended in the moment in which its time was up
+            if not work.done():  # it may have ended just before the timeout
                 return await self._late(task, work, scope)
         except asyncio.CancelledError:
             await self._end(work, scope)
@@ -248,17 +248,17 @@ class RolloutRunner:
 
     async def _work(self, task: Task, completer: Completer, scope: RolloutScope) -> Episode:
         try:
-            # Accepted before anything else runs: what the workflow changes afterwards changes no record of the run.
+            # Accept (copy) immediately, so that later changes by the workflow cannot affect the run.
             returned = await contained(self.workflow.run(task, completer))
             return accept(returned, task, self.workflow, scope, self._needs_reward)
         finally:
             if os.getpid() != self._pid:
-                # A child that run() forked and let continue: it would write the parent's files a second time.
-                os.write(2, f"a process forked by run() of workflow {self.workflow.name!r} came back; ended\n".encode())
+                # A forked child that continues here would write the parent's files a second time.
+                os.write(2, f"a process forked by run() of workflow {self.workflow.name!r} returned; killed\n".encode())
                 os._exit(1)
 
     async def _end(self, work: asyncio.Task[Episode], scope: RolloutScope) -> bool:
-        """Cancel what a rollout still does; False if it ignores that and has to be left behind."""
+        """Cancels a rollout; returns False if it ignores that and keeps running."""
         work.cancel()
         scope.close(but=work)
         return not await stop(work)
@@ -270,8 +270,8 @@ class RolloutRunner:
             late += f"; it waited at {place}"
         if not await self._end(work, scope):
             late += (
-                ", ignored its cancellation and still runs; let asyncio.CancelledError pass: catch 'Exception', not "
-                "everything"
+                ", ignored its cancellation and is still running; let asyncio.CancelledError propagate: catch "
+                "Exception, not BaseException"
             )
         return Attempt(self._failed(task, TerminationReason.TIMEOUT, late))
 
@@ -284,16 +284,16 @@ class RolloutRunner:
                     future.set_result(None)
 
     def _outcome(self, task: Task, work: asyncio.Task[Episode]) -> Attempt:
-        """What came of a rollout that has ended by itself."""
-        if work.cancelled():  # by nobody here: something it waited for was
+        """Converts the result of a rollout that ended by itself."""
+        if work.cancelled():  # not by this class: something it awaited was cancelled
             return Attempt(self._failed(task, TerminationReason.CANCELLED, "the workflow was cancelled from within"))
         try:
             episode = work.result()
         except RefusedConversation as error:
             return Attempt(self._failure(task, error))
         except UserError:
-            raise  # the run file, a model or a dataset is wrong, and the next rollout would find the same
-        except Exception as error:  # the workflow's own code: anything may happen there, and it is reported
+            raise  # an invalid run file, model or dataset would fail the next rollout too
+        except Exception as error:  # any error of the workflow's code is reported
             return Attempt(self._failure(task, error), is_final=_is_final(error))
         if episode.termination_reason.is_failure:
             error_text = episode.error or "reported by the workflow"
@@ -303,7 +303,7 @@ class RolloutRunner:
         return Attempt(episode)
 
     async def _scored(self, teacher: Teacher, task: Task, episode: Episode) -> Episode:
-        """The episode with what the teacher thinks of it; without that, it is a failed attempt like any other."""
+        """Lets the teacher score the episode; if that fails, the attempt has failed."""
         try:
             return await teacher.score(
                 episode, lambda whole, part: self._needs_teacher(self.workflow.group_of(whole, part))
@@ -312,11 +312,11 @@ class RolloutRunner:
             return self._failure(task, error)
         except UserError:
             raise
-        except Exception as error:  # somebody else's engine, parser and tokenizer
+        except Exception as error:  # third-party engine, parser and tokenizer
             return self._failure(task, error)
 
     def _failure(self, task: Task, error: Exception) -> Episode:
-        """The episode of a rollout that ended with ``error``."""
+        """Builds the episode of a rollout that raised ``error``."""
         if isinstance(error, Terminated):
             return self._failed(task, error.reason, str(error))
         if isinstance(error, TimeoutError):
@@ -362,7 +362,7 @@ class RolloutRunner:
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether another attempt would end like this: `run` makes a record of what is none, or returns what is refused."""
+    """Whether a retry would fail in the same way: invalid fields of a record, or a rejected episode."""
     if isinstance(error, ValidationError):
         return error.title in {record.__name__ for record in (Episode, Trajectory, Step)}
     return isinstance(error, Refused)

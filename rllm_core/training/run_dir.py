@@ -1,17 +1,17 @@
-"""The run folder: what is in it, who may write to it.
+"""Run folder: its files, and exclusive access to it.
 
 ::
 
     run.toml              the resolved run file
-    plugins.json          versions of Python, the core and every plugin, one entry per start
+    plugins.json          versions of Python, the core and every plugin, one entry per launch
     metrics.jsonl         one object per optimizer step; the same seed and file give the same bytes
-    timings.jsonl         seconds and tokens per second of each step, which no seed reproduces
-    events.jsonl          what happened to every rollout, group, step, synchronisation and checkpoint
-    trajectories.jsonl    some episodes of each step and validation, whole
-    summary.json          how it ended
+    timings.jsonl         seconds and tokens per second of each step, which differ from run to run
+    events.jsonl          events of every rollout, group, step, weight sync and checkpoint
+    trajectories.jsonl    some complete episodes of each step and validation
+    summary.json          status and totals at the end of the run
     reward.png            the reward over the steps (extra ``[plots]``)
     checkpoints/step-NNNNNN/manifest.json
-    lost/N/               lines that start N wrote after the checkpoint that start N + 1 resumed from
+    lost/N/               lines that launch N wrote after the checkpoint that launch N + 1 resumed from
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rllm_core.training import checkpoint
 from rllm_core.training.journal import JsonLines, cut_after, writing
 
 LINES = ("events", "metrics", "timings", "trajectories")
-# Keys that may differ between a run and its continuation, because nothing already trained depends on them.
+# Keys that may change on resume, because nothing trained so far depends on them.
 RESUMABLE = frozenset(
     {
         ("training", "checkpoint_every_steps"),
@@ -55,24 +55,24 @@ RESUMABLE = frozenset(
 
 
 class RunDir:
-    """An opened run folder; one process at a time.
+    """An open run folder, locked by one process at a time.
 
     Attributes:
-        path: The folder.
-        incarnation: Number of this start, from 0.
-        resumed: The checkpoint this start continues, or None.
+        path: Run folder.
+        incarnation: Number of this launch, from 0.
+        resumed: Checkpoint that this launch resumes, or None.
     """
 
     def __init__(self, path: Path, config: RunConfig, *, resume: bool) -> None:
-        """Open or create a run folder.
+        """Opens or creates a run folder.
 
         Args:
-            path: The folder; it may exist if it is empty.
-            config: The resolved run file.
-            resume: Continue what is in the folder.
+            path: Run folder; if it exists, it must be empty unless resuming.
+            config: Resolved run file.
+            resume: Whether to continue the run in the folder.
 
         Raises:
-            ConfigError: If it cannot be written, holds another run, or holds none to resume.
+            ConfigError: If the folder cannot be written, contains another run, or has no run to resume.
         """
         self.path = path
         self.resumed: Path | None = None
@@ -103,14 +103,14 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
+        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write a JSON file whole or not at all.
+        """Writes a JSON file atomically.
 
         Raises:
-            RunError: If the disk refuses.
+            RunError: If the file cannot be written.
         """
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         with writing(self.path / name):
@@ -125,24 +125,24 @@ class RunDir:
         temporary.rename(self.path / name)
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON file, None if it is not there."""
+        """Reads a JSON file; None if it does not exist."""
         path = self.path / name
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def flush(self) -> None:
-        """Hand all lines to the operating system."""
+        """Flushes all lines to the operating system."""
         for lines in self.lines.values():
             lines.flush()
 
     def sync(self) -> dict[str, int]:
-        """Put all lines on the disk and return the files' lengths in bytes."""
+        """Syncs all lines to disk and returns the files' lengths in bytes."""
         return {name: lines.sync() for name, lines in self.lines.items()}
 
     def close(self) -> None:
-        """Close all files and give the folder back, even if the disk refuses the last lines.
+        """Closes all files and unlocks the folder, even if the last lines cannot be written.
 
         Raises:
-            RunError: If it does.
+            RunError: If they cannot be written.
         """
         with contextlib.ExitStack() as closing:
             closing.callback(self._lock.close)
@@ -176,7 +176,9 @@ class RunDir:
             self.manifest = checkpoint.read(self.resumed)
         offsets = self.manifest["offsets"] if self.manifest is not None else dict.fromkeys(LINES, 0)
         lost = self.path / "lost" / str(self.incarnation - 1)
-        (self.path / "summary.json").unlink(missing_ok=True)  # an earlier start's, about what is cut off now
+        (self.path / "summary.json").unlink(
+            missing_ok=True
+        )  # from the previous launch, including steps that are truncated now
         for name in reversed(LINES):
             try:
                 cut_after(self.path / f"{name}.jsonl", offsets[name], lost / f"{name}.jsonl")
@@ -185,7 +187,7 @@ class RunDir:
 
 
 def _of_trackers(before: dict[str, Any], config: RunConfig) -> frozenset[str]:
-    """The sections of trackers then and now: which there are may change, and how they are set with it."""
+    """Returns the sections of old and new trackers, since trackers and their settings may change."""
     trackers = {*before.get("training", {}).get("trackers", ()), *config.training.trackers}
     return frozenset(trackers - {config.workflow, config.backend, config.parser})
 

@@ -1,4 +1,4 @@
-"""`asyncio.run` for code that may not end: what ignores its cancellation is left behind and named."""
+"""`asyncio.run` for code that may not end: reports tasks and threads that do not stop, and continues without them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from rllm_core.training.deadlines import GRACE_SECONDS, first_of, stop, whereabo
 ResultT = TypeVar("ResultT")
 
 POLL_SECONDS = 0.02
-POOL_THREADS = 128  # for tools that rollouts call with asyncio.to_thread; started as they are needed
+POOL_THREADS = 128  # for tools called with asyncio.to_thread; threads start on demand
 
 
 def run(main: Coroutine[Any, Any, ResultT], left: list[str]) -> ResultT:
-    """Run ``main`` in an event loop of its own and stop everything that it leaves, within a few seconds.
+    """Runs ``main`` in a new event loop, then stops all remaining tasks and threads within a few seconds.
 
-    `asyncio.run` would wait forever for a task that swallows its cancellation and for a thread of the loop's pool, and
-    would end at once when any task raises ``SystemExit``; here that is the failure of whoever awaits the task.
+    `asyncio.run` would wait forever for a task that ignores its cancellation or for a thread of the loop's pool. It
+    would also end as soon as any task raises ``SystemExit``; here, that fails only the code that awaits the task.
 
     Args:
-        main: What to run.
-        left: Gets the names of what could not be stopped. The event loop stays open then, and only ``os._exit`` ends
-            the process at once.
+        main: Coroutine to run.
+        left: List that receives the names of what did not stop. The event loop then stays open, and only ``os._exit``
+            ends the process immediately.
 
     Raises:
-        RunError: If ``main`` was cancelled, and not by a signal.
+        RunError: If ``main`` was cancelled, but not by a signal.
     """
     runner = asyncio.Runner()
     threads: list[threading.Thread] = []
@@ -67,7 +67,7 @@ def run(main: Coroutine[Any, Any, ResultT], left: list[str]) -> ResultT:
 async def _end_of(task: asyncio.Task[Any]) -> None:
     try:
         await asyncio.wait([task])
-    except asyncio.CancelledError:  # SIGINT, where the task itself does not handle it
+    except asyncio.CancelledError:  # SIGINT that the task itself does not handle
         task.cancel()
         await asyncio.wait([task])
         raise
@@ -86,7 +86,7 @@ async def _stop_the_rest() -> list[str]:
 
 
 def standing_at(thread: threading.Thread) -> str:
-    """The line of a plugin's or the user's own code that a thread is in."""
+    """Returns the line of plugin or user code that a thread is running."""
     frame, frames = sys._current_frames().get(thread.ident or 0), []
     while frame is not None:
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))

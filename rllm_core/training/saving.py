@@ -1,4 +1,4 @@
-"""Saving a run into checkpoints, and going on from the newest: which part of the run goes where."""
+"""Saves a run to checkpoints, and resumes it from the latest one."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ResultT = TypeVar("ResultT")
 
 @dataclass
 class Position:
-    """How far a run has come.
+    """Progress of a run.
 
     Attributes:
         step: Optimizer steps done.
-        synced_step: The step whose weights are live in the engine.
-        validations: Results so far.
+        synced_step: Step whose weights are live in the engine.
+        validations: Validation results so far.
     """
 
     step: int = 0
@@ -41,7 +41,7 @@ class Position:
 
     @classmethod
     def saved_in(cls, manifest: dict[str, Any] | None) -> Position:
-        """The position of a checkpoint; the beginning if there is none."""
+        """Returns the position saved in a manifest; the initial one if there is none."""
         if manifest is None:
             return cls()
         validations = [ValidationResult(**validation) for validation in manifest["validations"]]
@@ -49,19 +49,19 @@ class Position:
 
 
 class Saving:
-    """Writes the parts of a run into a checkpoint, and restores them from the one a start goes on from.
+    """Saves the parts of a run to a checkpoint, and restores them from the resumed one.
 
     Args:
-        config: The resolved run file.
-        run_dir: Where checkpoints are, and which of them is resumed.
-        backend: Saves and loads its own files.
-        coordinator: Versions and the place in the window.
+        config: Resolved run file.
+        run_dir: Run folder, with the checkpoint to resume.
+        backend: Backend, which saves and loads its own files.
+        coordinator: Weight version, and position in the sync window.
         buffer: Complete groups that wait.
-        generation: Which tasks come next.
-        books: Where rollouts ended.
-        reporter: Writes the event.
+        generation: Position in the task stream.
+        books: Rollout accounting.
+        reporter: Reporter for the event.
         observers: Plugins whose state goes into the manifest.
-        state: Snapshot for hooks.
+        state: Returns a snapshot for hooks.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class Saving:
         self.observers = observers
         self._state = state
         self._saved_step: int | None = None
-        self._carried: dict[str, dict[str, Any]] = {}  # states of plugins that nobody took when the run was resumed
+        self._carried: dict[str, dict[str, Any]] = {}  # saved states that no plugin loaded on resume
 
     async def save(self, position: Position) -> Path | None:
-        """Write a checkpoint and remove those that are not kept.
+        """Writes a checkpoint and removes old ones.
 
         Returns:
-            Its folder; None if there is one of this step.
+            Folder of the checkpoint; None if this step already has one.
 
         Raises:
-            RunError: If the disk refuses.
+            RunError: If the checkpoint cannot be written.
         """
         if self._saved_step == position.step:
             return None
@@ -111,7 +111,7 @@ class Saving:
         backend_folder.mkdir()
         await self._backend("save_checkpoint", self.backend.save_checkpoint(backend_folder))
         buffered = await in_thread(self.buffer.write, folder / "buffer.jsonl")
-        # After the buffer: then no plugin is behind what the checkpoint holds.
+        # After the buffer, so that no plugin state is older than the saved groups.
         answers = {**self._carried, **await self.observers.save_states(self._state())}
         self.reporter.event("checkpoint", step=position.step)
         state = {
@@ -132,7 +132,7 @@ class Saving:
         return folder
 
     async def resume(self) -> None:
-        """Restore every part from the checkpoint that this start goes on from, if there is one."""
+        """Restores every part from the resumed checkpoint, if there is one."""
         manifest, folder = self.run_dir.manifest, self.run_dir.resumed
         if manifest is None or folder is None:
             return
@@ -142,12 +142,12 @@ class Saving:
         self.books.load_state_dict(manifest["books"])
         self.generation.restore_buffer(folder / "buffer.jsonl", manifest["generation"])
         if self.config.training.staleness == "strict" and manifest["synced_step"] != manifest["step"]:
-            # The weights go live before their turn, which makes what was sampled before older than it may become.
+            # These weights now go live early, so groups sampled before would exceed the strict staleness limit.
             self.generation.discard("restart")
         self.backend.load_state_dict(manifest["backend"])
         await self._backend("load_checkpoint", self.backend.load_checkpoint(folder / "backend"))
-        await self._load_plugin_states(manifest.get("plugins", {}), folder)  # earlier versions wrote none
-        # What a kill kept the start before from removing.
+        await self._load_plugin_states(manifest.get("plugins", {}), folder)  # missing in manifests of earlier versions
+        # Checkpoints that the previous launch was killed before removing.
         checkpoint.prune(self.run_dir.checkpoints, self.config.training.keep_checkpoints)
 
     async def _load_plugin_states(self, saved: dict[str, dict[str, Any]], folder: Path) -> None:
@@ -155,12 +155,12 @@ class Saving:
         self._carried = {name: state for name, state in saved.items() if name not in taken}
         able = self.observers.names(LOAD)
         for name in self._carried:
-            why = "did not take it" if name in able else "is missing, disabled or has no load_plugin_state"
+            why = "did not load it" if name in able else "is missing, disabled or has no load_plugin_state"
             self.reporter.progress.note(
-                f"{folder.name} holds a state of plugin {name!r}, which {why}; it is kept in later checkpoints"
+                f"{folder.name} has saved state of plugin {name!r}, which {why}; later checkpoints keep it"
             )
         for name in sorted(set(able) - saved.keys()):
-            self.reporter.progress.note(f"{folder.name} holds no state of plugin {name!r}: it starts afresh")
+            self.reporter.progress.note(f"{folder.name} has no saved state of plugin {name!r}, which starts without it")
 
     async def _backend(self, method: str, call: Awaitable[ResultT]) -> ResultT:
         limit = self.config.training.backend_timeout_seconds

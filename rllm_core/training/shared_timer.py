@@ -1,4 +1,4 @@
-"""Deadlines of equal length for thousands of waits, with one timer of the event loop for all of them."""
+"""Timeouts of equal length for thousands of waits, with one event-loop timer for all of them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from types import TracebackType
 
 
 class SharedTimer:
-    """Deadlines that all have the same length, so that they end in the order in which they began.
+    """Timeouts of the same length, which therefore expire in the order they started.
 
-    A timer each would cost more than everything else about a short wait, and cancelled ones stay in the event loop.
+    Separate timers would be the largest cost of a short wait, and cancelled timers stay in the event loop.
 
     Args:
-        seconds: From the beginning of a wait to its end.
+        seconds: Length of each timeout.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._running: dict[Deadline, None] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None  # in which the timer runs, if it does
+        self._loop: asyncio.AbstractEventLoop | None = None  # loop of the running timer, if any
 
     def deadline(self) -> Deadline:
-        """A context whose body has ``seconds`` from its beginning; then it ends with ``TimeoutError``."""
+        """Returns a context that raises ``TimeoutError`` after ``seconds``."""
         return Deadline(self)
 
     def _begin(self, deadline: Deadline) -> None:
@@ -33,7 +33,7 @@ class SharedTimer:
             loop.call_at(deadline.at, self._sweep)
 
     def _end(self, deadline: Deadline) -> None:
-        self._running.pop(deadline, None)  # the timer goes on: most likely somebody else waits soon
+        self._running.pop(deadline, None)  # the timer keeps running: another wait is likely soon
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -49,10 +49,10 @@ class SharedTimer:
 
 
 class Deadline:
-    """One of a `SharedTimer`'s, for the task that enters it.
+    """A timeout of a `SharedTimer`, for the task that enters it.
 
     Attributes:
-        expired: Whether the time was up; `TimeoutError` may come from the body as well.
+        expired: Whether the timeout expired; the body may raise `TimeoutError` as well.
     """
 
     __slots__ = ("_cancelling", "_task", "_timer", "at", "expired")
@@ -71,7 +71,7 @@ class Deadline:
         return self
 
     def expire(self) -> None:
-        """The time is up: stop the task where it waits."""
+        """Cancels the task."""
         self.expired = True
         self._task.cancel()
 
@@ -79,6 +79,6 @@ class Deadline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timer._end(self)
-        # Whoever else wants the task to stop gets what it wants.
+        # Convert only our own cancellation to TimeoutError; other cancellations propagate.
         if self.expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError(f"not done within {self._timer.seconds:g} s") from error

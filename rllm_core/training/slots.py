@@ -1,4 +1,4 @@
-"""A limited number of places, with a lane for those who must not queue."""
+"""A limited number of slots, with a priority queue for validation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from types import TracebackType
 
 
 class Slots:
-    """Places that are taken and given back; who asks with priority is served before everybody who waits without.
+    """Slots that are taken and given back; requests with priority are served first.
 
     Args:
-        places: How many there are.
+        places: Number of slots.
 
     Attributes:
-        held: When a place was taken without priority, and for how many seconds, in the order of their ends; only those
-            that have been given back. Who reads it empties it.
+        held: Start time and seconds of each slot that was taken without priority and given back, by end time. The
+            reader clears it.
     """
 
     def __init__(self, places: int) -> None:
@@ -28,28 +28,28 @@ class Slots:
         self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
 
     def place(self, *, priority: bool) -> _Place:
-        """An asynchronous context that holds a place."""
+        """Returns an asynchronous context that holds a slot."""
         return _Place(self, priority)
 
     @property
     def in_use(self) -> int:
-        """Places that are taken now."""
+        """Slots that are taken now."""
         return self._places - self._free
 
     @property
     def place_seconds(self) -> float:
-        """Seconds for which places have been in use so far, summed over the places."""
+        """Seconds that slots have been in use so far, summed over all slots."""
         return self._seconds + self.in_use * (time.monotonic() - self._counted_at)
 
     def _count(self) -> None:
-        """Must come before any change of `in_use`."""
+        """Updates `place_seconds`; must run before any change of `in_use`."""
         now = time.monotonic()
         self._seconds += (self._places - self._free) * (now - self._counted_at)
         self._counted_at = now
 
     async def take(self, *, priority: bool) -> None:
-        """Wait for a place, which `give_back` must follow; within a lane, first come, first served."""
-        if self._free:  # then nobody waits: a place that is given back goes to who is next
+        """Waits for a slot, to be returned with `give_back`; each queue is first in, first out."""
+        if self._free:  # then no task waits: `give_back` hands a slot directly to the next one
             self._count()
             self._free -= 1
             return
@@ -60,13 +60,13 @@ class Slots:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.give_back()  # it was given a place and cancelled in the same moment
+                self.give_back()  # it got a slot and was cancelled at the same time
             else:
                 lane.remove(future)
             raise
 
     def give_back(self) -> None:
-        """Hand the place to who is next."""
+        """Hands the slot to the next waiting task."""
         for lane in self._waiting:
             while lane:
                 future = lane.popleft()

@@ -1,4 +1,4 @@
-"""What hooks see of a run."""
+"""State of a run for hooks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """A snapshot of a run, read-only.
+    """A read-only snapshot of a run.
 
     Attributes:
-        config: The resolved run file.
-        run_dir: Folder of the run.
-        incarnation: Number of this start of the run, from 0.
+        config: Resolved run file.
+        run_dir: Run folder.
+        incarnation: Number of this launch, from 0.
         step: Optimizer steps done.
-        weight_version: Version the engine samples from.
-        epoch: Pass over the training tasks that is being dispatched, from 0.
+        weight_version: Version of the weights that the engine samples from.
+        epoch: Current pass over the training tasks, from 0.
     """
 
     config: RunConfig

@@ -1,4 +1,4 @@
-"""The tasks of a run: asked for once, checked before anything is allocated, visited in a reproducible order."""
+"""Tasks of a run: loaded once, checked before anything is allocated, and visited in a reproducible order."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.types import Task
 from rllm_core.workflow import Split, Workflow
 
-MAX_GENERATED_TASKS = 1_000_000  # a generator may never end, and its tasks are all kept in memory
+MAX_GENERATED_TASKS = 1_000_000  # a generator may never end, and all its tasks stay in memory
 MAX_LAZY_TASKS_CHECKED = 5_000
 
 
 class Tasks:
-    """The tasks of a workflow; each split is asked for once, checked, and kept.
+    """Tasks of a workflow; each split is loaded once, checked and kept.
 
     Args:
-        workflow: Workflow to ask.
+        workflow: Workflow that provides the tasks.
         name: Its name in the run file, for messages.
     """
 
@@ -34,13 +34,13 @@ class Tasks:
         self._known: dict[Split, Sequence[Task]] = {}
 
     def of(self, split: Split) -> Sequence[Task]:
-        """The tasks of a split.
+        """Returns the tasks of a split.
 
-        Lists and tuples are checked whole. Of other sequences, which may make their tasks on demand, the first
-        `MAX_LAZY_TASKS_CHECKED` are checked. Anything else that can be iterated over becomes a list.
+        Lists and tuples are checked completely. In other sequences, which may create tasks on demand, the first
+        `MAX_LAZY_TASKS_CHECKED` are checked. Other iterables become a list.
 
         Raises:
-            ConfigError: If two tasks have one id.
+            ConfigError: If two tasks have the same id.
             PluginError: If ``tasks`` fails, or returns anything but tasks.
         """
         if split not in self._known:
@@ -48,7 +48,7 @@ class Tasks:
         return self._known[split]
 
     def check_apart(self) -> None:
-        """Refuse ids that are in both splits.
+        """Rejects ids that are in both splits.
 
         Raises:
             ConfigError: If there are any; names the first and its positions.
@@ -69,15 +69,15 @@ class Tasks:
             )
 
     def _ask(self, split: Split) -> dict[str, int]:
-        """Ask for a split, unless that was done before, and check it.
+        """Loads a split, unless it is loaded, and checks it.
 
         Returns:
-            Positions by id; not kept, since there may be millions.
+            Positions by id; not stored, since there may be millions.
         """
         positions: dict[str, int] = {}
         with self._blaming(split):
             tasks = self._known[split] if split in self._known else self._sequence(split)
-            # Checking a lazy sequence whole could take minutes: each task may be a row that is read and parsed.
+            # Checking all of a lazy sequence could take minutes: each task may be a row that is read and parsed.
             whole = isinstance(tasks, list | tuple)
             for number in range(len(tasks) if whole else min(len(tasks), MAX_LAZY_TASKS_CHECKED)):
                 self._check(split, number, tasks[number], positions)
@@ -89,7 +89,7 @@ class Tasks:
         if inspect.iscoroutine(found) or inspect.isasyncgen(found):
             if inspect.iscoroutine(found):
                 found.close()
-            raise self._broken(split, "is async; make it a plain function, and load what takes long in __init__")
+            raise self._broken(split, "is async; make it a plain function, and do slow loading in __init__")
         if isinstance(found, Task | str | bytes | Mapping | Set) or found is None:
             what = "nothing (None)" if found is None else f"one {type(found).__name__}"
             raise self._broken(split, f"returned {what}; return a list of rllm_core.types.Task")
@@ -106,8 +106,8 @@ class Tasks:
             if number == MAX_GENERATED_TASKS:
                 raise self._broken(
                     split,
-                    f"yields more than {MAX_GENERATED_TASKS:,} tasks, or never ends; stop it, or return a sequence "
-                    "that makes its tasks on demand",
+                    f"yields more than {MAX_GENERATED_TASKS:,} tasks, or never ends; end it, or return a sequence "
+                    "that creates its tasks on demand",
                 )
             tasks.append(self._check(split, number, task, positions))
         return tasks
@@ -123,18 +123,18 @@ class Tasks:
         if first != number:
             raise ConfigError(
                 f"workflow {self._name!r} has two {split!r} tasks with the id {task.task_id!r:.80}: task {first} and "
-                f"task {number}; every task needs an id of its own, stable between runs, such as the number of its row"
+                f"task {number}; every task needs its own id, stable between runs, such as its row number"
             )
         return task
 
     @contextmanager
     def _blaming(self, split: Split) -> Iterator[None]:
-        """Whatever the workflow's code raises in here is one line that says where."""
+        """Converts errors of the workflow's code to one line with their location."""
         try:
             yield
         except UserError:
             raise
-        except (Exception, SystemExit) as error:  # anybody's code
+        except (Exception, SystemExit) as error:  # third-party code
             raise self._broken(split, f"failed: {blamed(error)}") from error
 
     def _broken(self, split: Split, what: str) -> PluginError:
@@ -142,9 +142,9 @@ class Tasks:
 
 
 class TaskStream:
-    """Task number ``ordinal`` of a run, for any ordinal: every epoch is a fresh permutation of all tasks.
+    """Maps every ordinal of a run to its task; every epoch is a new permutation of all tasks.
 
-    It has no cursor of its own, so a resumed run asks for the ordinals it still needs and gets the same tasks.
+    The stream has no position, so a resumed run gets the same tasks for the ordinals it still needs.
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int) -> None:
@@ -154,11 +154,11 @@ class TaskStream:
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def epoch(self, ordinal: int) -> int:
-        """The pass over the tasks that ``ordinal`` belongs to, from 0."""
+        """Returns the epoch of ``ordinal``, from 0."""
         return ordinal // len(self.tasks)
 
     def position(self, ordinal: int) -> int:
-        """Place of ``ordinal`` in its epoch, from 0."""
+        """Returns the position of ``ordinal`` in its epoch, from 0."""
         return ordinal % len(self.tasks)
 
     def __getitem__(self, ordinal: int) -> Task:
@@ -170,7 +170,7 @@ class TaskStream:
 
 
 def spread(tasks: Sequence[Task], rollouts: int) -> list[tuple[Task, int]]:
-    """Distribute ``rollouts`` evenly over ``tasks``: pairs of task and the index of the rollout on it.
+    """Distributes ``rollouts`` evenly over ``tasks``; returns pairs of task and rollout index.
 
     With fewer rollouts than tasks, evenly spaced tasks get one each.
     """

@@ -1,8 +1,8 @@
-"""Trackers: metrics sent to other people's libraries, without ever letting one of them stop or delay training.
+"""Trackers: send metrics to third-party libraries, without letting them stop or delay training.
 
-Every tracker has a daemon thread of its own that makes its calls one after another; training only puts them into that
-thread's queue. A tracker that raises, takes too long for a call or falls too far behind is switched off for the rest
-of the run, which is said once and stands in ``summary.json``.
+Every tracker has its own daemon thread that makes its calls one after another; training only adds them to the thread's
+queue. A tracker that raises, takes too long for a call or falls too far behind is switched off for the rest of the run.
+The run reports this once and records it in ``summary.json``.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _Call = Callable[["Tracker"], None]
 
 
 class Tracker(ABC):
-    """Sends metrics somewhere.
+    """Sends metrics to a library or service.
 
-    It is constructed before anything is allocated, so a library that is missing or a setting that cannot be honoured
-    is an error there (`rllm_core.errors.PluginError`, `rllm_core.errors.ConfigError`), and constructing one has no
-    effect outside. The calls then come in order, all from one thread that is not the main one: `start`, any number of
-    `log`, `finish`. One that raises, or takes longer than a minute, is the last; it never stops training. Runs in one
-    process must not mix: a tracker whose library has one run at a time lets the `start` of a second one fail.
+    A tracker is constructed before anything is allocated. The constructor raises if a library is missing or a setting
+    is not supported (`rllm_core.errors.PluginError`, `rllm_core.errors.ConfigError`), and has no side effects. The
+    calls then come in order, all from one thread that is not the main one: `start`, any number of `log`, `finish`.
+    After a call that raises or takes longer than a minute, no more follow; it never stops training. Runs in one process
+    must not mix: if the library supports one run at a time, the `start` of a second one must fail.
 
     Args:
-        config: The section of its provider's ``config``, None if it has none.
+        config: Section validated by its provider's ``config``, or None.
 
     Attributes:
-        name: The name it is selected by.
+        name: Name that run files select it by.
     """
 
     name: ClassVar[str]
@@ -57,39 +57,39 @@ class Tracker(ABC):
 
     @abstractmethod
     def start(self, config: RunConfig, run_dir: str) -> None:
-        """A run begins or is resumed.
+        """Starts or resumes a run.
 
-        A resumed run has the same ``run_dir``. A tracker that has to find its remote run again keeps its id in
+        A resumed run has the same ``run_dir``. To find its remote run again, a tracker stores the run's id in
         ``trackers/NAME.json`` there, and its local files in ``trackers/NAME/``.
 
         Args:
-            config: The run file. `RunConfig.to_tables` has it as nested tables, every `pydantic.SecretStr` masked.
-            run_dir: The run folder.
+            config: Run file. `RunConfig.to_tables` returns it as nested tables, with every `pydantic.SecretStr` masked.
+            run_dir: Run folder.
         """
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of an optimizer step, or of a validation (names then begin with ``validation/``).
+        """Logs metrics of an optimizer step, or of a validation (whose names start with ``validation/``).
 
-        Steps do not go down, except that a resumed run repeats those after the checkpoint it goes on from. One step
-        may have both kinds.
+        Steps never decrease, except that a resumed run repeats the steps after its checkpoint. A step may have both
+        kinds.
 
         Args:
             step: Optimizer steps done.
-            metrics: Finite numbers by name; a name may hold ``/``.
+            metrics: Finite numbers by name; a name may contain ``/``.
         """
 
     @abstractmethod
     def finish(self, status: Status) -> None:
-        """The run has ended; everything logged must be on its way when this returns."""
+        """Ends the run; everything logged must be sent when this returns."""
 
 
 def construct(config: RunConfig, plugins: PluginManager) -> dict[str, Tracker]:
-    """The trackers that a run file names, by those names.
+    """Constructs the trackers of a run file, by name.
 
     Raises:
-        ConfigError: If one is named twice, or refuses its settings.
-        PluginError: If one cannot be imported or constructed.
+        ConfigError: If a tracker is named twice, or rejects its settings.
+        PluginError: If a tracker cannot be imported or constructed.
     """
     chosen: dict[str, Tracker] = {}
     for name in config.training.trackers:
@@ -101,23 +101,23 @@ def construct(config: RunConfig, plugins: PluginManager) -> dict[str, Tracker]:
             chosen[name] = tracker_class(config.plugins.get(name))
         except (UserError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # a SystemExit of a library is its failure, not the wish to end
+        except BaseException as error:  # a SystemExit raised by a library is a failure of the tracker
             what = located(error, provided.plugin.package)
             raise PluginError(
                 f"tracker {name!r} ({provided.plugin.label}) cannot be set up: {what}; "
-                "mend it, or take it out of training.trackers"
+                "fix it, or remove it from training.trackers"
             ) from error
     return chosen
 
 
 class Trackers:
-    """The trackers of a run, each isolated from the others and from training. Used from one event loop.
+    """Trackers of a run, isolated from each other and from training. For use from one event loop.
 
     Args:
-        trackers: By the names they are reported under.
-        note: Who is told, once, of a tracker that is switched off.
-        deadline_seconds: How long one call may take, and all that is left to do at the end.
-        max_waiting_calls: How far a tracker may fall behind.
+        trackers: Trackers by name.
+        note: Called once for each tracker that is switched off.
+        deadline_seconds: Timeout of one call, and of all remaining calls at the end.
+        max_waiting_calls: Maximum calls in a tracker's queue.
     """
 
     def __init__(
@@ -135,37 +135,41 @@ class Trackers:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Why trackers were switched off, by name."""
+        """Reasons why trackers were switched off, by name."""
         return {worker.tracker_name: worker.failure for worker in self._workers if worker.failure is not None}
 
     @property
     def hung(self) -> list[str]:
-        """Names of trackers that are still in a call they were given up in."""
+        """Names of switched-off trackers whose last call is still running."""
         return [worker.tracker_name for worker in self._workers if worker.failure is not None and worker.is_alive()]
 
     def start(self, config: RunConfig, run_dir: str) -> None:
-        """See `Tracker.start`; waits for none of them."""
+        """See `Tracker.start`; does not wait."""
         for worker in self._workers:
             worker.start()
-        self._each(lambda tracker: tracker.start(copy.deepcopy(config), run_dir))  # none of them can change the run's
+        self._each(
+            lambda tracker: tracker.start(copy.deepcopy(config), run_dir)
+        )  # copies, so that no tracker can change the run's config
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Tracker.log`; waits for none of them."""
-        logged = dict(metrics)  # as it is now; the calls come later
+        """See `Tracker.log`; does not wait."""
+        logged = dict(metrics)  # a copy: the calls come later
         self._each(lambda tracker: tracker.log(step, dict(logged)))
 
     async def finish(self, status: Status) -> None:
-        """See `Tracker.finish`; waits until all have done so, have failed, or `deadline_seconds` are over."""
+        """See `Tracker.finish`; waits until all trackers have finished or failed, at most `deadline_seconds`."""
         self._each(lambda tracker: tracker.finish(status))
         end = time.monotonic() + self.deadline_seconds
         for worker in self._workers:
             worker.close()
-        # Polled: whoever waits for a thread in another thread leaves that one behind when the first one hangs.
+        # Poll, because a helper thread joining a hung tracker would hang with it.
         while any(worker.is_alive() and worker.failure is None for worker in self._workers):
             if time.monotonic() >= end:
                 for worker in self._workers:
                     if worker.is_alive():
-                        worker.switch_off(f"it was not done {self.deadline_seconds:g} s after the end of the run")
+                        worker.switch_off(
+                            f"it did not finish within {self.deadline_seconds:g} s after the end of the run"
+                        )
             await asyncio.sleep(SETTLE_SECONDS)
         self._tell()
 
@@ -184,10 +188,10 @@ class Trackers:
 
 
 class _Worker(threading.Thread):
-    """Makes the calls of one tracker. A daemon: a tracker that hangs must not keep the process from ending.
+    """Thread that makes the calls of one tracker; a daemon, so that a hung tracker does not block the exit.
 
     Attributes:
-        failure: Why the tracker is switched off.
+        failure: Reason why the tracker is switched off, or None.
     """
 
     def __init__(self, name: str, tracker: Tracker, max_waiting_calls: int) -> None:
@@ -202,12 +206,12 @@ class _Worker(threading.Thread):
 
     @property
     def seconds_in_call(self) -> float:
-        """How long the call that is being made has taken so far."""
+        """Seconds that the current call has taken so far."""
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 
     def put(self, call: _Call) -> None:
-        """Have ``call`` made after those before it."""
+        """Queues a call."""
         if self.failure is not None:
             return
         if self._calls.qsize() >= self._max_waiting_calls:
@@ -216,11 +220,11 @@ class _Worker(threading.Thread):
             self._calls.put(call)
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Ends the queue: no more calls follow."""
         self._calls.put(None)
 
     def switch_off(self, failure: str) -> None:
-        """Make no further call; the first failure is the one that counts."""
+        """Stops making calls; only the first failure counts."""
         if self.failure is None:
             self.failure = failure
             self.close()
@@ -234,7 +238,7 @@ class _Worker(threading.Thread):
             self._began = time.monotonic()
             try:
                 call(self._tracker)
-            except BaseException as error:  # in a thread: a real Ctrl-C arrives elsewhere
+            except BaseException as error:  # a real Ctrl-C arrives in the main thread
                 self.switch_off(blamed(error))
             finally:
                 self._began = None

@@ -1,14 +1,14 @@
-"""The one training loop.
+"""Training loop.
 
-Generation dispatches whole groups as the coordinator admits them; training consumes complete groups. Synchronous
-training is the same loop with a window of one step. One optimizer step, in order::
+Generation starts whole groups when the coordinator admits them; training consumes complete groups. Synchronous
+training is the same loop with a sync window of one step. One optimizer step does, in order::
 
     on_batch_start
       advantages of the step's groups
       per pass:  transform_to_backend_batch -> process_backend_batch
-      update_policy                                  (books the groups as trained)
-      if a synchronisation is due:
-        drain generation unless partial_rollout
+      update_policy                                  (counts the groups as trained)
+      if a weight sync is due:
+        wait for running rollouts unless partial_rollout
         backend.on_policy_updated(update) -> version published -> hook on_policy_updated
     on_batch_end
     validation, checkpoint, if due
@@ -60,9 +60,9 @@ ResultT = TypeVar("ResultT")
 
 
 class Interrupted(UserError):
-    """The run was asked to stop by a signal; it has saved what it had."""
+    """A signal stopped the run after it saved a checkpoint."""
 
-    label = ""  # it was meant to end
+    label = ""  # not an error of the run
 
     def __init__(self, signal_number: int, signal_name: str) -> None:
         super().__init__(f"interrupted by {signal_name}")
@@ -70,10 +70,10 @@ class Interrupted(UserError):
 
 
 def passes(config: RunConfig, capabilities: Capabilities, algorithm: Algorithm) -> tuple[int, int]:
-    """Groups per forward-backward pass, and groups that are waited for before the first pass of a step.
+    """Returns groups per forward-backward pass, and groups to wait for before the first pass of a step.
 
-    A backend that cannot divide by counts known only at the end gets a step in one pass. An estimator that needs the
-    whole batch, and a backend that shares its devices with the engine, wait for all groups of a step.
+    A backend that cannot normalize the loss after the passes gets a step in one pass. An estimator that needs the whole
+    batch, or a backend that shares its devices with the engine, waits for all groups of a step.
     """
     whole = config.training.groups_per_step
     per_pass = config.groups_per_pass if capabilities.deferred_normalisation else whole
@@ -82,20 +82,20 @@ def passes(config: RunConfig, capabilities: Capabilities, algorithm: Algorithm) 
 
 
 class Trainer:
-    """Runs one training, once.
+    """Runs one training; not reusable.
 
     Args:
-        config: The resolved run file.
-        workflow: What is played.
-        tasks: Tasks to train and to validate on.
-        backend: Who trains; `rllm_core.backend.BackendProtocol.init_rollout_engine` has been called.
-        engine: What that call returned.
-        algorithm: Advantages and corrections.
-        observers: Hooks.
-        run_dir: Where everything is written.
-        progress: Who is told how it goes.
-        trackers: Where metrics are sent.
-        teacher: Who scores rollouts, if anybody does.
+        config: Resolved run file.
+        workflow: Workflow to run.
+        tasks: Tasks for training and validation.
+        backend: Backend, after `rllm_core.backend.BackendProtocol.init_rollout_engine`.
+        engine: Engine that this call returned.
+        algorithm: Advantage estimators, loss and corrections.
+        observers: Plugins' event hooks.
+        run_dir: Run folder.
+        progress: Progress display.
+        trackers: Trackers that receive the metrics.
+        teacher: Teacher that scores rollouts, or None.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Trainer:
         )
         self._interrupt: Interrupted | None = None
         self._validating: asyncio.Task[list[Rollout]] | None = None
-        self._consumed: list[CompleteGroup] = []  # groups of the optimizer step in progress
+        self._consumed: list[CompleteGroup] = []  # groups of the current optimizer step
 
     @property
     def step(self) -> int:
@@ -216,11 +216,11 @@ class Trainer:
     # Life cycle
 
     async def run(self) -> None:
-        """Train until the planned steps are done.
+        """Trains until the planned steps are done.
 
         Raises:
             Interrupted: After `interrupt`; a checkpoint has been saved.
-            RunError: If the books do not balance, nothing progresses, or too few groups survive filtering.
+            RunError: If rollout accounting is inconsistent, the run stalls, or too many groups are filtered.
         """
         status = "failed"
         try:
@@ -237,7 +237,7 @@ class Trainer:
             await self.observers.notify("on_train_start", state=self.state())
             await self.weights.publish(self.position, "resume" if self.run_dir.resumed else "start")
             self.progress.watch(self.pace.now)
-            if self._is_validation_due():  # also where the launch before was interrupted in it
+            if self._is_validation_due():  # also if the previous launch was interrupted during it
                 await self._validate()
             await self._run_halves()
             self._check_books()
@@ -248,7 +248,7 @@ class Trainer:
             status = "interrupted"
             raise
         finally:
-            self.generation.discard("run_failed")  # what a checkpoint held, if the start failed before it was trained
+            self.generation.discard("run_failed")  # groups of a checkpoint, if the launch failed before training them
             await self.runner.aclose()
             try:
                 self.run_dir.flush()
@@ -256,14 +256,14 @@ class Trainer:
                 await self.observers.notify("on_train_end", state=self.state(), status=status)
 
     def interrupt(self, error: Interrupted) -> None:
-        """Stop at the next point where nothing is lost: at once in generation and validation, after a training step."""
+        """Stops the run without loss: generation and validation immediately, training after the current step."""
         self._interrupt = error
         self.buffer.fail(error)
         if self._validating is not None:
             self._validating.cancel()
 
     def state(self) -> TrainerState:
-        """What hooks see."""
+        """Returns a snapshot for hooks."""
         return TrainerState(
             config=self.config,
             run_dir=self.run_dir.path,
@@ -278,7 +278,7 @@ class Trainer:
         return await within(limit, f"{method} of backend {self.config.backend!r}", call)
 
     async def _run_halves(self) -> None:
-        """Generation and training side by side, watched; the failure of any is the failure of the run."""
+        """Runs generation, training and the watchdog concurrently; if one fails, the run fails."""
         self.pace.begin()
         training = asyncio.create_task(self._train(), name="training")
         generation = asyncio.create_task(self.generation.run(), name="generation")
@@ -298,7 +298,8 @@ class Trainer:
                     task.result()
         except BaseException as error:
             interrupted = isinstance(error, Interrupted)
-            # Nothing may be dispatched any more when what is outstanding is booked: the places it frees are free.
+            # Stop dispatching before recording outstanding rollouts: generation would refill the space they free in the
+            # window.
             await stop(training, generation, watchdog)
             reason = "interrupted" if interrupted else "run_failed"
             await self.generation.stop(reason)
@@ -351,7 +352,7 @@ class Trainer:
             sampled_tokens=sum(sample.sampled_tokens for sample in samples),
             trajectories=sum(len(group.trajectories) for item in consumed for group in item.groups),
         )
-        # Without a gradient even a step of Adam would move the weights, by what it remembers of earlier ones.
+        # No samples, no update: Adam's state from earlier steps would still move the weights.
         update = self.backend.update_policy(planned) if samples else None
         with self.pace.spending("training"):
             result = UpdateResult() if update is None else await self._backend("update_policy", update)
@@ -390,14 +391,14 @@ class Trainer:
         return taken
 
     async def _process(self, taken: Sequence[CompleteGroup]) -> list[TrainingSample]:
-        """Advantages and samples of what was taken, then forward and backward in passes."""
+        """Computes advantages and samples of the groups, then runs the forward-backward passes."""
         training, trained = self.config.training, []
         since_sync = (self.step - self.position.synced_step) / training.trigger_parameter_sync_step
         credited = await self.crediting.credited(taken, weight_version=self.coordinator.weight_version)
         for start in range(0, len(credited), self.groups_per_pass):
             chunk = [sample for group in credited[start : start + self.groups_per_pass] for sample in group]
             if not chunk:
-                continue  # all of them filtered
+                continue  # all groups of this pass were filtered
             chunk = await self.crediting.corrected(chunk, proximal_version=self.coordinator.weight_version + since_sync)
             batch = self.backend.transform_to_backend_batch(chunk)
             await self._backend("process_backend_batch", self.backend.process_backend_batch(batch))
@@ -414,7 +415,7 @@ class Trainer:
     # Validation
 
     def _is_validation_due(self) -> bool:
-        """Whether the weights of this step are to be validated and have not been."""
+        """Whether the weights of this step need validation and have not been validated."""
         training = self.config.training
         every = training.validate_every_steps
         wanted = self.step in (0, training.steps) or bool(every and self.step % every == 0)
@@ -451,7 +452,7 @@ class Trainer:
             self._validating = None
 
     async def _nll_per_token(self, episodes: Sequence[Episode]) -> float | None:
-        """Of what others wrote, under the current weights."""
+        """Computes the negative log-likelihood of the target tokens under the current weights."""
         if self.colocated:
             self.coordinator.pause()
             await self.weights.drained()
@@ -467,7 +468,7 @@ class Trainer:
         return nll_per_token(logprobs)
 
     # ----------------------------------------------------------------------------------------------------------------
-    # Books and checkpoints
+    # Rollout accounting and checkpoints
 
     def _check_books(self) -> None:
         self.books.check(self.coordinator.outstanding * self.config.training.rollouts_per_group)

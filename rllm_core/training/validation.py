@@ -1,4 +1,4 @@
-"""Validation: fixed rollouts of the held-out tasks, measured at one weight version."""
+"""Validation: fixed rollouts of held-out tasks at one weight version."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from rllm_core.types import Episode, Floats, Task, TrainingSample
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """One validation.
+    """Result of one validation.
 
     Attributes:
-        step: Optimizer steps the weights had seen.
-        weight_version: Version that was measured.
-        rollouts: Rollouts that ended well.
-        failed: Rollouts that did not; they count for nothing below.
-        reward_mean: Mean total reward, None if nothing ended well or there are no rewards.
-        solved: Share with ``is_correct``, None if the workflow has no such notion.
-        nll_per_token: Mean negative log-likelihood, in nats, of the tokens that others wrote; None if there are none.
-        metrics: Means of the workflow's own, `rllm_core.types.Episode.metrics`, each over the rollouts that have it.
-        retries: Failed attempts that were tried again; they count for nothing else.
+        step: Optimizer steps of the weights.
+        weight_version: Weight version that was measured.
+        rollouts: Successful rollouts.
+        failed: Failed rollouts; excluded from the fields below.
+        reward_mean: Mean total reward; None if no rollout succeeded or there are no rewards.
+        solved: Share of rollouts that are correct; None if the workflow does not set ``is_correct``.
+        nll_per_token: Mean negative log-likelihood of the target tokens, in nats; None if there are none.
+        metrics: Means of the workflow's metrics (`rllm_core.types.Episode.metrics`), each over the rollouts with it.
+        retries: Failed attempts that were retried; excluded from all other fields.
     """
 
     step: int
@@ -46,12 +46,12 @@ class ValidationResult:
     retries: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in ``summary.json``."""
+        """Returns the content for ``summary.json``."""
         return dict(self.__dict__)
 
 
 async def play_all(runner: RolloutRunner, plan: Sequence[tuple[Task, int]], purpose: str) -> list[Rollout]:
-    """Run every rollout of a plan, at most ``max_concurrent_rollouts`` at a time, in the plan's order."""
+    """Runs every rollout of a plan, at most ``max_concurrent_rollouts`` at a time; results are in the plan's order."""
     tasks = [
         asyncio.create_task(runner.run(task, RolloutKey(purpose, ordinal, index)), name=f"{purpose} rollout {ordinal}")
         for ordinal, (task, index) in enumerate(plan)
@@ -59,23 +59,23 @@ async def play_all(runner: RolloutRunner, plan: Sequence[tuple[Task, int]], purp
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:
-        await stop(*tasks)  # the others must not run on when one ends them all
+        await stop(*tasks)  # if one raises, the others must stop
         raise
 
 
 def plan(tasks: Sequence[Task], rollouts: int, *, samples: bool) -> list[tuple[Task, int]]:
-    """The tasks of a validation, each with the index of the rollout on it; once each where nothing is sampled."""
+    """Plans a validation as pairs of task and rollout index; one rollout per task if nothing is sampled."""
     return spread(tasks, rollouts if samples else min(rollouts, len(tasks)))
 
 
 def rewards_of(episodes: Sequence[Episode]) -> list[float]:
-    """The total rewards of those that have any."""
+    """Returns the total rewards of the episodes that have any."""
     rewarded = [[t.total_reward for t in e.trajectories if t.trainable and t.has_reward] for e in episodes]
     return [sum(rewards) for rewards in rewarded if rewards]
 
 
 def written_samples(episodes: Sequence[Episode]) -> list[TrainingSample]:
-    """What others wrote in these episodes; advantages are zero."""
+    """Builds samples of the target tokens in these episodes, with zero advantages."""
     samples = []
     for episode in episodes:
         for group in group_trajectories(0, episode.task_id, [episode]):
@@ -88,13 +88,13 @@ def written_samples(episodes: Sequence[Episode]) -> list[TrainingSample]:
 
 
 def nll_per_token(logprobs: Sequence[Floats]) -> float | None:
-    """The mean over all tokens, in nats; None without tokens."""
+    """Computes the mean over all tokens, in nats; None without tokens."""
     tokens = sum(len(array) for array in logprobs)
     return -math.fsum(float(array.sum(dtype=np.float64)) for array in logprobs) / tokens if tokens else None
 
 
 def metric_means(episodes: Sequence[Episode]) -> dict[str, float]:
-    """The workflow's own metrics, sorted by name, each averaged over the episodes that have it."""
+    """Averages the workflow's own metrics, each over the episodes that have it; sorted by name."""
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         for name, value in episode.metrics.items():
@@ -105,7 +105,7 @@ def metric_means(episodes: Sequence[Episode]) -> dict[str, float]:
 def summarise(
     episodes: Sequence[Episode], *, step: int, weight_version: int, nll: float | None = None, retries: int = 0
 ) -> ValidationResult:
-    """Averages over the rollouts that ended well."""
+    """Summarizes a validation over its successful rollouts."""
     finished = [episode for episode in episodes if episode.trajectories]
     rewards = rewards_of(finished)
     judged = [episode.is_correct for episode in finished if episode.is_correct is not None]

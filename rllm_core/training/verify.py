@@ -1,15 +1,19 @@
-"""The offline checker: replays a run's ``events.jsonl``, and holds every other file of its folder against that.
+"""Offline check of a run: replays ``events.jsonl``, and checks every other file of the run folder against it.
 
-What is proven, event by event: groups are dispatched in the order of the task stream, none twice unless it was given
-up before; a rollout starts and ends once per attempt; a group is trained at most once, and only after all of its
-rollouts ended, and ended well; the lead of generation stays within the window, and with ``staleness = "strict"`` every
-trained group within its age; optimizer steps follow each other and hold ``groups_per_step`` groups; weight versions
-only grow, and what was sampled, complete or consumed has one that was live then.
+It checks these rules, event by event:
 
-In the end every number that stands in two files is compared: ``summary.json``, ``metrics.jsonl``, ``timings.jsonl``,
+- Groups start in the order of the task stream, and none starts twice unless it was cancelled before.
+- A rollout starts and ends once per attempt.
+- A group is trained at most once, and only after all of its rollouts succeeded.
+- The lead of generation stays within the sync window, and with ``staleness = "strict"`` the staleness of every trained
+  group within its limit.
+- Optimizer steps are consecutive and contain ``groups_per_step`` groups.
+- Weight versions only grow, and sampled, complete and consumed groups have a version that was live at the time.
+
+It then compares every number that is in two files: ``summary.json``, ``metrics.jsonl``, ``timings.jsonl``,
 ``trajectories.jsonl``, ``plugins.json`` and the manifests with the journal, or with each other.
 
-Nothing here comes from the loop: what its files have to say is worked out anew, from the events and ``run.toml``.
+The check does not rely on the loop: it derives the expected content from the events and ``run.toml``.
 """
 
 from __future__ import annotations
@@ -30,15 +34,15 @@ __all__ = ["MAX_PROBLEMS", "Verification", "verify"]
 
 
 def verify(run_dir: Path) -> Verification:
-    """Check a run folder.
+    """Checks a run folder.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If the folder is not a run folder.
     """
     training, left_out = _run_file(run_dir)
     journal = run_dir / "events.jsonl"
     if not journal.is_file():
-        raise ConfigError(f"{run_dir} has no events.jsonl: nothing was ever started in it")
+        raise ConfigError(f"{run_dir} has no events.jsonl: no run was started in it")
     found = Verification(planned_steps=training.steps)
     replay, events = Replay(training, left_out, found), Lines(journal.name)
     for number, line in events.raw(journal):
@@ -63,7 +67,7 @@ def verify(run_dir: Path) -> Verification:
 
 
 def _run_file(run_dir: Path) -> tuple[TrainingConfig, frozenset[str]]:
-    """``[training]``, and the reasons to end with that keep rollouts out of it."""
+    """Reads ``[training]``, and the termination reasons that exclude rollouts from training."""
     try:
         tables: dict[str, Any] = tomllib.loads((run_dir / "run.toml").read_text(encoding="utf-8"))
         training = TrainingConfig.model_validate(tables.get("training", {}))

@@ -1,4 +1,4 @@
-"""New weights: when they may reach the engine, and who hears of their version."""
+"""Weight syncs: bring new weights to the engine and publish their version."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rllm_core.training.state import TrainerState
 
 
 class Weights:
-    """Brings the weights of the trainer to the engine, and their version to everybody.
+    """Brings the trainer's weights to the engine, and publishes their version.
 
     Args:
-        config: The resolved run file.
-        backend: Pushes them.
-        engine: Must have the version afterwards.
-        colocated: Whether rollouts go on only after `BackendProtocol.enter_generation`.
-        coordinator: Holds rollouts back meanwhile.
-        reporter: Writes the event.
-        observers: Hear of each version.
-        pace: Counts the seconds.
-        state: Snapshot for hooks.
-        idle: Waits until the engine works for no rollout that has ended.
+        config: Resolved run file.
+        backend: Backend that sends the weights.
+        engine: Engine that must have the version afterwards.
+        colocated: Whether rollouts continue only after `BackendProtocol.enter_generation`.
+        coordinator: Coordinator that pauses generation during a sync.
+        reporter: Reporter for the event.
+        observers: Plugins' event hooks.
+        pace: Measures the time.
+        state: Returns a snapshot for hooks.
+        idle: Waits until the engine has no requests of ended rollouts.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Weights:
         self._idle = idle
 
     async def synchronise(self, position: Position) -> None:
-        """Publish what a step has made; rollouts in flight end before, unless `partial_rollout` lets them run on."""
+        """Syncs the weights of a step, after running rollouts have finished unless `partial_rollout` is set."""
         if not self.config.training.partial_rollout:
             self.coordinator.pause()
             await self.drained()
@@ -69,17 +69,17 @@ class Weights:
         self.coordinator.resume()
 
     async def drained(self) -> None:
-        """Wait until no group is in flight, and no request of one that was."""
+        """Waits until no group is in flight and the engine has no requests of ended rollouts."""
         with self.pace.spending("drain"):
             await self.coordinator.drained()
             await self._idle()
 
     async def publish(self, position: Position, reason: Literal["start", "step", "resume"]) -> None:
-        """New weights to the engine, then the version to everybody; ``position`` says then that they are live.
+        """Sends weights to the engine, records in ``position`` that they are live, and publishes the version.
 
         Raises:
             RunError: If the engine does not have the version afterwards.
-            StallError: If the backend takes too long.
+            StallError: If the backend times out.
         """
         training, coordinator = self.config.training, self.coordinator
         is_new = reason == "step" or position.synced_step != position.step

@@ -129,11 +129,11 @@ def test_a_backend_that_shares_its_devices_takes_turns(plugins: PluginManager, a
         (["algorithm.name=return_to_go", "algorithm.estimator_options.discont=1.0"], ConfigError, r".*discount'\?"),
         (["algorithm.estimator_options.discount=1.0"], ConfigError, r"option of 'return_to_go', and .*name = 'grpo'"),
         (["algorithm.corrections=['token_tis']"], ConfigError, r"needs algorithm.proximal_policy = 'forward'"),
-        (["algorithm.correction_options.token_tis.cap=3.0"], ConfigError, r"belongs to no .* take its options out"),
+        (["algorithm.correction_options.token_tis.cap=3.0"], ConfigError, r"has no correction .* remove its options"),
         (
             ["algorithm.corrections=['token_tis']", "algorithm.correction_options.tokn_tis.cap=3.0"],
             ConfigError,
-            r"^algorithm.correction_options.tokn_tis belongs .*did you mean 'token_tis'\?",
+            r"^algorithm.correction_options.tokn_tis has no correction .*did you mean 'token_tis'\?",
         ),
     ],
 )  # fmt: skip

@@ -100,7 +100,7 @@ def test_a_parser_that_breaks_its_contract_ends_with_1_and_names_what(check: Cal
     result = check("a/model", "--parser", "forgetful")
     assert result.exit_code == 1
     last = result.output.splitlines()[-1]
-    assert last == "NOT exact: the parser breaks its contract (bridging, sessions)"
+    assert last == "NOT exact: the parser violates its contract (bridging, sessions)"
     assert "goldfish" in result.output
     assert "bowl = round; alone = yes" in result.output
 
@@ -113,7 +113,7 @@ def test_a_parser_that_cannot_carry_tokens_on_is_not_exact(check: Callable[..., 
     result = check("a/model", "--parser", "anew", "--seed", "1")
     assert result.exit_code == 1
     assert result.output.splitlines()[-1].startswith("NOT exact: ")
-    assert "would begin a new segment (random tokens" in result.output
+    assert "would start a new segment (random tokens" in result.output
     assert "bridge_none" in result.output
 
 

@@ -46,7 +46,7 @@ def test_what_is_in_the_table_is_what_a_row_may_have() -> None:
 def test_fine_tuning(folder: Path) -> None:
     assert "100 steps train 3,200 rows, 1.6e+03 epochs of 2" in rllm_core(folder, "train", "sft.toml", "--dry-run")
     rllm_core(folder, "train", "sft.toml", "--run-dir", "run", "-o", "training.steps=4")
-    assert rllm_core(folder, "verify", "run").endswith("the books balance\n")
+    assert rllm_core(folder, "verify", "run").endswith("every rollout is accounted for\n")
     first, last = json.loads((folder / "run" / "summary.json").read_text())["validation"]
     assert last["nll_per_token"] < first["nll_per_token"]
     assert first["reward_mean"] is None
@@ -61,7 +61,7 @@ def test_distillation(folder: Path, own_tokens: bool) -> None:
     settings = ["-o", "teacher.parser=chat_template"] if own_tokens else []
     settings += ["-o", f"teacher.model={json.dumps(str(starter_model()))}", "-o", "training.steps=2"]
     rllm_core(folder, "train", "distill.toml", "--run-dir", "run", *settings)
-    assert rllm_core(folder, "verify", "run").endswith("the books balance\n")
+    assert rllm_core(folder, "verify", "run").endswith("every rollout is accounted for\n")
     metrics = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert abs(metrics[0]["teacher_kl_mean"]) < 1e-4, "it is its own teacher"
     assert {line["teacher_unscored_tokens"] for line in metrics} == {0}

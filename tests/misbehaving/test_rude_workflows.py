@@ -111,10 +111,10 @@ def train(commands: subprocess.Popen[str], tmp_path: Path) -> Train:
         ("returns_nothing", "run() returned NoneType, not an Episode; a return is missing"),
         ("returns_steps", "run() returned list, not an Episode"),
         ("returns_another_task", "run() returned an episode of task 'another'"),
-        ("returns_a_step_twice", "a step stands twice in the episode"),
+        ("returns_a_step_twice", "a step appears twice in the episode"),
         ("changes_tokens", "the completion_ids of a step were changed"),
-        ("returns_many_metrics", "metrics has 100,000 entries, at most 1,000 are allowed"),
-        ("returns_what_is_no_trajectory", "trajectories holds str"),
+        ("returns_many_metrics", "metrics has 100,000 entries, but the limit is 1,000"),
+        ("returns_what_is_no_trajectory", "trajectories contains a str"),
     ],
 )
 def test_an_episode_that_is_none_is_refused_once_with_its_place(train: Train, way: str, message: str) -> None:
@@ -193,7 +193,7 @@ def test_what_harms_nobody_else_is_trained(train: Train, way: str) -> None:
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        ("swallows_everything", "ignored its cancellation and still runs"),
+        ("swallows_everything", "ignored its cancellation and is still running"),
         ("swallows_one_cancellation", "the rollout took longer than 1 s; it waited at rude.py:"),
         ("asks_again_when_it_is_cancelled", "the rollout took longer than 1 s; it waited at rude.py:"),
     ],
@@ -230,7 +230,7 @@ def test_a_blocked_event_loop_is_ended_from_outside_and_resumed(train: Train, wa
     settings = ("training.stall_timeout_seconds=1", "rude.every=9", "training.checkpoint_every_steps=1")
     ended = train(way, *settings)
     assert ended.code in (1, -9)
-    assert "blocks the event loop at rude.py:" in ended.err or "a call in C holds the interpreter" in ended.err
+    assert "blocks the event loop at rude.py:" in ended.err or "by a call in C that holds the interpreter" in ended.err
     assert "rude.py" in ended.err
     assert f"rllm-core train --resume --run-dir {ended.run_dir}" in ended.err
     assert ended.summary is None

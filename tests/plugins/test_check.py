@@ -193,7 +193,7 @@ def test_what_is_wrong_with_a_package_fails_only_where_that_is_asked_for(rllm_co
 def test_wrong_usage_is_one_line(rllm_core: Run) -> None:
     for arguments, words in (
         (("no-such-plugin",), "no plugin named 'no-such-plugin'"),
-        (("core",), "the core's own providers are no plugin"),
+        (("core",), "the core's own providers are not a plugin"),
         (("workflows", "-o", "gues.low=1"), "did you mean 'guess'?"),
         (("workflows", "-o", "nonsense"), "nonsense"),
     ):

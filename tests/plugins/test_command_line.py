@@ -220,7 +220,7 @@ def test_an_unknown_command_suggests(rllm_core: Run) -> None:
     run = rllm_core("plugin", packages=("rllm-good",), RLLM_PLUGINS="good")
     assert run.returncode == 2
     assert "no such command 'plugin'; did you mean 'plugins'?" in run.stderr
-    assert "no such command 'xyzzy'; rllm-core --help lists them" in rllm_core("xyzzy").stderr
+    assert "no such command 'xyzzy'; run rllm-core --help for a list" in rllm_core("xyzzy").stderr
 
 
 def test_damaged_settings_are_one_line(rllm_core: Run) -> None:

@@ -178,8 +178,8 @@ def test_the_process_ends_whatever_a_plugin_leaves_in_it(
     )
     assert run.returncode == 0
     assert name in {row["name"] for row in json.loads(run.stdout)}
-    way_out = f"(to leave it out: rllm-core plugins disable {name})"
-    assert run.stderr == f"after 0.5 s still running, and ended: {kept_by} plugin {name!r} {way_out}\n"
+    way_out = f"(to disable it: rllm-core plugins disable {name})"
+    assert run.stderr == f"forced exit, still running after 0.5 s: {kept_by} plugin {name!r} {way_out}\n"
 
 
 def test_what_is_left_out_by_an_option_is_left_out_in_workers(

@@ -81,9 +81,9 @@ def test_settings_that_no_run_file_reaches_are_refused(kind: type[providers.Prov
     if kind in WITH_SECTION:
         assert said.endswith(f'write config="{__name__}:OneConfig" in the {kind.__name__}(...) record')
     elif kind in WITH_OPTIONS:
-        assert said.endswith("which nothing reads; call it options_model")
+        assert said.endswith("which nothing reads; rename it to options_model")
     else:
-        assert said.endswith(f"no {kind.kind} has settings, so take it out")
+        assert said.endswith(f"remove it: no {kind.kind} has settings")
 
 
 @pytest.mark.parametrize("kind", WITH_SECTION)
@@ -91,16 +91,16 @@ def test_two_models_for_one_section_are_refused(kind: type[providers.Provider]) 
     with pytest.raises(PluginError) as raised:
         loaded(kind, "WithOne", "OtherConfig")
     assert str(raised.value).endswith(
-        f'declares config_model = OneConfig, and its record config="{__name__}:OtherConfig"; write config_model = '
+        f'declares config_model = OneConfig, but its record config="{__name__}:OtherConfig"; write config_model = '
         f'OtherConfig in the class, or config="{__name__}:OneConfig" in the {kind.__name__}(...) record'
     )
-    with pytest.raises(PluginError, match=r"config='.*' in its record is a function, no pydantic model; name a sub"):
+    with pytest.raises(PluginError, match=r"config='.*' in its record is a function, not a pydantic model; use a sub"):
         loaded(kind, "WithNone", "loaded")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in providers.KINDS if kind not in WITH_SECTION])
 def test_a_section_where_there_is_none_is_refused(kind: type[providers.Provider]) -> None:
-    with pytest.raises(PluginError, match=rf"config='.*', and no {kind.kind} has a section in a run file; "):
+    with pytest.raises(PluginError, match=rf"config='.*', but no {kind.kind} has a section in a run file; "):
         loaded(kind, "WithNone", "OneConfig")
 
 
@@ -122,9 +122,9 @@ FIXES = {
     "workflow unset": 'write config="rllm_unset.pieces:UnsetConfig" in the Workflow(...) record',
     "workflow otherwise": 'or config="rllm_unset.pieces:UnsetConfig" in the Workflow(...) record',
     "tracker unset-tracker": 'write config="rllm_unset.pieces:TrackerConfig" in the Tracker(...) record',
-    "advantage estimator sectioned": "which nothing reads; call it options_model",
-    "correction configured": "declare options_model in its class, and take config out",
-    "sandbox walled": "and no sandbox has a section in a run file; take it out",
+    "advantage estimator sectioned": "which nothing reads; rename it to options_model",
+    "correction configured": "declare options_model in its class and remove config",
+    "sandbox walled": "but no sandbox has a section in a run file; remove it",
 }
 
 

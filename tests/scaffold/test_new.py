@@ -124,22 +124,22 @@ def test_as_json(new: Callable[..., tuple[int, str, str]], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("", "lower case letters"),
-        ("9lives", "begin with a letter"),
-        ("Words", "lower case letters"),
-        ("größe", "lower case letters"),
-        ("../words", "lower case letters"),
-        ("a/b", "lower case letters"),
-        ("a b", "lower case letters"),
-        ("a.b", "lower case letters"),
-        ("words\n", "lower case letters"),
+        ("", "lowercase letters"),
+        ("9lives", "start with a letter"),
+        ("Words", "lowercase letters"),
+        ("größe", "lowercase letters"),
+        ("../words", "lowercase letters"),
+        ("a/b", "lowercase letters"),
+        ("a b", "lowercase letters"),
+        ("a.b", "lowercase letters"),
+        ("words\n", "lowercase letters"),
         ("word--count", "single - or _"),
         ("words-", "single - or _"),
         ("x" * 33, "at most 32 characters"),
         ("x" * 300, "at most 32 characters"),
-        ("rllm-words", "leave out 'rllm-'"),
-        ("rllm_words", "leave out 'rllm_'"),
-        ("class", "keyword of Python"),
+        ("rllm-words", "must not start with 'rllm-'"),
+        ("rllm_words", "must not start with 'rllm_'"),
+        ("class", "Python keyword"),
         ("core", "rllm-core itself"),
         ("local", "rllm-local"),
         ("verl", "rllm-verl"),
@@ -169,7 +169,7 @@ def test_no_class_hides_one_of_the_core(
 ) -> None:
     code, _, said = new(kind, name)
     assert code == 2
-    assert f"its class {hidden}" in said
+    assert f"class {hidden}" in said
     assert not list(Path.cwd().iterdir())
 
 

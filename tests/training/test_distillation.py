@@ -270,7 +270,7 @@ def test_a_teacher_that_could_not_be_shown_the_tools_is_refused(
     monkeypatch.setattr(ScriptedWorkflow, "run", run_with_tools)
     run = distil("teacher.parser=bytes")
     assert isinstance(run.error, ConfigError)
-    assert "the first prompt of a rollout is more than its messages" in str(run.error)
+    assert "the first prompt of a rollout contains more than its messages" in str(run.error)
 
 
 def test_scale_and_clip(distil: Distil, teachers: Any, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_scale_and_clip(distil: Distil, teachers: Any, tmp_path: Path) -> None:
     [
         (["teacher.engine=scripted"], "estimator 'grpo' asks no teacher; set algorithm.name = 'distill'"),
         (["algorithm.name=distill"], "estimator 'distill' needs a teacher: set teacher.engine"),
-        (["algorithm.name=distill", "teacher.engine=scripted"], "teacher.model is missing"),
+        (["algorithm.name=distill", "teacher.engine=scripted"], "teacher.model is not set"),
         ([*DISTILL, "teacher.engine=scriptd"], "did you mean 'scripted'"),
         (
             [*DISTILL, "algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward"],

@@ -221,7 +221,7 @@ def test_a_role_that_does_not_occur_is_said(run_scripted: RunScripted) -> None:
     misspelt = ("algorithm.roles.solver.name=rloo", "algorithm.roles.jugde.name=rloo")
     assert run_scripted(*SMALL, *misspelt, prepare=solver_and_judge, progress=progress).error is None
     said = [note for note in progress.notes if note.startswith("algorithm.roles")]
-    assert said == ["algorithm.roles.jugde credits nobody so far: the first groups are of judge, solver"]
+    assert said == ["algorithm.roles.jugde matches no group so far: the first groups have roles judge, solver"]
 
 
 def test_overlong_responses_are_punished_in_advantages_and_not_in_metrics(run_scripted: RunScripted) -> None:

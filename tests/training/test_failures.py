@@ -280,7 +280,7 @@ def test_an_outage_ends_the_run(run_scripted: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ScriptedBackend, "script", down)
     run = run_scripted("rollout.max_consecutive_failures=20", "training.validation_rollouts=0")
     assert isinstance(run.error, RunError)
-    assert str(run.error).startswith("20 attempts at rollouts failed in a row (20 engine_error)")
+    assert str(run.error).startswith("20 consecutive rollout attempts failed (20 engine_error")
     assert "503 down" in str(run.error)
     assert run.summary["status"] == "failed"
     books = run.summary["books"]
@@ -295,7 +295,7 @@ def test_a_high_share_of_failures_ends_the_run_too() -> None:
     assert set(outcomes) == {None}, "one in four is allowed"
     outcomes = [breaker.record(bad if number % 3 == 0 else good) for number in range(2000)]
     error = next(outcome for outcome in outcomes if outcome is not None)
-    assert "251 of the last 1000 attempts at rollouts failed" in str(error)
+    assert "251 of the last 1000 rollout attempts failed" in str(error)
     fresh = CircuitBreaker(RolloutConfig(max_failure_share=0.25, max_consecutive_failures=10**6))
     assert {fresh.record(bad) for _ in range(999)} == {None}, "a share of few attempts says nothing"
 
@@ -373,11 +373,11 @@ def test_books_notice_what_is_lost_and_what_is_counted_twice() -> None:
     books.dispatch(8)
     books.book("trained", "trained", 4)
     books.check(outstanding=4)
-    with pytest.raises(RunError, match="do not balance"):
+    with pytest.raises(RunError, match="rollout accounting is inconsistent"):
         books.check(outstanding=3)
     books.book("trained", "trained", 4)
     books.book("failed", "error")
-    with pytest.raises(RunError, match="do not balance"):
+    with pytest.raises(RunError, match="rollout accounting is inconsistent"):
         books.check(outstanding=0)
 
 
@@ -388,5 +388,5 @@ def test_an_episode_is_taken_in_once() -> None:
     step = Step(prompt_ids=[1], completion_ids=[2], logprobs=[-1.0], weight_version=0)
     episode = Episode(task_id="t", trajectories=[Trajectory(steps=[step], reward=0.0)])
     assert not assembly.add(episode)
-    with pytest.raises(ValueError, match="came in twice"):
+    with pytest.raises(ValueError, match="was added twice"):
         assembly.add(episode)

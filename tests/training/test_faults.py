@@ -258,7 +258,7 @@ def test_an_engine_that_is_down_ends_the_run_and_says_what_it_said(play: Any, na
         faults, "training.validation_rollouts=0", "rollout.request_timeout_seconds=0.05",
         "rollout.max_consecutive_failures=20", "rollout.max_request_attempts=2",
     )  # fmt: skip
-    assert_one_line(run.error, "20 attempts at rollouts failed in a row")
+    assert_one_line(run.error, "20 consecutive rollout attempts failed")
 
 
 def test_completions_out_of_order_are_matched_by_request(play: Any) -> None:

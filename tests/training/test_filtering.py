@@ -127,7 +127,7 @@ def test_with_refilling_the_same_policy_ends_the_run(
     monkeypatch.setattr(ScriptedEngine, "_answer", lambda self, *of_request: answer(self, *of_request[:-1], 1.0))
     run = run_scripted(*PAIRS, "algorithm.max_group_attempts=2")
     assert isinstance(run.error, RunError)
-    assert "too few survived filtering" in str(run.error)
+    assert "because too many were filtered" in str(run.error)
     assert run.summary["books"]["trained"] == 0
 
 

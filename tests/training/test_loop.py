@@ -254,7 +254,7 @@ def test_a_run_whose_groups_are_all_filtered_ends_with_the_reason(run_scripted: 
         assembly.backend.skill = 0.0
 
     run = run_scripted("algorithm.filter_uniform_groups=true", "algorithm.max_group_attempts=3", prepare=certain)
-    assert "too few survived filtering" in str(run.error)
+    assert "because too many were filtered" in str(run.error)
     assert run.summary["status"] == "failed"
     assert run.summary["books"]["trained"] == 0
     ended = sum(run.summary["books"][key] for key in ("trained", "filtered", "failed", "cancelled"))

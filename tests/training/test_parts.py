@@ -336,7 +336,7 @@ def test_lines_are_cut_where_the_checkpoint_was_made(tmp_path: Path) -> None:
     cut_after(path, offset, tmp_path / "lost" / "events.jsonl")
     assert read_json_lines(path) == [{"n": 1}]
     assert (tmp_path / "lost" / "events.jsonl").read_bytes() == b'{"n":2}\n{"n": 3'
-    with pytest.raises(ValueError, match="the checkpoint was made when it had 100"):
+    with pytest.raises(ValueError, match="but had 100 when the checkpoint was saved"):
         cut_after(path, 100, tmp_path / "lost" / "more.jsonl")
 
 

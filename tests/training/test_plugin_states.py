@@ -123,7 +123,7 @@ def test_a_checkpoint_of_a_version_without_plugin_states_is_resumed(run: Run) ->
     diary = Diary()
     resumed = run.start(diary, resume=True)
     assert diary.heard == ["on_train_start"]
-    assert resumed.notes == ["step-000002 holds no state of plugin 'observer': it starts afresh"]
+    assert resumed.notes == ["step-000002 has no saved state of plugin 'observer', which starts without it"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_state_that_cannot_be_saved_costs_its_plugin_and_nobody_else(
     assert len(messages) == 2, "each lost state is said"
     assert all(m.startswith("save_plugin_state failed: plugin 'observer' (") and said in m for m in messages)
     resumed = run.start(Diary(), resume=True)
-    assert resumed.notes == ["step-000004 holds no state of plugin 'observer': it starts afresh"]
+    assert resumed.notes == ["step-000004 has no saved state of plugin 'observer', which starts without it"]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -184,8 +184,8 @@ def test_the_state_of_a_missing_plugin_is_carried_on_until_it_is_back(run: Run) 
     run.start(Diary(), fails_at_step=3)
     without = run.start(fails_at_step=5, resume=True)
     assert without.notes == [
-        "step-000002 holds a state of plugin 'observer', which is missing, disabled or has no load_plugin_state; it is "
-        "kept in later checkpoints"
+        "step-000002 has saved state of plugin 'observer', which is missing, disabled or has no load_plugin_state; "
+        "later checkpoints keep it"
     ]
     kept = {"observer": {"steps": [1, 2]}}
     assert run.states() == {2: kept, 4: kept}
@@ -208,7 +208,7 @@ def test_a_state_that_its_plugin_does_not_take_is_carried_on(run: Run, caplog: p
     assert re.search(r"load_plugin_state failed: plugin 'observer' .*\.py:\d+: ValueError: not one of", caplog.text)
     assert resumed.summary["observer_failures"] == {"observer": 1}
     assert resumed.notes == [
-        "step-000002 holds a state of plugin 'observer', which did not take it; it is kept in later checkpoints"
+        "step-000002 has saved state of plugin 'observer', which did not load it; later checkpoints keep it"
     ]
     assert run.states()[6] == {"observer": {"steps": [1, 2]}}, "whatever it did to what it was given"
 

@@ -57,10 +57,10 @@ def test_plain_lines_of_an_asynchronous_run_say_how_stale_and_how_idle(
     [last] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 6/6")]
     metrics, timings = run.lines("metrics")[-1], run.lines("timings")[-1]
     said = [
-        f"staleness {metrics['staleness_mean']:.1f} (at most {metrics['staleness_max']:.0f})",
+        f"staleness mean {metrics['staleness_mean']:.1f}, max {metrics['staleness_max']:.0f}",
         f"idle: generation {timings['generation_idle_share']:.0%}, training {timings['training_idle_share']:.0%}",
         "0/32 rollouts in 0 groups, 0 queued",
-        f"{timings['speedup_over_synchronous']:.1f} of at most {timings['speedup_bound']:.1f} times synchronous",
+        f"{timings['speedup_over_synchronous']:.1f}x synchronous speed (upper bound {timings['speedup_bound']:.1f}x)",
     ]
     assert [text in last for text in said] == [bool(settings)] * 4
 
@@ -74,7 +74,7 @@ def test_plain_lines_say_that_a_long_step_goes_on(
         original = assembly.backend.update_policy
 
         async def update_policy(step: Any) -> Any:
-            said, line = "", "step 3 goes on: 0/16 rollouts in 0 groups, 0 queued\n"
+            said, line = "", "step 3 in progress: 0/16 rollouts in 0 groups, 0 queued\n"
             async with asyncio.timeout(10):
                 while step.step == 3 and line not in said:
                     await asyncio.sleep(0.001)
@@ -112,11 +112,11 @@ def test_the_live_view_of_an_asynchronous_run(run_scripted: Any) -> None:
     assert bar.endswith(" left")
     assert reward.startswith(f"reward     {metrics[3]['reward_mean']:.3f}  solved ")
     assert f", idle {timings[3]['generation_idle_share']:.0%}" in generation
-    stale = f"staleness {metrics[3]['staleness_mean']:.1f} (at most {metrics[3]['staleness_max']:.0f})"
+    stale = f"staleness mean {metrics[3]['staleness_mean']:.1f}, max {metrics[3]['staleness_max']:.0f}"
     assert training == f"training   idle {timings[3]['training_idle_share']:.0%}, {stale}"
     assert speedup.startswith("speed-up   ")
-    assert speedup.endswith(" times synchronous")
-    assert progress.seen["step 1"][-1].startswith("speed-up   is measured once")
+    assert speedup.endswith("x)")
+    assert progress.seen["step 1"][-1].startswith("speed-up   measured once")
     assert progress.seen["validation 6"][1] == "validation 10 rollouts after step 6"
     assert "validation after step 6: reward" in progress.screen.getvalue()
 
@@ -165,7 +165,7 @@ def test_a_resumed_run_shows_the_whole_of_it(run_scripted: Any) -> None:
     assert run_scripted(*settings, resume=True, progress=progress).error is None
     assert "2/6" in progress.seen["before the first step"][0]
     assert "3/6" in progress.seen["step 3"][0]
-    assert progress.seen["step 3"][-1].startswith("speed-up   is measured once"), "the pipeline is empty again"
+    assert progress.seen["step 3"][-1].startswith("speed-up   measured once"), "the pipeline is empty again"
 
 
 @pytest.mark.parametrize("columns", [40, 80])
@@ -218,5 +218,5 @@ def test_a_display_that_fails_does_not_stop_a_run(
     assert run.error is None
     assert run.summary["status"] == "completed"
     said = [record.getMessage() for record in caplog.records if "display" in record.getMessage()]
-    assert said == ["the progress display failed and is off: BrokenPipeError: nobody reads"]
+    assert said == ["the progress display failed and is switched off: BrokenPipeError: nobody reads"]
     assert display.stopped == (method != "stop")

@@ -219,7 +219,7 @@ def test_interrupted_before_training_begins(tmp_path: Path) -> None:
     process = start(run_dir, "--resume")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert "holds no complete checkpoint: starting again at step 0" in err
+    assert "has no complete checkpoint: restarting at step 0" in err
 
 
 @pytest.mark.slow
@@ -293,7 +293,7 @@ def test_without_a_checkpoint_it_starts_over_and_says_so(run_scripted: Any, tmp_
     assert again.error is None
     assert again.summary["resumed_from_step"] is None
     assert again.summary["incarnation"] == 1
-    assert any("starting again at step 0" in note for note in said.notes)
+    assert any("restarting at step 0" in note for note in said.notes)
     assert [row["step"] for row in again.lines("metrics")] == [1, 2, 3, 4, 5, 6]
     assert (again.path / "lost" / "0" / "events.jsonl").is_file()
 
@@ -341,7 +341,7 @@ def test_a_hung_thread_of_the_backend_does_not_keep_the_process(tmp_path: Path) 
     process = start(tmp_path / "run", command=COMMAND.replace("main()", HUNG_THREAD))
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "shutdown of backend 'scripted_colocated' did not end within 0.2 s; it is left behind" in err
+    assert "shutdown of backend 'scripted_colocated' did not end within 0.2 s; leaving it running" in err
 
 
 def test_resuming_a_finished_run_does_nothing(run_scripted: Any) -> None:

@@ -225,7 +225,7 @@ def test_a_rollout_that_ignores_its_cancellation_is_left_behind(monkeypatch: pyt
     ended = asyncio.run(main())
     assert ended.episode.termination_reason is TerminationReason.TIMEOUT
     assert "test_rollout_scope.py" in ended.episode.error
-    assert "ignored its cancellation and still runs" in ended.episode.error
+    assert "ignored its cancellation and is still running" in ended.episode.error
 
 
 def test_validation_rollouts_are_tried_again_and_counted(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_what_never_ends_is_refused(
 ) -> None:
     monkeypatch.setattr(tasks_module, "MAX_GENERATED_TASKS", 50)
     tasks_return(lambda split: (task(f"{split}-{number}") for number in itertools.count()))
-    with pytest.raises(PluginError, match="yields more than 50 tasks, or never ends; stop it, or return a sequence"):
+    with pytest.raises(PluginError, match="yields more than 50 tasks, or never ends; end it, or return a sequence"):
         launch.assemble(load_run_config("say_yes", plugins, backend="scripted"), plugins)
 
 

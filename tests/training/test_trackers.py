@@ -251,8 +251,8 @@ def test_secrets_reach_a_tracker_masked(play: Any) -> None:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (SystemExit("no licence"), "SystemExit: no licence; mend it"),
-        (OSError("no access"), "OSError: no access; mend it, or take it out of training.trackers"),
+        (SystemExit("no licence"), "SystemExit: no licence; fix it"),
+        (OSError("no access"), "OSError: no access; fix it, or remove it from training.trackers"),
     ],
     ids=["exit", "error"],
 )

@@ -187,7 +187,7 @@ def test_what_is_no_run_folder_is_one_line(folder: Path, tmp_path: Path) -> None
 
 def test_the_command_says_so_and_exits_accordingly(folder: Path) -> None:
     good = CliRunner().invoke(cli, ["verify", str(folder)])
-    assert (good.exit_code, good.output.splitlines()[-1]) == (0, "the books balance")
+    assert (good.exit_code, good.output.splitlines()[-1]) == (0, "every rollout is accounted for")
     as_json = json.loads(CliRunner().invoke(cli, ["verify", str(folder), "--json"]).output)
     assert as_json["holds"] is True
     assert as_json["steps"] == 6
@@ -195,5 +195,5 @@ def test_the_command_says_so_and_exits_accordingly(folder: Path) -> None:
     bad = CliRunner().invoke(cli, ["verify", str(folder)])
     assert bad.exit_code == 1
     problems = verify(folder).problems
-    assert bad.output.splitlines()[-1] == f"NOT proven: {len(problems)} problem(s)"
+    assert bad.output.splitlines()[-1] == f"NOT verified: {len(problems)} problem(s)"
     assert bad.stderr.splitlines() == problems

@@ -159,7 +159,7 @@ def test_a_row_never_begins_with_a_learnt_token(make: Make, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("row", "data", "complaint"),
     [
-        ({"messages": []}, {}, "rows.jsonl line 1: it has no messages"),
+        ({"messages": []}, {}, "rows.jsonl line 1: the row has no messages"),
         ({}, {"max_length": 5}, r"line 1 has \d+ tokens, but data.max_length = 5: raise it, shorten the row, or set"),
         ({"weight": 0.5}, {}, "line 1: weight = 0.5, but verl's trainer does not support weights"),
         ({}, {"rllm": {"method": "some"}}, 'data.rllm.method = "some": must be'),

@@ -74,7 +74,7 @@ def test_killed_with_its_server_killed_itself_and_stopped_a_run_goes_on(model: P
 
     run = Run.resume(path)
     metrics = complete(run, 9)
-    assert "4 start(s)" in verify(path).stdout
+    assert "4 launches" in verify(path).stdout
     assert [line["weight_version"] for line in metrics] == list(range(1, 10))
 
 
