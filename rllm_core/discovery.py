@@ -131,7 +131,7 @@ def _candidates(distribution: Distribution) -> list[Candidate]:
         folder = getattr(distribution, "_path", None)
         where = f" ({folder})" if folder is not None else ""
         what = str(error) if isinstance(error, MalformedMetadata) else f"{type(error).__name__}: {error}"
-        problem = printable(f"its entry_points.txt{where} cannot be read: {what}; correct it, or: pip uninstall {name}")
+        problem = printable(f"its entry_points.txt{where} cannot be read: {what}; fix it, or: pip uninstall {name}")
         return [Candidate(name, name, version, "", error=problem, is_malformed=True)]
     if not points:
         return []
@@ -263,7 +263,7 @@ class Settings:
         if self.only is not None:
             return None if any(map(candidate.is_named, self.only)) else "RLLM_PLUGINS is set and does not name it"
         if any(map(candidate.is_named, self.disabled)):
-            return f"switched off in plugins.toml; to use it: rllm-core plugins enable {candidate.name}"
+            return f"disabled in plugins.toml; to re-enable it: rllm-core plugins enable {candidate.name}"
         return None
 
     def unknown(self, candidates: Iterable[Candidate]) -> list[tuple[str, str]]:
@@ -311,10 +311,15 @@ def read_disabled(environ: Mapping[str, str] | None = None) -> frozenset[str]:
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError) as error:
-        raise PluginError(f"{path} cannot be read: {error}; mend or delete it, or set RLLM_PLUGINS") from error
+        raise PluginError(
+            f"cannot read {path}: {error}. Fix or delete the file, or set RLLM_PLUGINS, which overrides it"
+        ) from error
     disabled = table.pop("disabled", [])
     if table or not isinstance(disabled, list) or not all(isinstance(name, str) for name in disabled):
-        raise PluginError(f'{path} may only hold disabled = ["NAME", ...]; mend or delete it, or set RLLM_PLUGINS')
+        raise PluginError(
+            f'{path} must contain only disabled = ["NAME", ...]. Fix or delete the file, or set RLLM_PLUGINS, which '
+            "overrides it"
+        )
     return frozenset(disabled)
 
 
@@ -332,5 +337,5 @@ def write_disabled(names: Collection[str], environ: Mapping[str, str] | None = N
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
-        raise PluginError(f"{path} cannot be written: {error}") from error
+        raise PluginError(f"cannot write {path}: {error}") from error
     return path

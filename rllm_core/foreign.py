@@ -83,7 +83,7 @@ def one_line(error: BaseException) -> str:
     try:
         text = printable(_text(error))
     except Exception as mute:  # it is foreign code that says what is wrong
-        text = f"its text cannot be had: {type(mute).__name__}"
+        text = f"its message is not available: {type(mute).__name__}"
     if isinstance(error, PluginError | Overran):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -129,7 +129,7 @@ class LoadedHooks:
         timer = threading.Timer(SLOW_IMPORT_SECONDS, _tell_slow, (described, plugin, light, threading.get_ident()))
         timer.daemon = True
         timer.start()
-        way_out = f"to leave the plugin out: rllm-core plugins disable {plugin}, or RLLM_NO_PLUGINS={plugin}"
+        way_out = f"to disable the plugin: rllm-core plugins disable {plugin}, or RLLM_NO_PLUGINS={plugin}"
         try:
             with streams_kept(), WITNESS.loading(described, way_out), _ended_if_held(light=light):
                 yield
@@ -138,7 +138,9 @@ class LoadedHooks:
             changed = before.put_back(strict=light)
             if changed:
                 self.changed.setdefault(plugin, []).extend(changed)
-                logger.warning("%s changed %s while it was loaded; that is put back", described, ", ".join(changed))
+                logger.warning(
+                    "%s changed %s while it was loaded; the change was undone", described, ", ".join(changed)
+                )
             for thread in before.left_threads():
                 LEFT_THREADS.setdefault(thread, plugin)
             if light and before.has_new_exit_handlers():
@@ -159,7 +161,9 @@ class LoadedHooks:
                     hint = suggest(caller.name, known)
                     raise PluginError(f"it implements a hook {caller.name!r}, which does not exist; {hint}")
                 if impl.wrapper or impl.hookwrapper:
-                    raise PluginError(f"its {caller.name}() is a hook wrapper; only plain implementations are called")
+                    raise PluginError(
+                        f"its {caller.name}() is a hook wrapper; only plain implementations are supported"
+                    )
 
     def _ask(self, name: str) -> Iterator[Provider]:
         """Every record of every provider hook of one plugin, checked."""
@@ -171,7 +175,7 @@ class LoadedHooks:
                     if record.name in seen:
                         raise PluginError(f"{kind.hook}() returned two records named {record.name!r}")
                     if isinstance(record, Command) and record.name in self._reserved_commands:
-                        raise PluginError(f"its command {record.name!r} has the name of one of the core's own")
+                        raise PluginError(f"its command {record.name!r} has the name of a built-in command")
                     seen.add(record.name)
                     yield record
 
@@ -195,7 +199,7 @@ def _tell_slow(described: str, plugin: str, light: bool, thread: int) -> None:
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     where = f", now at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-    hint = f"if it never ends: rllm-core plugins disable {plugin}" if light else "large libraries take their time"
+    hint = f"if it never ends: rllm-core plugins disable {plugin}" if light else "large libraries can take minutes"
     logger.warning("still importing %s after %g s%s; %s", described, SLOW_IMPORT_SECONDS, where, hint)
 
 
@@ -233,7 +237,7 @@ def check_api_version(declared: object) -> None:
     core_major, core_minor = (int(number) for number in API_VERSION.split("."))
     if major != core_major or minor > core_minor:
         raise ApiVersionError(
-            f"it was written for version {declared} of the plugin API, and rllm-core {__version__} has {API_VERSION}",
+            f"it was written for version {declared} of the plugin API, but rllm-core {__version__} has {API_VERSION}",
             is_core_older=(major, minor) > (core_major, core_minor),
         )
 
@@ -246,7 +250,7 @@ def suggest(name: str, known: Collection[str]) -> str:
 
 def _trace_before(hook: str, implementations: Sequence[pluggy.HookImpl], arguments: Mapping[str, Any]) -> None:
     names = ", ".join(implementation.plugin_name for implementation in implementations)
-    print(f"[plugins] {hook}({', '.join(arguments)}) -> {names or 'nobody'}", file=sys.stderr)
+    print(f"[plugins] {hook}({', '.join(arguments)}) -> {names or 'no plugin'}", file=sys.stderr)
 
 
 def _trace_after(outcome: pluggy.Result[Any], hook: str, implementations: object, arguments: object) -> None:

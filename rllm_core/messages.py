@@ -13,7 +13,7 @@ MAX_DEPTH = 100
 
 def _frozen(self: object, *_: object, **__: object) -> NoReturn:
     raise TypeError(
-        "this data is frozen, so that steps keep what they saw: replace a message as a whole (messages[i] = {...}), "
+        "this data is frozen because recorded steps share it: replace the whole message (messages[i] = {...}), "
         "or edit a copy (copy.deepcopy(value))"
     )
 
@@ -90,7 +90,7 @@ def freeze(value: Any, *, depth: int = 0) -> Any:
     kind = type(value)
     if kind is str:
         if not value.isascii() and well_formed(value) != value:
-            raise ValueError(f"{value[:40]!r} holds half a surrogate pair, which is not text (see well_formed)")
+            raise ValueError(f"{value[:40]!r} has half a surrogate pair, which is not valid text (see well_formed)")
         return value
     if value is None or kind is bool or kind is int or kind in _IMMUTABLE:
         return value

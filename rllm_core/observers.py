@@ -112,7 +112,7 @@ class Observers:
         implementations = self._implementations[SAVE]
         for plugin, times in Counter(implementation.plugin for implementation in implementations).items():
             if times > 1:
-                self._report(SAVE, plugin, TypeError(f"it has {times} of them, and a checkpoint holds one state"))
+                self._report(SAVE, plugin, TypeError(f"implemented {times} times, but a checkpoint holds one state"))
                 answers[plugin] = None
         for implementation in implementations:
             plugin = implementation.plugin
@@ -242,7 +242,7 @@ class Observers:
         self.first_failures.setdefault(plugin, f"{hook} took longer than {self.deadline_seconds:g} s")
         self.disabled.add(plugin)
         logger.warning(
-            "plugin %r: %s took longer than %g s; its observers are off for the rest of the run",
+            "plugin %r: %s took longer than %g s; its observers are disabled for the rest of the run",
             plugin,
             hook,
             self.deadline_seconds,
@@ -332,13 +332,13 @@ def _json_object(answer: object) -> dict[str, Any] | None:
     """
     if answer is None:
         return None
-    allowed = "None, or a dict with string keys of strings, finite numbers, booleans, None, lists and such dicts"
+    allowed = "None, or a dict with string keys and JSON values (no tuples, finite numbers only)"
     if not isinstance(answer, dict):
-        raise TypeError(f"it returned {answer!r:.80}; allowed is {allowed}")
+        raise TypeError(f"it must return {allowed}; got {answer!r:.80}")
     try:
         copied: dict[str, Any] = json.loads(json.dumps(answer, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"what it returned is not JSON ({error}); allowed is {allowed}") from error
+        raise TypeError(f"its result is not JSON ({error}); it must return {allowed}") from error
     if copied != answer:
-        raise TypeError(f"what it returned comes back from JSON as something else; allowed is {allowed}")
+        raise TypeError(f"its result changes in a round trip through JSON; it must return {allowed}")
     return copied

@@ -421,7 +421,7 @@ class PluginManager:
                 labels = " and ".join(f"{twin.label} ({twin.value})" for twin in twins)
                 plugin.status = "conflict"
                 plugin.error = (
-                    f"{labels} both name a plugin {name!r}, so neither is loaded; uninstall one, "
+                    f"{labels} both provide a plugin {name!r}, so neither is loaded; uninstall one, "
                     f"or: rllm-core plugins disable {plugin.candidate.qualified}"
                 )
 
@@ -445,7 +445,7 @@ class PluginManager:
         if dist is not None and not package:
             from rllm_core.requirements import pip_install
 
-            parts.append(f"it comes with: {pip_install(dist)}")
+            parts.append(f"install it with: {pip_install(dist)}")
             parts.append("installed: " + (", ".join(names) or "none"))
         else:
             known = [*names, *(first for owner, first in FIRST_PARTY if owner is kind and first not in names)]

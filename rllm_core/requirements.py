@@ -42,7 +42,7 @@ class Missing:
 
     def __str__(self) -> str:
         found = f"{self.installed} is installed" if self.installed else "it is not installed"
-        return f"{self.needed_by} needs {self.requirement}, {found}"
+        return f"{self.needed_by} needs {self.requirement}, but {found}"
 
 
 def unmet(needed_by: str, requires: Iterable[str], *, extras: Iterable[str] = ()) -> list[Missing]:
@@ -114,7 +114,10 @@ def _missing_module(candidate: Candidate, module: str) -> str | None:
         name = identity(distribution)[0]
         if normalized(name) == normalized(root) and _has(files_of(distribution), module):
             return _to_mend_it("--force-reinstall", name)
-    return f"no requirement of {candidate.package} has module {root!r}: install what does, and tell its authors"
+    return (
+        f"no requirement of {candidate.package} provides module {root!r}; install a package that does, and report this "
+        "to its authors"
+    )
 
 
 def _has(files: Iterable[PurePosixPath], module: str) -> bool:
@@ -131,7 +134,7 @@ def _to_install(lacking: Iterable[Missing]) -> str | None:
 
 
 def _to_mend_it(*arguments: str) -> str:
-    return f"to mend it: {pip_install(*arguments)}"
+    return f"to fix it: {pip_install(*arguments)}"
 
 
 def pip_install(*arguments: str) -> str:

@@ -59,7 +59,7 @@ def group_trajectories(
             if trajectory.trainable and trajectory.steps:
                 name = group_of(episode, trajectory)
                 if not isinstance(name, str) or not name:
-                    raise TypeError(f"group_of() returned {name!r} for task {task_id!r}; it must name a group")
+                    raise TypeError(f"group_of() returned {name!r} for task {task_id!r}; it must return a group name")
                 members.setdefault(name, []).append((position, index))
     groups = []
     for role, positions in members.items():

@@ -61,15 +61,15 @@ def _check_workflow(config: RunConfig, chosen: Algorithm, workflow: Workflow) ->
     if workflow.samples:
         if chosen.estimators.default.learns_written:
             raise ConfigError(
-                f"algorithm.name = {config.algorithm.name!r} learns what others wrote, and workflow "
-                f"{config.workflow!r} asks the model; set workflow = 'sft' (and what to read, in [sft]), or choose "
+                f"algorithm.name = {config.algorithm.name!r} learns from example conversations, but workflow "
+                f"{config.workflow!r} samples from the model; set workflow = 'sft' (and its data in [sft]), or choose "
                 "another estimator"
             )
         return
     if not chosen.estimators.learns_written:
         raise ConfigError(
-            f"algorithm.name = {config.algorithm.name!r} credits what the model sampled, and workflow "
-            f"{config.workflow!r} never asks it; leave [algorithm] out, or set algorithm.name = 'sft'"
+            f"algorithm.name = {config.algorithm.name!r} learns from completions of the model, but workflow "
+            f"{config.workflow!r} samples none; remove [algorithm], or set algorithm.name = 'sft'"
         )
     if config.training.rollouts_per_group > 1:
         raise ConfigError(
@@ -84,23 +84,23 @@ def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algori
     for_written = sorted(name for name, provided in losses.items() if provided.record.learns_written)
     if algorithm.loss in losses and algorithm.loss not in for_written:
         raise ConfigError(
-            f"algorithm.loss = {algorithm.loss!r} is for tokens that the model sampled; what others wrote is learnt "
-            f"with {' or '.join(for_written)}"
+            f"algorithm.loss = {algorithm.loss!r} is for sampled tokens; for target tokens, use "
+            f"{' or '.join(for_written)}"
         )
     if algorithm.proximal_policy != "rollout" or chosen.corrections:
         raise ConfigError(
-            "algorithm.proximal_policy must be 'rollout' and algorithm.corrections empty: what others wrote has no "
-            "policy that could be too old"
+            "algorithm.proximal_policy must be 'rollout' and algorithm.corrections empty: target tokens were not "
+            "sampled by a policy"
         )
     if config.rollout.temperature != 1:
         raise ConfigError(
-            f"rollout.temperature = {config.rollout.temperature:g} must be 1 for an estimator that learns what others "
-            "wrote: the likelihood is that of the model as it is"
+            f"rollout.temperature = {config.rollout.temperature:g} must be 1 for an estimator that learns target "
+            "tokens: the loss uses the model's unscaled likelihood"
         )
     if config.training.validation_rollouts and "current" not in capabilities.policies:
         raise ConfigError(
             f"training.validation_rollouts must be 0: backend {config.backend!r} computes no log-probabilities, which "
-            "validation on what others wrote reports"
+            "validation on target tokens reports"
         )
 
 
@@ -112,8 +112,8 @@ def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algori
     ]
     if config.teacher.engine and not wanting:
         raise ConfigError(
-            f"[teacher] is set, and estimator {config.algorithm.name!r} asks no teacher; set algorithm.name = "
-            "'distill', or leave [teacher] out"
+            f"[teacher] is set, but estimator {config.algorithm.name!r} uses no teacher; set algorithm.name = "
+            "'distill', or remove [teacher]"
         )
     if not wanting:
         return
@@ -124,7 +124,7 @@ def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algori
         )
     if config.training.staleness_threshold > 0 and "current" not in capabilities.policies:
         raise ConfigError(
-            f"training.staleness_threshold must be 0: backend {config.backend!r} computes no log-probabilities, with "
-            "which what older weights sampled is compared with the teacher"
+            f"training.staleness_threshold must be 0: backend {config.backend!r} computes no log-probabilities, which "
+            "are needed to compare tokens of older weights with the teacher"
         )
     check_teacher(config, plugins)

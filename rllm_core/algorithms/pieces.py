@@ -36,12 +36,12 @@ def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configu
     if not isinstance(found, type) or not issubclass(found, base):
         raise PluginError(
             f"{record.kind} {record.name!r} ({provided.plugin.label}): {record.load} is no subclass of "
-            f"{base.__module__}.{base.__name__}; choose another, and tell its authors"
+            f"{base.__module__}.{base.__name__}; choose another, and report this to its authors"
         )
     if not issubclass(found.options_model, Section):
         raise PluginError(
             f"{record.kind} {record.name!r} ({provided.plugin.label}): its options_model is no subclass of "
-            "rllm_core.config.Section, so unknown keys would be ignored; choose another, and tell its authors"
+            "rllm_core.config.Section, so unknown keys would be ignored; choose another, and report this to its authors"
         )
     return found
 
@@ -88,8 +88,8 @@ def configured(
         owners = [] if option in found.options_model.model_fields else _who_has(plugins, kind, option)
         if owners:
             raise ConfigError(
-                f"unknown key {f'{where}.{option}'!r}: it is an option of {' and '.join(map(repr, owners))}, and "
-                f"{key} = {name!r}; take it out, or choose the other"
+                f"unknown key {f'{where}.{option}'!r}: it is an option of {' and '.join(map(repr, owners))}, but "
+                f"{key} = {name!r}; remove it, or change {key}"
             )
     try:
         piece = found(options, where=where)
@@ -97,7 +97,8 @@ def configured(
         raise
     except Exception as error:  # it may be anybody's
         raise PluginError(
-            f"{label} cannot be made: {located(error, provided.plugin.package)}; choose another, and tell its authors"
+            f"{label} cannot be created: {located(error, provided.plugin.package)}; choose another, and report this to "
+            "its authors"
         ) from error
     piece.label = label
     return piece

@@ -72,14 +72,14 @@ def corrections_of(config: RunConfig, plugins: PluginManager) -> Corrections:
     if found and algorithm.proximal_policy == "rollout":
         raise ConfigError(
             f"algorithm.corrections = {list(algorithm.corrections)} needs algorithm.proximal_policy = 'forward' or "
-            "'interpolated': with 'rollout' the ratio of the loss is already the one to the policy that sampled, and "
-            "would be counted twice"
+            "'interpolated': with 'rollout', the ratio of the loss already refers to the sampling policy, so the "
+            "correction would count it twice"
         )
     weighing = [name for name, one in zip(algorithm.corrections, found, strict=True) if not one.is_mask]
     if len(weighing) > 1 or len(set(algorithm.corrections)) < len(found):
         raise ConfigError(
-            f"algorithm.corrections = {list(algorithm.corrections)} counts one ratio twice: choose one of "
-            f"{', '.join(sorted(set(weighing)) or algorithm.corrections)}, beside any masks"
+            f"algorithm.corrections = {list(algorithm.corrections)} counts one ratio twice: use only one of "
+            f"{', '.join(sorted(set(weighing)) or algorithm.corrections)}, plus any masks"
         )
     return Corrections(found)
 

@@ -123,12 +123,12 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
     """
     support = Support.of(capabilities, plugins)
     algorithm, training, backend = config.algorithm, config.training, f"backend {config.backend!r}"
-    elsewhere = "or another backend (rllm-core backends shows what each can do)"
+    elsewhere = "or use another backend (rllm-core backends lists what each supports)"
 
     def refuse(key: str, value: str, allowed: Collection[str]) -> ConfigError:
         near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.6)
         return ConfigError(
-            f"{key} = {value!r} is not among what {backend} can do: {', '.join(allowed)}; "
+            f"{key} = {value!r} is not supported by {backend}, which supports: {', '.join(allowed)}; "
             + (f"did you mean {near[0]!r}?" if near else f"choose one of these, {elsewhere}")
         )
 
@@ -140,15 +140,15 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
         raise refuse("algorithm.aggregation", algorithm.aggregation, support.aggregations)
     if algorithm.corrections and support.proximal_policies == ("rollout",):
         raise ConfigError(
-            f"algorithm.corrections = {list(algorithm.corrections)} must be empty: {backend} knows no proximal policy "
-            f"but the one that sampled; leave them out, {elsewhere}"
+            f"algorithm.corrections = {list(algorithm.corrections)} must be empty: {backend} supports no proximal "
+            f"policy but the sampling policy; remove them, {elsewhere}"
         )
     if algorithm.proximal_policy not in support.proximal_policies:
         raise refuse("algorithm.proximal_policy", algorithm.proximal_policy, support.proximal_policies)
     if algorithm.kl.coefficient > 0 and not support.kl_places:
         raise ConfigError(
-            f"algorithm.kl.coefficient = {algorithm.kl.coefficient} must be 0: {backend} compares with no reference "
-            f"model; leave it out, {elsewhere}"
+            f"algorithm.kl.coefficient = {algorithm.kl.coefficient} must be 0: {backend} has no reference model; "
+            f"remove it, {elsewhere}"
         )
     if algorithm.kl.coefficient > 0 and algorithm.kl.place not in support.kl_places:
         raise refuse("algorithm.kl.place", algorithm.kl.place, support.kl_places)
@@ -158,20 +158,20 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
     ):
         if value > 0 and not support.flags["entropy_bonus"]:
             raise ConfigError(
-                f"algorithm.{key} = {value} must be 0: {backend} has no entropy bonus; leave it out, {elsewhere}"
+                f"algorithm.{key} = {value} must be 0: {backend} has no entropy bonus; remove it, {elsewhere}"
             )
     if support.flags["colocated"] and training.staleness_threshold > 0:
         raise ConfigError(
             f"training.staleness_threshold = {training.staleness_threshold} must be 0: {backend} shares its devices "
             "with its engine, so generation and training take turns; choose a backend, or a setting of it, that "
-            "separates the two (for local, local.generation = 'separated')"
+            "separates them (for local: local.generation = 'separated')"
         )
     keys = ["algorithm.name", *(f"algorithm.roles.{role}.name" for role in algorithm.roles)]
     names = [algorithm.name, *(role.name for role in algorithm.roles.values())]
     for key, name, estimator in zip(keys, names, chosen.estimators.all, strict=True):
         if estimator.per_token and not support.flags["per_token_advantages"]:
             raise ConfigError(
-                f"{key} = {name!r} credits single tokens, and {backend} trains one advantage per turn; choose another "
+                f"{key} = {name!r} credits single tokens, but {backend} trains one advantage per turn; choose another "
                 f"estimator (rllm-core algorithms lists them), {elsewhere}"
             )
         if training.rollouts_per_group < estimator.min_group_size:

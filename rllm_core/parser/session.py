@@ -270,7 +270,7 @@ class ParserSession:
         """`record` for what `rllm_core.types.token_ids` returned."""
         pending = self._pending
         if pending is None:
-            raise RuntimeError("next_prompt() comes before record()")
+            raise RuntimeError("call next_prompt() before record()")
         parsed = self.parser.parse_completion(completion, prompt_ids=pending.turn.prompt_ids, tools=pending.tools)
         answer = parsed.to_message(turn=self.stats.turns)
         self._answer = self._sampled(message(answer), (completion,))
@@ -423,7 +423,7 @@ def _stop_set(stop_token_ids: tuple[int, ...]) -> frozenset[int]:
 
 def _count(control_tokens: int) -> int:
     if type(control_tokens) is not int or control_tokens < 0:
-        raise ValueError(f"count_control_tokens() returned {control_tokens!r}, which is no count")
+        raise ValueError(f"count_control_tokens() must return an integer >= 0, got {control_tokens!r}")
     return control_tokens
 
 

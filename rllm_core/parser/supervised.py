@@ -52,8 +52,8 @@ def tokenize_and_mask(
 ) -> list[MaskedTokens]:
     """See `BaseParser.tokenize_and_mask`."""
     if method not in ("cumulative", "stepwise"):
-        problem = "is for parser 'chat_template' only" if method == "hf_template" else "is no method"
-        raise ConfigError(f"parser {parser.name!r} masks cumulative or stepwise; {method!r} {problem}")
+        problem = "requires parser 'chat_template'" if method == "hf_template" else "is not a method"
+        raise ConfigError(f"parser {parser.name!r} supports 'cumulative' and 'stepwise'; {method!r} {problem}")
     learnt = _learnt(Messages(messages))
     conversation = Messages([{key: message[key] for key in message if key != "weight"} for message in messages])
     if method == "stepwise":
@@ -73,7 +73,9 @@ def _learnt(messages: Sequence[MessageLike]) -> dict[int, bool]:
         learnt[index] = bool(weight)
     if not any(learnt.values()):
         with_weight = " with a weight of 1" if learnt else ""
-        raise ConfigError(f"the conversation has no message of role 'assistant'{with_weight}: nothing to learn from")
+        raise ConfigError(
+            f"the conversation has no message of role 'assistant'{with_weight}, so there is nothing to learn from"
+        )
     return learnt
 
 
@@ -126,16 +128,15 @@ def _completion(
         before = parser.render(conversation[:index], tools=tools, add_generation_prompt=False)
         if starts_with(whole, token_ids(before)):
             raise ConfigError(
-                f"message {index}: its rendering does not start with the prompt that it answers: the prompt already "
-                "begins the answer (its reasoning, often), which the template leaves out of an answer that was given; "
-                "use a copy of the model folder whose chat_template.jinja writes reasoning_content as the model says "
-                "it, set a variable of the template that turns reasoning off (chat_template.chat_template_kwargs), or "
-                "take white space off the beginning of the answer"
+                f"message {index}: the rendered conversation does not start with the prompt for this message. The "
+                "prompt already starts the completion (often its reasoning), but the template drops that part from "
+                "given messages. Use a copy of the model folder whose chat_template.jinja writes reasoning_content as "
+                "the model samples it, turn reasoning off with a template variable "
+                "(chat_template.chat_template_kwargs), or remove white space from the start of the message"
             )
         raise ConfigError(
-            f"message {index}: its rendering does not start with the prompt that it answers, so that its tokens "
-            "cannot be told from the prompt's (text that begins with white space, or reasoning that is missing or in "
-            "another place than the template's, can do that)"
+            f"message {index}: the rendered conversation does not start with the prompt for this message, so its "
+            "tokens cannot be separated. Common causes: leading white space; missing or misplaced reasoning"
         )
     stop_ids = parser.get_stop_token_ids()
     added = whole[len(prompt) :]
@@ -147,7 +148,7 @@ def _completion(
         return np.append(added, np.int32(opener))
     # Templates may write two stop tokens in a row; after other text, one was spelt by the message.
     if np.any(np.diff(stops) > 1):
-        raise ConfigError(f"message {index}: its text spells a stop token, which would end it early")
+        raise ConfigError(f"message {index}: its text spells a stop token, which would end the message early")
     return added[: stops[0] + 1]
 
 

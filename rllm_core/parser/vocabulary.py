@@ -82,8 +82,8 @@ def _speller(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes | None]
     if "Metaspace" in kinds or ("ByteFallback" in kinds and replaced):
         return _sentence_piece
     raise ConfigError(
-        f"the bytes of tokens are unknown for a tokenizer whose decoder is {', '.join(sorted(kinds)) or 'none'}; "
-        "byte-level BPE and SentencePiece are known"
+        f"cannot determine the bytes of tokens: the tokenizer's decoder is {', '.join(sorted(kinds)) or 'none'}; "
+        "supported are byte-level BPE and SentencePiece"
     )
 
 
