@@ -1,4 +1,4 @@
-"""What goes together with learning from what others wrote, and from a teacher; anything else is refused early."""
+"""Checks that settings fit supervised training and distillation; others are rejected early."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rllm_core.workflow import Workflow
 def check_imitation(
     config: RunConfig, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow, plugins: PluginManager
 ) -> None:
-    """Refuse settings that mean nothing, or something else, without rewards or without sampling.
+    """Rejects settings without a meaning, or with a different one, in training without rewards or sampling.
 
     Raises:
-        ConfigError: With the first of them.
+        ConfigError: For the first such setting.
     """
     _check_workflow(config, chosen, workflow)
     _check_rewards(config, chosen)
@@ -34,9 +34,9 @@ def _names(config: RunConfig) -> list[str]:
 
 
 def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
-    """Refuse settings about rewards that would change nothing, or that rollouts of this kind cannot have.
+    """Rejects reward settings that would have no effect, or that do not apply to such rollouts.
 
-    The filter of uniform groups looks at rewards that a workflow gives, whether an estimator uses them or not.
+    The filter of uniform groups uses the workflow's rewards even if no estimator does.
     """
     estimators = chosen.estimators.all
     nobody_uses_them = not any(estimator.needs_rewards for estimator in estimators)
@@ -49,7 +49,7 @@ def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
 
 
 def _about_rewards(config: RunConfig) -> Iterator[tuple[str, bool, bool]]:
-    """What a setting must be, whether it is something else, and whether it changes what estimators see."""
+    """Yields the required value of a setting, whether it differs, and whether it affects the estimators' input."""
     algorithm = config.algorithm
     yield "algorithm.filter_uniform_groups must be false", algorithm.filter_uniform_groups, False
     kl_in_reward = algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"

@@ -97,7 +97,7 @@ def losses_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor:
     """
     try:
         losses = loss(inputs)
-    except Exception as error:  # it may be anybody's
+    except Exception as error:  # the loss may come from any plugin
         raise RunError(f"{loss.label} failed: {blamed(error)}") from error
     if not isinstance(losses, torch.Tensor) or losses.shape != inputs.logprobs.shape:
         found = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else f"a {type(losses).__name__}"
@@ -115,7 +115,7 @@ def clipped_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor | None:
     """
     try:
         clipped = loss.clipped(inputs)
-    except Exception as error:  # it may be anybody's
+    except Exception as error:  # the loss may come from any plugin
         raise RunError(f"{loss.label} failed: {blamed(error)}") from error
     if clipped is None:
         return None
