@@ -1,16 +1,14 @@
-"""The contract of a training backend.
+"""Contract of a training backend.
 
-Who owns what:
+The **core** owns tasks, rollouts, grouping, filtering, advantages, the loop, checkpoint manifests and rollout
+accounting. The **backend** owns the weights: it computes log-probabilities, gradients and updates, syncs new weights to
+its rollout engine, and saves and loads them.
 
-* the **core** owns tasks, rollouts, grouping, filtering, advantages, the loop, checkpoints' manifests and the books;
-* the **backend** owns the weights: it computes log-probabilities, gradients and updates, pushes new weights to its
-  rollout engine, and saves and loads them.
-
-Order within one optimizer step (``[]`` = once per pass; several passes accumulate one gradient)::
+Calls within one optimizer step (``[]``: once per pass; several passes accumulate one gradient)::
 
     compute_logprobs?  [transform_to_backend_batch, process_backend_batch]  update_policy  on_policy_updated?
 
-and around it, for a backend that shares devices with its engine: ``enter_generation ... enter_training ...``.
+A backend that shares devices with its engine also gets ``enter_generation ... enter_training ...`` around them.
 """
 
 from __future__ import annotations
@@ -36,24 +34,24 @@ Policy = Literal["current", "proximal", "reference"]
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a backend can do. A setting outside it is an error before anything is allocated, never ignored.
+    """What a backend supports. An unsupported setting is rejected before anything is allocated, never ignored.
 
     Attributes:
-        losses: Policy losses by name (``algorithm.loss``) that are the backend's own.
-        torch_losses: Whether it also runs every loss of the hook ``policy_losses``, the core's and any plugin's.
-        aggregations: Loss aggregations by name (``algorithm.aggregation``).
-        policies: Policies it can compute log-probabilities of.
+        losses: Names of the backend's own policy losses (``algorithm.loss``).
+        torch_losses: Whether it also runs every loss of the hook ``policy_losses``, built-in or from a plugin.
+        aggregations: Names of the loss aggregations (``algorithm.aggregation``).
+        policies: Policies whose log-probabilities it can compute.
         interpolated_proximal: Whether it takes ``TrainingSample.proximal_fractions`` and applies corrections itself.
-        forward_is_proximal: Whether weights change in `BackendProtocol.update_policy` only, once per step, so that the
-            forward pass of training computes the log-probabilities of the proximal policy and no pass more is needed.
-            It takes ``TrainingSample.proximal_fractions`` of 1 then.
+        forward_is_proximal: Whether weights change only in `BackendProtocol.update_policy`, once per step. Then the
+            forward pass of training yields the log-probabilities of the proximal policy, and no extra pass is needed.
+            The backend then takes ``TrainingSample.proximal_fractions`` of 1.
         kl_loss: Whether it adds the divergence from ``TrainingSample.reference_logprobs`` to its loss.
         per_token_advantages: Whether advantages may differ within a turn.
         token_in_token_out: Whether its engine takes and returns token ids.
         entropy_bonus: Whether ``algorithm.entropy_coefficient`` may be positive.
         lora: Whether it can train adapters.
         full: Whether it can train all weights.
-        vision: Whether prompts may hold images.
+        vision: Whether prompts may contain images.
         colocated: Whether engine and trainer share devices, so that generation and training take turns.
         streaming: Whether gradients accumulate over several `process_backend_batch` calls per step.
         deferred_normalisation: Whether it can divide the accumulated gradient by counts known only at the end.
@@ -81,11 +79,11 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class PolicyUpdate:
-    """New weights are to go live.
+    """A weight sync: new weights for the engine.
 
     Attributes:
-        version: Increases by one per update; 0 for the weights a fresh run begins with.
-        optimizer_step: Optimizer steps these weights have seen.
+        version: Weight version: 0 for the initial weights of a new run; each weight sync adds one.
+        optimizer_step: Number of optimizer steps behind these weights.
         reason: ``start`` of a run, after a training ``step``, or ``resume`` from a checkpoint.
     """
 
@@ -96,14 +94,14 @@ class PolicyUpdate:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerStep:
-    """One optimizer step, with the global counts its loss is normalised by.
+    """One optimizer step, with the global counts that normalize its loss.
 
     Attributes:
         step: Number of this step, from 1.
         total_steps: Steps planned in the run, for schedules.
         samples: Training samples in the step, over all passes.
-        sampled_tokens: Tokens the policy sampled in them, over all passes.
-        trajectories: Trajectories they come from.
+        sampled_tokens: Tokens in these samples that the policy sampled, over all passes.
+        trajectories: Trajectories the samples come from.
     """
 
     step: int
@@ -115,7 +113,7 @@ class OptimizerStep:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an optimizer step reported: numbers by name, e.g. ``grad_norm``, ``entropy``, ``learning_rate``."""
+    """Metrics of an optimizer step by name, e.g. ``grad_norm``, ``entropy``, ``learning_rate``."""
 
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -123,12 +121,12 @@ class UpdateResult:
 class BackendProtocol(ABC, Generic[BatchT]):
     """Trains the policy.
 
-    Constructing a backend allocates nothing; `init_rollout_engine` does. Calls come one at a time from one task,
-    except that `RolloutEngine` calls may run at the same time where ``colocated`` is False.
+    Constructing a backend allocates nothing; `init_rollout_engine` does. The core makes one call at a time, from one
+    task. Only `RolloutEngine` calls may run concurrently with them, and only if ``colocated`` is False.
 
     Args:
-        config: The whole run file, validated.
-        plugins: The plugins of this run, for what the backend selects by name itself, such as policy losses.
+        config: The complete run file, validated.
+        plugins: Plugins of this run, for providers that the backend selects itself, such as policy losses.
     """
 
     name: ClassVar[str]
@@ -140,84 +138,84 @@ class BackendProtocol(ABC, Generic[BatchT]):
     @classmethod
     @abstractmethod
     def capabilities(cls, config: RunConfig) -> Capabilities:
-        """What this backend can do under this configuration; needs no device and no network."""
+        """What this backend supports with this configuration. Needs no device and no network."""
 
     @abstractmethod
     def validate_config(self) -> list[str]:
-        """Check everything that needs neither network nor devices.
+        """Checks everything that needs neither network nor devices.
 
         Returns:
-            What could not be checked that way, one line each, for ``--dry-run``.
+            One line for each thing that could not be checked this way, for ``--dry-run``.
 
         Raises:
-            rllm_core.config.ConfigError: With one line that says what is wrong and what is allowed.
+            rllm_core.config.ConfigError: With one line on what is wrong and what is allowed.
         """
 
     def model_path(self) -> str:
-        """Folder or hub name of the model, for which the core builds the parser; by default ``model.path``."""
+        """Folder or Hugging Face ID of the model to build the parser for. Defaults to ``model.path``."""
         return self.config.model.path
 
     @abstractmethod
     async def init_rollout_engine(self, parser: BaseParser) -> RolloutEngine:
-        """Allocate everything (models, optimizer, servers) and return the engine, which samples nothing yet."""
+        """Allocates everything (models, optimizer, servers) and returns the engine, which does not sample yet."""
 
     @abstractmethod
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> BatchT:
-        """Lay samples out as the backend wants them; pure, and fast enough for the event loop's worker thread."""
+        """Converts samples to the backend's own batch layout. Pure, and fast enough for a worker thread."""
 
     @abstractmethod
     async def process_backend_batch(self, batch: BatchT) -> None:
-        """Forward and backward one pass of the current step.
+        """Runs one forward-backward pass of the current step.
 
-        May return before the work is done; then errors surface in `update_policy`.
+        May return before the work is done; errors then surface in `update_policy`.
         """
 
     @abstractmethod
     async def update_policy(self, step: OptimizerStep) -> UpdateResult:
-        """Wait for all passes, normalise by the counts in ``step``, step the optimizer.
+        """Waits for all passes, normalizes by the counts in ``step``, and steps the optimizer.
 
-        Only the return of this call books the step's groups as trained.
+        The step's groups count as trained when this call returns, so return only after the weights have changed.
         """
 
     @abstractmethod
     async def on_policy_updated(self, update: PolicyUpdate) -> None:
-        """Make the current weights the ones the engine samples from, and set its ``weight_version``.
+        """Makes the engine sample from the current weights, and sets its ``weight_version``.
 
-        Called for every version and reason, before the hook of the same name. A failure stops the run.
+        Called for every weight version and reason, before the hook of the same name. A failure stops the run.
         """
 
     @abstractmethod
     async def save_checkpoint(self, directory: Path) -> None:
-        """Write weights and optimizer state into an existing, empty directory; no pickle."""
+        """Writes weights and optimizer state into an existing, empty directory, without pickle."""
 
     @abstractmethod
     async def load_checkpoint(self, directory: Path) -> None:
-        """Read what `save_checkpoint` wrote; its files match the manifest's checksums."""
+        """Loads what `save_checkpoint` wrote. The files have passed the manifest's checksums."""
 
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
-        """Log-probabilities of the samples' sampled tokens, before advantages.
+        """Log-probabilities of the sampled tokens. Called before advantages are known.
 
         Args:
-            samples: Their advantages may still be zero.
+            samples: Training samples. Their advantages may still be zero.
             policy: ``current`` weights, ``proximal`` (frozen at the start of the step) or the ``reference`` model.
 
         Returns:
-            Per sample an array of shape ``(sampled_tokens,)``.
+            One array of shape ``(sampled_tokens,)`` per sample.
         """
         raise NotImplementedError(f"backend {self.name!r} does not compute log-probabilities")
 
     async def enter_generation(self) -> None:
-        """Colocated backends: hand the devices to the engine."""
+        """Hands the devices to the engine (colocated backends)."""
 
     async def enter_training(self) -> None:
-        """Colocated backends: take the devices back. No request is in flight."""
+        """Takes the devices back (colocated backends). No request is in flight."""
 
     async def shutdown(self) -> None:
-        """Release everything; also called after errors, before anything was allocated, and perhaps a second time."""
+        """Releases everything. May be called after errors, before anything was allocated, and twice."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Small JSON state to keep in the manifest (names of remote checkpoints, counters)."""
+        """Small JSON state for the manifest, such as counters and names of remote checkpoints."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned, before `load_checkpoint`."""
+        """Restores the result of `state_dict`; called before `load_checkpoint`."""

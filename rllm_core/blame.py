@@ -1,12 +1,11 @@
-"""Whose code an error comes from: the plugin, its distribution, and the line.
+"""Finds the origin of an error: plugin, distribution and line.
 
-place = place_of(error)             # the last frame that is neither the core's nor a library's
+place = place_of(error)             # the last frame outside the core and libraries
 str(place)                          # "plugin 'maze' (rllm-maze 1.2), rllm_maze/env.py:41"
-blamed(error)                       # the same, then what was raised
+blamed(error)                       # the same, followed by the error
 blamed_json(error)                  # the same for --json
 
-A traceback says where an error passed through; most of it is the core, asyncio and pydantic. What a person needs is the
-last line of theirs.
+Most of a traceback is the core, asyncio and pydantic. Users need the last line of their own code.
 """
 
 from __future__ import annotations
@@ -34,17 +33,16 @@ _learned: dict[tuple[str, str, str], Candidate] = {}
 
 @dataclass(frozen=True)
 class Place:
-    """A line of somebody's code.
+    """A line in a plugin's or the user's code.
 
     Attributes:
-        file: Path from the package on (``rllm_maze/env.py``); of a file outside of packages, relative to the working
-            directory if it is below it, else absolute.
-        line: From 1; 0 where only the plugin is known.
+        file: Path starting at the package (``rllm_maze/env.py``). For files outside packages, relative to the working
+            directory if the file is below it, else absolute.
+        line: Line number, from 1, or 0 if only the plugin is known.
         function: Name of the function.
-        plugin: The plugin it belongs to, None if that is not known: code that is no plugin's, or one of several that
-            share a package.
-        distribution: The distribution it belongs to, None if that is not known.
-        version: Of the distribution.
+        plugin: Plugin that the code belongs to. None if it belongs to no plugin, or to one of several in a package.
+        distribution: Distribution that the code belongs to, or None if unknown.
+        version: Version of the distribution.
     """
 
     file: str
@@ -60,34 +58,34 @@ class Place:
         return ", ".join(filter(None, [owner, self.where]))
 
     def to_json(self, error: str) -> dict[str, Any]:
-        """With what was raised, always with the keys ``plugin``, ``distribution``, ``version``, ``file``, ``line``."""
+        """As JSON, with the error and always the keys ``plugin``, ``distribution``, ``version``, ``file``, ``line``."""
         keys = ("plugin", "distribution", "version", "file", "line")
         return {key: getattr(self, key) or None for key in keys} | {"error": error}
 
     @property
     def where(self) -> str:
-        """``file:line``, or "" where only the plugin is known."""
+        """``file:line``, or "" if only the plugin is known."""
         return f"{printable(self.file)}:{self.line}" if self.line else ""
 
 
 class Owner(Protocol):
-    """A plugin that is known to have been at work: a candidate, or its row in the listing."""
+    """A plugin known to have been running: a candidate, or its row in the listing."""
 
     @property
     def name(self) -> str:
-        """Of the plugin."""
+        """Name of the plugin."""
 
     @property
     def package(self) -> str:
-        """Its distribution."""
+        """Distribution of the plugin."""
 
     @property
     def version(self) -> str:
-        """Of the distribution."""
+        """Version of the distribution."""
 
 
 class Frame(NamedTuple):
-    """One level of a traceback, as far as it can leave its process."""
+    """One level of a traceback, in a form that can be sent to another process."""
 
     file: str
     line: int
@@ -96,7 +94,7 @@ class Frame(NamedTuple):
 
 
 def learn(candidates: Iterable[Candidate]) -> None:
-    """Have `place_of` know plugins that are not among the installed ones, such as those of a manager made by hand."""
+    """Adds plugins that are not installed, such as those of a manager built by hand, to those `place_of` knows."""
     for candidate in candidates:
         key = (candidate.package, candidate.name, candidate.value)
         if key not in _learned:
@@ -105,26 +103,26 @@ def learn(candidates: Iterable[Candidate]) -> None:
 
 
 def place_of(error: BaseException) -> Place | None:
-    """The last line of a plugin's or the user's own code that an error comes from; None if there is none in it.
+    """Returns the last line of a plugin's or the user's own code in an error's traceback, or None.
 
-    Looks into causes and groups where the error itself was raised by the core or a library alone.
+    Searches causes and groups if the traceback itself contains only the core and libraries.
     """
     return place_among(_frames(error))
 
 
 def place_among(frames: Iterable[Frame]) -> Place | None:
-    """The first of ``frames``, the innermost one first, that is a plugin's or the user's own code."""
+    """Returns the first of ``frames``, innermost first, that is in a plugin's or the user's own code."""
     return next((place for frame in frames if (place := _place(frame)) is not None), None)
 
 
 def passed_through(error: BaseException, *packages: str) -> bool:
-    """Whether one of the modules was at work when an error was raised."""
+    """Whether the traceback of an error passes through one of the packages."""
     inside = tuple(f"{package}." for package in packages)
     return any(f"{frame.module}.".startswith(inside) for frame in _frames(error))
 
 
 def place_in(dump: str) -> Place | None:
-    """As `place_of`, for what `faulthandler` has written; where nobody's code is in it, the last frame of all."""
+    """Like `place_of`, for output of `faulthandler`. Falls back to the last frame of all."""
     found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', dump.rpartition(DUMP_BEGINS)[2], flags=re.MULTILINE)
     frames = [Frame(file, int(line), function, _module_of(file)) for file, line, function in found]
     for frame in frames:
@@ -134,13 +132,13 @@ def place_in(dump: str) -> Place | None:
 
 
 def defined_at(what: Callable[..., Any] | type) -> Place | None:
-    """Where a function, or the class itself, is written; None if that is in the core, a library, or not known."""
+    """Returns where a function or class is defined. None if in the core or a library, or unknown."""
     frame = definition(what)
     return _place(frame) if frame is not None else None
 
 
 def definition(what: Callable[..., Any] | type) -> Frame | None:
-    """The first line of a function, or of the first method of a class, as `place_of` takes it from ``error.frames``."""
+    """Returns the first line of a function, or of a class's first method, as a frame for ``error.frames``."""
     module = str(getattr(what, "__module__", "") or "")
     function = getattr(what, "__wrapped__", what)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
@@ -155,17 +153,17 @@ def definition(what: Callable[..., Any] | type) -> Frame | None:
 
 
 def blamed(error: BaseException, owner: Owner | None = None) -> str:
-    """One line: whose code it was, where, and what it raised.
+    """Returns one line with the plugin, the location and the error.
 
     Args:
-        error: What was raised.
-        owner: The plugin that is known to have been at work; it is named where the traceback names none.
+        error: The exception.
+        owner: Plugin known to have been running; named if the traceback leads to no plugin.
     """
     return ": ".join(filter(None, [str(_known(error, owner) or ""), one_line(error)]))
 
 
 def located(error: BaseException, distribution: str | None = None) -> str:
-    """What was raised, after ``file:line``; with the plugin, where that is not of ``distribution``, which is known."""
+    """Returns ``file:line`` and the error. Names the plugin only if it is not from ``distribution``."""
     place = place_of(error)
     if place is None:
         return one_line(error)
@@ -173,7 +171,7 @@ def located(error: BaseException, distribution: str | None = None) -> str:
 
 
 def blamed_json(error: BaseException, owner: Owner | None = None) -> dict[str, Any]:
-    """As `blamed`, always with the keys ``plugin``, ``distribution``, ``version``, ``file``, ``line``, ``error``."""
+    """Like `blamed`, always with the keys ``plugin``, ``distribution``, ``version``, ``file``, ``line``, ``error``."""
     return (_known(error, owner) or Place("", 0, "")).to_json(one_line(error))
 
 
@@ -183,7 +181,7 @@ def _known(error: BaseException, owner: Owner | None) -> Place | None:
         return place
     if place is None:
         return Place("", 0, "", owner.name, owner.package, owner.version)
-    if place.distribution in (None, owner.package):  # one of several in a package, or code outside of any
+    if place.distribution in (None, owner.package):  # several plugins share the package, or the code is in none
         return Place(place.file, place.line, place.function, owner.name, owner.package, owner.version)
     return place
 
@@ -193,7 +191,7 @@ def _known(error: BaseException, owner: Owner | None) -> Place | None:
 
 
 def _frames(error: BaseException) -> Iterator[Frame]:
-    """The frames of an error, the last one first; then those of what caused it."""
+    """Yields the frames of an error, innermost first, then those of its causes."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     raised: list[Frame] = []
@@ -203,17 +201,17 @@ def _frames(error: BaseException) -> Iterator[Frame]:
             continue
         seen.add(id(current))
         if isinstance(current, BaseExceptionGroup):
-            # A group is raised where tasks are waited for; what went wrong, went wrong in its first member.
+            # A group is raised where tasks are awaited. The actual error is its first member.
             waiting = [current.exceptions[0], *waiting]
         if isinstance(current, SyntaxError) and current.filename and current.lineno:
             yield Frame(current.filename, current.lineno, "<module>", _module_of(current.filename))
-        yield from getattr(current, "frames", ())  # of another process, see rllm_core.sandbox.ChildError
+        yield from getattr(current, "frames", ())  # frames of another process, see rllm_core.sandbox.ChildError
         walked = [
             Frame(frame.f_code.co_filename, line, frame.f_code.co_name, str(frame.f_globals.get("__name__", "")))
             for frame, line in traceback.walk_tb(current.__traceback__)
         ]
         if isinstance(current, BaseExceptionGroup):
-            raised += reversed(walked)  # where tasks are waited for; better than nothing
+            raised += reversed(walked)  # where tasks are awaited: the last resort
         else:
             yield from reversed(walked)
         waiting.append(current.__cause__ or (None if current.__suppress_context__ else current.__context__))
@@ -237,7 +235,7 @@ def _place(frame: Frame) -> Place | None:
 
 @cache
 def _owners() -> dict[str, tuple[Candidate, ...]]:
-    """The plugins by the packages that belong to their distributions."""
+    """Plugins by the top-level packages of their distributions."""
     found: dict[str, dict[tuple[str, str], Candidate]] = {}
     for candidate in (*installed_plugins(), *_learned.values()):
         for top in _packages(candidate):
@@ -254,7 +252,7 @@ def _packages(candidate: Candidate) -> set[str]:
 
 
 def _nearest(module: str, owners: Iterable[Candidate]) -> str | None:
-    """The one plugin whose module is ``module`` or the closest package above it; the only one there is, otherwise."""
+    """Returns the only owner, or else the plugin whose module is ``module`` or the closest package above it."""
     by_module: dict[str, set[str]] = {}
     for owner in owners:
         by_module.setdefault(owner.value.partition(":")[0].strip(), set()).add(owner.name)
@@ -295,7 +293,7 @@ def _is_library(file: str) -> bool:
 
 
 def _module_of(file: str) -> str:
-    """The module a file on ``sys.path`` is; "" if it is none."""
+    """Returns the module name of a file on ``sys.path``, or ""."""
     for folder in filter(None, sys.path):
         if Path(file).is_relative_to(folder):
             return ".".join(Path(file).relative_to(folder).with_suffix("").parts)

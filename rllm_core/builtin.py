@@ -1,4 +1,4 @@
-"""What the core itself provides, through the same hooks as everybody else."""
+"""The core's own providers, registered through the same hooks as those of any plugin."""
 
 from __future__ import annotations
 
@@ -15,52 +15,50 @@ def advantage_estimators() -> list[AdvantageEstimator]:
     """The estimators in `rllm_core.algorithms.advantages`."""
     return [
         AdvantageEstimator(
-            name="grpo", load=f"{_ADVANTAGES}.outcome:GRPO", summary="Group mean and standard deviation."
+            name="grpo", load=f"{_ADVANTAGES}.outcome:GRPO", summary="Reward minus group mean, over the group's std."
         ),
         AdvantageEstimator(
-            name="dr_grpo", load=f"{_ADVANTAGES}.outcome:DrGRPO", summary="Group mean, not divided by anything."
+            name="dr_grpo", load=f"{_ADVANTAGES}.outcome:DrGRPO", summary="Reward minus group mean, without scaling."
         ),
-        AdvantageEstimator(name="rloo", load=f"{_ADVANTAGES}.outcome:RLOO", summary="Leave-one-out mean of the group."),
+        AdvantageEstimator(name="rloo", load=f"{_ADVANTAGES}.outcome:RLOO", summary="Reward minus leave-one-out mean."),
         AdvantageEstimator(
-            name="reinforce", load=f"{_ADVANTAGES}.outcome:Reinforce", summary="The reward itself, less a constant."
+            name="reinforce", load=f"{_ADVANTAGES}.outcome:Reinforce", summary="Reward minus a constant."
         ),
         AdvantageEstimator(
             name="reinforce_plus_plus",
             load=f"{_ADVANTAGES}.batch:ReinforcePlusPlus",
-            summary="Returns per token, whitened over the step.",
+            summary="Per-token returns, whitened over the step.",
         ),
         AdvantageEstimator(
             name="reinforce_plus_plus_baseline",
             load=f"{_ADVANTAGES}.batch:ReinforcePlusPlusBaseline",
-            summary="Group mean, whitened over the step.",
+            summary="Reward minus group mean, whitened over the step.",
         ),
         AdvantageEstimator(
             name="prpo",
             load=f"{_ADVANTAGES}.batch:PRPO",
-            summary="Mean and standard deviation of the step's trajectories.",
+            summary="Reward minus the step's mean, over the step's std.",
         ),
         AdvantageEstimator(
             name="return_to_go", load=f"{_ADVANTAGES}.turns:ReturnToGo", summary="Per-turn returns with a baseline."
         ),
-        AdvantageEstimator(
-            name="sft", load=f"{_ADVANTAGES}.imitation:SFT", summary="1 for every token that somebody wrote."
-        ),
+        AdvantageEstimator(name="sft", load=f"{_ADVANTAGES}.imitation:SFT", summary="1 for every target token."),
         AdvantageEstimator(
             name="distill",
             load=f"{_ADVANTAGES}.imitation:Distill",
-            summary="Log-probabilities of a teacher less those of the policy.",
+            summary="Teacher log-probabilities minus policy log-probabilities.",
         ),
         AdvantageEstimator(
             name="precomputed",
             load=f"{_ADVANTAGES}.precomputed:Precomputed",
-            summary="What the workflow computed, per token.",
+            summary="Per-token advantages from the workflow.",
         ),
     ]
 
 
 @hookimpl
 def workflows() -> list[Workflow]:
-    """``sft``, which learns a data set."""
+    """``sft``, supervised fine-tuning on a dataset."""
     return [
         Workflow(
             name="sft",
@@ -74,27 +72,27 @@ def workflows() -> list[Workflow]:
 
 @hookimpl
 def sandboxes() -> list[Sandbox]:
-    """``child``, which bounds what a program may use and isolates nothing."""
+    """``child``, which limits a program's resources but does not isolate it."""
     return [
         Sandbox(
             name="child",
             load="rllm_core.sandbox:ChildSandbox",
-            summary="A process with limits on time, memory and output; not a sandbox against hostile code.",
+            summary="A process with limits on time, memory and output; no isolation from hostile code.",
         )
     ]
 
 
 @hookimpl
 def policy_losses() -> list[PolicyLoss]:
-    """The losses in `rllm_core.algorithms.torch_losses`, which only backends that train with torch import."""
+    """The losses in `rllm_core.algorithms.torch_losses`, imported only by backends that train with torch."""
     return [
-        PolicyLoss(name="reinforce", load=f"{_LOSSES}:Reinforce", summary="The policy gradient, exact on policy."),
-        PolicyLoss(name="ppo_clip", load=f"{_LOSSES}:PPOClip", summary="Clipped ratio to the policy before."),
-        PolicyLoss(name="dual_clip", load=f"{_LOSSES}:DualClip", summary="PPO, bounded for bad tokens as well."),
-        PolicyLoss(name="gspo", load=f"{_LOSSES}:GSPO", summary="Clipped ratio of whole sequences."),
+        PolicyLoss(name="reinforce", load=f"{_LOSSES}:Reinforce", summary="Policy gradient, exact on policy."),
+        PolicyLoss(name="ppo_clip", load=f"{_LOSSES}:PPOClip", summary="Ratio to the proximal policy, clipped."),
+        PolicyLoss(name="dual_clip", load=f"{_LOSSES}:DualClip", summary="PPO, also bounded for A < 0."),
+        PolicyLoss(name="gspo", load=f"{_LOSSES}:GSPO", summary="Sequence ratio, clipped."),
         PolicyLoss(name="cispo", load=f"{_LOSSES}:CISPO", summary="Clipped weight; every token keeps a gradient."),
         PolicyLoss(name="importance_sampling", load=f"{_LOSSES}:ImportanceSampling", summary="Unclipped ratio."),
-        PolicyLoss(name="dppo_tv", load=f"{_LOSSES}:DPPOTV", summary="Ratio; masked where probabilities moved far."),
+        PolicyLoss(name="dppo_tv", load=f"{_LOSSES}:DPPOTV", summary="Ratio, masked if probability moved too far."),
         PolicyLoss(
             name="cross_entropy",
             load=f"{_LOSSES}:CrossEntropy",
@@ -111,8 +109,10 @@ def corrections() -> list[Correction]:
         Correction(name="token_tis", load=f"{_CORRECTIONS}:TokenTIS", summary="Token ratios, capped."),
         Correction(name="sequence_tis", load=f"{_CORRECTIONS}:SequenceTIS", summary="Sequence ratios, capped."),
         Correction(name="icepop", load=f"{_CORRECTIONS}:IcePop", summary="Token ratios, 0 outside bounds (MIS)."),
-        Correction(name="sequence_mis", load=f"{_CORRECTIONS}:SequenceMIS", summary="Sequence ratios, 0 outside."),
-        Correction(name="importance", load=f"{_CORRECTIONS}:Importance", summary="Token ratios as they are."),
+        Correction(
+            name="sequence_mis", load=f"{_CORRECTIONS}:SequenceMIS", summary="Sequence ratios, 0 outside bounds."
+        ),
+        Correction(name="importance", load=f"{_CORRECTIONS}:Importance", summary="Token ratios, without bounds."),
         Correction(
             name="geometric_rejection",
             load=f"{_CORRECTIONS}:GeometricRejection",

@@ -1,4 +1,4 @@
-"""Which plugins are installed and which of them may be used, from metadata and settings alone. Imports no plugin."""
+"""Finds installed plugins, and which of them may be used, from metadata and settings only. Imports no plugin."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Candidate:
     Attributes:
         name: Name of the entry point, which is the name of the plugin.
         package: Distribution it comes from.
-        version: Version of that distribution; empty where its metadata does not say.
+        version: Version of that distribution. Empty if the metadata has none.
         value: Module (or ``module:object``) with the hook implementations.
-        error: What is wrong with the entry point itself, or None.
-        is_malformed: Whether the file it stands in cannot be read, over which other readers of this environment fail.
-        entry_point: What loads it.
+        error: Problem with the entry point itself, or None.
+        is_malformed: Whether its ``entry_points.txt`` cannot be read. Other libraries fail on such a file too.
+        entry_point: Entry point that loads it.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Candidate:
 
     @property
     def qualified(self) -> str:
-        """``distribution/name``, which tells two plugins of one name apart."""
+        """``distribution/name``, which distinguishes plugins with the same name."""
         return f"{self.package}/{self.name}"
 
     @property
@@ -58,24 +58,24 @@ class Candidate:
 
     @property
     def requires(self) -> tuple[str, ...]:
-        """The requirements the distribution declares, as they are written."""
+        """Requirements that the distribution declares, verbatim."""
         distribution = self.entry_point.dist if self.entry_point else None
         return declared_requirements(cast("Distribution", distribution)) if distribution else ()
 
     @property
     def files(self) -> tuple[PurePosixPath, ...]:
-        """What the distribution has installed, see `files_of`."""
+        """Files that the distribution has installed; see `files_of`."""
         distribution = self.entry_point.dist if self.entry_point else None
         return files_of(cast("Distribution", distribution)) if distribution else ()
 
     def is_named(self, name: str) -> bool:
-        """Whether ``name`` means this plugin: its short name, or ``distribution/name``."""
+        """Whether ``name`` is this plugin's short name or ``distribution/name``."""
         package, slash, short = name.rpartition("/")
         return short == self.name and (not slash or normalized(package) == normalized(self.package))
 
 
 def normalized(distribution: str) -> str:
-    """The form in which distribution names are compared."""
+    """Normalizes a distribution name for comparison."""
     return distribution.lower().replace("_", "-").replace(".", "-")
 
 
@@ -93,7 +93,7 @@ def installed_plugins() -> tuple[Candidate, ...]:
 
 @cache
 def installed_versions() -> dict[str, str]:
-    """Version by normalised name of every installed distribution; the first one on ``sys.path`` counts."""
+    """Versions of installed distributions by normalized name; the first one on ``sys.path`` counts."""
     versions: dict[str, str] = {}
     for distribution in installed_distributions():
         name, version = identity(distribution)
@@ -102,10 +102,10 @@ def installed_versions() -> dict[str, str]:
 
 
 def find_plugins(distributions: Iterable[Distribution]) -> tuple[Candidate, ...]:
-    """The entry points of the group in ``distributions``, sorted, exact duplicates removed.
+    """Entry points of the group in ``distributions``, sorted and without exact duplicates.
 
-    A distribution can be listed twice (a symlinked ``lib64``, a stale ``egg-info``), so equal (distribution, name,
-    value) are one. What remains under one name is a conflict, which is for `rllm_core.plugins` to report.
+    A distribution can be listed twice (a symlinked ``lib64``, a stale ``egg-info``), so entries with equal
+    distribution, name and value are merged. Other entries with equal names conflict; `rllm_core.plugins` reports that.
     """
     found: dict[tuple[str, str, str], Candidate] = {}
     for distribution in distributions:
@@ -119,7 +119,7 @@ def _candidates(distribution: Distribution) -> list[Candidate]:
         text = distribution.read_text("entry_points.txt")
         if not text:
             return []
-        # Of any distribution: whoever reads all entry points of this environment, as some libraries do, fails over it.
+        # Check every distribution: libraries that read all entry points of this environment fail on a malformed line.
         if (malformed := _malformed_line(text)) is not None:
             raise MalformedMetadata(f"line {malformed[0]}, {malformed[1]!r}, has no '='")
         if GROUP not in text:
@@ -131,7 +131,7 @@ def _candidates(distribution: Distribution) -> list[Candidate]:
         folder = getattr(distribution, "_path", None)
         where = f" ({folder})" if folder is not None else ""
         what = str(error) if isinstance(error, MalformedMetadata) else f"{type(error).__name__}: {error}"
-        problem = printable(f"its entry_points.txt{where} cannot be read: {what}; correct it, or: pip uninstall {name}")
+        problem = printable(f"its entry_points.txt{where} cannot be read: {what}; fix it, or: pip uninstall {name}")
         return [Candidate(name, name, version, "", error=problem, is_malformed=True)]
     if not points:
         return []
@@ -150,11 +150,11 @@ def _candidates(distribution: Distribution) -> list[Candidate]:
 
 
 class MalformedMetadata(ValueError):
-    """An ``entry_points.txt`` is not what it has to be."""
+    """An ``entry_points.txt`` is malformed."""
 
 
 def _malformed_line(text: str) -> tuple[int, str] | None:
-    """The first line that is neither a section, a comment nor ``name = value``, and its number."""
+    """Number and text of the first line that is neither a section, a comment nor ``name = value``."""
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         is_section = stripped.startswith("[") and stripped.endswith("]")
@@ -172,7 +172,7 @@ def _entry_point_problem(point: importlib_metadata.EntryPoint) -> str | None:
 
 
 def identity(distribution: Distribution) -> tuple[str, str]:
-    """Name and version of a distribution; of a half-removed one, what its folder's name says."""
+    """Name and version of a distribution. For a half-removed one, taken from its folder's name."""
     try:
         metadata = distribution.metadata
         name, version = metadata["Name"], metadata["Version"]
@@ -186,7 +186,7 @@ def identity(distribution: Distribution) -> tuple[str, str]:
 
 
 def declared_requirements(distribution: Distribution) -> tuple[str, ...]:
-    """The requirements a distribution declares; none of a half-removed one, whose metadata cannot be read."""
+    """Requirements that a distribution declares. Empty for a half-removed one, whose metadata cannot be read."""
     try:
         return tuple(distribution.requires or ())
     except (OSError, ValueError):
@@ -194,9 +194,9 @@ def declared_requirements(distribution: Distribution) -> tuple[str, ...]:
 
 
 def files_of(distribution: Distribution) -> tuple[PurePosixPath, ...]:
-    """What a distribution has installed, also what is gone since; nothing of a damaged one."""
+    """Files that a distribution has installed, including deleted ones. Empty for a damaged distribution."""
     try:
-        record = distribution.read_text("RECORD") or ""  # its own property leaves out what is gone
+        record = distribution.read_text("RECORD") or ""  # distribution.files leaves out deleted files
         return tuple(PurePosixPath(row[0]) for row in csv.reader(record.splitlines()) if row)
     except (OSError, ValueError, csv.Error):
         return ()
@@ -208,14 +208,14 @@ def files_of(distribution: Distribution) -> tuple[PurePosixPath, ...]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Which plugins the user wants, read before any of them is imported.
+    """Which plugins the user allows, read before any plugin is imported.
 
     Attributes:
-        only: The names in ``RLLM_PLUGINS``; None where it is unset.
-        disabled: The names in ``plugins.toml``; not looked at where ``RLLM_PLUGINS`` is set.
-        blocked: The names after ``--no-plugins=`` and in ``RLLM_NO_PLUGINS``, by which it reaches the processes that a
-            run starts; True blocks all.
-        strict: Whether a plugin that is broken, in conflict or not there is an error even if nobody selected it.
+        only: Names in ``RLLM_PLUGINS``, or None if it is unset.
+        disabled: Names in ``plugins.toml``. Ignored if ``RLLM_PLUGINS`` is set.
+        blocked: Names from ``--no-plugins=`` and ``RLLM_NO_PLUGINS``, or True for all. The variable passes them on to
+            processes that a run starts.
+        strict: Whether a broken, conflicting or missing plugin is an error even if it is not selected.
         trace: Whether every load and hook call is printed on stderr.
     """
 
@@ -233,15 +233,15 @@ class Settings:
         no_plugins: bool | Collection[str] = False,
         strict: bool | None = None,
     ) -> Settings:
-        """Read the variables ``RLLM_PLUGINS...``, ``RLLM_NO_PLUGINS``, ``RLLM_TRACE_PLUGINS``, and ``plugins.toml``.
+        """Reads the variables ``RLLM_PLUGINS...``, ``RLLM_NO_PLUGINS``, ``RLLM_TRACE_PLUGINS``, and ``plugins.toml``.
 
         Args:
-            environ: Instead of ``os.environ``.
-            no_plugins: Plugins to block: all, none, or these; beside those that ``RLLM_NO_PLUGINS`` names.
+            environ: Environment variables. Defaults to ``os.environ``.
+            no_plugins: Plugins to block in addition to ``RLLM_NO_PLUGINS``: all, none, or these names.
             strict: Overrides ``RLLM_PLUGINS_STRICT``.
 
         Raises:
-            PluginError: If a variable or the file cannot be understood.
+            PluginError: If a variable or the file is invalid.
         """
         environ = os.environ if environ is None else environ
         variable = environ.get("RLLM_PLUGINS")
@@ -257,17 +257,17 @@ class Settings:
         )
 
     def refusal(self, candidate: Candidate) -> str | None:
-        """Why a plugin may not be used, or None if it may."""
+        """Reason why a plugin may not be used, or None."""
         if self.blocked is True or (self.blocked and any(map(candidate.is_named, self.blocked))):
             return "--no-plugins was given"
         if self.only is not None:
             return None if any(map(candidate.is_named, self.only)) else "RLLM_PLUGINS is set and does not name it"
         if any(map(candidate.is_named, self.disabled)):
-            return f"switched off in plugins.toml; to use it: rllm-core plugins enable {candidate.name}"
+            return f"disabled in plugins.toml; to re-enable it: rllm-core plugins enable {candidate.name}"
         return None
 
     def unknown(self, candidates: Iterable[Candidate]) -> list[tuple[str, str]]:
-        """(source, name) of every name that was asked for and is not installed."""
+        """(source, name) of every requested name that is not installed."""
         known = list(candidates)
         asked = [("RLLM_PLUGINS", name) for name in self.only or ()]
         if not isinstance(self.blocked, bool):
@@ -290,7 +290,7 @@ def _switch(environ: Mapping[str, str], name: str) -> bool:
 
 
 def plugins_file(environ: Mapping[str, str] | None = None) -> Path:
-    """``plugins.toml`` in ``$RLLM_CONFIG_DIR``, by default in ``~/.config/rllm-core``."""
+    """Path of ``plugins.toml`` in ``$RLLM_CONFIG_DIR``. Defaults to ``~/.config/rllm-core``."""
     environ = os.environ if environ is None else environ
     folder = environ.get("RLLM_CONFIG_DIR")
     if folder:
@@ -300,10 +300,10 @@ def plugins_file(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def read_disabled(environ: Mapping[str, str] | None = None) -> frozenset[str]:
-    """The plugins switched off in ``plugins.toml``.
+    """Plugins disabled in ``plugins.toml``.
 
     Raises:
-        PluginError: If the file is there and cannot be understood.
+        PluginError: If the file exists but is invalid.
     """
     path = plugins_file(environ)
     try:
@@ -311,15 +311,20 @@ def read_disabled(environ: Mapping[str, str] | None = None) -> frozenset[str]:
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError) as error:
-        raise PluginError(f"{path} cannot be read: {error}; mend or delete it, or set RLLM_PLUGINS") from error
+        raise PluginError(
+            f"cannot read {path}: {error}. Fix or delete the file, or set RLLM_PLUGINS, which overrides it"
+        ) from error
     disabled = table.pop("disabled", [])
     if table or not isinstance(disabled, list) or not all(isinstance(name, str) for name in disabled):
-        raise PluginError(f'{path} may only hold disabled = ["NAME", ...]; mend or delete it, or set RLLM_PLUGINS')
+        raise PluginError(
+            f'{path} must contain only disabled = ["NAME", ...]. Fix or delete the file, or set RLLM_PLUGINS, which '
+            "overrides it"
+        )
     return frozenset(disabled)
 
 
 def write_disabled(names: Collection[str], environ: Mapping[str, str] | None = None) -> Path:
-    """Replace ``plugins.toml`` in one move; returns its path.
+    """Replaces ``plugins.toml`` atomically, and returns its path.
 
     Raises:
         PluginError: If it cannot be written.
@@ -332,5 +337,5 @@ def write_disabled(names: Collection[str], environ: Mapping[str, str] | None = N
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
-        raise PluginError(f"{path} cannot be written: {error}") from error
+        raise PluginError(f"cannot write {path}: {error}") from error
     return path

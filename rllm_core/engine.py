@@ -1,4 +1,4 @@
-"""Rollout engines: tokens in, tokens out; and the completers through which a workflow calls them."""
+"""Rollout engines (token ids in, token ids out), and the completers through which a workflow calls them."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in ``[0, 2**63)`` that depends on every part (run, task, rollout, turn), on its type and on the order."""
+    """Returns a seed in ``[0, 2**63)`` that depends on each part (run, task, rollout, turn), its type and the order."""
     named = repr([part if isinstance(part, str) else int(part) for part in parts])
     digest = hashlib.blake2b(named.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class EngineError(RuntimeError):
-    """The engine failed to answer; the rollout ends as ``engine_error`` and may be tried again."""
+    """The engine failed to sample. The rollout ends as ``engine_error`` and may be retried."""
 
 
 class EngineBusy(EngineError):
-    """The engine cannot answer now (429, 5xx, a dropped connection): the same request may be sent again.
+    """The engine is temporarily unavailable (429, 5xx, a dropped connection). The same request may be sent again.
 
     Args:
-        detail: What it said.
-        retry_after_seconds: How long it asks to be left alone, if it does.
+        detail: The engine's own message.
+        retry_after_seconds: Time to wait before the next request, if the engine asks for it.
     """
 
     def __init__(self, detail: str, *, retry_after_seconds: float = 0.0) -> None:
@@ -61,7 +61,7 @@ class EngineBusy(EngineError):
 
 
 class Terminated(Exception):
-    """Ends a rollout early with a reason; raised by completers, and by workflows that want to stop."""
+    """Ends a rollout early with a reason. Raised by completers, and by workflows that stop on purpose."""
 
     def __init__(self, reason: TerminationReason, detail: str = "") -> None:
         super().__init__(detail or reason.value)
@@ -69,29 +69,29 @@ class Terminated(Exception):
 
 
 class TokenSource(Protocol):
-    """Where a completer gets its tokens: an engine, or the core's merger in front of one."""
+    """Source of a completer's tokens: an engine, or the core's request merger in front of one."""
 
     async def get_token_output_from_token_input(
         self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
     ) -> TokenOutput:
-        """Sample one completion."""
+        """Samples one completion."""
         ...
 
 
 class RolloutEngine(ABC):
     """Samples from the policy.
 
-    An engine owns no training and no parsing of its own: it is given a `BaseParser`, and everything it returns is
-    stamped with the weight version that sampled it. It may be called concurrently from one event loop. Whether a
-    call is validation travels with the call, never as engine state.
+    An engine does not train, and it parses only through its `BaseParser`. Every output carries the weight version that
+    sampled it. An engine may be called concurrently from one event loop. Each call says whether it is for validation;
+    that is never engine state.
 
     Attributes:
-        name: The name it is selected by, used in errors.
-        parser: The parser whose tokens this engine takes; None if it has none.
-        weight_version: Version of the weights it samples from now; the backend moves it in `on_policy_updated`.
-        vocabulary_size: Ids in prompts must be smaller; None if the engine does not know.
-        computes_logprobs: Whether it has `compute_logprobs`, which a teacher needs.
-        too_long_advice: What to do about a prompt that does not fit.
+        name: Name by which it is selected; used in errors.
+        parser: Parser whose tokens this engine takes, or None.
+        weight_version: Version of the weights it samples from. The backend sets it in `on_policy_updated`.
+        vocabulary_size: Upper limit (exclusive) for token ids in prompts, or None if unknown.
+        computes_logprobs: Whether it implements `compute_logprobs`, which a teacher needs.
+        too_long_advice: What to do about a prompt that does not fit, for errors.
     """
 
     name: ClassVar[str]
@@ -103,21 +103,21 @@ class RolloutEngine(ABC):
 
     @classmethod
     def from_config(cls, config: RunConfig, parser: BaseParser) -> RolloutEngine:
-        """Build an engine that needs no backend, for ``rllm-core eval WORKFLOW --engine NAME``.
+        """Builds an engine that needs no backend, for ``rllm-core eval WORKFLOW --engine NAME``.
 
-        Engines that the hook ``rollout_engines`` provides override this; a backend builds its own engine itself.
+        Engines provided by the hook ``rollout_engines`` override this. A backend builds its own engine itself.
 
         Args:
-            config: The run file. ``config.model.path`` is the model, that of the teacher where this is the teacher's
-                engine, and ``config.plugins.get(cls.name)`` the section of the engine, checked by the ``config`` of its
-                record; None if it has none, or if another engine makes this one without it.
+            config: The run file. ``config.model.path`` is the model; for a teacher's engine, it is the teacher.
+                ``config.plugins.get(cls.name)`` is the engine's section, validated by the ``config`` of its record. It
+                is None if the engine has no section, or if another engine creates this one without it.
             parser: Parser of that model.
         """
         raise NotImplementedError(f"{cls.__name__} belongs to a backend and cannot be used without it")
 
     @property
     def supports_token_in_token_out(self) -> bool:
-        """Whether prompts are taken, and completions returned with log-probabilities, as token ids."""
+        """Whether it takes prompts as token ids, and returns completions as token ids with log-probabilities."""
         return False
 
     @property
@@ -127,18 +127,18 @@ class RolloutEngine(ABC):
 
     @property
     def max_model_tokens(self) -> int | None:
-        """Longest prompt plus completion the model can take; None if there is no bound."""
+        """Maximum length of prompt plus completion, in tokens, or None if unlimited."""
         return None
 
     def check_prompt(self, prompt_ids: TokenIds, new_tokens: int) -> None:
-        """Refuse what the model cannot take; for engines to call before they sample or score.
+        """Rejects prompts that the model cannot take. Engines call this before they sample or score.
 
         Args:
-            prompt_ids: ``(tokens,)``.
-            new_tokens: How many more may be sampled.
+            prompt_ids: ``(tokens,)`` prompt.
+            new_tokens: Maximum number of tokens to sample.
 
         Raises:
-            EngineError: If it is empty, holds an id outside the vocabulary, or is too long.
+            EngineError: If the prompt is empty, contains an id outside the vocabulary, or is too long.
         """
         if len(prompt_ids) == 0:
             raise EngineError(f"engine {self.name!r} needs at least one prompt token")
@@ -155,17 +155,17 @@ class RolloutEngine(ABC):
     async def get_token_output_from_token_input(
         self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
     ) -> TokenOutput:
-        """Sample one completion for a prompt of token ids.
+        """Samples one completion for a prompt of token ids.
 
         Args:
-            token_input: The prompt; media chunks are refused by engines that take text only.
-            sampling_params: How to sample, stop tokens included.
-            seed: Same seed, weights and prompt give the same completion where the engine can promise that.
-            is_validation: For accounting and priorities; does not change the sampling.
+            token_input: The prompt. Text-only engines reject media chunks.
+            sampling_params: Sampling parameters, including stop tokens.
+            seed: Seed. The same seed, weights and prompt give the same completion if the engine can guarantee that.
+            is_validation: Whether the call is for validation. Affects accounting and priorities, not the sampling.
 
         Raises:
             EngineBusy: If the same request may be sent again later, which the core does.
-            EngineError: If no answer could be had.
+            EngineError: If the engine failed to sample.
         """
 
     async def get_token_outputs_from_token_input(
@@ -176,7 +176,7 @@ class RolloutEngine(ABC):
         seeds: Sequence[int],
         is_validation: bool = False,
     ) -> list[TokenOutput]:
-        """Sample ``len(seeds)`` completions for one prompt; engines that can share its prefill override this."""
+        """Samples ``len(seeds)`` completions for one prompt. Engines that can share the prefill override this."""
         if len(seeds) == 1:
             return [
                 await self.get_token_output_from_token_input(
@@ -195,19 +195,19 @@ class RolloutEngine(ABC):
         )
 
     async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
-        """Score given tokens; engines that can also set ``computes_logprobs``.
+        """Scores given tokens. Engines that implement this also set ``computes_logprobs``.
 
         Args:
-            tokens: ``(tokens,)`` a prompt and what follows it.
-            start: Where the scored tokens begin, at least 1.
+            tokens: ``(tokens,)`` prompt and the tokens after it.
+            start: Position of the first token to score, at least 1.
 
         Returns:
-            ``(tokens - start,)`` natural-log probabilities at temperature 1 of ``tokens[start:]``, each after all
-            tokens before it. NaN for a token whose log-probability the engine does not have, and never another number.
+            ``(tokens - start,)`` natural-log probabilities of ``tokens[start:]`` at temperature 1, each given all
+            tokens before it. NaN, never another number, for a token whose log-probability the engine does not have.
 
         Raises:
             EngineBusy: If the same call may be made again later, which the core does.
-            EngineError: If no answer could be had.
+            EngineError: If the engine failed to score.
         """
         raise NotImplementedError(f"engine {self.name!r} does not compute log-probabilities of given tokens")
 
@@ -220,7 +220,7 @@ class RolloutEngine(ABC):
         tools: Sequence[ToolSpec] | None = None,
         is_validation: bool = False,
     ) -> ModelOutput:
-        """Answer a conversation: render, sample, assemble. Engines that only speak messages override this."""
+        """Samples the next message: renders, samples, assembles. Engines that take messages only override this."""
         if self.parser is None:
             raise EngineError(f"engine {self.name!r} has no parser to render messages with")
         prompt_ids = token_ids(self.parser.render(messages, tools=tools))
@@ -238,7 +238,7 @@ class RolloutEngine(ABC):
         tools: Sequence[ToolSpec] | None = None,
         media: tuple[PlacedMedia, ...] = (),
     ) -> ModelOutput:
-        """Join a prompt (placeholders where its media stand) and what was sampled for it into one answer."""
+        """Combines a prompt (with placeholders for media) and its sampled completion into one output."""
         if self.parser is None:
             raise EngineError(f"engine {self.name!r} has no parser to read completions with")
         parsed = self.parser.parse_completion(token_output.token_ids, prompt_ids=prompt_ids, tools=tools)
@@ -254,27 +254,27 @@ class RolloutEngine(ABC):
         )
 
     async def wake_up(self) -> None:  # noqa: B027 - most engines are always awake
-        """Make ready to sample (colocated engines load their weights and cache)."""
+        """Prepares for sampling (colocated engines load their weights and cache)."""
 
     async def sleep(self) -> None:  # noqa: B027
-        """Give memory back until the next `wake_up`."""
+        """Frees memory until the next `wake_up`."""
 
 
 class Completer:
     """One conversation with the model, message by message.
 
-    This plain one renders every turn anew through the engine's `get_model_response`. What a workflow normally gets
-    is a `TITOCompleter`; both have the same two methods.
+    This plain completer renders every turn from scratch through the engine's `get_model_response`. Workflows normally
+    get a `TITOCompleter`; both have the same two methods.
 
     Args:
-        engine: The engine to ask.
-        sampling_params: Defaults for every turn. Stop tokens come from the engine's parser if none are given.
-        seed: The root of this conversation's seeds; turn ``n`` samples with ``derive_seed(seed, n)``, also when it
-            is asked again after a failure. An environment that draws at random derives its seeds from it too, as
-            ``derive_seed(completer.seed, "environment")``, so that a rollout can be repeated.
-        is_validation: Handed on with every call.
-        max_prompt_tokens: Longer prompts end the rollout as ``max_prompt_tokens_exceeded``.
-        scope: Lifetime of the rollout, shared with its forks; by default one that does not end.
+        engine: Engine to call.
+        sampling_params: Defaults for every turn. If they contain no stop tokens, the engine's parser supplies them.
+        seed: Root of this conversation's seeds. Turn ``n`` samples with ``derive_seed(seed, n)``, also on a retry. An
+            environment with randomness should derive its seeds with ``derive_seed(completer.seed, "environment")``, so
+            that a rollout can be repeated.
+        is_validation: Passed to the engine with every call.
+        max_prompt_tokens: Maximum prompt length. Longer prompts end the rollout as ``max_prompt_tokens_exceeded``.
+        scope: Lifetime of the rollout, shared with its forks. Defaults to a scope that does not end.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class Completer:
         self._is_busy = False
 
     def fork(self) -> Completer:
-        """A second conversation in the same rollout (another agent, a judge, a parallel attempt)."""
+        """Opens another conversation in the same rollout (another agent, a judge, a parallel attempt)."""
         self._forks += 1
         return type(self)(
             self.engine,
@@ -322,20 +322,20 @@ class Completer:
         tools: Sequence[ToolSpec] | None = None,
         max_response_tokens: int | None = None,
     ) -> Step:
-        """Ask for the next assistant message.
+        """Samples the next assistant message.
 
         Returns:
-            The step; append ``step.response`` to the conversation before asking again.
+            The step. Append ``step.response`` to the conversation before the next call.
 
         Raises:
-            ConfigError: If tools are offered, and the parser cannot read calls of this model.
+            ConfigError: If tools are offered, but the parser cannot read tool calls of this model.
             EngineError: If the engine failed.
             Terminated: If the prompt is longer than allowed.
-            RolloutEnded: If the rollout has ended, also while the model was answering.
+            RolloutEnded: If the rollout has ended, or ends during the call.
         """
         self._check_tools(tools)
         if self._is_busy:
-            raise RuntimeError("a completer answers one call at a time: completer.fork() opens another conversation")
+            raise RuntimeError("a completer handles one call at a time; use completer.fork() for another conversation")
         scope = self.scope
         task = scope.begin()
         self._is_busy = True
@@ -352,15 +352,15 @@ class Completer:
         return step
 
     def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
-        """Calls that nobody reads would be answers without a reward, in every rollout and without a word."""
+        """Rejects tools if the parser cannot read tool calls: rollouts would silently go without their rewards."""
         parser = self.engine.parser
         if not tools or parser is None or parser.supports_tools:
             return
         names = ", ".join(str(tool.get("function", tool).get("name")) for tool in tools)
         raise ConfigError(
-            f"the workflow offers tools ({names}), but parser {parser.name!r} cannot read calls of this model: its "
-            "template shows no tools, or writes calls in a format that is not known; choose a model that calls tools, "
-            "name the format if you know it (chat_template.tool_format), or choose a workflow without tools"
+            f"the workflow offers tools ({names}), but parser {parser.name!r} cannot read tool calls of this model: "
+            "its template does not support tools, or uses an unknown call format. Choose a model with tool calling, "
+            "set chat_template.tool_format if you know the format, or choose a workflow without tools"
         )
 
     async def _complete(
@@ -404,7 +404,7 @@ class Completer:
         if self.max_prompt_tokens is not None and prompt_tokens > self.max_prompt_tokens:
             raise Terminated(
                 TerminationReason.MAX_PROMPT_TOKENS,
-                f"the prompt has {prompt_tokens} tokens, {self.max_prompt_tokens} are allowed",
+                f"the prompt has {prompt_tokens} tokens, but at most {self.max_prompt_tokens} are allowed",
             )
 
     def _check_finish(self, finish_reason: FinishReason) -> None:
@@ -425,18 +425,18 @@ def _label(engine: RolloutEngine) -> str:
 
 
 class TITOCompleter(Completer):
-    """Token in, token out: the sampled ids of every turn are carried into the next prompt verbatim.
+    """Token-in/token-out completer: carries the sampled ids of every turn into the next prompt verbatim.
 
-    A workflow writes messages; the steps it gets back are exact, and a conversation that cannot be continued token
-    for token starts a new segment with its reason (see `rllm_core.parser.ParserSession`).
+    A workflow writes messages and gets back exact steps. If a conversation cannot be continued token for token, a new
+    segment starts, with a reason (see `rllm_core.parser.ParserSession`).
 
     Args:
-        engine: An engine with token-in-token-out.
-        source: Where to send the requests, by default the engine itself.
-        on_segment_break: ``"raise"`` makes it an error that the conversation cannot be continued token for token.
+        engine: Engine with token-in/token-out support.
+        source: Where to send the requests. Defaults to the engine itself.
+        on_segment_break: ``"raise"`` raises an error instead of starting a new segment.
 
     Raises:
-        ValueError: If the engine has no token-in-token-out or no parser.
+        ValueError: If the engine has no parser or does not support token-in/token-out.
     """
 
     def __init__(
@@ -452,9 +452,9 @@ class TITOCompleter(Completer):
         scope: RolloutScope | None = None,
     ) -> None:
         if not engine.supports_token_in_token_out:
-            raise ValueError(f"{_label(engine)} has no token-in-token-out; use Completer, or another engine")
+            raise ValueError(f"{_label(engine)} does not support token-in/token-out; use Completer or another engine")
         if engine.parser is None:
-            raise ValueError(f"{_label(engine)} has no parser, which token-in-token-out needs")
+            raise ValueError(f"{_label(engine)} has no parser, which token-in/token-out requires")
         super().__init__(
             engine,
             sampling_params=sampling_params,
@@ -467,7 +467,7 @@ class TITOCompleter(Completer):
         self.session = engine.parser.session(on_break=on_segment_break)
 
     def fork(self) -> TITOCompleter:
-        """A second conversation in the same rollout, with a session of its own."""
+        """Opens another conversation in the same rollout, with its own session."""
         self._forks += 1
         return TITOCompleter(
             self.engine,
@@ -500,9 +500,9 @@ class TITOCompleter(Completer):
                 raise EngineError(f"{_label(self.engine)} returned an empty completion")
             session.record_checked(output.token_ids)
         finally:
-            session.discard()  # after a failure the workflow may ask again, with these messages or with others
+            session.discard()  # After a failure, the workflow may call again, with the same or other messages.
         self._turns += 1
-        # The session has checked the tokens, and the engine's output itself; media are the parser's.
+        # The session has checked the tokens, and TokenOutput its own fields. Media come unchecked from the parser.
         make = Step if turn.media else Step._trusted
         return make(
             step_id=new_id(),

@@ -1,14 +1,14 @@
-"""Errors a person should read: one line each. Everything else is a bug and shows a traceback."""
+"""Errors for users: one line each. Any other exception is a bug and shows a traceback."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something the user can mend. Its message says what was wrong, what is allowed and what to do.
+    """An error that the user can fix. Its message says what is wrong, what is allowed and what to do.
 
     Attributes:
-        exit_code: What the command line exits with.
-        label: What the command line prints before the message.
+        exit_code: Exit code of the command line.
+        label: Text that the command line prints before the message.
     """
 
     exit_code = 2
@@ -20,15 +20,15 @@ class ConfigError(UserError):
 
 
 class PluginError(UserError):
-    """A plugin that was asked for is missing, broken, disabled or in conflict with another."""
+    """A requested plugin is missing, broken, disabled or in conflict with another."""
 
 
 class ApiVersionError(PluginError):
-    """A plugin was written for another version of the plugin API than this core has.
+    """A plugin was written for a different version of the plugin API than this core has.
 
     Args:
-        message: Says both versions.
-        is_core_older: Whether a newer core may have what the plugin wants, or else a newer plugin.
+        message: Message that names both versions.
+        is_core_older: Whether to upgrade the core. If False, upgrade the plugin.
     """
 
     def __init__(self, message: str, *, is_core_older: bool) -> None:
@@ -37,14 +37,14 @@ class ApiVersionError(PluginError):
 
 
 class RefusedConversation(UserError, ValueError):
-    """A conversation that a parser cannot write; a model's answer may be why, so it ends its rollout and no more."""
+    """A parser cannot render a conversation. It ends only this rollout, since a completion may be the cause."""
 
 
 class RunError(UserError):
-    """The run could not do what was planned; its summary says why."""
+    """The run could not be completed as planned; its summary says why."""
 
     exit_code = 1
 
 
 class StallError(RunError):
-    """Nothing made progress for too long; the message lists where every rollout is."""
+    """Nothing made progress for too long. The message lists the position of every rollout."""

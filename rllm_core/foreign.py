@@ -1,4 +1,4 @@
-"""Code and text of others: what they may do to the streams, the time and the terminal of this process."""
+"""Protection from third-party code and text: of the streams, the time and the terminal of this process."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ STANDARD_STREAMS = (1, 2)
 
 
 def printable(text: str) -> str:
-    """``text`` in one line of bounded length, without anything that would control a terminal."""
+    """Returns ``text`` as one line of limited length, without terminal control characters."""
     cut = text[:MAX_TEXT_CHARACTERS]
     line = " ".join("".join(character if character.isprintable() else " " for character in cut).split())
     return f"{line} ... ({len(text):,} characters)" if len(text) > len(cut) else line
 
 
 def printable_lines(text: str) -> str:
-    """``text`` of several lines, without anything that would control a terminal."""
+    """Returns ``text``, which may have several lines, without terminal control characters."""
     return "".join(character if character.isprintable() or character == "\n" else " " for character in text)
 
 
 @contextlib.contextmanager
 def streams_kept() -> Iterator[None]:
-    """What is written to stdout in here goes to stderr, and both are open again afterwards, whatever was closed.
+    """Redirects stdout to stderr, and restores both afterwards, even if they were closed.
 
-    That holds for file descriptors as it does for ``sys.stdout``: a child process and a C library write to the former.
+    This covers ``sys.stdout`` and the file descriptors, which child processes and C libraries write to.
     """
     kept = {}
     for descriptor in STANDARD_STREAMS:
-        with contextlib.suppress(OSError):  # a process may be started without it
+        with contextlib.suppress(OSError):  # a process may be started without this stream
             kept[descriptor] = os.dup(descriptor)
     if len(kept) == len(STANDARD_STREAMS):
         os.dup2(2, 1)
@@ -50,17 +50,17 @@ def streams_kept() -> Iterator[None]:
 
 
 class Overran(BaseException):
-    """Foreign code did not end in time; no ``except Exception`` of its own holds this back."""
+    """Third-party code did not end in time. A BaseException, so that its own ``except Exception`` cannot catch it."""
 
 
 @contextlib.contextmanager
 def ended_within(seconds: float) -> Iterator[None]:
-    """Interrupt what runs in here after ``seconds``, again and again until it ends.
+    """Interrupts the enclosed code after ``seconds``, repeatedly until it ends.
 
-    Only the main thread can be interrupted; elsewhere, and where somebody else uses the alarm, this does nothing.
+    Only the main thread can be interrupted. In other threads, or if the alarm is already in use, this does nothing.
 
     Raises:
-        Overran: Inside of the code that took too long.
+        Overran: Inside the code that took too long.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0):
         yield
@@ -79,24 +79,24 @@ def ended_within(seconds: float) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one line of text."""
+    """Returns an exception as one line of text."""
     try:
         text = printable(_text(error))
-    except Exception as mute:  # it is foreign code that says what is wrong
-        text = f"its text cannot be had: {type(mute).__name__}"
+    except Exception as mute:  # __str__ may be third-party code
+        text = f"its message is not available: {type(mute).__name__}"
     if isinstance(error, PluginError | Overran):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _text(error: BaseException) -> str:
-    from pydantic import ValidationError  # only errors need it, and listing commands does without
+    from pydantic import ValidationError  # imported here: only errors need it, and listing commands should stay fast
 
     if isinstance(error, BaseExceptionGroup):
         more = f" (and {len(error.exceptions) - 1} more)" if len(error.exceptions) > 1 else ""
         return f"{error.message}: {one_line(error.exceptions[0])}{more}"
     if isinstance(error, ValidationError):
-        # Pydantic's own text ends in the address of a web page and gives every field a line of its own.
+        # Pydantic's own text has one line per field and ends in a URL.
         problems = (
             (".".join([error.title, *map(str, problem["loc"])]), problem["msg"].removeprefix("Value error, "))
             for problem in error.errors()

@@ -1,20 +1,20 @@
 """Every hook of rllm-core. The docstring of a spec is its documentation.
 
-Three kinds:
+There are three kinds:
 
-* **Provider hooks** return records (`rllm_core.providers`). All of a plugin's are asked together, at most once per
-  process, when something is first listed or selected. They are plain functions. One that raises, or returns anything
-  but an iterable of its record class, marks the whole plugin as broken.
-* **Event hooks** observe a run. They are called in the driver process only, one plugin after another in the order of
-  names, and never twice at a time for one plugin; ``tryfirst`` and ``trylast`` change nothing. An ``async def``
-  implementation is awaited on the event loop, a plain one runs in a worker thread, both with a deadline. What they
-  are given is a copy of their own, so they cannot change the run; what they return is ignored. One that raises is
-  reported with its place and counted; one that overruns is disabled for the rest of the run. Neither ever stops
-  training.
-* **State hooks** let a plugin that observes a run go on where a checkpoint left it. They are called as event hooks are;
-  what ``save_plugin_state`` returns is kept in the manifest of the checkpoint under the name of the plugin.
+* **Provider hooks** return records (`rllm_core.providers`). All provider hooks of a plugin are called together, at most
+  once per process, when something is first listed or selected. They are plain functions. If one raises, or returns
+  anything but an iterable of its record class, the whole plugin is marked as broken.
+* **Event hooks** observe a run. They are called in the driver process only, one plugin after another by name, and never
+  concurrently for one plugin; ``tryfirst`` and ``trylast`` have no effect. An ``async def`` implementation is awaited
+  on the event loop; a plain one runs in a worker thread. Both have a deadline. Each call gets its own copies of the
+  arguments, so observers cannot change the run. Return values are ignored. An implementation that raises is reported
+  with file and line, and counted. A plugin that misses the deadline is not called again in this run. Neither ever
+  stops training.
+* **State hooks** let an observing plugin continue from a checkpoint. They are called like event hooks. The manifest of
+  the checkpoint stores the result of ``save_plugin_state`` under the plugin's name.
 
-An implementation may leave out arguments it does not need, so specs can grow by new arguments.
+An implementation may leave out arguments it does not need, so new arguments can be added to specs later.
 
     from rllm_core import hookimpl
     from rllm_core.providers import Backend
@@ -65,7 +65,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def backends() -> Iterable[Backend]:
     """Training backends this plugin provides, selected by ``backend`` in the run file.
 
-    Return records, import nothing heavy: the class behind ``load`` is imported when its name is selected.
+    Return records only and import nothing heavy: the class behind ``load`` is imported when its name is selected.
     """
     return ()
 
@@ -92,7 +92,7 @@ def workflows() -> Iterable[Workflow]:
 def trackers() -> Iterable[Tracker]:
     """Metric trackers this plugin provides, selected by ``training.trackers`` in the run file.
 
-    A tracker that fails is reported and switched off; it never stops training.
+    A tracker that fails is reported and disabled; it never stops training.
     """
     return ()
 
@@ -101,7 +101,7 @@ def trackers() -> Iterable[Tracker]:
 def advantage_estimators() -> Iterable[AdvantageEstimator]:
     """Advantage estimators this plugin provides, selected by ``algorithm.name`` in the run file.
 
-    Their names work exactly as the core's own do.
+    Their names work exactly like those of the built-in estimators.
     """
     return ()
 
@@ -116,7 +116,7 @@ def policy_losses() -> Iterable[PolicyLoss]:
 def corrections() -> Iterable[Correction]:
     """Off-policy corrections this plugin provides, selected by ``algorithm.corrections``.
 
-    They are computed on numpy arrays and work on every backend that knows the proximal policy.
+    They are computed on numpy arrays and work on every backend that supports the proximal policy.
     """
     return ()
 
@@ -125,25 +125,25 @@ def corrections() -> Iterable[Correction]:
 def reward_functions() -> Iterable[RewardFunction]:
     """Reward functions this plugin provides, which workflows look up by name.
 
-    They run in child processes with limits on time, memory and output, never in the process that trains.
+    They run in child processes with limits on time, memory and output, never in the training process.
     """
     return ()
 
 
 @hookspec
 def sandboxes() -> Iterable[Sandbox]:
-    """Sandboxes this plugin provides for programs that a model wrote, selected by ``rollout.sandbox``.
+    """Sandboxes this plugin provides for model-written programs, selected by ``rollout.sandbox``.
 
-    The core's own, ``child``, bounds time, memory and output of a program and isolates nothing.
+    The built-in sandbox, ``child``, limits the time, memory and output of a program, but does not isolate it.
     """
     return ()
 
 
 @hookspec
 def cli_commands() -> Iterable[Command]:
-    """Commands to add to ``rllm-core``. A command that cannot be loaded stays in the list and explains itself.
+    """Commands to add to ``rllm-core``. A command that cannot be loaded stays listed and prints the reason when called.
 
-    A command with the name of one of the core's own marks its plugin as broken.
+    A plugin whose command has the name of a built-in command is marked as broken.
     """
     return ()
 
@@ -154,82 +154,80 @@ def cli_commands() -> Iterable[Command]:
 
 @hookspec
 def on_train_start(state: TrainerState) -> None:
-    """Training begins: the engine is up and any checkpoint has been loaded.
+    """Called when training starts, after the engine is up and any checkpoint has been loaded.
 
-    Called once per start of a run, before ``on_policy_updated`` with reason ``start`` or ``resume``. The return value
-    is ignored.
+    Runs once per launch, before ``on_policy_updated`` with reason ``start`` or ``resume``. The return value is ignored.
     """
 
 
 @hookspec
 def on_train_end(state: TrainerState, status: str) -> None:
-    """Training has ended, with ``status`` ``completed``, ``failed`` or ``interrupted``.
+    """Called when training has ended, with ``status`` ``completed``, ``failed`` or ``interrupted``.
 
-    Called once per start of a run, last, also after errors. The return value is ignored.
+    Runs once per launch, after all other hooks and also after errors. The return value is ignored.
     """
 
 
 @hookspec
 def on_epoch_start(state: TrainerState, epoch: int) -> None:
-    """The first task of pass ``epoch`` (from 0) over the training tasks is about to be dispatched.
+    """Called before the first task of epoch ``epoch`` (from 0) is dispatched.
 
-    In asynchronous runs this is a dispatch-time event: earlier epochs may still be in training.
+    An epoch is a pass over the training tasks. In asynchronous runs, earlier epochs may still be in training.
     """
 
 
 @hookspec
 def on_epoch_end(state: TrainerState, epoch: int) -> None:
-    """The last task of pass ``epoch`` has been dispatched."""
+    """Called after the last task of epoch ``epoch`` has been dispatched."""
 
 
 @hookspec
 def on_batch_start(state: TrainerState, step: int) -> None:
-    """The training half of optimizer step ``step`` (from 1) begins.
+    """Called when the training half of optimizer step ``step`` (from 1) starts.
 
-    Called once per optimizer step, before its first forward-backward pass.
+    Runs once per optimizer step, before its first forward-backward pass.
     """
 
 
 @hookspec
 def on_batch_end(state: TrainerState, step: int, metrics: dict[str, float]) -> None:
-    """Optimizer step ``step`` is done, weights are synchronised if they were due, ``metrics`` are final.
+    """Called after optimizer step ``step``, when any weight sync that was due is done and ``metrics`` are final.
 
-    Called once per optimizer step, after ``on_policy_updated``.
+    Runs once per optimizer step, after ``on_policy_updated``.
     """
 
 
 @hookspec
 def on_validation_start(state: TrainerState, step: int) -> None:
-    """Validation of the weights after ``step`` optimizer steps begins."""
+    """Called when validation starts, for the weights after ``step`` optimizer steps."""
 
 
 @hookspec
 def on_validation_end(state: TrainerState, step: int, metrics: dict[str, float]) -> None:
-    """Validation of the weights after ``step`` optimizer steps has ended with ``metrics``."""
+    """Called when validation has ended with ``metrics``, for the weights after ``step`` optimizer steps."""
 
 
 @hookspec
 def on_episode_finished(state: TrainerState, episode: Episode) -> None:
-    """A rollout has ended, well or badly; ``episode.is_validation`` tells which kind it was.
+    """Called when a rollout has succeeded or failed; ``episode.is_validation`` marks validation rollouts.
 
-    Called once per rollout attempt, in the order of their ends.
+    Runs once per rollout attempt, in the order in which attempts end.
     """
 
 
 @hookspec
 def on_checkpoint_saved(state: TrainerState, step: int, directory: Path) -> None:
-    """A checkpoint is complete on disk: its manifest, written last, is in ``directory``."""
+    """Called when a checkpoint in ``directory`` is complete on disk, including its manifest, which is written last."""
 
 
 @hookspec
 def on_policy_updated(update: PolicyUpdate, state: TrainerState) -> None:
-    """Policy version ``update.version`` is live: every rollout dispatched from now on samples from it.
+    """Called when weight version ``update.version`` is live in the engine: later rollouts sample from it.
 
-    Called exactly once per version and start of a run, in the synchronous and the asynchronous loop alike, after the
-    backend's own `BackendProtocol.on_policy_updated` has returned, and before the next rollout is dispatched.
-    ``update.reason`` is ``start`` for the weights a run begins with, ``resume`` for those of a checkpoint, ``step``
-    after training. ``state`` is read-only. Pushing the weights is the backend's duty, not this hook's; here plugins
-    learn of it.
+    Runs exactly once per weight version and launch, in the synchronous and the asynchronous loop alike. The backend's
+    own `BackendProtocol.on_policy_updated` has returned by then, and the next rollout has not been dispatched.
+    ``update.reason`` is ``start`` for the initial weights, ``resume`` for those of a checkpoint, and ``step`` after
+    training. ``state`` is read-only. The backend syncs the weights to the engine; this hook only reports that.
     """
 
 
@@ -239,20 +237,21 @@ def on_policy_updated(update: PolicyUpdate, state: TrainerState) -> None:
 
 @hookspec
 def save_plugin_state(state: TrainerState) -> dict[str, Any] | None:
-    """A checkpoint is being written: return a JSON object from which this plugin can go on, or None for nothing.
+    """Returns the plugin's state for a checkpoint that is being written: a JSON object, or None to save nothing.
 
-    Called once per checkpoint. By then ``on_batch_end`` has been called for every step up to ``state.step`` and for
-    none after it, and ``on_episode_finished`` for every rollout that the checkpoint holds, perhaps also for some that
-    are played again after a resume because the rest of their group was not finished. What is returned must come back
-    from JSON equal: keys are strings, numbers are finite, there are no tuples. Anything else, an exception or an
-    overrun is reported, and the checkpoint is written without a state of this plugin.
+    Runs once per checkpoint. By then, ``on_batch_end`` has been called for every step up to ``state.step`` and for none
+    after it. ``on_episode_finished`` has been called for every rollout that the checkpoint holds. It may also have been
+    called for rollouts that run again after a resume, because the rest of their group was not finished.
+
+    The result must survive a round trip through JSON: string keys, finite numbers, no tuples. If it does not, or if the
+    hook raises or misses its deadline, the failure is reported and the checkpoint holds no state of this plugin.
     """
 
 
 @hookspec
 def load_plugin_state(state: TrainerState, saved: dict[str, Any]) -> None:
-    """The run goes on from a checkpoint for which this plugin's ``save_plugin_state`` has returned ``saved``.
+    """Restores ``saved``, the state that ``save_plugin_state`` returned for the checkpoint being resumed.
 
-    Called at most once per start of a run, before ``on_train_start``; not called if the checkpoint holds no state of
-    this plugin, which is said then. The return value is ignored.
+    Runs at most once per launch, before ``on_train_start``. If the checkpoint holds no state of this plugin, the run
+    reports that instead of calling the hook. The return value is ignored.
     """

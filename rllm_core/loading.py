@@ -1,4 +1,4 @@
-"""Import one plugin and hold it against the contract of the hooks: it gets in as a whole, or not at all."""
+"""Imports one plugin and checks it against the hooks' contract. A plugin is registered as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ ProviderT = TypeVar("ProviderT", bound=Provider)
 DECLARED_API_VERSION = "RLLM_CORE_API"
 SLOW_IMPORT_SECONDS = 30.0
 PLUGIN_DEADLINE_SECONDS = 120.0
-LOAD_DEADLINE_SECONDS = 900.0  # of a class, and with it libraries that take minutes on a network disk
-HELD_SECONDS = 20.0  # after the deadline of what cannot be interrupted, for it holds the interpreter
+LOAD_DEADLINE_SECONDS = 900.0  # for a class and its libraries, which take minutes on a network disk
+HELD_SECONDS = 20.0  # grace after the deadline, if C code holds the interpreter and cannot be interrupted
 
 _API_VERSION_PATTERN = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 
 LEFT_THREADS: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
-"""Threads that keep the process from ending, by the plugin whose import has started them."""
+"""Threads that keep the process from ending, with the plugin whose import started them."""
 
 LEFT_HANDLERS: list[str] = []
-"""Plugins whose import has registered exit handlers."""
+"""Plugins whose import registered exit handlers."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class HookImplementation:
-    """One plugin's implementation of an event hook, and the arguments it wants."""
+    """One plugin's implementation of an event hook, and the arguments it takes."""
 
     plugin: str
     function: Callable[..., object]
@@ -54,14 +54,14 @@ class HookImplementation:
 
 
 class LoadedHooks:
-    """The hooks of every plugin that got in.
+    """Hooks of all loaded plugins.
 
     Args:
-        reserved_commands: Names a plugin's command must not take.
+        reserved_commands: Command names that plugins must not use.
         trace: Whether every import and hook call is printed on stderr.
 
     Attributes:
-        changed: What plugins have changed that everybody shares while they were loaded, by name.
+        changed: Process-wide state that plugins changed while they were loaded, by plugin name.
     """
 
     def __init__(self, *, reserved_commands: Collection[str] = (), trace: bool = False) -> None:
@@ -74,18 +74,18 @@ class LoadedHooks:
             self._pluggy.add_hookcall_monitoring(_trace_before, _trace_after)
 
     def add(self, name: str, load: Callable[[], object], described: str) -> tuple[Provider, ...]:
-        """Import, register, check and question one plugin.
+        """Imports, registers and checks one plugin, and calls its provider hooks.
 
         Args:
-            name: Name of the plugin, not yet taken.
+            name: Name of the plugin, not yet in use.
             load: Imports it and returns the object with the hook implementations.
-            described: What messages call it.
+            described: Description of the plugin for messages.
 
         Returns:
-            The records it provides.
+            Records that it provides.
 
         Raises:
-            BaseException: Whatever is wrong with the plugin; then nothing of it is registered.
+            BaseException: Any error of the plugin. Nothing of it stays registered.
         """
         try:
             with self.foreign_code(described, name, light=True), ended_within(PLUGIN_DEADLINE_SECONDS):
@@ -100,12 +100,12 @@ class LoadedHooks:
             raise
 
     def hooks(self, name: str) -> list[str]:
-        """Names of the hooks a plugin implements."""
+        """Names of the hooks that a plugin implements."""
         plugin = self._pluggy.get_plugin(name)
         return sorted(caller.name for caller in self._pluggy.get_hookcallers(plugin) or ()) if plugin else []
 
     def implementations(self, hook: str) -> list[HookImplementation]:
-        """The implementations of a hook in the order of the plugins' names; pluggy's own order is that of loading."""
+        """Implementations of a hook, sorted by plugin name; pluggy itself sorts by loading order."""
         caller: pluggy.HookCaller = getattr(self._pluggy.hook, hook)
         found = [
             HookImplementation(impl.plugin_name, impl.function, (*impl.argnames, *impl.kwargnames))
@@ -115,21 +115,21 @@ class LoadedHooks:
 
     @contextlib.contextmanager
     def foreign_code(self, described: str, plugin: str, *, light: bool) -> Iterator[None]:
-        """Plugins' code runs in here.
+        """Context in which code of plugins runs.
 
-        What it prints goes to stderr, since stdout may be read by a program; a slow import is reported; what it
-        changes that everybody shares is put back, and it is named for it.
+        Its output goes to stderr, since a program may read stdout. A slow import is reported. Changes to process-wide
+        state are undone and reported with the plugin's name.
 
         Args:
-            described: What is loaded, for messages.
+            described: Description of what is loaded, for messages.
             plugin: Name of the plugin it belongs to.
-            light: Whether it is the plugin's own module, and not a class with the libraries it needs.
+            light: Whether this is the plugin's entry module, rather than a class with the libraries it needs.
         """
         start, before = time.perf_counter(), Surroundings.now()
         timer = threading.Timer(SLOW_IMPORT_SECONDS, _tell_slow, (described, plugin, light, threading.get_ident()))
         timer.daemon = True
         timer.start()
-        way_out = f"to leave the plugin out: rllm-core plugins disable {plugin}, or RLLM_NO_PLUGINS={plugin}"
+        way_out = f"to disable the plugin: rllm-core plugins disable {plugin}, or RLLM_NO_PLUGINS={plugin}"
         try:
             with streams_kept(), WITNESS.loading(described, way_out), _ended_if_held(light=light):
                 yield
@@ -138,7 +138,9 @@ class LoadedHooks:
             changed = before.put_back(strict=light)
             if changed:
                 self.changed.setdefault(plugin, []).extend(changed)
-                logger.warning("%s changed %s while it was loaded; that is put back", described, ", ".join(changed))
+                logger.warning(
+                    "%s changed %s while it was loaded; the change was undone", described, ", ".join(changed)
+                )
             for thread in before.left_threads():
                 LEFT_THREADS.setdefault(thread, plugin)
             if light and before.has_new_exit_handlers():
@@ -159,10 +161,12 @@ class LoadedHooks:
                     hint = suggest(caller.name, known)
                     raise PluginError(f"it implements a hook {caller.name!r}, which does not exist; {hint}")
                 if impl.wrapper or impl.hookwrapper:
-                    raise PluginError(f"its {caller.name}() is a hook wrapper; only plain implementations are called")
+                    raise PluginError(
+                        f"its {caller.name}() is a hook wrapper; only plain implementations are supported"
+                    )
 
     def _ask(self, name: str) -> Iterator[Provider]:
-        """Every record of every provider hook of one plugin, checked."""
+        """Yields all records of a plugin's provider hooks, checked."""
         others = [plugin for other, plugin in self._pluggy.list_name_plugin() if other != name]
         for kind in KINDS:
             seen: set[str] = set()
@@ -171,14 +175,14 @@ class LoadedHooks:
                     if record.name in seen:
                         raise PluginError(f"{kind.hook}() returned two records named {record.name!r}")
                     if isinstance(record, Command) and record.name in self._reserved_commands:
-                        raise PluginError(f"its command {record.name!r} has the name of one of the core's own")
+                        raise PluginError(f"its command {record.name!r} has the name of a built-in command")
                     seen.add(record.name)
                     yield record
 
 
 @contextlib.contextmanager
 def _ended_if_held(*, light: bool) -> Iterator[None]:
-    """End the process, and say where it is, if a plugin's module holds the interpreter so that nothing can stop it."""
+    """Ends the process with a stack trace if a plugin's module holds the interpreter and cannot be interrupted."""
     if not (light and WITNESS.is_called):
         yield
         return
@@ -190,12 +194,12 @@ def _ended_if_held(*, light: bool) -> Iterator[None]:
 
 
 def _tell_slow(described: str, plugin: str, light: bool, thread: int) -> None:
-    """Say what is being loaded, and where that is by now."""
+    """Reports what is being loaded, and at which line it is."""
     frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     where = f", now at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-    hint = f"if it never ends: rllm-core plugins disable {plugin}" if light else "large libraries take their time"
+    hint = f"if it never ends: rllm-core plugins disable {plugin}" if light else "large libraries can take minutes"
     logger.warning("still importing %s after %g s%s; %s", described, SLOW_IMPORT_SECONDS, where, hint)
 
 
@@ -215,14 +219,14 @@ def _checked(kind: type[ProviderT], answer: object) -> list[ProviderT]:
 
 
 def check_api_version(declared: object) -> None:
-    """Hold what a plugin says it was written for against what this core has.
+    """Checks a plugin's declared API version against this core's.
 
     Args:
-        declared: ``"MAJOR.MINOR"``; None of a plugin that says nothing, which is taken as it is.
+        declared: ``"MAJOR.MINOR"``, or None if the plugin declares no version, which is accepted.
 
     Raises:
-        ApiVersionError: If the major version is another, or the minor one is higher than this core's.
-        PluginError: If it is no version.
+        ApiVersionError: If the major version differs, or the minor version is higher than this core's.
+        PluginError: If it is not a version.
     """
     if declared is None:
         return
@@ -233,20 +237,20 @@ def check_api_version(declared: object) -> None:
     core_major, core_minor = (int(number) for number in API_VERSION.split("."))
     if major != core_major or minor > core_minor:
         raise ApiVersionError(
-            f"it was written for version {declared} of the plugin API, and rllm-core {__version__} has {API_VERSION}",
+            f"it was written for version {declared} of the plugin API, but rllm-core {__version__} has {API_VERSION}",
             is_core_older=(major, minor) > (core_major, core_minor),
         )
 
 
 def suggest(name: str, known: Collection[str]) -> str:
-    """The nearest known name as a question, or all of them."""
+    """Suggests the nearest known name, or lists all known names."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else "known: " + (", ".join(known) or "none")
 
 
 def _trace_before(hook: str, implementations: Sequence[pluggy.HookImpl], arguments: Mapping[str, Any]) -> None:
     names = ", ".join(implementation.plugin_name for implementation in implementations)
-    print(f"[plugins] {hook}({', '.join(arguments)}) -> {names or 'nobody'}", file=sys.stderr)
+    print(f"[plugins] {hook}({', '.join(arguments)}) -> {names or 'no plugin'}", file=sys.stderr)
 
 
 def _trace_after(outcome: pluggy.Result[Any], hook: str, implementations: object, arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""Messages that cannot be changed under those who remember them, and conversations that share their storage."""
+"""Immutable messages, and conversations that share storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DEPTH = 100
 
 def _frozen(self: object, *_: object, **__: object) -> NoReturn:
     raise TypeError(
-        "this data is frozen, so that steps keep what they saw: replace a message as a whole (messages[i] = {...}), "
+        "this data is frozen because recorded steps share it: replace the whole message (messages[i] = {...}), "
         "or edit a copy (copy.deepcopy(value))"
     )
 
@@ -21,8 +21,8 @@ def _frozen(self: object, *_: object, **__: object) -> NoReturn:
 class FrozenDict(dict[str, Any]):
     """A dictionary that can be read, compared and dumped like any other, but not changed.
 
-    Copies are ordinary dictionaries: ``dict(frozen)`` and ``frozen | {...}`` one level deep, ``copy.deepcopy(frozen)``
-    all the way down.
+    Copies are ordinary dictionaries: ``dict(frozen)`` and ``frozen | {...}`` at the top level,
+    ``copy.deepcopy(frozen)`` at all levels.
     """
 
     __slots__ = ()
@@ -39,13 +39,13 @@ class FrozenDict(dict[str, Any]):
 
 
 class SampledMessage(FrozenDict):
-    """An assistant's message whose text a model sampled; to everything but a parser it is that message.
+    """An assistant message with text that a model sampled. Only parsers treat it differently from other messages.
 
-    Its text may repeat what a user wrote, also where that spells a control token; `completions` tell which of these the
-    model itself sampled. Copies that are ordinary dictionaries are ordinary messages, whose author is trusted.
+    Its text may repeat user text that spells control tokens. `completions` show which control tokens the model itself
+    sampled. Copies as ordinary dictionaries are ordinary messages, whose author is trusted.
 
     Attributes:
-        completions: What was sampled: the ids of this answer, or where it was edited, of all there are.
+        completions: Sampled ids of this message, or of all completions if the message was edited.
     """
 
     __slots__ = ("completions",)
@@ -81,16 +81,16 @@ _IMMUTABLE = frozenset({FrozenDict, FrozenList, SampledMessage})
 
 
 def freeze(value: Any, *, depth: int = 0) -> Any:
-    """A deep, read-only copy of JSON-like data; tuples become lists.
+    """Returns a deep, read-only copy of JSON-like data. Tuples become lists.
 
     Raises:
-        ValueError: If the data could not be written as JSON without loss: numbers that are not finite, keys that are
-            not text, half a surrogate pair, more than 100 levels, or other types.
+        ValueError: If JSON cannot represent the data without loss: numbers that are not finite, keys that are not text,
+            half a surrogate pair, more than 100 levels, or other types.
     """
     kind = type(value)
     if kind is str:
         if not value.isascii() and well_formed(value) != value:
-            raise ValueError(f"{value[:40]!r} holds half a surrogate pair, which is not text (see well_formed)")
+            raise ValueError(f"{value[:40]!r} has half a surrogate pair, which is not valid text (see well_formed)")
         return value
     if value is None or kind is bool or kind is int or kind in _IMMUTABLE:
         return value
@@ -107,12 +107,12 @@ def freeze(value: Any, *, depth: int = 0) -> Any:
                 if not isinstance(key, str):
                     raise ValueError(f"keys must be strings, got {key!r}")
                 key = freeze(key)
-            # ASCII needs no look at it, and most of what is frozen is messages of a role and a text.
+            # Fast path: ASCII text needs no check, and most frozen data is messages with a role and text.
             frozen[key] = item if type(item) is str and item.isascii() else freeze(item, depth=depth + 1)
         return FrozenDict(frozen)
     if kind is list or isinstance(value, list | tuple):
         return FrozenList([freeze(item, depth=depth + 1) for item in value])
-    if isinstance(value, str):  # an enumeration's member, say: the text it stands for
+    if isinstance(value, str):  # e.g. a member of a StrEnum: keep its text
         return freeze(str.__str__(value))
     if isinstance(value, int):
         return int(value)
@@ -120,12 +120,12 @@ def freeze(value: Any, *, depth: int = 0) -> Any:
 
 
 def well_formed(text: str) -> str:
-    r"""``text`` with half surrogate pairs, which no tokenizer and no file can hold, spelt out (``\ud800``)."""
+    r"""Escapes half surrogate pairs (as ``\ud800``), which tokenizers and files cannot represent."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def thaw(value: Any) -> Any:
-    """The inverse of `freeze`: plain dictionaries and lists that may be edited."""
+    """Inverts `freeze`: returns plain dictionaries and lists that may be edited."""
     if isinstance(value, dict):
         return {key: thaw(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -242,26 +242,26 @@ class MessageView(Sequence[Message]):
         return type(self)(self)  # its messages cannot change
 
     def view(self) -> MessageView:
-        """This conversation as it is now, sharing storage: later appends do not show in it."""
+        """Returns a view of this conversation as it is now. It shares storage, but later appends do not show in it."""
         view = MessageView.__new__(MessageView)
         view._log, view._length = self._log, self._length
         return view
 
     def goes_on_from(self, earlier: MessageView) -> bool:
-        """Whether this shares its storage with ``earlier`` and holds all of it, which takes no comparison to see."""
+        """Whether this contains all of ``earlier`` in shared storage, which needs no comparison of messages."""
         return self._log is earlier._log and self._length >= earlier._length
 
     def extended(self, messages: Iterable[MessageLike]) -> MessageView:
-        """This conversation plus ``messages``, sharing storage where nothing else has been appended yet."""
+        """Returns this conversation plus ``messages``. Shares storage unless something else was appended before."""
         return (self + messages).view()
 
 
 class Messages(MessageView, MutableSequence[Message]):
-    """A conversation that is as easy as a list of dictionaries, and cheap to remember.
+    """A conversation that is used like a list of dictionaries, and cheap to snapshot.
 
-    ``messages.append({"role": "user", "content": "hi"})`` freezes the dictionary and appends it to a shared log;
-    a step holds a view of that log, so what it saw never changes, and n turns cost memory linear in n. Replacing or
-    removing an earlier message copies the log first.
+    ``messages.append({"role": "user", "content": "hi"})`` freezes the dictionary and appends it to a shared log. A step
+    holds a view of that log, so its messages never change, and n turns need memory linear in n. Replacing or removing
+    an earlier message copies the log first.
 
         messages = Messages([{"role": "user", "content": "hi"}])
         seen = messages.view()
@@ -272,7 +272,7 @@ class Messages(MessageView, MutableSequence[Message]):
     __slots__ = ()
 
     def insert(self, index: SupportsIndex, value: MessageLike) -> None:
-        """Insert before ``index``; at the end this is an append and copies nothing."""
+        """Inserts before ``index``. At the end, this is an append and copies nothing."""
         position, frozen, log = index.__index__(), message(value), self._log
         if position < self._length:
             log = log[: self._length]
@@ -280,7 +280,7 @@ class Messages(MessageView, MutableSequence[Message]):
         else:
             if len(log) == self._length:
                 log.append(frozen)
-            # Somebody else may have gone on from here before, or, in another thread, between the last two lines.
+            # Another conversation may have appended here before, or, in another thread, between the last two lines.
             if log[self._length] is not frozen:
                 log = [*log[: self._length], frozen]
         self._log = log
@@ -297,11 +297,11 @@ class Messages(MessageView, MutableSequence[Message]):
         self._log, self._length = log, len(log)
 
     def append(self, value: MessageLike) -> None:
-        """Freeze a message and add it at the end."""
+        """Freezes a message and adds it at the end."""
         self.insert(self._length, value)
 
     def extend(self, values: Iterable[MessageLike]) -> None:
-        """Append several messages."""
+        """Appends several messages."""
         for value in list(values):
             self.append(value)
 
@@ -310,21 +310,21 @@ class Messages(MessageView, MutableSequence[Message]):
         return self
 
     def clear(self) -> None:
-        """Remove all messages."""
+        """Removes all messages."""
         self._log, self._length = [], 0
 
     def copy(self) -> Messages:
-        """A second conversation that goes on from here, sharing storage up to this point."""
+        """Returns a second conversation that continues from here and shares storage up to this point."""
         return Messages(self)
 
 
 def snapshot(messages: Sequence[MessageLike], previous: MessageView) -> MessageView:
-    """``messages`` as they are now, sharing storage with ``previous`` as far as it is their beginning."""
+    """Returns a view of ``messages`` as they are now. Shares storage with ``previous`` if they start with it."""
     if type(messages) is Messages or isinstance(messages, MessageView):
         if messages._log is previous._log or not previous._length:
             return messages.view()
     elif isinstance(messages, Mapping | str) or not isinstance(messages, Sequence):
-        return MessageView(messages)  # which says what is wrong with it
+        return MessageView(messages)  # raises an error that describes the problem
     known = len(previous)
     if known and len(messages) >= known and all(identical(messages[i], previous[i]) for i in range(known)):
         return previous.extended(messages[known:])

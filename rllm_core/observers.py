@@ -1,10 +1,9 @@
-"""Tell plugins what happens in a run, without ever letting one of them stop it.
+"""Reports events of a run to plugins, without letting a plugin stop the run.
 
-Observers are called one after another in the order of their plugins' names. An ``async def`` one is awaited on the
-event loop; a plain one runs in a worker thread, one per plugin, so that a plugin is never called twice at a time and
-hears its events in order. Each call has a deadline, and is given copies: an observer that rewrites a reward rewrites
-its own. What a plugin needs to go on after a resume is asked for and handed
-back in the same way.
+Observers are called one after another, by plugin name. An ``async def`` observer is awaited on the event loop. A plain
+one runs in its plugin's worker thread, so a plugin gets its events in order and never concurrently. Each call has a
+deadline and gets its own copies: an observer that changes a reward changes only its copy. State that plugins need after
+a resume is saved and restored in the same way.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from rllm_core.records import Record
 logger = logging.getLogger(__name__)
 
 _Job = Callable[[], None]
-_Copies = dict[int, tuple[object, object]]  # by the id of the original, which is kept so that no other gets its id
+_Copies = dict[int, tuple[object, object]]  # by id of the original, which is kept alive so that its id is not reused
 _IMMUTABLE = (str, int, float, bytes, PurePath, FrozenDict, FrozenList, MessageView)
 AcceptedT = TypeVar("AcceptedT")
 SAVE, LOAD = "save_plugin_state", "load_plugin_state"
@@ -50,18 +49,18 @@ class Overran(TimeoutError):
 
 
 class Observers:
-    """The event hooks of one run.
+    """Event hooks of one run.
 
-    Plugins registered after construction are not heard.
+    Plugins registered after construction are not called.
 
     Args:
-        plugins: Where implementations come from; the enabled plugins are loaded.
-        deadline_seconds: How long one call of one observer may take.
+        plugins: Source of the implementations. Enabled plugins are loaded.
+        deadline_seconds: Time limit of one observer call.
 
     Attributes:
-        failures: Failed and overrun calls by plugin name.
-        first_failures: The first of each plugin, in words.
-        disabled: Plugins that overran; they are not called again.
+        failures: Number of failed and overrun calls by plugin name.
+        first_failures: Description of each plugin's first failure.
+        disabled: Plugins that overran their deadline. They are not called again.
     """
 
     def __init__(self, plugins: PluginManager, *, deadline_seconds: float = 10.0) -> None:
@@ -83,11 +82,11 @@ class Observers:
         self._abandoned: set[asyncio.Task[Any]] = set()
 
     def active(self, hook: str) -> bool:
-        """Whether anybody would hear ``hook``."""
+        """Whether any plugin observes ``hook``."""
         return any(implementation.plugin not in self.disabled for implementation in self._implementations[hook])
 
     async def notify(self, hook: str, **arguments: Any) -> None:
-        """Call every observer of an event hook; returns when each has returned, failed or overrun.
+        """Calls every observer of an event hook. Returns when each has returned, failed or overrun.
 
         Args:
             hook: Name of the hook.
@@ -100,19 +99,19 @@ class Observers:
             await self._call(hook, implementation, arguments, _ignored)
 
     async def save_states(self, state: object) -> dict[str, dict[str, Any] | None]:
-        """Ask every plugin that has the hook ``save_plugin_state`` what it needs to go on from here.
+        """Collects the state of every plugin that implements ``save_plugin_state``.
 
         Args:
             state: Argument of the hook.
 
         Returns:
-            What each that was asked has answered, in the order of names; None for nothing, and where it failed.
+            State by plugin, sorted by name. None if the plugin saves nothing or failed.
         """
         answers: dict[str, dict[str, Any] | None] = {}
         implementations = self._implementations[SAVE]
         for plugin, times in Counter(implementation.plugin for implementation in implementations).items():
             if times > 1:
-                self._report(SAVE, plugin, TypeError(f"it has {times} of them, and a checkpoint holds one state"))
+                self._report(SAVE, plugin, TypeError(f"implemented {times} times, but a checkpoint holds one state"))
                 answers[plugin] = None
         for implementation in implementations:
             plugin = implementation.plugin
@@ -121,14 +120,14 @@ class Observers:
         return answers
 
     async def load_states(self, state: object, saved: Mapping[str, dict[str, Any]]) -> set[str]:
-        """Hand what `save_states` collected before back to the plugins with the hook ``load_plugin_state``.
+        """Passes state collected by `save_states` back to the plugins that implement ``load_plugin_state``.
 
         Args:
             state: Argument of the hook.
             saved: State by plugin name.
 
         Returns:
-            The plugins that took theirs.
+            Plugins that restored their state.
         """
         taken = set()
         for implementation in self._implementations[LOAD]:
@@ -140,7 +139,7 @@ class Observers:
         return taken
 
     def names(self, hook: str) -> list[str]:
-        """The plugins that implement ``hook``."""
+        """Names of the plugins that implement ``hook``."""
         return sorted({implementation.plugin for implementation in self._implementations[hook]})
 
     async def _call(
@@ -150,14 +149,14 @@ class Observers:
         arguments: Mapping[str, Any],
         accept: Callable[[object], AcceptedT],
     ) -> AcceptedT | None:
-        """What ``accept`` makes of the answer; None if the call or ``accept`` failed, or the plugin is disabled."""
+        """Returns ``accept(result)``. None if the call or ``accept`` failed, or the plugin is disabled."""
         plugin, accepted = implementation.plugin, None
         given = {name: arguments[name] for name in implementation.arguments}
         if plugin in self.disabled:
             return None
-        try:  # now and not in the thread: what it shows is the run at this moment
+        try:  # Copy here, not in the thread: the copies must show the run at this moment.
             wanted = {name: private(value, self._copies[plugin]) for name, value in given.items()}
-        except Exception as error:  # a plugin's own episode may refuse
+        except Exception as error:  # a plugin's own Episode class may fail to copy
             self._report(hook, plugin, error)
             return None
         async with self._turns[plugin]:
@@ -172,7 +171,7 @@ class Observers:
                     if inspect.isawaitable(result):
                         result = await self._await(result, self.deadline_seconds - (time.monotonic() - start))
                 if time.monotonic() - start > self.deadline_seconds:
-                    raise Overran  # it blocked the loop, where nothing could have stopped it
+                    raise Overran  # it blocked the event loop, where no timeout could stop it
                 accepted = accept(result)
             except Overran:
                 self._disable(hook, plugin)
@@ -188,7 +187,7 @@ class Observers:
             await asyncio.wait({task}, timeout=max(0.0, deadline_seconds))
         finally:
             if not task.done():
-                # Not awaited: it may refuse to be cancelled, and then only it would wait for itself.
+                # Do not await it: it may ignore its cancellation.
                 task.cancel()
                 self._abandoned.add(task)
                 task.add_done_callback(self._abandoned.discard)
@@ -212,12 +211,12 @@ class Observers:
             result, error = None, None
             try:
                 result = context.run(call)
-            except BaseException as raised:  # SystemExit in a thread would vanish without a word
+            except BaseException as raised:  # SystemExit in a thread would vanish silently
                 error = _as_exception(raised)
             try:
                 loop.call_soon_threadsafe(settle, result, error)
             except RuntimeError:
-                pass  # the run is over and its loop closed; nobody waits for this any more
+                pass  # the run is over and its loop closed, so nothing waits for this result
 
         self._worker(plugin).put(job)
         done, _ = await asyncio.wait({outcome}, timeout=self.deadline_seconds)
@@ -231,7 +230,7 @@ class Observers:
     def _worker(self, plugin: str) -> queue.SimpleQueue[_Job | None]:
         if plugin not in self._workers:
             jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-            # A daemon: an observer that hangs must not keep the process from ending.
+            # Daemon: a hanging observer must not keep the process from ending.
             threading.Thread(target=_work, args=(jobs,), name=f"observer-{plugin}", daemon=True).start()
             weakref.finalize(self, jobs.put, None)
             self._workers[plugin] = jobs
@@ -242,7 +241,7 @@ class Observers:
         self.first_failures.setdefault(plugin, f"{hook} took longer than {self.deadline_seconds:g} s")
         self.disabled.add(plugin)
         logger.warning(
-            "plugin %r: %s took longer than %g s; its observers are off for the rest of the run",
+            "plugin %r: %s took longer than %g s; its observers are disabled for the rest of the run",
             plugin,
             hook,
             self.deadline_seconds,
@@ -254,7 +253,7 @@ class Observers:
         message = f"{hook} failed: {blamed(error, self._owners.get(plugin))}"
         self.first_failures.setdefault(plugin, message)
         if str(count).strip("0") != "1" and hook not in (SAVE, LOAD):
-            return  # 1, 10, 100, ...: an observer that always fails must not bury the log
+            return  # report failures 1, 10, 100, ... only: an observer that always fails must not flood the log
         times = f" ({count} failures so far)" if count > 1 else ""
         show = error if logger.isEnabledFor(logging.DEBUG) else None
         logger.warning("%s%s", message, times, exc_info=show)
@@ -266,7 +265,7 @@ def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
 
 
 async def _contained(awaitable: Awaitable[Any]) -> tuple[object, Exception | None]:
-    """What was returned, what was raised. A SystemExit that left a task would take the event loop down with it."""
+    """Returns the result and the exception. A SystemExit that escaped a task would stop the event loop."""
     try:
         return await awaitable, None
     except KeyboardInterrupt:
@@ -284,11 +283,11 @@ def _as_exception(error: BaseException) -> Exception:
 
 
 def private(value: Any, kept: _Copies) -> Any:
-    """A copy that shares nothing with ``value`` that could be changed.
+    """Returns a copy that shares no mutable data with ``value``.
 
     Args:
-        value: What is copied.
-        kept: Copies of what never changes, such as the run file, which are made once.
+        value: Value to copy.
+        kept: Cached copies of objects that never change, such as the run file.
     """
     if value is None or isinstance(value, _IMMUTABLE):
         return value
@@ -325,20 +324,20 @@ def _done(result: object) -> bool:
 
 
 def _json_object(answer: object) -> dict[str, Any] | None:
-    """A copy of a plugin's state.
+    """Returns a copy of a plugin's state.
 
     Raises:
-        TypeError: If it is not a JSON object, or would not come back from JSON as it is.
+        TypeError: If it is not a JSON object, or would not survive a round trip through JSON.
     """
     if answer is None:
         return None
-    allowed = "None, or a dict with string keys of strings, finite numbers, booleans, None, lists and such dicts"
+    allowed = "None, or a dict with string keys and JSON values (no tuples, finite numbers only)"
     if not isinstance(answer, dict):
-        raise TypeError(f"it returned {answer!r:.80}; allowed is {allowed}")
+        raise TypeError(f"it must return {allowed}; got {answer!r:.80}")
     try:
         copied: dict[str, Any] = json.loads(json.dumps(answer, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"what it returned is not JSON ({error}); allowed is {allowed}") from error
+        raise TypeError(f"its result is not JSON ({error}); it must return {allowed}") from error
     if copied != answer:
-        raise TypeError(f"what it returned comes back from JSON as something else; allowed is {allowed}")
+        raise TypeError(f"its result changes in a round trip through JSON; it must return {allowed}")
     return copied

@@ -1,8 +1,8 @@
-"""Load plugins one at a time, keep the broken ones apart, select providers by name, explain what went wrong.
+"""Loads plugins one at a time, sets broken ones aside, selects providers by name, and explains errors.
 
 plugins = PluginManager.from_environment()
-plugins.plugins()                           # what is installed; imports nothing
-plugins.providers(Backend)                  # what can be selected; imports the light modules
+plugins.plugins()                           # installed plugins; imports nothing
+plugins.providers(Backend)                  # selectable providers; imports the plugins' entry modules
 chosen = plugins.select(Backend, "local")   # PluginError says what to do
 backend_class = plugins.load(chosen)        # imports the class, and with it torch
 """
@@ -68,18 +68,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """One row of the listing.
+    """One row of the plugin listing.
 
     Attributes:
-        name: Name of the plugin: its entry point's.
+        name: Name of the plugin, which is the name of its entry point.
         package: Distribution.
         version: Version of the distribution.
         value: Module with the hook implementations.
         status: ``available`` (installed and allowed, not imported yet), ``loaded``, ``disabled``, ``broken`` or
             ``conflict``.
         error: Why it is disabled, broken or in conflict, in one line.
-        failure: Whose code failed and where, of one that was broken by an error: ``plugin``, ``distribution``,
-            ``version``, ``file``, ``line`` and ``error``.
+        failure: Origin of the error that broke it: ``plugin``, ``distribution``, ``version``, ``file``, ``line`` and
+            ``error``.
     """
 
     name: str
@@ -109,14 +109,14 @@ class Provided(Generic[ProviderT]):
 
     @contextlib.contextmanager
     def at_work(self, what: str, code: type) -> Iterator[None]:
-        """Around a call of what the record points at, where nothing is allocated yet.
+        """Wraps a call of the provider's code, before anything is allocated.
 
         Args:
-            what: What is called, for the message.
-            code: Whose it is: its place is named if the error itself has none, such as wrong arguments.
+            what: Name of the call, for the message.
+            code: Class that is called. The message gives its location if the error has none (e.g. wrong arguments).
 
         Raises:
-            PluginError: Instead of any error that the user cannot fix.
+            PluginError: In place of any error that is not a `UserError`.
         """
         try:
             yield
@@ -133,12 +133,12 @@ class Provided(Generic[ProviderT]):
 
     @property
     def qualified(self) -> str:
-        """``distribution/name``, which works where two plugins provide one name."""
+        """``distribution/name``, which is unique even if two plugins provide the same name."""
         return f"{self.plugin.package}/{self.record.name}"
 
 
 class _Plugin:
-    """A candidate and what has become of it."""
+    """A candidate and its current state."""
 
     def __init__(self, candidate: Candidate, status: Status = "available", error: str | None = None) -> None:
         self.candidate = candidate
@@ -158,12 +158,12 @@ class PluginManager:
     """The plugins of one process.
 
     Args:
-        candidates: What is installed.
-        settings: What of it may be used.
-        reserved_commands: Names a plugin's command must not take.
+        candidates: Installed plugins.
+        settings: Which of them may be used.
+        reserved_commands: Command names that plugins must not use.
 
     Raises:
-        PluginError: In strict mode, if a name that was asked for is not installed.
+        PluginError: In strict mode, if a requested plugin is not installed.
     """
 
     def __init__(
@@ -202,31 +202,31 @@ class PluginManager:
         strict: bool | None = None,
         reserved_commands: Collection[str] = (),
     ) -> PluginManager:
-        """The plugins installed here, as the environment and ``plugins.toml`` allow them. Imports none of them.
+        """Finds the installed plugins that the environment and ``plugins.toml`` allow. Imports none of them.
 
         Args:
-            no_plugins: Plugins to leave out: all, none, or these names.
+            no_plugins: Plugins to disable: all, none, or these names.
             strict: Overrides ``RLLM_PLUGINS_STRICT``.
-            reserved_commands: Names a plugin's command must not take.
+            reserved_commands: Command names that plugins must not use.
 
         Raises:
-            PluginError: If a variable or ``plugins.toml`` cannot be understood.
+            PluginError: If a variable or ``plugins.toml`` is invalid.
         """
         settings = Settings.from_environment(no_plugins=no_plugins, strict=strict)
         return cls(installed_plugins(), settings, reserved_commands=reserved_commands)
 
     # ----------------------------------------------------------------------------------------------------------------
-    # What is there
+    # Listing and selecting
 
     def plugins(self) -> list[PluginInfo]:
-        """Every plugin in the order of names, as far as is known by now. Imports nothing."""
+        """All plugins by name, with what is known so far. Imports nothing."""
         infos = [plugin.info for plugin in self._plugins]
         if not any(info.name == CORE_PLUGIN and info.package == CORE_PACKAGE for info in infos):
             infos.append(_Plugin(_core_candidate()).info)
         return sorted(infos, key=lambda info: (info.name, info.package, info.value))
 
     def find(self, name: str) -> list[PluginInfo]:
-        """The plugins a name means: one as a rule, several if they are in conflict.
+        """Plugins with a name: usually one, several if they are in conflict.
 
         Raises:
             PluginError: If there is none.
@@ -238,9 +238,9 @@ class PluginManager:
         return found
 
     def providers(self, kind: type[ProviderT]) -> dict[str, Provided[ProviderT]]:
-        """Everything of one kind that can be selected, by name.
+        """All selectable providers of one kind, by name.
 
-        Where two plugins provide the same name, both appear under their qualified names, ``distribution/name``.
+        If two plugins provide the same name, both appear under their qualified names, ``distribution/name``.
 
         Args:
             kind: A record class of `rllm_core.providers`.
@@ -258,11 +258,11 @@ class PluginManager:
         return dict(sorted(named.items()))
 
     def select(self, kind: type[ProviderT], name: str) -> Provided[ProviderT]:
-        """The provider called ``name`` or ``distribution/name``.
+        """Returns the provider called ``name`` or ``distribution/name``.
 
         Raises:
-            PluginError: If there is none, or more than one, or its plugin is broken, disabled or in conflict. The
-                message says what exists and what to do; the cause is chained.
+            PluginError: If there is none or more than one, or if its plugin is broken, disabled or in conflict. The
+                message lists what exists and says what to do; the cause is chained.
         """
         package, _, short = name.rpartition("/")
         found = [
@@ -283,14 +283,14 @@ class PluginManager:
         raise self._not_found(kind, package, short)
 
     def load(self, provided: Provided[Any], path: str | None = None) -> Any:
-        """Import what a record points at, and hold record and class to the same settings.
+        """Imports the object behind a record, and checks that record and class declare the same run-file section.
 
         Args:
             provided: The selected provider.
-            path: Another dotted path of the record, e.g. ``record.config``; by default ``record.load``.
+            path: Another dotted path of the record, e.g. ``record.config``. Defaults to ``record.load``.
 
         Raises:
-            PluginError: If it cannot be imported; the cause is chained, the message has the pip command. Or if class
+            PluginError: If the import fails; the cause is chained, and the message has the pip command. Also if class
                 and record disagree about the section of the run file (`rllm_core.sections`).
         """
         record = provided.record
@@ -323,7 +323,7 @@ class PluginManager:
             ) from error
 
     def register(self, plugin: object, name: str) -> None:
-        """Add a plugin that is not installed: an object or module with hook implementations.
+        """Adds a plugin that is not installed: an object or module with hook implementations.
 
         Raises:
             PluginError: If the name is taken or the plugin is broken.
@@ -338,23 +338,23 @@ class PluginManager:
         self._plugins.append(added)
 
     def hooks(self, name: str) -> list[str]:
-        """The hooks a loaded plugin implements."""
+        """Hooks that a loaded plugin implements."""
         self._load_enabled()
         return self._loaded.hooks(name)
 
     def trace(self, name: str) -> str | None:
-        """The traceback of what broke a plugin; None if nothing did."""
+        """Traceback of the error that broke a plugin, or None."""
         self._load_enabled()
         failures = [p.failure for p in self._plugins if p.candidate.is_named(name) and p.failure is not None]
         return "".join(traceback.format_exception(failures[0]))[-MAX_TRACE_CHARACTERS:] if failures else None
 
     def changed(self, name: str) -> list[str]:
-        """What a plugin has changed, when it was loaded, that everybody in the process shares; it has been put back."""
+        """Process-wide state that a plugin changed while it was loaded. The changes have been undone."""
         self._load_enabled()
         return self._loaded.changed.get(name, [])
 
     def implementations(self, hook: str) -> list[HookImplementation]:
-        """The implementations of an event hook, in the order of the plugins' names."""
+        """Implementations of an event hook, sorted by plugin name."""
         self._load_enabled()
         return self._loaded.implementations(hook)
 
@@ -362,7 +362,7 @@ class PluginManager:
     # Loading
 
     def _load_enabled(self) -> None:
-        """Load every enabled plugin once, in the order of names; what fails is kept apart and reported."""
+        """Loads every enabled plugin once, by name. Broken plugins are set aside and reported."""
         if self._is_loaded:
             if self._strict_error is not None:
                 raise self._strict_error
@@ -371,7 +371,7 @@ class PluginManager:
         core = _Plugin(_core_candidate())
         self._adopt(core, lambda: builtin)
         if core.failure is not None:
-            raise core.failure  # a bug of the core, not a plugin's
+            raise core.failure  # a bug in the core, not in a plugin
         for plugin in self._plugins:
             if plugin.status == "available":
                 point = plugin.candidate.entry_point
@@ -389,13 +389,13 @@ class PluginManager:
                 logger.warning("%s", message, exc_info=show)
 
     def _adopt(self, plugin: _Plugin, load: Callable[[], object]) -> None:
-        """Let one plugin in, or write down why it cannot be."""
+        """Adds one plugin, or records why it is broken."""
         c = plugin.candidate
         try:
             plugin.records = self._loaded.add(c.name, load, f"plugin {c.name!r} ({c.label})")
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a plugin that calls sys.exit() is broken, and the process goes on
+        except BaseException as error:  # a plugin that calls sys.exit() is broken, but the process continues
             plugin.status, plugin.failure = "broken", error
             plugin.error = located(error, c.package) + self._how_to_mend(plugin.info, error)
         else:
@@ -421,7 +421,7 @@ class PluginManager:
                 labels = " and ".join(f"{twin.label} ({twin.value})" for twin in twins)
                 plugin.status = "conflict"
                 plugin.error = (
-                    f"{labels} both name a plugin {name!r}, so neither is loaded; uninstall one, "
+                    f"{labels} both provide a plugin {name!r}, so neither is loaded; uninstall one, "
                     f"or: rllm-core plugins disable {plugin.candidate.qualified}"
                 )
 
@@ -445,7 +445,7 @@ class PluginManager:
         if dist is not None and not package:
             from rllm_core.requirements import pip_install
 
-            parts.append(f"it comes with: {pip_install(dist)}")
+            parts.append(f"install it with: {pip_install(dist)}")
             parts.append("installed: " + (", ".join(names) or "none"))
         else:
             known = [*names, *(first for owner, first in FIRST_PARTY if owner is kind and first not in names)]

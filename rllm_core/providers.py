@@ -1,6 +1,6 @@
-"""The records provider hooks return: a name, where the code is, one line about it. Importing this imports nothing else.
+"""Records that provider hooks return: a name, the path of the code, and a summary. This module imports nothing else.
 
-A record names its class by a dotted path (``"rllm_local.backend:LocalBackend"``); the class is imported when it is
+A record names its class by a dotted path (``"rllm_local.backend:LocalBackend"``). The class is imported when it is
 selected, never when it is listed.
 """
 
@@ -16,7 +16,7 @@ PATH_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def resolve(path: str) -> Any:
-    """Import what a dotted path, ``"package.module:Name"``, points at."""
+    """Imports and returns the object at a dotted path, ``"package.module:Name"``."""
     module_name, _, attributes = path.partition(":")
     found: Any = importlib.import_module(module_name)
     for attribute in attributes.split("."):
@@ -26,17 +26,17 @@ def resolve(path: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Provider:
-    """What every provider record has.
+    """Base class of provider records.
 
-    The class attributes ``kind`` and ``hook`` are what errors call it and the hook that returns it.
+    The class attribute ``kind`` names the kind of provider in errors; ``hook`` is the hook that returns such records.
 
     Attributes:
-        name: The name users select it by: lower case letters, digits, ``_``, ``-`` and ``.``.
+        name: Name by which users select it: lower-case letters, digits, ``_``, ``-`` and ``.``.
         load: Dotted path of the class or function, ``"package.module:Name"``.
         summary: One line for listings.
-        config: Dotted path of the pydantic model of its own section ``[name]`` of the run file, if it has one: of
-            backends, engines, parsers, workflows and trackers. A class that declares ``config_model`` declares the
-            same one.
+        config: Dotted path of the pydantic model for the section ``[name]`` of the run file. Backends, engines,
+            parsers, workflows and trackers can have one. A class that declares ``config_model`` must declare the same
+            model.
     """
 
     kind: ClassVar[str] = "provider"
@@ -62,8 +62,8 @@ class Backend(Provider):
     """A training backend (`rllm_core.backend.BackendProtocol`).
 
     Attributes:
-        parsers: Names of the parsers it works with; empty means any.
-        default_parser: The parser used where the run file names none.
+        parsers: Names of the parsers it works with. Empty means any.
+        default_parser: Parser to use if the run file names none.
     """
 
     kind: ClassVar[str] = "backend"
@@ -75,7 +75,7 @@ class Backend(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(Provider):
-    """A rollout engine (`rllm_core.engine.RolloutEngine`) that can be used without a backend, for ``eval``."""
+    """A rollout engine (`rllm_core.engine.RolloutEngine`) that ``eval`` can use without a backend."""
 
     kind: ClassVar[str] = "engine"
     hook: ClassVar[str] = "rollout_engines"
@@ -94,8 +94,8 @@ class Workflow(Provider):
     """A workflow (`rllm_core.workflow.Workflow`).
 
     Attributes:
-        run_file: Dotted path of a function without arguments that returns the tables of a run file known to work
-            for this workflow (``{"training": {"steps": 400}, ...}``); a user's own file and ``-o`` override it.
+        run_file: Dotted path of a function without arguments. It returns the tables of a run file known to work for
+            this workflow (``{"training": {"steps": 400}, ...}``). The user's own run file and ``-o`` override them.
     """
 
     kind: ClassVar[str] = "workflow"
@@ -122,10 +122,10 @@ class AdvantageEstimator(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss(Provider):
-    """A policy loss in torch (`rllm_core.algorithms.torch_losses.PolicyLoss`), for backends that run these.
+    """A policy loss in torch (`rllm_core.algorithms.torch_losses.PolicyLoss`), for backends that run torch losses.
 
     Attributes:
-        learns_written: Whether it is a loss for tokens that nobody sampled, whose policy has no log-probabilities.
+        learns_written: Whether the loss is for target tokens (SFT), which have no sampling log-probabilities.
     """
 
     kind: ClassVar[str] = "policy loss"
@@ -144,7 +144,7 @@ class Correction(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardFunction(Provider):
-    """A reward function ``(task, text) -> float`` that workflows can be told to use; it runs in a child process."""
+    """A reward function ``(task, text) -> float`` that workflows look up by name. It runs in a child process."""
 
     kind: ClassVar[str] = "reward function"
     hook: ClassVar[str] = "reward_functions"
@@ -152,7 +152,7 @@ class RewardFunction(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox(Provider):
-    """A sandbox for programs that a model wrote (`rllm_core.sandbox.Sandbox`)."""
+    """A sandbox for model-written programs (`rllm_core.sandbox.Sandbox`)."""
 
     kind: ClassVar[str] = "sandbox"
     hook: ClassVar[str] = "sandboxes"

@@ -1,4 +1,4 @@
-"""What the records of the vocabulary have in common: validation, comparison, copies, and JSON without loss."""
+"""Base class of the data types: validation, comparison, copies, and JSON without loss."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from rllm_core.messages import FrozenDict, MessageView
 
 
 class Record(BaseModel):
-    """Base of the vocabulary: unknown fields are errors, assignments are validated, JSON is lossless."""
+    """Base class of the data types. Unknown fields are errors, assignments are validated, and JSON is lossless."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
 
     def to_json(self) -> str:
-        """One line of JSON from which `from_json` builds an equal record."""
+        """Returns one line of JSON, from which `from_json` builds an equal record."""
         return self.model_dump_json()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` wrote."""
+        """Builds a record from the output of `to_json`."""
         return cls.model_validate_json(text)
 
     @classmethod
     def _trusted(cls, **given: Any) -> Self:
-        """What ``cls(**given)`` returns, for values that the core has made itself or checked where they came in.
+        """Like ``cls(**given)``, for values that the core has created itself or already checked.
 
-        Not for plugins: nothing is validated. Fields whose default is made anew for every record must be given.
+        Not for plugins: nothing is validated. Fields with a default factory must be given.
         """
         names = tuple(given)
         blank = _blanks.get((cls, names)) or _blank(cls, names)
@@ -44,13 +44,13 @@ class Record(BaseModel):
         return record
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.__pydantic_fields_set__:  # which trusted records share, and an assignment adds to
+        if name not in self.__pydantic_fields_set__:  # copy it first: trusted records share this set
             _set_slot(self, "__pydantic_fields_set__", {*self.__pydantic_fields_set__})
         before = self.__dict__.get(name)
         try:
             super().__setattr__(name, value)
         except ValidationError:
-            # A check of several fields runs after the value is in place.
+            # Validators of several fields run after the assignment, so undo it.
             if name in self.__dict__:
                 self.__dict__[name] = before
             raise
@@ -61,7 +61,7 @@ class Record(BaseModel):
         return self is other or all(_equal(mine, other.__dict__[name]) for name, mine in self.__dict__.items())
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """A copy that may be assigned to; arrays, messages and JSON data are shared, since they cannot change."""
+        """Returns a copy with its own fields. It shares arrays, messages and JSON data, which are immutable."""
         copied = self.model_copy()
         for name, value in copied.__dict__.items():
             if type(value) in (list, dict):
@@ -79,12 +79,12 @@ _set_slot = object.__setattr__
 
 
 class _Blank(NamedTuple):
-    """What the trusted records of one class that are given the same fields have in common.
+    """Template for trusted records of one class with the same given fields.
 
     Attributes:
-        fields: All of them, with their defaults. It is an instance's own dictionary: copies of it share their keys,
-            which takes a third off the memory of a step.
-        names: Of the fields that are given.
+        fields: All fields with their defaults. This is the dictionary of an instance: its copies share their keys,
+            which saves a third of a step's memory.
+        names: Names of the given fields.
     """
 
     fields: dict[str, Any]
@@ -101,7 +101,7 @@ class _Attributes:
 def _blank(cls: type[Record], names: tuple[str, ...]) -> _Blank:
     attributes = _Attributes()
     for name, field in cls.model_fields.items():
-        shareable = field.default_factory in (FrozenDict, MessageView)  # no one can change it
+        shareable = field.default_factory in (FrozenDict, MessageView)  # immutable
         setattr(attributes, name, field.get_default(call_default_factory=True) if shareable else field.default)
     missing = [name for name, value in attributes.__dict__.items() if value is PydanticUndefined and name not in names]
     if missing:

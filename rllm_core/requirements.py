@@ -1,4 +1,4 @@
-"""What an installed distribution needs, what of it is missing, and what mends it. Metadata only."""
+"""Requirements of installed distributions: which are unmet, and how to fix them. Uses metadata only."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Missing:
     """A declared requirement that is not met.
 
     Attributes:
-        requirement: As pip takes it, without markers.
-        installed: The version that is installed, or None.
+        requirement: Requirement for pip, without markers.
+        installed: Installed version, or None.
         needed_by: Distribution that declares it.
     """
 
@@ -42,11 +42,11 @@ class Missing:
 
     def __str__(self) -> str:
         found = f"{self.installed} is installed" if self.installed else "it is not installed"
-        return f"{self.needed_by} needs {self.requirement}, {found}"
+        return f"{self.needed_by} needs {self.requirement}, but {found}"
 
 
 def unmet(needed_by: str, requires: Iterable[str], *, extras: Iterable[str] = ()) -> list[Missing]:
-    """The direct requirements of a distribution that this environment does not meet."""
+    """Direct requirements of a distribution that this environment does not meet."""
     versions = installed_versions()
     return [
         Missing(_without_marker(requirement), versions.get(normalized(requirement.name)), needed_by)
@@ -56,7 +56,7 @@ def unmet(needed_by: str, requires: Iterable[str], *, extras: Iterable[str] = ()
 
 
 def unmet_closure(needed_by: str, requires: Iterable[str]) -> list[Missing]:
-    """As `unmet`, and the same for everything the distribution depends on."""
+    """Like `unmet`, also for everything the distribution depends on."""
     distributions: dict[str, Distribution] = {}
     for distribution in installed_distributions():
         distributions.setdefault(normalized(identity(distribution)[0]), distribution)
@@ -77,10 +77,10 @@ def unmet_closure(needed_by: str, requires: Iterable[str]) -> list[Missing]:
 
 
 def remedy(candidate: Candidate, error: BaseException) -> str | None:
-    """What mends a plugin that failed with ``error``.
+    """Advice on how to fix a plugin that failed with ``error``.
 
     Returns:
-        None where nothing does: a mistake of its author's is still there after an upgrade.
+        The advice, or None if the user cannot fix it, as with a mistake in the plugin's own code.
     """
     malformed = next((candidate for candidate in installed_plugins() if candidate.is_malformed), None)
     if malformed is not None and passed_through(error, "importlib.metadata", "importlib_metadata"):
@@ -89,7 +89,7 @@ def remedy(candidate: Candidate, error: BaseException) -> str | None:
         return _to_mend_it("--upgrade", "rllm-core" if error.is_core_older else candidate.package)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return _missing_module(candidate, error.name)
-    if isinstance(error, ImportError):  # a name that another version has
+    if isinstance(error, ImportError):  # possibly a name that another version has
         lacking = unmet_closure(candidate.package, candidate.requires)
     elif isinstance(error, AttributeError | TypeError) and place_of(error) is not None:
         lacking = unmet(candidate.package, candidate.requires)
@@ -101,7 +101,7 @@ def remedy(candidate: Candidate, error: BaseException) -> str | None:
 def _missing_module(candidate: Candidate, module: str) -> str | None:
     root = module.partition(".")[0]
     if root == candidate.value.partition(":")[0].partition(".")[0].strip():
-        is_torn = not candidate.files if module == root else False  # half removed: what it had, nobody knows
+        is_torn = not candidate.files if module == root else False  # half removed: its files are unknown
         reinstalled = is_torn or _has(candidate.files, module)
         return _to_mend_it("--force-reinstall", "--no-deps", candidate.package) if reinstalled else None
     if root in sys.stdlib_module_names:
@@ -114,7 +114,10 @@ def _missing_module(candidate: Candidate, module: str) -> str | None:
         name = identity(distribution)[0]
         if normalized(name) == normalized(root) and _has(files_of(distribution), module):
             return _to_mend_it("--force-reinstall", name)
-    return f"no requirement of {candidate.package} has module {root!r}: install what does, and tell its authors"
+    return (
+        f"no requirement of {candidate.package} provides module {root!r}; install a package that does, and report this "
+        "to its authors"
+    )
 
 
 def _has(files: Iterable[PurePosixPath], module: str) -> bool:
@@ -131,11 +134,11 @@ def _to_install(lacking: Iterable[Missing]) -> str | None:
 
 
 def _to_mend_it(*arguments: str) -> str:
-    return f"to mend it: {pip_install(*arguments)}"
+    return f"to fix it: {pip_install(*arguments)}"
 
 
 def pip_install(*arguments: str) -> str:
-    """A ``pip install`` command that can be pasted into a shell."""
+    """Returns a ``pip install`` command that can be pasted into a shell."""
     return shlex.join(["pip", "install", *arguments])
 
 
@@ -150,7 +153,7 @@ def _applicable(requires: Iterable[str], extras: Iterable[str]) -> Iterator[Requ
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            continue  # pip refuses such a distribution too; there is nothing to check it against
+            continue  # pip rejects such a distribution too, and there is nothing to check
         if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in wanted):
             yield requirement
 

@@ -1,4 +1,4 @@
-"""The lifetime of a rollout: what its completers may ask ends with it, and which steps are its own."""
+"""Lifetime of a rollout: when its completers stop working, and which steps they returned."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 class RolloutEnded(RuntimeError):
-    """A completer was asked after its rollout had ended; what it would answer belongs to no rollout."""
+    """A completer was called after its rollout had ended, so the completion would belong to no rollout."""
 
 
 class RolloutScope:
-    """What the completers of one rollout share; a completer made without one has a scope of its own that stays open.
+    """State shared by the completers of one rollout. A completer without a scope gets its own, which stays open.
 
     Args:
-        name: The rollout, for messages.
-        loop: The event loop in which its completers may be used; None for any.
+        name: Name of the rollout, for messages.
+        loop: Event loop in which its completers may be used, or None for any.
         on_idle: Called when the last running call has ended after `close`.
 
     Attributes:
-        is_open: Whether completers still answer.
+        is_open: Whether completers accept calls.
         sampled: ``prompt_ids, completion_ids, logprobs, weight_version`` of the steps that the completers returned, by
             ``step_id``.
     """
@@ -45,7 +45,7 @@ class RolloutScope:
         self._on_idle = on_idle
 
     def keep(self, step: Step) -> None:
-        """``step`` was sampled in this rollout."""
+        """Records that ``step`` was sampled in this rollout."""
         self.sampled[step.step_id] = (step.prompt_ids, step.completion_ids, step.logprobs, step.weight_version)
 
     @property
@@ -54,19 +54,19 @@ class RolloutScope:
         return bool(self._calls)
 
     def begin(self) -> asyncio.Task[object]:
-        """A call begins.
+        """Records the start of a call.
 
         Returns:
-            The task that makes it, for `end`.
+            The calling task, to be passed to `end`.
 
         Raises:
             RolloutEnded: If the rollout has ended.
-            RuntimeError: If the caller runs in another event loop, such as a thread's own.
+            RuntimeError: If the caller runs in another event loop, such as one of its own in a thread.
         """
         if not self.is_open:
             raise RolloutEnded(
-                f"{self.name} has ended, and its completers with it; await every call, fork and task before run() "
-                "returns, and cancel those that are not needed"
+                f"{self.name} has ended, so its completers can no longer be used; await or cancel every call, fork and "
+                "task before run() returns"
             )
         task = asyncio.current_task()
         if task is None:
@@ -81,13 +81,13 @@ class RolloutScope:
         return task
 
     def end(self, task: asyncio.Task[object]) -> None:
-        """The call that `begin` announced has ended."""
+        """Records the end of a call that `begin` recorded."""
         self._calls.discard(task)
         if not self.is_open and not self._calls and self._on_idle is not None:
             self._on_idle(self)
 
     def was_stopped(self, task: asyncio.Task[object]) -> bool:
-        """Whether the cancellation that just arrived in ``task`` was this scope's; only true once for each."""
+        """Whether this scope sent the cancellation that just arrived in ``task``. True once per cancellation."""
         if task not in self._stopped:
             return False
         self._stopped.remove(task)
@@ -95,7 +95,7 @@ class RolloutScope:
         return True
 
     def close(self, *, but: asyncio.Task[object] | None = None) -> None:
-        """Refuse further calls and cancel those that are running, except the one of task ``but``."""
+        """Rejects further calls and cancels the running ones, except the call of task ``but``."""
         self.is_open = False
         for task in self._calls:
             if task is not but and not task.done():

@@ -1,4 +1,4 @@
-"""What the core offers a workflow beside the model: reward functions by name, and a sandbox."""
+"""Services for workflows besides the model: reward functions by name, and a sandbox."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ RewardFunction = Callable[[Task, str], Awaitable[float]]
 
 
 class Services:
-    """The services of a run; `rllm_core.workflow.Workflow.services` has them.
+    """Services of a run, available as `rllm_core.workflow.Workflow.services`.
 
     Args:
-        plugins: Where they come from; by default, what is installed.
-        sandbox: Name of the sandbox, ``rollout.sandbox`` of the run file.
+        plugins: Plugins that provide the services. Defaults to the installed ones.
+        sandbox: Name of the sandbox (``rollout.sandbox`` in the run file).
     """
 
     def __init__(self, plugins: PluginManager | None = None, sandbox: str = "child") -> None:
@@ -40,33 +40,35 @@ class Services:
 
     @cached_property
     def sandbox(self) -> Sandbox:
-        """Where programs run that the model wrote.
+        """Sandbox for model-written programs.
 
         Raises:
-            rllm_core.errors.PluginError: If there is no sandbox of that name, or it is broken.
+            rllm_core.errors.PluginError: If there is no sandbox with this name, or it is broken.
         """
         sandbox_class: type[Sandbox] = self._plugins.load(self._plugins.select(providers.Sandbox, self._sandbox_name))
         return sandbox_class()
 
     def reward_function(self, name: str, limits: Limits | None = None) -> RewardFunction:
-        """A reward function of any plugin, as a coroutine that runs it in a child process.
+        """Returns a plugin's reward function as a coroutine function, which runs it in a child process.
 
         Args:
-            name: The name it is provided by (hook ``reward_functions``).
-            limits: Of one call.
+            name: Name of the reward function (hook ``reward_functions``).
+            limits: Limits of one call.
 
         Returns:
-            From a task and the model's text to a reward. Where there is none, a `rllm_core.sandbox.ChildError`:
-            ``ChildTimeout`` and ``ChildOutOfMemory`` are as a rule the fault of the text, the others of the function.
+            A function from a task and the model's text to a reward. If a call has no result, it raises a
+            `rllm_core.sandbox.ChildError`. ``ChildTimeout`` and ``ChildOutOfMemory`` are usually caused by the text,
+            the others by the function.
 
         Raises:
             rllm_core.errors.PluginError: If there is no such function, or its plugin is broken.
         """
         provided = self._plugins.select(providers.RewardFunction, name)
-        written = defined_at(self._plugins.load(provided))  # what is broken says so now, not in the first rollout
+        # Load now: a broken function should fail before the first rollout.
+        written = defined_at(self._plugins.load(provided))
 
         async def reward(task: Task, text: str) -> float:
-            # Made when it is needed: a workflow may be opened again after it was closed.
+            # Created on demand: a workflow may be opened again after it was closed.
             graded = self._functions.get((name, limits))
             if graded is None:
                 graded = self._functions[name, limits] = ChildFunction(f"{__name__}:graded", limits)
@@ -79,7 +81,7 @@ class Services:
         return reward
 
     async def close(self) -> None:
-        """End what was started. Called once, after the last rollout of a run."""
+        """Ends all child processes and the sandbox. Called once, after the last rollout of a run."""
         for function in self._functions.values():
             function.close()
         self._functions.clear()
@@ -89,6 +91,6 @@ class Services:
 
 
 def graded(path: str, task: dict[str, Any], text: str) -> Any:
-    """In the child: call the reward function at ``path``."""
+    """Calls the reward function at ``path``. Runs in the child process."""
     value = providers.resolve(path)(Task.model_validate(task), text)
     return float(value) if isinstance(value, bool) else value

@@ -1,6 +1,6 @@
-"""What all code of a process shares: whoever changes it at import is named, and it is put back before others notice.
+"""Process-wide state: changes that a plugin makes during import are reported and undone.
 
-A plugin that clears ``os.environ`` breaks the next one that is imported, which would then be blamed for it.
+Otherwise, a plugin that clears ``os.environ`` breaks the next one imported, which would then be blamed for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN_NAMES = 3
 
 @dataclass(frozen=True)
 class Surroundings:
-    """A snapshot, to be compared with what is there after somebody else's code has run."""
+    """Snapshot of process-wide state, for comparison after third-party code has run."""
 
     environ: dict[str, str]
     directory: str | None
@@ -39,7 +39,7 @@ class Surroundings:
 
     @classmethod
     def now(cls) -> Surroundings:
-        """What is there at this moment."""
+        """Takes a snapshot of the current state."""
         return cls(
             environ=dict(os.environ),
             directory=_directory(),
@@ -54,17 +54,17 @@ class Surroundings:
         )
 
     def put_back(self, *, strict: bool) -> list[str]:
-        """Undo what others would stumble over; what was only added stays, since whoever added it may need it.
+        """Undoes changes that would affect other code. Additions stay, because the plugin may need them.
 
         Args:
-            strict: Whether values that were replaced are put back too. A large library may replace some for a reason;
-                the light module of a plugin has none.
+            strict: Whether to restore replaced values too. A large library may have a reason to replace them; a
+                plugin's entry module has none.
 
         Returns:
-            What had been changed, in words.
+            Descriptions of the changes.
         """
         changed: list[str] = []
-        if sys.getrecursionlimit() < self.recursion_limit:  # first of all: there may be no room for what follows
+        if sys.getrecursionlimit() < self.recursion_limit:  # first: the code below needs stack depth
             sys.setrecursionlimit(self.recursion_limit)
             changed.append("the recursion limit")
         self._put_back_environ(changed, strict)
@@ -83,11 +83,11 @@ class Surroundings:
         return changed
 
     def left_threads(self) -> list[threading.Thread]:
-        """Threads that were started since and keep the process from ending."""
+        """Threads started since the snapshot that keep the process from ending."""
         return [thread for thread in threading.enumerate() if not thread.daemon and thread not in self.threads]
 
     def has_new_exit_handlers(self) -> bool:
-        """Whether something was registered that runs when the process ends, and may keep it from doing so."""
+        """Whether exit handlers were registered since the snapshot; they may keep the process from ending."""
         return _exit_handlers() > self.exit_handlers
 
     def _put_back_environ(self, changed: list[str], strict: bool) -> None:
@@ -102,34 +102,34 @@ class Surroundings:
     def _put_back_path(self, changed: list[str], strict: bool) -> None:
         added = [entry for entry in sys.path if entry not in self.path]
         lost = [entry for entry in self.path if entry not in sys.path]
-        # What is put in front decides which module of a name everybody else gets.
+        # Entries in front decide which of several modules with one name the whole process imports.
         if lost or (strict and tuple(sys.path[: len(self.path)]) != self.path):
             sys.path[:] = [*self.path, *added]
             changed.append("sys.path")
 
     def _put_back_handlers(self, changed: list[str]) -> None:
         if threading.current_thread() is not threading.main_thread():
-            return  # they cannot be changed elsewhere either
+            return  # handlers can be changed only in the main thread
         numbers = [number for number, handler in self.handlers.items() if signal.getsignal(number) != handler]
         for number in numbers:
-            if self.handlers[number] is not None:  # None: it was not Python that had installed it
+            if self.handlers[number] is not None:  # None: not installed from Python
                 signal.signal(number, self.handlers[number])
         if numbers:
             changed.append(f"the handlers of {_some(signal.Signals(number).name for number in numbers)}")
 
     def _put_back_filters(self, changed: list[str]) -> None:
-        """Without the filters that are about everybody's warnings; those about certain ones are their owner's."""
+        """Removes new filters that apply to all warnings. Filters for specific warnings stay."""
         added = [entry for entry in warnings.filters if entry not in self.filters]
         kept = [entry for entry in added if entry[1] is not None or entry[3] is not None or entry[2] is not Warning]
         if tuple(entry for entry in warnings.filters if entry not in kept) != self.filters:
-            warnings.resetwarnings()  # it also has the interpreter forget what it knows of the filters
+            warnings.resetwarnings()  # also clears the interpreter's cache of the filters
             warnings.filters[:] = [*kept, *self.filters]  # type: ignore[index]
             changed.append("the warnings filters")
 
 
 def _directory() -> str | None:
     try:
-        return os.getcwd()  # noqa: PTH109 - as text, to be compared
+        return os.getcwd()  # noqa: PTH109 - compared as text
     except FileNotFoundError:
         return None
 

@@ -1,4 +1,4 @@
-"""Token ids and the numbers that belong to them, as read-only numpy arrays."""
+"""Token ids and per-token numbers, as read-only numpy arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 
 def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
-    """A read-only ``int32`` array of shape ``(tokens,)``.
+    """Returns a read-only ``int32`` array of shape ``(tokens,)``.
 
     A read-only ``int32`` array is shared; anything that its owner could still change is copied.
 
@@ -30,7 +30,7 @@ def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
 
 
 def _checked_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
-    """`token_ids`, but what is returned may be the argument itself."""
+    """Like `token_ids`, but may return the argument itself."""
     array = value if type(value) is np.ndarray else np.asarray(value)
     if array.ndim != 1:
         raise ValueError(f"token ids must be one-dimensional, got shape {array.shape}")
@@ -39,7 +39,7 @@ def _checked_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
     kind = array.dtype.kind
     if kind != "i" and kind != "u":
         raise ValueError(f"token ids must be whole numbers, got {array.dtype}")
-    # argmin and argmax run without the set-up of a reduction, which dominates on arrays as short as a completion.
+    # argmin and argmax avoid the setup cost of a reduction, which dominates on arrays as short as a completion.
     if int(array.item(array.argmin())) < 0:
         raise ValueError("token ids must lie between 0 and 2**31 - 1")
     if array.dtype != _INT32:
@@ -50,12 +50,12 @@ def _checked_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
 
 
 def is_id_array(value: object) -> TypeGuard[TokenIds]:
-    """Whether it is an array that could be token ids, whatever its values are."""
+    """Whether it is an array with the type and shape of token ids, regardless of values."""
     return type(value) is np.ndarray and value.dtype is _INT32 and value.ndim == 1
 
 
 def logprobs(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
-    """A read-only ``float32`` array of natural-log probabilities, each finite and at most 0 (plus rounding)."""
+    """Returns a read-only ``float32`` array of natural-log probabilities, each finite and at most 0 (plus rounding)."""
     array, _, highest = _finite_floats(value, what="log-probabilities")
     if highest > 1e-3:
         raise ValueError(f"log-probabilities must not be positive, got {highest:.4g}")
@@ -63,12 +63,12 @@ def logprobs(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
 
 
 def advantages(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
-    """A read-only ``float32`` array; one number for all tokens, as most estimators give, is stored once."""
+    """Returns a read-only ``float32`` array. Stores the value once if all tokens have the same, as is common."""
     return _finite(value, "advantages")
 
 
 def token_rewards(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
-    """A read-only ``float32`` array of the rewards of single tokens."""
+    """Returns a read-only ``float32`` array of rewards of single tokens."""
     return _finite(value, "token rewards")
 
 
@@ -80,14 +80,14 @@ def _finite(value: Sequence[float] | npt.NDArray[Any], what: str) -> Floats:
 
 
 def repeated(value: float, length: int) -> Floats:
-    """A read-only ``float32`` array of one number, which is stored once."""
+    """Returns a read-only ``float32`` array that repeats one number but stores it once."""
     array = np.ndarray((length,), np.float32, np.array((value,), np.float32), 0, (0,))
     array.setflags(write=False)
     return array
 
 
 def _finite_floats(value: Sequence[float] | npt.NDArray[Any], *, what: str) -> tuple[Floats, float, float]:
-    """The array, its lowest and its highest number (0 and 0 if it is empty)."""
+    """Returns the array, its minimum and its maximum (0 and 0 if it is empty)."""
     array = value if type(value) is np.ndarray else np.asarray(value)
     if array.ndim != 1:
         raise ValueError(f"{what} must be one-dimensional, got shape {array.shape}")
@@ -96,9 +96,9 @@ def _finite_floats(value: Sequence[float] | npt.NDArray[Any], *, what: str) -> t
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{what} must be numbers, got {array.dtype}")
     if array.dtype != _FLOAT32:
-        with np.errstate(over="ignore"):  # what overflows is reported below
+        with np.errstate(over="ignore"):  # overflow is reported below
             array = array.astype(np.float32)
-    # NaN counts as the extreme of both, so these two see every number that is not finite.
+    # NaN counts as both extremes, so these two values reveal every number that is not finite.
     lowest, highest = array.item(array.argmin()), array.item(array.argmax())
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise ValueError(f"{what} must be finite")
@@ -128,10 +128,10 @@ TokenRewardsField = Annotated[Floats, PlainValidator(token_rewards), PlainSerial
 
 
 class TokenLog:
-    """A growing token sequence whose prefixes are handed out as views.
+    """A growing token sequence that hands out views of its prefixes.
 
-    The prompts of a 100-turn conversation are prefixes of one sequence, so all its steps together cost memory linear
-    in its length. Growing doubles the buffer; views of outgrown buffers keep at most as much again alive.
+    The prompts of a 100-turn conversation are prefixes of one sequence, so all steps together need memory linear in its
+    length. Growth doubles the buffer; views of old buffers keep at most the same amount of memory alive again.
     """
 
     __slots__ = ("_buffer", "_length")
@@ -139,7 +139,7 @@ class TokenLog:
     def __init__(self, tokens: Sequence[int] | TokenIds = ()) -> None:
         first = _checked_ids(tokens)
         self._buffer, self._length = _EMPTY_IDS, len(first)
-        if self._length:  # with room for a completion and a short answer to it
+        if self._length:  # with space for a completion and a short reply
             self._buffer = np.empty(self._length + max(64, self._length // 2), np.int32)
             self._buffer[: self._length] = first
 
@@ -150,11 +150,11 @@ class TokenLog:
         return (TokenLog, (self.view(0, self._length),))
 
     def extend(self, tokens: Sequence[int] | TokenIds) -> None:
-        """Append tokens; earlier views stay as they are."""
+        """Appends tokens. Earlier views do not change."""
         self.extend_checked(_checked_ids(tokens))
 
     def extend_checked(self, new: TokenIds) -> None:
-        """Append what `token_ids` returned."""
+        """Appends ids that `token_ids` has checked."""
         end = self._length + len(new)
         if end == self._length:
             return
@@ -166,7 +166,7 @@ class TokenLog:
         self._length = end
 
     def view(self, start: int, stop: int) -> TokenIds:
-        """A read-only view of tokens ``[start, stop)``."""
+        """Returns a read-only view of tokens ``[start, stop)``."""
         if not 0 <= start <= stop <= self._length:
             raise IndexError(f"[{start}, {stop}) is outside a sequence of {self._length} tokens")
         view = self._buffer[start:stop]
@@ -175,12 +175,12 @@ class TokenLog:
 
 
 def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenIds) -> bool:
-    """Whether ``tokens`` begins with ``prefix``, token for token."""
+    """Whether ``tokens`` starts with ``prefix``, token for token."""
     length = len(prefix)
     if length > len(tokens):
         return False
     if isinstance(tokens, np.ndarray) and isinstance(prefix, np.ndarray):
-        if tokens.dtype is prefix.dtype is _INT32:  # as all arrays of ids are; bytes are the fastest to compare
+        if tokens.dtype is prefix.dtype is _INT32:  # true for all id arrays; comparing bytes is fastest
             return tokens[:length].tobytes() == prefix.tobytes()
         return bool(np.array_equal(tokens[:length], prefix))
     return bool(np.array_equal(token_ids(tokens[:length]), token_ids(prefix)))

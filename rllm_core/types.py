@@ -1,6 +1,6 @@
-"""The vocabulary: everything that crosses a boundary between the core and a plugin.
+"""Data types that cross the boundary between the core and plugins.
 
-Read from small to large:
+From small to large:
 
 * a **token id** is an ``int >= 0``; sequences of them are read-only ``int32`` arrays of shape ``(tokens,)``
   (`rllm_core.tokens`);
@@ -8,13 +8,13 @@ Read from small to large:
   (`rllm_core.messages`);
 * a **step** is one model call: the exact prompt, the exact completion, their log-probabilities (natural log)
   and the weight version that sampled them;
-* a **trajectory** is the steps of one role in one rollout, with its reward;
-* an **episode** is one rollout of one task: its trajectories and the reason it ended;
-* a **trajectory group** is the trajectories of one task and role, compared with each other by the advantage;
+* a **trajectory** is the steps of one role in one rollout, with a reward;
+* an **episode** is the record of a rollout: its trajectories and the reason it ended;
+* a **trajectory group** is the trajectories of one task and role, which the advantage compares with each other;
 * a **training sample** is one unbroken segment of a trajectory, ready for a backend.
 
-Everything is validated when it is built and when a field is assigned, and survives ``to_json`` / ``from_json``,
-pickling and deep copies without loss. Text is Unicode: half a surrogate pair is refused where it would be stored.
+Records are validated when they are built and when a field is assigned. They survive ``to_json`` / ``from_json``,
+pickling and deep copies without loss. Text is Unicode: half a surrogate pair is rejected.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 def _number(value: Any) -> Any:
-    """``value`` as a float: a bool is 0 or 1, and numbers of numpy, torch and ``decimal`` are what they are.
+    """Converts ``value`` to a float: a bool to 0 or 1; numpy, torch and ``decimal`` numbers to their value.
 
     Raises:
-        ValueError: If it is no single finite number.
+        ValueError: If it is not a single finite number.
     """
     if type(value) is float and math.isfinite(value):
         return value
@@ -132,7 +132,7 @@ def _number(value: Any) -> Any:
     try:
         number = float(value)
     except OverflowError:
-        raise ValueError(f"expected a finite number, got an {type(value).__name__} that no float can hold") from None
+        raise ValueError(f"expected a finite number, got an {type(value).__name__} too large for a float") from None
     if not math.isfinite(number):
         raise ValueError(f"expected a finite number, got {number}")
     return number
@@ -156,20 +156,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def new_id() -> str:
-    """A fresh opaque id: no other call in this process returns it, and other processes' differ by 64 random bits."""
+    """Returns a new opaque id, unique in this process and distinguished from other processes' by 64 random bits."""
     return f"{next(_ids):012x}{_process}"
 
 
 class MediaChunk(Record):
-    """A piece of a prompt that is not text: it stands for ``length_tokens`` positions.
+    """A non-text piece of a prompt, which occupies ``length_tokens`` positions.
 
-    Text-only engines and parsers refuse it at the start, by name (see `text_only`).
+    Text-only engines and parsers reject it up front, with a specific error (see `text_only`).
 
     Attributes:
-        sha256: Of ``content``; what it is known by wherever the content is not at hand.
-        kind: ``"image"``, for instance.
-        length_tokens: How many positions it takes.
-        content: The encoded file, shared in memory and never written to JSON; None where it was read from there.
+        sha256: Hash of ``content``; identifies the chunk where the content is not available.
+        kind: Kind of media, such as ``"image"``.
+        length_tokens: Number of positions it occupies.
+        content: The encoded file, shared in memory and never written to JSON. None if the record was read from JSON.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -190,13 +190,13 @@ class MediaChunk(Record):
 
 
 class PlacedMedia(MediaChunk):
-    """Media at a place of a prompt: its positions are ``[start, start + length_tokens)``, filled with a placeholder."""
+    """Media at a position of a prompt: placeholders fill ``[start, start + length_tokens)``."""
 
     start: Count
 
     @property
     def stop(self) -> int:
-        """The first position after it."""
+        """First position after the chunk."""
         return self.start + self.length_tokens
 
 
@@ -204,10 +204,10 @@ TokenInput = Sequence[int | MediaChunk] | TokenIds
 
 
 def text_only(tokens: TokenInput, provider: str) -> TokenIds:
-    """``tokens`` as ids.
+    """Returns ``tokens`` as an array of ids.
 
     Raises:
-        ValueError: If there is media in them; names ``provider``, which cannot take any.
+        ValueError: If they contain media; names ``provider``, which takes text only.
     """
     if not isinstance(tokens, np.ndarray):
         for token in tokens:
@@ -217,7 +217,7 @@ def text_only(tokens: TokenInput, provider: str) -> TokenIds:
 
 
 def with_media(prompt_ids: TokenIds, media: Sequence[PlacedMedia]) -> TokenInput:
-    """A prompt as engines take it: the placeholders of every piece of media replaced by its chunk."""
+    """Returns a prompt as engines take it, with media chunks in place of their placeholders."""
     if not media:
         return prompt_ids
     mixed: list[int | MediaChunk] = []
@@ -230,7 +230,7 @@ def with_media(prompt_ids: TokenIds, media: Sequence[PlacedMedia]) -> TokenInput
 
 
 class TerminationReason(StrEnum):
-    """Why a rollout ended. A failure is never a reward: its episode carries no trajectory that is trained on."""
+    """Why a rollout ended. A failure is never a reward: none of its trajectories are trained."""
 
     DONE = "done"
     MAX_TURNS = "max_turns_exceeded"
@@ -243,7 +243,7 @@ class TerminationReason(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the rollout says nothing about the policy (infrastructure, bugs, cancellation)."""
+        """Whether the cause was infrastructure, a bug or a cancellation, rather than the policy."""
         return self in _FAILURES
 
 
@@ -258,7 +258,7 @@ _FAILURES = frozenset(
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended: a stop token was sampled, the token limit was met, or the engine gave up."""
+    """Why a completion ended: a sampled stop token, the token limit, or an abort by the engine."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -266,15 +266,15 @@ class FinishReason(StrEnum):
 
 
 class SamplingParams(Record):
-    """How to sample one completion.
+    """Sampling parameters of one completion.
 
     Attributes:
-        temperature: 0 is greedy; otherwise logits are divided by it. Log-probabilities are those of the distribution
-            after the temperature (of the untempered one when greedy) and *before* ``top_k`` and ``top_p`` cut it.
-        top_p: Keep the smallest set of tokens with at least this probability.
-        top_k: Keep the k most likely tokens; 0 keeps all.
-        max_response_tokens: Upper bound on the completion, stop token included.
-        stop_token_ids: Sampling one of these ends the completion; it is part of it.
+        temperature: Divisor of the logits; 0 means greedy. Log-probabilities refer to the distribution after the
+            temperature (without it when greedy) and *before* ``top_k`` and ``top_p``.
+        top_p: Sample from the smallest set of tokens with at least this total probability.
+        top_k: Sample from the k most likely tokens. 0 disables the limit.
+        max_response_tokens: Maximum tokens of the completion, including the stop token.
+        stop_token_ids: Tokens that end the completion when sampled. The completion includes the sampled one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -290,7 +290,7 @@ class SamplingParams(Record):
 
 
 class _Sampled(Record):
-    """What `TokenOutput` and `ModelOutput` have in common."""
+    """Common fields of `TokenOutput` and `ModelOutput`."""
 
     logprobs: LogprobsField | None = None
     finish_reason: FinishReason
@@ -307,13 +307,13 @@ class _Sampled(Record):
 
 
 class TokenOutput(_Sampled):
-    """What an engine sampled, untouched.
+    """Completion exactly as an engine sampled it.
 
     Attributes:
-        token_ids: ``(completion_tokens,)``, the stop token included if one was sampled.
-        logprobs: ``(completion_tokens,)``, or None if the engine cannot say. Never padded.
-        weight_version: The policy version that sampled it, the oldest if the weights changed on the way.
-        newest_weight_version: The newest one, where that differs.
+        token_ids: ``(completion_tokens,)`` ids, including the stop token if one was sampled.
+        logprobs: ``(completion_tokens,)`` log-probabilities, or None if the engine has none. Never padded.
+        weight_version: Weight version that sampled it; the oldest one if the weights changed meanwhile.
+        newest_weight_version: Newest weight version that sampled it, if different.
     """
 
     token_ids: TokenIdsField
@@ -325,7 +325,7 @@ class TokenOutput(_Sampled):
 
 
 class ModelOutput(_Sampled):
-    """One answer of the model, as tokens and as a message."""
+    """One completion, as tokens and as a message."""
 
     message: JsonDict
     prompt_ids: TokenIdsField
@@ -339,7 +339,7 @@ class ModelOutput(_Sampled):
 
 
 class Task(Record):
-    """One problem: an id that is stable between runs, and the row a workflow validated."""
+    """One problem: an id that is stable between runs, and data that the workflow has validated."""
 
     task_id: Name
     data: JsonDict = Field(default_factory=FrozenDict)
@@ -349,20 +349,21 @@ class Step(Record):
     """One model call in a trajectory.
 
     Attributes:
-        messages: What the model was asked, as it was at that moment.
-        response: The assistant message parsed from the completion (for people and for the next turn).
+        messages: Conversation before the completion, as it was at the time of the call.
+        response: Assistant message parsed from the completion (for people and for the next turn).
         prompt_ids: ``(prompt_tokens,)`` exactly as sent.
-        prompt_media: Images and the like in the prompt, where ``prompt_ids`` holds placeholders.
+        prompt_media: Media in the prompt, such as images; ``prompt_ids`` holds placeholders for them.
         completion_ids: ``(completion_tokens,)`` exactly as sampled.
         logprobs: ``(completion_tokens,)`` natural-log probabilities from the engine, or None if unknown.
-        weight_version: Version that sampled the completion; None if it was not sampled by the policy.
-        segment: Steps with one number form one unbroken token sequence (see `rllm_core.parser.ParserSession`).
-        break_reason: Why this step opened a new segment, on its first step only.
-        control_tokens: How often the text that is new in its prompt spells a control token (see
+        weight_version: Weight version that sampled the completion, or None if the policy did not sample it.
+        segment: Number of the unbroken token sequence this step belongs to (see `rllm_core.parser.ParserSession`).
+        break_reason: Why a new segment starts here. Set on a segment's first step only.
+        control_tokens: How often new text in its prompt spells a control token (see
             `rllm_core.parser.BaseParser.count_control_tokens`).
-        reward: What the environment gave for this step; None if it gives rewards per trajectory.
-        token_rewards: ``(completion_tokens,)`` rewards of single tokens, on top of all others; None if there are none.
-        advantages: ``(completion_tokens,)`` computed outside of the estimators, for those that take them as they are.
+        reward: Reward of this step, or None if the environment rewards whole trajectories.
+        token_rewards: ``(completion_tokens,)`` rewards of single tokens, added to all others, or None.
+        advantages: ``(completion_tokens,)`` advantages computed outside the estimators, for estimators that use them
+            unchanged.
     """
 
     step_id: Name = Field(default_factory=new_id)
@@ -395,7 +396,7 @@ class Step(Record):
         return self
 
     def continues(self, before: Step) -> bool:
-        """Whether the prompt begins, token for token, with the prompt and the completion of ``before``."""
+        """Whether the prompt starts, token for token, with the prompt and the completion of ``before``."""
         cut = len(before.prompt_ids)
         return starts_with(self.prompt_ids, before.prompt_ids) and starts_with(
             self.prompt_ids[cut:], before.completion_ids
@@ -403,7 +404,7 @@ class Step(Record):
 
     @property
     def text(self) -> str:
-        """The response's text, for checkers and people; "" if there is none."""
+        """Text of the response, for graders and people; "" if there is none."""
         content = self.response.get("content")
         return content if isinstance(content, str) else ""
 
@@ -412,9 +413,10 @@ class Trajectory(Record):
     """The steps of one role in one rollout.
 
     Attributes:
-        role: Trajectories of one task are compared within a role; a single-agent workflow has one, ``"agent"``.
+        role: Name of the role. A task's trajectories are compared within a role. Single-agent workflows have one role,
+            ``"agent"``.
         reward: Reward of the whole trajectory. None means the sum of its steps' rewards.
-        trainable: False for roles that are recorded but not trained.
+        trainable: Whether to train it. False for roles that are only recorded.
     """
 
     role: Name = "agent"
@@ -425,24 +427,24 @@ class Trajectory(Record):
 
     @property
     def has_reward(self) -> bool:
-        """Whether anything was set that `total_reward` can add up."""
+        """Whether any reward is set, so that `total_reward` is defined."""
         return self.reward is not None or any(
             step.reward is not None or step.token_rewards is not None for step in self.steps
         )
 
     @property
     def total_reward(self) -> float:
-        """The trajectory's reward, or the sum of its steps' rewards; in either case, plus that of single tokens.
+        """The trajectory's reward, or else the sum of its steps' rewards; plus all token rewards.
 
         Raises:
-            ValueError: If none was set: a missing reward is not a reward of 0.
+            ValueError: If no reward is set. A missing reward is not a reward of 0.
         """
         of_tokens = [float(step.token_rewards.sum()) for step in self.steps if step.token_rewards is not None]
         if self.reward is not None:
             return self.reward + sum(of_tokens)
         rewards = [step.reward for step in self.steps if step.reward is not None]
         if not rewards and not of_tokens:
-            raise ValueError(f"trajectory of role {self.role!r} has no reward, neither its own nor any step's")
+            raise ValueError(f"trajectory of role {self.role!r} has no reward; set one on the trajectory or its steps")
         return float(sum(rewards) + sum(of_tokens))
 
     @field_serializer("steps")
@@ -471,9 +473,9 @@ class Trajectory(Record):
 
 
 def _shared_prefixes(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
-    """Per step what its ``prompt_ids`` and ``messages`` add to its predecessor, where they continue it.
+    """Yields for each step what its ``prompt_ids`` and ``messages`` add to its predecessor, if they continue it.
 
-    Written and pickled trajectories hold these differences, so that they too grow linearly with the turns.
+    Written and pickled trajectories store these differences, so their size also grows linearly with the turns.
     """
     before: Step | None = None
     for step in steps:
@@ -489,7 +491,7 @@ def _shared_prefixes(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
 
 
 def _restored_steps(steps: Sequence[Any]) -> list[Any]:
-    """Steps as written by `Trajectory`, with whole prompts and conversations that share storage again."""
+    """Restores steps written by `Trajectory`: full prompts and conversations that share storage."""
     restored: list[Any] = []
     tokens: TokenLog | None = None
     said: Messages | None = None
@@ -519,11 +521,11 @@ _Log = TypeVar("_Log", TokenLog, Messages)
 
 
 def _gone_on(written: Mapping[str, Any], log: _Log | None) -> _Log:
-    """``log`` with what a step adds to it."""
+    """Extends ``log`` with the additions of a step."""
     if set(written) != {"continues", "new"} or written["continues"] is not True:
-        raise ValueError('a step that continues another is written {"continues": true, "new": [...]}')
+        raise ValueError('a step that continues another must be written as {"continues": true, "new": [...]}')
     if log is None:
-        raise ValueError("a step cannot continue where no step is before it")
+        raise ValueError("a step that continues another needs a complete step before it")
     log.extend(written["new"])
     return log
 
@@ -533,13 +535,13 @@ def _readable(error: Any) -> Any:
 
 
 class Episode(Record):
-    """One rollout of one task.
+    """Record of one rollout of a task.
 
     Attributes:
-        rollout_id: Opaque and unique in a run; the core fills it in.
-        rollout_index: Which of the task's ``rollouts_per_group`` this is.
-        is_correct: Whether the task was solved, as its checker says; None if it has no such notion.
-        error: Type and message of what went wrong, for failures only.
+        rollout_id: Opaque id, unique in a run. Filled in by the core.
+        rollout_index: Index among the task's ``rollouts_per_group`` rollouts.
+        is_correct: Whether the grader found the task solved, or None if this is not defined for the task.
+        error: Type and message of the error, for failures only.
         metrics: Numbers to average over episodes.
     """
 
@@ -556,18 +558,18 @@ class Episode(Record):
 
     @property
     def weight_version(self) -> int | None:
-        """The oldest version among its sampled steps."""
+        """Oldest weight version among its sampled steps."""
         versions = [s.weight_version for t in self.trajectories for s in t.steps if s.weight_version is not None]
         return min(versions, default=None)
 
 
 class TrajectoryGroup(Record):
-    """Trajectories of one task and role: what an advantage estimator compares with each other.
+    """Advantage group: trajectories of one task and role, which an advantage estimator compares with each other.
 
     Attributes:
         group_id: Position of the group in the run's task stream; unique in a run.
         rollout_ids: ``(trajectories,)`` ids of the rollouts they come from, in the same order.
-        weight_version: The oldest version that sampled any of its tokens.
+        weight_version: Oldest weight version that sampled any of its tokens.
     """
 
     group_id: Count
@@ -585,22 +587,23 @@ class TrajectoryGroup(Record):
 
 
 class TrainingSample(Record):
-    """One unbroken segment of a trajectory: tokens, and which of them the policy sampled.
+    """One unbroken segment of a trajectory: its tokens, and which of them the policy sampled.
 
-    Only sampled tokens have a log-probability and an advantage, so these arrays are as long as the number of sampled
-    tokens; there is nothing to pad.
+    Only sampled tokens have a log-probability and an advantage. These arrays have one entry per sampled token, so there
+    is nothing to pad.
 
     Attributes:
         token_ids: ``(tokens,)`` prompt, completions and observations in order.
         turn_spans: ``(turns, 2)`` start and stop of each sampled completion in ``token_ids``.
-        logprobs: ``(sampled_tokens,)`` of the rollout policy.
-        advantages: ``(sampled_tokens,)``.
-        proximal_logprobs: ``(sampled_tokens,)`` of the policy before the step, where the run file asks for them.
-        proximal_fractions: ``(turns,)`` where that policy is interpolated instead: how far it lies on the way from the
-            one that sampled the turn (0) to the one in training (1), by weight versions.
-        reference_logprobs: ``(sampled_tokens,)`` of the reference model, where the loss keeps the policy near it.
-        media: Images and the like, where ``token_ids`` holds placeholders.
-        weight_versions: ``(turns,)`` the version that sampled each turn.
+        logprobs: ``(sampled_tokens,)`` log-probabilities under the rollout policy.
+        advantages: ``(sampled_tokens,)`` advantages.
+        proximal_logprobs: ``(sampled_tokens,)`` log-probabilities under the policy before the step, if the run file
+            requests them.
+        proximal_fractions: ``(turns,)`` position of an interpolated proximal policy between the policy that sampled the
+            turn (0) and the one in training (1), by weight versions.
+        reference_logprobs: ``(sampled_tokens,)`` log-probabilities under the reference model, if the loss uses KL.
+        media: Media such as images; ``token_ids`` holds placeholders for them.
+        weight_versions: ``(turns,)`` weight version that sampled each turn.
     """
 
     sample_id: Name = Field(default_factory=new_id)
@@ -641,12 +644,12 @@ class TrainingSample(Record):
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return sum(stop - start for start, stop in self.turn_spans)
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the first prompt, which the samples of one group usually share."""
+        """Length of the first prompt, which samples of a group usually share."""
         return self.turn_spans[0][0] if self.turn_spans else len(self.token_ids)
 
     @property

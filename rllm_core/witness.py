@@ -1,8 +1,8 @@
-"""Says which plugin was being loaded when the process died: of a crash in a C library, nobody in it is left to say so.
+"""Reports which plugin was being loaded when the process died, for crashes in C libraries.
 
-A shell waits at the other end of a pipe and knows what is being loaded. When the pipe closes while something is, it
-prints that; else nothing. It costs a millisecond, and only the command line has one: a process that merely uses
-rllm-core is not ours to equip.
+A shell waits at the other end of a pipe and knows what is being loaded. If the pipe closes during a load, the shell
+prints that; else nothing. This costs a millisecond. Only the command line uses it, since a process that merely imports
+rllm-core should not start helper processes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ STANDARD_ERROR = 2
 
 
 class Witness:
-    """The shell and the pipe.
+    """The shell and its pipe.
 
     Attributes:
-        is_called: Whether there is to be one; it starts with the first thing that is loaded.
+        is_called: Whether to use a witness. The shell starts with the first load.
     """
 
     def __init__(self) -> None:
@@ -33,17 +33,17 @@ class Witness:
         self._loading: list[str] = []
 
     def call(self) -> None:
-        """From now on this process has a witness, and writes down where it is when it crashes."""
+        """Enables the witness, and stack traces on crashes, for this process."""
         self.is_called = os.path.exists(SHELL) and hasattr(os, "posix_spawn")  # noqa: PTH110 - no Path at start
         faulthandler.enable(STANDARD_ERROR)
 
     @contextlib.contextmanager
     def loading(self, described: str, way_out: str) -> Iterator[None]:
-        """Around the import of somebody else's code.
+        """Wraps an import of third-party code.
 
         Args:
-            described: What it is.
-            way_out: What keeps it from being loaded.
+            described: Description of the code.
+            way_out: Advice on how to avoid loading it.
         """
         if not self.is_called:
             yield
@@ -67,9 +67,9 @@ class Witness:
                 {},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, reading, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),  # who reads our output waits for nobody else
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),  # readers of our stdout must not wait for it
                 ],
-                setpgroup=0,  # a Ctrl-C is not for it
+                setpgroup=0,  # Ctrl-C must not reach it
             )
         finally:
             os.close(reading)
@@ -81,12 +81,12 @@ class Witness:
             return
         try:
             found = os.fstat(self._pipe)
-            # Somebody may have closed it, and what has its number now is not ours to write to.
+            # Other code may have closed the pipe, and the descriptor's number may now be another file.
             if (found.st_dev, found.st_ino) == self._identity:
                 os.write(self._pipe, f"{printable(line)}\n".encode())
                 return
         except OSError:
-            pass  # the shell is gone; then there is no witness
+            pass  # the shell is gone: continue without a witness
         self._pipe, self.is_called = None, False
 
 

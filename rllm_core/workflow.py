@@ -1,4 +1,4 @@
-"""Workflows: a task in, an episode out. What people publish."""
+"""Workflows: environments with rewards, which turn a task into an episode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Split = Literal["train", "validation"]
 
 
 class WorkflowConfig(BaseModel):
-    """Base of a workflow's section of the run file: unknown keys are errors."""
+    """Base class for a workflow's section of the run file. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,8 +24,8 @@ class WorkflowConfig(BaseModel):
 class Workflow(ABC):
     """An environment and its reward.
 
-    One instance serves all rollouts of a run, concurrently, so `run` keeps its state in local variables. Errors and
-    timeouts are the core's business: whatever `run` raises becomes an episode with a reason, never a reward.
+    One instance serves all rollouts of a run concurrently, so keep the state of `run` in local variables. Let errors
+    and timeouts propagate: the core turns any exception into an episode with a termination reason, never a reward.
 
         class Echo(Workflow):
             name = "echo"
@@ -39,10 +39,11 @@ class Workflow(ABC):
                 return self.episode(task, [step], reward=float(step.text == task.data["word"]))
 
     Attributes:
-        name: The name it is selected by, and the name of its section in the run file.
+        name: Name by which it is selected, and name of its section in the run file.
         config_model: Pydantic model of that section.
-        samples: False if it never asks the model: its rollouts hold what others wrote, always the same for a task.
-        services: Reward functions by name, and the sandbox of the run file; set before `tasks` is called.
+        samples: Whether it calls the model. If False, its rollouts hold example conversations, and all rollouts of a
+            task are equal.
+        services: Reward functions by name, and the sandbox of the run file. Set before `tasks` is called.
     """
 
     name: ClassVar[str]
@@ -54,37 +55,37 @@ class Workflow(ABC):
         self.services = Services()
 
     async def open(self) -> None:  # noqa: B027 - most workflows own nothing
-        """Start what all rollouts share, such as servers. Called before the first rollout, in its event loop."""
+        """Starts shared resources such as servers. Called before the first rollout, in its event loop."""
 
     async def close(self) -> None:  # noqa: B027
-        """Stop what `open` has started. Called after the last rollout has ended, also where `open` failed."""
+        """Stops what `open` started. Called after the last rollout has ended, and also if `open` failed."""
 
     @abstractmethod
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The tasks of a split, in a stable order, with ids that are unique in the workflow.
+        """Tasks of a split, in a stable order, with ids that are unique in the workflow.
 
-        A list, as a rule. A sequence that makes its tasks on demand may be of any length. A generator becomes a list.
+        Usually a list. A sequence that creates tasks on demand may have any length. A generator is converted to a list.
 
         Raises:
-            rllm_core.config.ConfigError: If a row lacks a field; says which row and which field.
+            rllm_core.config.ConfigError: If a row lacks a field; names the row and the field.
         """
 
     @abstractmethod
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Play one rollout of a task.
+        """Runs one rollout of a task.
 
         Args:
-            task: The task; shared between rollouts, read-only.
-            completer: One conversation with the policy; ``completer.fork()`` opens more.
+            task: The task, read-only and shared between rollouts.
+            completer: One conversation with the policy. ``completer.fork()`` opens another.
 
         Returns:
-            The episode, its trajectories rewarded. The core fills in the rollout's identity.
+            The episode with rewarded trajectories. The core fills in the ids of the rollout.
         """
 
     def group_of(self, episode: Episode, trajectory: Trajectory) -> str:
-        """The group a trajectory is compared in, among those of one task: by default its role.
+        """Name of the advantage group of a trajectory, among the groups of its task. Defaults to the role.
 
-        The advantage of a trajectory is relative to the other trajectories of its group, in every mode of training.
+        The advantage of a trajectory is relative to the other trajectories in its group, in every training mode.
         """
         return trajectory.role
 
@@ -98,7 +99,7 @@ class Workflow(ABC):
         termination_reason: TerminationReason = TerminationReason.DONE,
         metrics: dict[str, float] | None = None,
     ) -> Episode:
-        """The episode of a workflow with one agent. ``reward=None`` means the sum of the steps' rewards."""
+        """Builds the episode of a workflow with one agent. ``reward=None`` means the sum of the steps' rewards."""
         return Episode(
             task_id=task.task_id,
             trajectories=[Trajectory(steps=list(steps), reward=reward)],

@@ -1,8 +1,8 @@
-"""From the losses of single tokens to the one number of an optimizer step.
+"""Aggregation of token losses into the loss of an optimizer step.
 
-A step's loss is ``sum over tokens of weight * loss / denominator``. The weight of a token depends on its sequence
-only; the denominator on counts of the whole step, over all passes and ranks. A backend may therefore add up weighted
-losses as groups arrive and divide once at the end: how a step is cut changes nothing but rounding. A sequence is a
+A step's loss is ``sum over tokens of weight * loss / denominator``. A token's weight depends only on its sequence; the
+denominator depends on counts of the whole step, over all passes and ranks. A backend may therefore add up weighted
+losses as groups arrive and divide once at the end: splitting a step into passes only changes rounding. A sequence is a
 training sample, an unbroken segment of a trajectory.
 """
 
@@ -19,16 +19,16 @@ AGGREGATIONS = frozenset(get_args(AlgorithmConfig.model_fields["aggregation"].an
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How token losses are aggregated (``algorithm.aggregation``).
+    """Aggregation mode of token losses (``algorithm.aggregation``).
 
-    * ``token_mean``: over all tokens of the step (DAPO, arXiv 2503.14476, eq. 8).
-    * ``sequence_mean_token_mean``: the mean over sequences of each one's mean (GRPO, arXiv 2402.03300, eq. 3).
-    * ``sequence_mean_token_sum``: the mean over sequences of each one's sum (the policy gradient of a trajectory).
-    * ``sequence_mean_token_sum_norm``: the same over a constant (Dr. GRPO, arXiv 2503.20783).
+    * ``token_mean``: mean over all tokens of the step (DAPO, arXiv 2503.14476, eq. 8).
+    * ``sequence_mean_token_mean``: mean over sequences of their token means (GRPO, arXiv 2402.03300, eq. 3).
+    * ``sequence_mean_token_sum``: mean over sequences of their token sums (the policy gradient of a trajectory).
+    * ``sequence_mean_token_sum_norm``: the previous one, divided by a constant (Dr. GRPO, arXiv 2503.20783).
 
     Attributes:
-        name: One of these.
-        norm_tokens: The constant of the last.
+        name: One of these names.
+        norm_tokens: Constant for ``sequence_mean_token_sum_norm``.
     """
 
     name: str
@@ -36,16 +36,16 @@ class Aggregation:
 
     @classmethod
     def of(cls, config: RunConfig) -> Aggregation:
-        """That of a run."""
+        """Aggregation of a run."""
         algorithm = config.algorithm
         return cls(algorithm.aggregation, algorithm.aggregation_norm_tokens or config.rollout.max_response_tokens)
 
     def token_weight(self, sequence_tokens: int) -> float:
-        """The weight of each sampled token of a sequence with ``sequence_tokens`` of them."""
+        """Weight of each sampled token of a sequence with ``sequence_tokens`` sampled tokens."""
         if self.name == "sequence_mean_token_mean":
             return 1 / sequence_tokens
         return 1 / self.norm_tokens if self.name == "sequence_mean_token_sum_norm" else 1.0
 
     def denominator(self, step: OptimizerStep) -> int:
-        """What the weighted sum of a whole step is divided by, at least 1."""
+        """Divisor of the weighted sum of a whole step, at least 1."""
         return max(1, step.sampled_tokens if self.name == "token_mean" else step.samples)

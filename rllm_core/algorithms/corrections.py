@@ -1,10 +1,10 @@
-"""Off-policy corrections: what a token sampled by an older policy is worth to the one that is trained.
+"""Off-policy corrections: weights for tokens that an older policy sampled.
 
-Three policies: ``mu`` sampled the tokens (its log-probabilities came from the engine), ``pi_old`` is the proximal
-policy at the start of the step, ``pi_theta`` is trained. The loss's ratio is ``pi_theta / pi_old``; a correction
-answers for ``rho = pi_old / mu``. Its weights are constants, at least 0, that multiply the advantages; since every
-policy loss is linear in the scale of its advantages, that equals multiplying the loss, on every backend. Weights of 0
-mask tokens out of the sum of the loss, not out of the counts it is divided by.
+Each token involves three policies: ``mu`` sampled it (the engine reported its log-probabilities), ``pi_old`` is the
+proximal policy at the start of the step, and ``pi_theta`` is being trained. The loss's ratio is ``pi_theta / pi_old``;
+a correction covers ``rho = pi_old / mu``. Its weights are constants >= 0 that multiply the advantages. Every policy
+loss is linear in the scale of its advantages, so this equals multiplying the loss, on every backend. A weight of 0
+removes a token from the loss's sum, but not from the counts that the sum is divided by.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Correction(Configured, ABC):
     """Weights for tokens that an older policy sampled; selected by ``algorithm.corrections``.
 
     Attributes:
-        is_mask: Whether its weights are 0 and 1 only. Masks combine with anything; of the others a run has one at most,
-            since two would count the same ratio twice.
+        is_mask: Whether its weights are only 0 and 1. Masks combine freely. A run may use at most one other
+            correction, since two would count the same ratio twice.
     """
 
     is_mask: ClassVar[bool] = False
@@ -44,16 +44,16 @@ class Correction(Configured, ABC):
         """Weights of shape ``(tokens,)``.
 
         Args:
-            log_ratios: ``(tokens,)`` of ``log rho``, clamped to +-20, for all sampled tokens of some sequences.
-            starts: ``(sequences,)`` where each sequence begins; each has at least one token.
+            log_ratios: ``(tokens,)`` ``log rho``, clamped to +-20, for all sampled tokens of some sequences.
+            starts: ``(sequences,)`` start position of each sequence. Every sequence has at least one token.
         """
 
 
 class Corrections:
-    """All corrections of a run, as one factor.
+    """All corrections of a run, combined into one factor.
 
     Args:
-        corrections: In the order of the run file.
+        corrections: Corrections in the order of the run file.
     """
 
     def __init__(self, corrections: Sequence[Correction]) -> None:
@@ -65,12 +65,12 @@ class Corrections:
     def weights(
         self, log_ratios: npt.NDArray[np.floating], starts: Starts, task_ids: Sequence[str] | None = None
     ) -> Weights:
-        """``(tokens,)`` the product of all weights; 1 without corrections.
+        """``(tokens,)`` product of all weights; 1 without corrections.
 
         Args:
-            log_ratios: ``(tokens,)`` of proximal over rollout log-probabilities.
-            starts: ``(sequences,)`` where each sequence begins.
-            task_ids: ``(sequences,)`` for errors.
+            log_ratios: ``(tokens,)`` proximal minus rollout log-probabilities.
+            starts: ``(sequences,)`` start position of each sequence.
+            task_ids: ``(sequences,)`` task ids for errors.
 
         Raises:
             RunError: If a correction fails, or its weights are not finite, negative, or not one per token.
@@ -80,7 +80,7 @@ class Corrections:
         for correction in self.corrections:
             try:
                 weights = np.asarray(correction(clamped, starts), np.float64)
-            except Exception as error:  # it may be anybody's
+            except Exception as error:  # a correction may come from any plugin
                 raise RunError(f"{correction.label} failed: {blamed(error)}") from error
             wrong = None if weights.shape != clamped.shape else np.flatnonzero(~np.isfinite(weights) | (weights < 0))
             if wrong is None or wrong.size:
@@ -89,7 +89,7 @@ class Corrections:
                     what = f"task {task_ids[np.searchsorted(starts, wrong[0], 'right') - 1]!r}: {what}"
                 raise RunError(what)
             if correction.is_mask and not ((weights == 0) | (weights == 1)).all():
-                raise RunError(f"{correction.label} says that it is a mask, and must return 0 or 1 per token")
+                raise RunError(f"{correction.label} declares is_mask, so it must return 0 or 1 per token")
             product *= weights
         return product
 
@@ -101,7 +101,7 @@ class Corrections:
 class CapOptions(Section):
     """``algorithm.correction_options`` of ``token_tis`` and ``sequence_tis``."""
 
-    cap: float = Field(default=2.0, ge=1, description="Largest weight.")
+    cap: float = Field(default=2.0, ge=1, description="Maximum weight.")
 
 
 class TokenTIS(Correction):
@@ -119,9 +119,9 @@ class TokenTIS(Correction):
 
 
 class SequenceTIS(Correction):
-    """``min(product of rho over the sequence, cap)`` for each of its tokens: what a sequence as a whole is worth.
+    """``min(product of rho over the sequence, cap)`` for each token of the sequence.
 
-    Source: as `TokenTIS`, for sequences; unbiased below the cap, of a variance that grows with their length.
+    Source: as `TokenTIS`, for sequences. Unbiased below the cap; the variance grows with the sequence length.
     """
 
     options_model = CapOptions
@@ -135,8 +135,8 @@ class SequenceTIS(Correction):
 class IcePopOptions(Section):
     """``algorithm.correction_options`` of ``icepop``."""
 
-    low: float = Field(default=0.5, ge=0, le=1, description="Tokens with a ratio below it are masked.")
-    high: float = Field(default=5.0, ge=1, description="Tokens with a ratio above it are masked.")
+    low: float = Field(default=0.5, ge=0, le=1, description="Ratio below which a token is masked.")
+    high: float = Field(default=5.0, ge=1, description="Ratio above which a token is masked.")
 
 
 class IcePop(Correction):
@@ -156,14 +156,14 @@ class IcePop(Correction):
 class SequenceMISOptions(Section):
     """``algorithm.correction_options`` of ``sequence_mis``."""
 
-    low: float = Field(default=0.0, ge=0, le=1, description="Sequences whose ratio is below it are masked.")
-    high: float = Field(default=3.0, ge=1, description="Sequences whose ratio is above it are masked.")
+    low: float = Field(default=0.0, ge=0, le=1, description="Ratio below which a sequence is masked.")
+    high: float = Field(default=3.0, ge=1, description="Ratio above which a sequence is masked.")
 
 
 class SequenceMIS(Correction):
-    """The product of ``rho`` over the sequence inside ``[low, high]``, else 0 for all of its tokens.
+    """Product of ``rho`` over the sequence if it is inside ``[low, high]``, else 0 for all tokens of the sequence.
 
-    Source: as `SequenceTIS`, masked instead of capped; the bound is that of TRL's ``sequence_mask``.
+    Source: as `SequenceTIS`, masked instead of capped. The bound is the one of TRL's ``sequence_mask``.
     """
 
     options_model = SequenceMISOptions
@@ -193,12 +193,12 @@ class Importance(Correction):
 class GeometricRejectionOptions(Section):
     """``algorithm.correction_options`` of ``geometric_rejection``."""
 
-    low: float = Field(default=0.999, ge=0, le=1, description="Sequences with a smaller mean are masked.")
-    high: float = Field(default=1.001, ge=1, description="Sequences with a larger mean are masked.")
+    low: float = Field(default=0.999, ge=0, le=1, description="Mean ratio below which a sequence is masked.")
+    high: float = Field(default=1.001, ge=1, description="Mean ratio above which a sequence is masked.")
 
 
 class GeometricRejection(Correction):
-    """Keeps sequences whose geometric mean of ``rho`` is inside ``[low, high]``, whatever their length.
+    """Keeps sequences whose geometric mean of ``rho`` is inside ``[low, high]``, independent of length.
 
     Source: Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch"
     (2025); verl's ``rollout_rs = "geometric"``.
@@ -218,7 +218,7 @@ class GeometricRejection(Correction):
 class K3RejectionOptions(Section):
     """``algorithm.correction_options`` of ``k3_rejection``."""
 
-    limit: float = Field(default=0.01, gt=0, description="Sequences with a larger mean are masked.")
+    limit: float = Field(default=0.01, gt=0, description="Estimated divergence above which a sequence is masked.")
 
 
 class K3Rejection(Correction):
@@ -246,14 +246,14 @@ def _lengths(values: Weights, starts: Starts) -> Starts:
 
 
 def _products(log_ratios: LogRatios, starts: Starts) -> Weights:
-    """``(sequences,)`` of ``rho``, the logarithm clamped."""
+    """``(sequences,)`` products of ``rho``, clamped in log space."""
     sums = np.add.reduceat(log_ratios, starts)
     products: Weights = np.exp(np.clip(sums, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     return products
 
 
 def _means(values: Weights, starts: Starts) -> Weights:
-    """``(sequences,)``."""
+    """``(sequences,)`` means."""
     means: Weights = np.add.reduceat(values, starts) / _lengths(values, starts)
     return means
 

@@ -1,4 +1,4 @@
-"""How far the policy in training is from the one that sampled, and what losses and corrections make of it."""
+"""Metrics of the distance between training and sampling policy, and of the effect of losses and corrections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CELLS = len(_SIGNS) * len(_AGES)
 
 
 class _Split:
-    """Token counts and a sum, by sign of the advantage and age, ``(signs * ages,)``."""
+    """Token counts and a sum, by sign of the advantage and staleness, ``(signs * ages,)``."""
 
     def __init__(self) -> None:
         self.tokens = np.zeros(_CELLS)
@@ -28,7 +28,7 @@ class _Split:
         self.sum += np.bincount(cells, values, minlength=_CELLS)
 
     def means(self, name: str, *, by_sign: bool) -> dict[str, float]:
-        """The mean as ``name``, and those of its parts as ``name/part`` where there is more than one age."""
+        """Returns the mean as ``name``, and means of parts as ``name/part``; by age only if there are several."""
         tokens, sums = (array.reshape(len(_SIGNS), len(_AGES)) for array in (self.tokens, self.sum))
         if not tokens.any():
             return {}
@@ -44,11 +44,11 @@ class _Split:
 
 
 class OffPolicyDiagnostics:
-    """Adds up what is known of the tokens of an optimizer step, however they are cut into passes.
+    """Accumulates metrics over the tokens of an optimizer step, independent of the split into passes.
 
-    Tokens with an advantage of 0 teach nothing and are left out, as are those whose rollout log-probability is unknown.
-    Whoever computes a quantity adds it: a backend those of its forward pass and its loss, the core those of corrections
-    that it applies itself. The names of `flush` are explained in ``docs/run-folder.md``.
+    Excludes tokens with an advantage of 0 and tokens with an unknown rollout log-probability. A backend adds the
+    quantities of its forward pass and its loss; the core adds those of corrections that it applies itself.
+    ``docs/run-folder.md`` explains the names that `flush` returns.
     """
 
     def __init__(self) -> None:
@@ -67,14 +67,14 @@ class OffPolicyDiagnostics:
         weights: npt.NDArray[np.floating] | None = None,
         clipped: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add some tokens.
+        """Adds some tokens.
 
         Args:
-            advantages: ``(tokens,)``, before corrections.
-            ages: ``(tokens,)`` weight versions between sampling and training.
-            log_ratios: ``(tokens,)`` of proximal over rollout log-probabilities, NaN where the latter are unknown.
-            weights: ``(tokens,)`` of the corrections.
-            clipped: ``(tokens,)`` what `rllm_core.algorithms.torch_losses.PolicyLoss.clipped` says.
+            advantages: ``(tokens,)`` advantages before corrections.
+            ages: ``(tokens,)`` staleness: weight versions between sampling and training.
+            log_ratios: ``(tokens,)`` proximal minus rollout log-probabilities, NaN if the latter are unknown.
+            weights: ``(tokens,)`` weights of the corrections.
+            clipped: ``(tokens,)`` result of `rllm_core.algorithms.torch_losses.PolicyLoss.clipped`.
         """
         chosen = advantages != 0
         if log_ratios is not None:
@@ -101,7 +101,7 @@ class OffPolicyDiagnostics:
             self._clipped.add(cells, clipped if everything else clipped[chosen])
 
     def flush(self) -> dict[str, float]:
-        """The metrics of everything since the last flush; those that nothing was added for are left out."""
+        """Returns the metrics since the last flush, without those that have no data."""
         metrics = self._log_ratio.means("off_policy_log_ratio", by_sign=False)
         if metrics:
             tokens = float(self._log_ratio.tokens.sum())
@@ -118,7 +118,7 @@ class OffPolicyDiagnostics:
 
 
 def token_ages(samples: Sequence[TrainingSample], weight_version: int) -> npt.NDArray[np.int64]:
-    """``(sampled_tokens,)`` of all samples: versions between what sampled each token and ``weight_version``."""
+    """``(sampled_tokens,)`` staleness of each token of all samples: weight versions behind ``weight_version``."""
     versions = np.array([version for sample in samples for version in sample.weight_versions], np.int64)
     lengths = [stop - start for sample in samples for start, stop in sample.turn_spans]
     return np.repeat(weight_version - versions, lengths)

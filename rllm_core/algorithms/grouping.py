@@ -1,4 +1,4 @@
-"""Episodes of one task to groups of trajectories, and which groups are worth training."""
+"""Grouping of a task's trajectories into advantage groups, and filtering of groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rllm_core.types import Episode, Trajectory, TrajectoryGroup
 
 
 class FilterReason(StrEnum):
-    """Why rollouts that ended well were not trained."""
+    """Why succeeded rollouts were not trained."""
 
     INCOMPLETE_GROUP = "incomplete_group"
     TOO_FEW = "too_few_trajectories"
@@ -21,7 +21,7 @@ class FilterReason(StrEnum):
 
     @property
     def is_of_policy(self) -> bool:
-        """Whether it tells how the policy did, and not that something failed or that nobody asked the policy."""
+        """Whether the reason reflects the policy's results, not a failure or the absence of sampled tokens."""
         return self not in (FilterReason.INCOMPLETE_GROUP, FilterReason.NOTHING_SAMPLED)
 
 
@@ -29,7 +29,7 @@ GroupOf = Callable[[Episode, Trajectory], str]
 
 
 def by_role(episode: Episode, trajectory: Trajectory) -> str:
-    """Trajectories of one role are compared with each other."""
+    """Groups trajectories by role."""
     return trajectory.role
 
 
@@ -41,17 +41,17 @@ def group_trajectories(
     *,
     dispatched_version: int = 0,
 ) -> list[TrajectoryGroup]:
-    """The trainable trajectories of one task, in groups in the order in which they first appear.
+    """Groups the trainable trajectories of one task. Groups are in order of first appearance.
 
     Args:
         group_id: Position of the task in the run's task stream.
-        task_id: The task all episodes are of.
-        episodes: Finished rollouts, in the order of their ``rollout_index``.
-        group_of: Which group a trajectory belongs to.
-        dispatched_version: Live when they began; the version of groups that nobody sampled.
+        task_id: Task of all episodes.
+        episodes: Finished rollouts, sorted by ``rollout_index``.
+        group_of: Returns the group name of a trajectory.
+        dispatched_version: Weight version at dispatch, used for groups without sampled tokens.
 
     Raises:
-        TypeError: If that is not text.
+        TypeError: If ``group_of`` does not return a non-empty string.
     """
     members: dict[str, list[tuple[int, int]]] = {}
     for position, episode in enumerate(episodes):
@@ -59,7 +59,7 @@ def group_trajectories(
             if trajectory.trainable and trajectory.steps:
                 name = group_of(episode, trajectory)
                 if not isinstance(name, str) or not name:
-                    raise TypeError(f"group_of() returned {name!r} for task {task_id!r}; it must name a group")
+                    raise TypeError(f"group_of() returned {name!r} for task {task_id!r}; it must return a group name")
                 members.setdefault(name, []).append((position, index))
     groups = []
     for role, positions in members.items():
@@ -81,12 +81,12 @@ def group_trajectories(
 def filter_reason(
     group: TrajectoryGroup, *, min_group_size: int, drop_uniform: bool, learns_written: bool = False
 ) -> FilterReason | None:
-    """Why ``group`` is not trained, or None if it is.
+    """Returns the reason why ``group`` is not trained, or None if it is trained.
 
-    A group without rewards, or with some missing, is not uniform: its estimator needs none.
+    A group with missing rewards is never uniform, since its estimator needs none.
 
-    Rewards are compared as they were given, before any shaping: DAPO (arXiv 2503.14476, eq. 11) keeps a group if, and
-    only if, some of its answers are right and some are wrong, however long they are.
+    Rewards are compared before any shaping: DAPO (arXiv 2503.14476, eq. 11) keeps a group if and only if some of its
+    answers are right and some are wrong, independent of their length.
     """
     if len(group.trajectories) < min_group_size:
         return FilterReason.TOO_FEW

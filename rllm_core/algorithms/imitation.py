@@ -1,4 +1,4 @@
-"""What goes together with learning from what others wrote, and from a teacher; anything else is refused early."""
+"""Checks that settings fit supervised training and distillation; others are rejected early."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rllm_core.workflow import Workflow
 def check_imitation(
     config: RunConfig, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow, plugins: PluginManager
 ) -> None:
-    """Refuse settings that mean nothing, or something else, without rewards or without sampling.
+    """Rejects settings without a meaning, or with a different one, in training without rewards or sampling.
 
     Raises:
-        ConfigError: With the first of them.
+        ConfigError: For the first such setting.
     """
     _check_workflow(config, chosen, workflow)
     _check_rewards(config, chosen)
@@ -34,9 +34,9 @@ def _names(config: RunConfig) -> list[str]:
 
 
 def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
-    """Refuse settings about rewards that would change nothing, or that rollouts of this kind cannot have.
+    """Rejects reward settings that would have no effect, or that do not apply to such rollouts.
 
-    The filter of uniform groups looks at rewards that a workflow gives, whether an estimator uses them or not.
+    The filter of uniform groups uses the workflow's rewards even if no estimator does.
     """
     estimators = chosen.estimators.all
     nobody_uses_them = not any(estimator.needs_rewards for estimator in estimators)
@@ -49,7 +49,7 @@ def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
 
 
 def _about_rewards(config: RunConfig) -> Iterator[tuple[str, bool, bool]]:
-    """What a setting must be, whether it is something else, and whether it changes what estimators see."""
+    """Yields the required value of a setting, whether it differs, and whether it affects the estimators' input."""
     algorithm = config.algorithm
     yield "algorithm.filter_uniform_groups must be false", algorithm.filter_uniform_groups, False
     kl_in_reward = algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"
@@ -61,15 +61,15 @@ def _check_workflow(config: RunConfig, chosen: Algorithm, workflow: Workflow) ->
     if workflow.samples:
         if chosen.estimators.default.learns_written:
             raise ConfigError(
-                f"algorithm.name = {config.algorithm.name!r} learns what others wrote, and workflow "
-                f"{config.workflow!r} asks the model; set workflow = 'sft' (and what to read, in [sft]), or choose "
+                f"algorithm.name = {config.algorithm.name!r} learns from example conversations, but workflow "
+                f"{config.workflow!r} samples from the model; set workflow = 'sft' (and its data in [sft]), or choose "
                 "another estimator"
             )
         return
     if not chosen.estimators.learns_written:
         raise ConfigError(
-            f"algorithm.name = {config.algorithm.name!r} credits what the model sampled, and workflow "
-            f"{config.workflow!r} never asks it; leave [algorithm] out, or set algorithm.name = 'sft'"
+            f"algorithm.name = {config.algorithm.name!r} learns from completions of the model, but workflow "
+            f"{config.workflow!r} samples none; remove [algorithm], or set algorithm.name = 'sft'"
         )
     if config.training.rollouts_per_group > 1:
         raise ConfigError(
@@ -84,23 +84,23 @@ def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algori
     for_written = sorted(name for name, provided in losses.items() if provided.record.learns_written)
     if algorithm.loss in losses and algorithm.loss not in for_written:
         raise ConfigError(
-            f"algorithm.loss = {algorithm.loss!r} is for tokens that the model sampled; what others wrote is learnt "
-            f"with {' or '.join(for_written)}"
+            f"algorithm.loss = {algorithm.loss!r} is for sampled tokens; for target tokens, use "
+            f"{' or '.join(for_written)}"
         )
     if algorithm.proximal_policy != "rollout" or chosen.corrections:
         raise ConfigError(
-            "algorithm.proximal_policy must be 'rollout' and algorithm.corrections empty: what others wrote has no "
-            "policy that could be too old"
+            "algorithm.proximal_policy must be 'rollout' and algorithm.corrections empty: target tokens were not "
+            "sampled by a policy"
         )
     if config.rollout.temperature != 1:
         raise ConfigError(
-            f"rollout.temperature = {config.rollout.temperature:g} must be 1 for an estimator that learns what others "
-            "wrote: the likelihood is that of the model as it is"
+            f"rollout.temperature = {config.rollout.temperature:g} must be 1 for an estimator that learns target "
+            "tokens: the loss uses the model's unscaled likelihood"
         )
     if config.training.validation_rollouts and "current" not in capabilities.policies:
         raise ConfigError(
             f"training.validation_rollouts must be 0: backend {config.backend!r} computes no log-probabilities, which "
-            "validation on what others wrote reports"
+            "validation on target tokens reports"
         )
 
 
@@ -112,8 +112,8 @@ def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algori
     ]
     if config.teacher.engine and not wanting:
         raise ConfigError(
-            f"[teacher] is set, and estimator {config.algorithm.name!r} asks no teacher; set algorithm.name = "
-            "'distill', or leave [teacher] out"
+            f"[teacher] is set, but estimator {config.algorithm.name!r} uses no teacher; set algorithm.name = "
+            "'distill', or remove [teacher]"
         )
     if not wanting:
         return
@@ -124,7 +124,7 @@ def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algori
         )
     if config.training.staleness_threshold > 0 and "current" not in capabilities.policies:
         raise ConfigError(
-            f"training.staleness_threshold must be 0: backend {config.backend!r} computes no log-probabilities, with "
-            "which what older weights sampled is compared with the teacher"
+            f"training.staleness_threshold must be 0: backend {config.backend!r} computes no log-probabilities, which "
+            "are needed to compare tokens of older weights with the teacher"
         )
     check_teacher(config, plugins)

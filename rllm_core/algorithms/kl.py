@@ -18,13 +18,13 @@ def kl_estimate(
 ) -> npt.NDArray[np.float64]:
     """``(tokens,)`` estimates of ``KL(policy || reference)``, from tokens of the policy.
 
-    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x``, k2 ``x^2 / 2``, k3 ``e^x - x - 1``.
+    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x``, k2 is ``x^2 / 2``, k3 is ``e^x - x - 1``.
     Source: Schulman, "Approximating KL Divergence" (2020).
 
     Args:
-        logprobs: ``(tokens,)`` of the policy.
-        reference_logprobs: ``(tokens,)`` of the reference model.
-        estimator: Which one.
+        logprobs: ``(tokens,)`` log-probabilities under the policy.
+        reference_logprobs: ``(tokens,)`` log-probabilities under the reference model.
+        estimator: ``k1``, ``k2`` or ``k3``.
     """
     difference = np.asarray(reference_logprobs, np.float64) - logprobs
     x: npt.NDArray[np.float64] = np.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -34,10 +34,10 @@ def kl_estimate(
 
 
 def kl_notes(kl: KLConfig) -> list[str]:
-    """Settings that do not do what they seem to, for ``--dry-run``."""
+    """Notes for ``--dry-run`` on settings that do not have the expected effect."""
     if kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1":
         return [
-            "algorithm.kl.estimator = 'k1' in the loss has a gradient of zero on average, so it adds noise and keeps "
-            "nothing near the reference model; take 'k2' or 'k3', or algorithm.kl.place = 'reward'"
+            "algorithm.kl.estimator = 'k1' in the loss has a gradient of zero on average, so it only adds noise and "
+            "does not keep the policy near the reference model; use 'k2' or 'k3', or algorithm.kl.place = 'reward'"
         ]
     return []

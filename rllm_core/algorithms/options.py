@@ -1,4 +1,4 @@
-"""What estimators, corrections and losses have in common: a name in the run file, and parameters of their own."""
+"""Base class of estimators, corrections and losses, which have options in the run file."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rllm_core.run_file import validated
 
 
 class Configured:
-    """A piece of an algorithm with parameters.
+    """A component of an algorithm with options.
 
     Attributes:
-        options_model: What its parameters may be; none unless a subclass says otherwise.
-        options: The parameters, checked. Subclasses annotate it with their model.
-        label: What errors call it: its class, or where a run has chosen it, its kind, name and package.
+        options_model: Model of its options. By default, there are none.
+        options: The validated options. Subclasses annotate it with their model.
+        label: Name in errors: its class, or its kind, name and package if a run has selected it.
 
     Args:
-        options: The table of parameters.
-        where: Its place in the run file, for errors.
+        options: Table of options.
+        where: Position of the table in the run file, for errors.
 
     Raises:
-        rllm_core.errors.ConfigError: If the parameters are not what the model says.
+        rllm_core.errors.ConfigError: If the options do not match the model.
     """
 
     options_model: ClassVar[type[Section]] = Section

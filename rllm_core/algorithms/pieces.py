@@ -1,4 +1,4 @@
-"""One piece of an algorithm by its name: found, loaded, given its parameters. Every mistake is one line."""
+"""Components of an algorithm: finds them by name, loads them and sets their options. Errors are one line each."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PIECE_KINDS: tuple[type[providers.Provider], ...] = (
 
 
 def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configured]:
-    """The class behind a record; that of a loss imports torch.
+    """Returns the class behind a record. Loading a loss imports torch.
 
     Raises:
-        PluginError: If it cannot be imported, or is no such piece.
+        PluginError: If it cannot be imported, or has the wrong base class.
     """
     record = provided.record
     found: Any = plugins.load(provided)
@@ -36,18 +36,18 @@ def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configu
     if not isinstance(found, type) or not issubclass(found, base):
         raise PluginError(
             f"{record.kind} {record.name!r} ({provided.plugin.label}): {record.load} is no subclass of "
-            f"{base.__module__}.{base.__name__}; choose another, and tell its authors"
+            f"{base.__module__}.{base.__name__}; choose another, and report this to its authors"
         )
     if not issubclass(found.options_model, Section):
         raise PluginError(
             f"{record.kind} {record.name!r} ({provided.plugin.label}): its options_model is no subclass of "
-            "rllm_core.config.Section, so unknown keys would be ignored; choose another, and tell its authors"
+            "rllm_core.config.Section, so unknown keys would be ignored; choose another, and report this to its authors"
         )
     return found
 
 
 def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
-    """Name, default (null if it is required, or unset) and description of every option, as JSON."""
+    """Returns the name, default (null if required or unset) and description of every option, as JSON."""
     return [
         {
             "name": name,
@@ -64,19 +64,19 @@ def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
 def configured(
     plugins: PluginManager, kind: type[providers.Provider], key: str, name: str, options: Mapping[str, Any], where: str
 ) -> Any:
-    """The piece of a kind that has a name, with its parameters.
+    """Creates the component with a given kind and name.
 
     Args:
-        plugins: Where it may come from.
+        plugins: Plugins that may provide it.
         kind: Record class.
-        key: The key of the run file that says ``name``.
-        name: What it says.
-        options: The parameters the run file has for it.
-        where: Their place in it.
+        key: Key of the run file that selects it.
+        name: Value of that key.
+        options: Its options in the run file.
+        where: Position of the options in the run file.
 
     Raises:
-        ConfigError: If the parameters are wrong.
-        PluginError: If nobody has the name, or what has it is broken.
+        ConfigError: If the options are wrong.
+        PluginError: If no provider has the name, or the provider is broken.
     """
     try:
         provided = plugins.select(kind, name)
@@ -88,16 +88,17 @@ def configured(
         owners = [] if option in found.options_model.model_fields else _who_has(plugins, kind, option)
         if owners:
             raise ConfigError(
-                f"unknown key {f'{where}.{option}'!r}: it is an option of {' and '.join(map(repr, owners))}, and "
-                f"{key} = {name!r}; take it out, or choose the other"
+                f"unknown key {f'{where}.{option}'!r}: it is an option of {' and '.join(map(repr, owners))}, but "
+                f"{key} = {name!r}; remove it, or change {key}"
             )
     try:
         piece = found(options, where=where)
     except UserError:
         raise
-    except Exception as error:  # it may be anybody's
+    except Exception as error:  # the class may come from any plugin
         raise PluginError(
-            f"{label} cannot be made: {located(error, provided.plugin.package)}; choose another, and tell its authors"
+            f"{label} cannot be created: {located(error, provided.plugin.package)}; choose another, and report this to "
+            "its authors"
         ) from error
     piece.label = label
     return piece
@@ -112,7 +113,7 @@ def _base(kind: type[providers.Provider]) -> type[Configured]:
 
 
 def _who_has(plugins: PluginManager, kind: type[providers.Provider], option: str) -> list[str]:
-    """The names of pieces that take an option; one that is broken takes none."""
+    """Names of the components that have an option, without broken ones."""
     owners = []
     for name, provided in plugins.providers(kind).items():
         try:

@@ -1,4 +1,4 @@
-"""Trajectories to training samples: one per unbroken token sequence."""
+"""Conversion of trajectories to training samples: one per unbroken token sequence."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rllm_core.types import Floats, Step, TrainingSample, Trajectory, Trajectory
 
 
 class Segment(NamedTuple):
-    """An unbroken token sequence of a trajectory, by positions of its steps.
+    """An unbroken token sequence of a trajectory, as positions of steps.
 
     Attributes:
-        last: Its last step, whose prompt and completion are the whole sequence.
-        trained: Those of its steps whose completions are trained, at least one.
+        last: Position of the last step, whose prompt and completion are the whole sequence.
+        trained: Positions of the steps whose completions are trained, at least one.
     """
 
     last: int
@@ -25,10 +25,10 @@ class Segment(NamedTuple):
 
 
 def segments(steps: Sequence[Step]) -> list[list[int]]:
-    """Positions of steps that continue each other token for token, in order.
+    """Groups positions of steps that continue each other token for token, in order.
 
-    The prefix is checked here whatever the steps claim: where it does not hold, a new segment begins. Nothing is
-    masked away.
+    The prefix is checked regardless of the steps' own segment numbers. A mismatch starts a new segment, so no token is
+    lost.
     """
     result: list[list[int]] = []
     for position, step in enumerate(steps):
@@ -46,16 +46,16 @@ def training_samples(
     learns_written: bool = False,
     credited_by: str = "the estimator",
 ) -> list[TrainingSample]:
-    """The samples of a group.
+    """Builds the training samples of a group.
 
     Args:
         group: Trajectories, all of them with steps.
-        credits: Per trajectory ``(steps,)``, or per step ``(completion_tokens,)``.
-        learns_written: Whether tokens that nobody sampled are trained, too.
-        credited_by: Who says so, for errors.
+        credits: Advantages: per trajectory ``(steps,)``, or per step ``(completion_tokens,)``.
+        learns_written: Whether to train tokens that the policy did not sample, too.
+        credited_by: Source of the advantages, for errors.
 
     Returns:
-        One sample per segment with at least one token that is trained.
+        One sample per segment with at least one trained token.
 
     Raises:
         ValueError: If an advantage is missing, superfluous or not finite, or a completion has no prompt.
@@ -69,7 +69,7 @@ def training_samples(
 
 
 def trained_segments(trajectory: Trajectory, *, learns_written: bool = False) -> list[Segment]:
-    """The segments of a trajectory that are trained, one per sample of `training_samples`, in that order."""
+    """Returns the trained segments of a trajectory, in the order of `training_samples`."""
     result = []
     for positions in segments(trajectory.steps):
         steps = [(position, trajectory.steps[position]) for position in positions]
@@ -80,7 +80,7 @@ def trained_segments(trajectory: Trajectory, *, learns_written: bool = False) ->
 
 
 def with_token_rewards(group: TrajectoryGroup, rewards: Sequence[Floats]) -> TrajectoryGroup:
-    """The group, its tokens rewarded in addition to what they are.
+    """Returns the group with additional token rewards.
 
     Args:
         group: Trajectories.
@@ -97,12 +97,12 @@ def with_token_rewards(group: TrajectoryGroup, rewards: Sequence[Floats]) -> Tra
 def with_tokens(
     group: TrajectoryGroup, values: Sequence[Floats], changed: Callable[[Step, Floats], Step]
 ) -> TrajectoryGroup:
-    """The group with every sampled step replaced by ``changed`` of it and of the values of its completion's tokens.
+    """Returns the group with every sampled step replaced by ``changed(step, values of its completion's tokens)``.
 
     Args:
         group: Trajectories.
         values: Per sample of `training_samples`, ``(sampled_tokens,)``.
-        changed: From a step and ``(completion_tokens,)`` to a step.
+        changed: Function from a step and ``(completion_tokens,)`` values to a step.
     """
     remaining = iter(values)
     trajectories = []
@@ -123,7 +123,7 @@ def _check(group: TrajectoryGroup, trajectory: Trajectory, credit: Credit, credi
     parts, shapes = ([*credit], [(len(s.completion_ids),) for s in steps]) if per_token else ([credit], [(len(steps),)])
     try:
         with np.errstate(over="ignore"):  # samples hold float32
-            # Text of digits would become numbers here, and so would None.
+            # Check the kind first: astype would turn digit strings and None into numbers.
             arrays = [array.astype(np.float32) for array in map(np.asarray, parts) if array.dtype.kind in "fiu"]
     except (TypeError, ValueError):  # no numbers at all
         arrays = []
@@ -140,7 +140,7 @@ def _sample(
     if not len(sampled[0].prompt_ids):
         raise ValueError(f"task {group.task_id!r}: a sample cannot begin with a sampled token: there was no prompt")
     logprobs = [step.logprobs for step in sampled if step.logprobs is not None]
-    # Joined from validated steps and the advantages checked above, in lengths that follow from one another.
+    # No validation needed: steps are validated, advantages checked above, and all lengths follow from them.
     return TrainingSample.model_construct(
         sample_id=new_id(),
         group_id=group.group_id,
@@ -156,7 +156,7 @@ def _sample(
 
 
 def _spread(credit: Credit, positions: Sequence[int], lengths: Sequence[int]) -> Floats:
-    """``(sampled_tokens,)``; one value for all of them takes no memory, however many tokens there are."""
+    """``(sampled_tokens,)`` advantages. A single value for all tokens is stored once."""
     if isinstance(credit, list):
         return np.concatenate([np.asarray(credit[position], np.float32) for position in positions])
     values = [float(credit[position]) for position in positions]

@@ -1,4 +1,4 @@
-"""The pieces of a run's algorithm, chosen by their names in the run file."""
+"""Selection of a run's algorithm components by their names in the run file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What the core computes itself: everything but the loss.
+    """The components that the core computes itself: everything but the loss.
 
     Attributes:
-        estimators: Advantages.
+        estimators: Advantage estimators by role.
         corrections: Off-policy corrections.
     """
 
@@ -32,11 +32,11 @@ class Algorithm:
 
     @classmethod
     def of(cls, config: RunConfig, plugins: PluginManager) -> Algorithm:
-        """Load and configure the pieces of a run.
+        """Loads and configures the components of a run.
 
         Raises:
-            ConfigError: If a name is unknown, its parameters are wrong, or corrections would count a ratio twice.
-            PluginError: If the plugin of one is broken.
+            ConfigError: If a name is unknown, options are wrong, or corrections would count a ratio twice.
+            PluginError: If the plugin of a component is broken.
         """
         algorithm = config.algorithm
 
@@ -57,11 +57,11 @@ class Algorithm:
 
 
 def corrections_of(config: RunConfig, plugins: PluginManager) -> Corrections:
-    """The corrections of a run, for backends that apply them themselves.
+    """Returns the corrections of a run, for backends that apply them themselves.
 
     Raises:
-        ConfigError: If a name is unknown, its parameters are wrong, or they would count a ratio twice.
-        PluginError: If the plugin of one is broken.
+        ConfigError: If a name is unknown, options are wrong, or the corrections would count a ratio twice.
+        PluginError: If the plugin of a correction is broken.
     """
     algorithm = config.algorithm
     found: list[Correction] = []
@@ -72,23 +72,23 @@ def corrections_of(config: RunConfig, plugins: PluginManager) -> Corrections:
     if found and algorithm.proximal_policy == "rollout":
         raise ConfigError(
             f"algorithm.corrections = {list(algorithm.corrections)} needs algorithm.proximal_policy = 'forward' or "
-            "'interpolated': with 'rollout' the ratio of the loss is already the one to the policy that sampled, and "
-            "would be counted twice"
+            "'interpolated': with 'rollout', the ratio of the loss already refers to the sampling policy, so the "
+            "correction would count it twice"
         )
     weighing = [name for name, one in zip(algorithm.corrections, found, strict=True) if not one.is_mask]
     if len(weighing) > 1 or len(set(algorithm.corrections)) < len(found):
         raise ConfigError(
-            f"algorithm.corrections = {list(algorithm.corrections)} counts one ratio twice: choose one of "
-            f"{', '.join(sorted(set(weighing)) or algorithm.corrections)}, beside any masks"
+            f"algorithm.corrections = {list(algorithm.corrections)} counts one ratio twice: use only one of "
+            f"{', '.join(sorted(set(weighing)) or algorithm.corrections)}, plus any masks"
         )
     return Corrections(found)
 
 
 def policy_loss(config: RunConfig, plugins: PluginManager) -> PolicyLoss:
-    """The loss of a run, for backends that train with torch.
+    """Returns the loss of a run, for backends that train with torch.
 
     Raises:
-        ConfigError: If its name is unknown or its parameters are wrong.
+        ConfigError: If its name is unknown or its options are wrong.
         PluginError: If its plugin is broken.
     """
     name, options = config.algorithm.loss, config.algorithm.loss_options

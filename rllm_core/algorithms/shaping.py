@@ -1,4 +1,4 @@
-"""What is added to rewards before advantages are computed; rewards that are reported stay as they were given."""
+"""Reward shaping before advantages are computed. Reported rewards stay unshaped."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rllm_core.types import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True)
 class OverlongPenalty:
-    """Soft overlong punishment.
+    """Soft overlong penalty.
 
-    With ``L = max_tokens`` and ``c = penalty_tokens``, to the reward of a response of ``n`` tokens is added::
+    With ``L = max_tokens`` and ``c = penalty_tokens``, a response of ``n`` tokens adds this to the reward::
 
         0                            if n <= L - c
         penalty * (L - c - n) / c    if L - c < n <= L
         -penalty                     if n > L
 
-    Source: DAPO, arXiv 2503.14476, eq. 13. The response of a trajectory is all that the policy sampled in it, over
-    all turns.
+    Source: DAPO, arXiv 2503.14476, eq. 13. The response of a trajectory is everything that the policy sampled in it,
+    over all turns.
 
     Attributes:
-        max_tokens: L.
-        penalty_tokens: c.
-        penalty: The whole of it.
+        max_tokens: L, the response length at which the full penalty applies.
+        penalty_tokens: c, the number of tokens over which the penalty rises.
+        penalty: Full penalty.
     """
 
     max_tokens: int
@@ -35,10 +35,10 @@ class OverlongPenalty:
 
     @classmethod
     def of(cls, config: RunConfig) -> OverlongPenalty | None:
-        """That of a run; None if it has none.
+        """Returns the penalty of a run, or None.
 
         Raises:
-            ConfigError: If it would begin before the first token.
+            ConfigError: If it would start before the first token.
         """
         overlong = config.algorithm.overlong
         if not overlong.penalty_tokens:
@@ -52,12 +52,12 @@ class OverlongPenalty:
         return cls(max_tokens, overlong.penalty_tokens, overlong.penalty)
 
     def of_length(self, tokens: int) -> float:
-        """What is added to the reward of a response of ``tokens``, at most 0."""
+        """Amount added to the reward of a response of ``tokens``; 0 or negative."""
         over = tokens - (self.max_tokens - self.penalty_tokens)
         return -self.penalty * min(max(over, 0), self.penalty_tokens) / self.penalty_tokens
 
     def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        """The group with this added to the rewards of its trajectories."""
+        """Returns the group with the penalty applied to its trajectories."""
         shaped = [self._shaped(trajectory) for trajectory in group.trajectories]
         return group.model_copy(update={"trajectories": shaped})
 
@@ -67,6 +67,6 @@ class OverlongPenalty:
             return trajectory
         if trajectory.reward is not None:
             return trajectory.model_copy(update={"reward": trajectory.reward + added})
-        last = trajectory.steps[-1]  # rewards are given per step, so this one is given at the end
+        last = trajectory.steps[-1]  # rewards are per step, so penalize the last step
         rewarded = last.model_copy(update={"reward": (last.reward or 0.0) + added})
         return trajectory.model_copy(update={"steps": [*trajectory.steps[:-1], rewarded]})

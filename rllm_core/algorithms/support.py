@@ -1,4 +1,4 @@
-"""Whether a backend can honour an algorithm; what it cannot is an error before anything is allocated."""
+"""Checks that a backend supports the run's algorithm, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rllm_core.run_file import validated
 
 @dataclass(frozen=True, kw_only=True)
 class Support:
-    """What a run may ask of a backend: what it declares, and what is installed.
+    """Settings that a backend supports, from its declared capabilities and the installed providers.
 
     Attributes:
         losses: Values of ``algorithm.loss``.
         aggregations: Values of ``algorithm.aggregation``.
-        corrections: What ``algorithm.corrections`` may hold.
+        corrections: Possible entries of ``algorithm.corrections``.
         proximal_policies: Values of ``algorithm.proximal_policy``; any but ``rollout`` allows corrections.
         kl_places: Values of ``algorithm.kl.place`` with a coefficient above 0.
-        flags: What else it declares, as in `rllm_core.backend.Capabilities`.
+        flags: Other declared capabilities, as in `rllm_core.backend.Capabilities`.
     """
 
     losses: tuple[str, ...]
@@ -39,13 +39,13 @@ class Support:
 
     @classmethod
     def of(cls, capabilities: Capabilities, plugins: PluginManager) -> Support:
-        """Resolve what a backend declares; names are sorted."""
+        """Resolves the declared capabilities of a backend. Names are sorted."""
         losses = set(capabilities.losses)
         if capabilities.torch_losses:
             losses |= plugins.providers(providers.PolicyLoss).keys()
         proximal = {"rollout"}
         if "proximal" in capabilities.policies and capabilities.per_token_advantages:
-            proximal.add("forward")  # corrections weigh single tokens
+            proximal.add("forward")  # needs per-token advantages, because corrections weight single tokens
         if capabilities.interpolated_proximal:
             proximal.add("interpolated")
         places = set()
@@ -68,17 +68,17 @@ class Support:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Choices as sorted lists, flags as booleans, keys sorted."""
+        """Returns choices as sorted lists and flags as booleans, with sorted keys."""
         written = asdict(self)
         flat: dict[str, Any] = written.pop("flags")
         return dict(sorted({**flat, **{name: list(values) for name, values in written.items()}}.items()))
 
 
 def backend_class(provided: Provided[providers.Backend], plugins: PluginManager) -> type[BackendProtocol[Any]]:
-    """The class of a backend.
+    """Returns the class of a backend.
 
     Raises:
-        PluginError: If it is broken, or is none.
+        PluginError: If it is broken, or not a backend class.
     """
     found: Any = plugins.load(provided)
     if not isinstance(found, type) or not issubclass(found, BackendProtocol):
@@ -91,10 +91,10 @@ def backend_class(provided: Provided[providers.Backend], plugins: PluginManager)
 
 
 def default_capabilities(provided: Provided[providers.Backend], plugins: PluginManager) -> Capabilities:
-    """What a backend declares where the run file says nothing; settings of its own may change it.
+    """Returns a backend's capabilities with its default settings, which the run file may change.
 
     Raises:
-        ConfigError: If it cannot be asked without settings.
+        ConfigError: If the backend cannot declare them without settings.
         PluginError: If it is broken.
     """
     record = provided.record
@@ -107,7 +107,7 @@ def default_capabilities(provided: Provided[providers.Backend], plugins: PluginM
         declared = found.capabilities(RunConfig(workflow="any", backend=record.name, plugins=sections))
     except UserError:
         raise
-    except Exception as error:  # it may be anybody's
+    except Exception as error:  # the backend may come from any plugin
         raise PluginError(f"{label}: its capabilities() failed: {located(error, provided.plugin.package)}") from error
     if not isinstance(declared, Capabilities):
         raise PluginError(f"{label}: its capabilities() returned {declared!r:.80}, not rllm_core.backend.Capabilities")
@@ -115,40 +115,40 @@ def default_capabilities(provided: Provided[providers.Backend], plugins: PluginM
 
 
 def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
-    """Refuse what the backend cannot honour.
+    """Rejects settings that the backend does not support.
 
     Raises:
-        ConfigError: With the first setting that it cannot, or if parameters of the loss are wrong.
-        PluginError: If the loss is broken, or two plugins have one of its name.
+        ConfigError: For the first unsupported setting, or if options of the loss are wrong.
+        PluginError: If the loss is broken, or two plugins provide a loss with this name.
     """
     support = Support.of(capabilities, plugins)
     algorithm, training, backend = config.algorithm, config.training, f"backend {config.backend!r}"
-    elsewhere = "or another backend (rllm-core backends shows what each can do)"
+    elsewhere = "or use another backend (rllm-core backends lists what each supports)"
 
     def refuse(key: str, value: str, allowed: Collection[str]) -> ConfigError:
         near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.6)
         return ConfigError(
-            f"{key} = {value!r} is not among what {backend} can do: {', '.join(allowed)}; "
+            f"{key} = {value!r} is not supported by {backend}, which supports: {', '.join(allowed)}; "
             + (f"did you mean {near[0]!r}?" if near else f"choose one of these, {elsewhere}")
         )
 
     if algorithm.loss not in support.losses and not _is_qualified_loss(algorithm.loss, capabilities, plugins):
         raise refuse("algorithm.loss", algorithm.loss, support.losses)
     if algorithm.loss not in capabilities.losses:
-        policy_loss(config, plugins)  # one of the hook's: it can be loaded, and its parameters are right
+        policy_loss(config, plugins)  # a loss from the hook: check that it loads and its options are valid
     if algorithm.aggregation not in support.aggregations:
         raise refuse("algorithm.aggregation", algorithm.aggregation, support.aggregations)
     if algorithm.corrections and support.proximal_policies == ("rollout",):
         raise ConfigError(
-            f"algorithm.corrections = {list(algorithm.corrections)} must be empty: {backend} knows no proximal policy "
-            f"but the one that sampled; leave them out, {elsewhere}"
+            f"algorithm.corrections = {list(algorithm.corrections)} must be empty: {backend} supports no proximal "
+            f"policy but the sampling policy; remove them, {elsewhere}"
         )
     if algorithm.proximal_policy not in support.proximal_policies:
         raise refuse("algorithm.proximal_policy", algorithm.proximal_policy, support.proximal_policies)
     if algorithm.kl.coefficient > 0 and not support.kl_places:
         raise ConfigError(
-            f"algorithm.kl.coefficient = {algorithm.kl.coefficient} must be 0: {backend} compares with no reference "
-            f"model; leave it out, {elsewhere}"
+            f"algorithm.kl.coefficient = {algorithm.kl.coefficient} must be 0: {backend} has no reference model; "
+            f"remove it, {elsewhere}"
         )
     if algorithm.kl.coefficient > 0 and algorithm.kl.place not in support.kl_places:
         raise refuse("algorithm.kl.place", algorithm.kl.place, support.kl_places)
@@ -158,20 +158,20 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
     ):
         if value > 0 and not support.flags["entropy_bonus"]:
             raise ConfigError(
-                f"algorithm.{key} = {value} must be 0: {backend} has no entropy bonus; leave it out, {elsewhere}"
+                f"algorithm.{key} = {value} must be 0: {backend} has no entropy bonus; remove it, {elsewhere}"
             )
     if support.flags["colocated"] and training.staleness_threshold > 0:
         raise ConfigError(
             f"training.staleness_threshold = {training.staleness_threshold} must be 0: {backend} shares its devices "
             "with its engine, so generation and training take turns; choose a backend, or a setting of it, that "
-            "separates the two (for local, local.generation = 'separated')"
+            "separates them (for local: local.generation = 'separated')"
         )
     keys = ["algorithm.name", *(f"algorithm.roles.{role}.name" for role in algorithm.roles)]
     names = [algorithm.name, *(role.name for role in algorithm.roles.values())]
     for key, name, estimator in zip(keys, names, chosen.estimators.all, strict=True):
         if estimator.per_token and not support.flags["per_token_advantages"]:
             raise ConfigError(
-                f"{key} = {name!r} credits single tokens, and {backend} trains one advantage per turn; choose another "
+                f"{key} = {name!r} credits single tokens, but {backend} trains one advantage per turn; choose another "
                 f"estimator (rllm-core algorithms lists them), {elsewhere}"
             )
         if training.rollouts_per_group < estimator.min_group_size:
@@ -182,7 +182,7 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
 
 
 def _is_qualified_loss(name: str, capabilities: Capabilities, plugins: PluginManager) -> bool:
-    """Whether ``name`` is ``DISTRIBUTION/NAME`` of an installed torch loss; a name that two have is their error."""
+    """Whether ``name`` is ``DISTRIBUTION/NAME`` of an installed torch loss. Raises if two plugins provide ``name``."""
     if not capabilities.torch_losses:
         return False
     installed = {provided.qualified for provided in plugins.providers(providers.PolicyLoss).values()}

@@ -1,11 +1,11 @@
-"""Policy losses in torch, for backends that train with it. The core itself never imports this module.
+"""Policy losses in torch, for backends that train with torch. The core itself never imports this module.
 
-A loss sees every sampled token of a micro-batch at once, in tensors of shape ``(tokens,)``, and returns what each of
-them contributes, to be *minimised*. It does no averaging: the backend aggregates with the counts of the whole
-optimizer step (`rllm_core.algorithms.aggregation`). ``logprobs`` carries the gradient; the others are constants.
+A loss gets all sampled tokens of a micro-batch at once, in tensors of shape ``(tokens,)``. It returns each token's
+contribution, to be *minimized*, without averaging: the backend aggregates with the counts of the whole optimizer step
+(`rllm_core.algorithms.aggregation`). ``logprobs`` carries the gradient; the other inputs are constants.
 
-``r`` is the ratio ``pi_theta / pi_old`` of a token, its log clamped to +-20, so that a token that the policy has
-abandoned gives a large number and not an infinite one; ``A`` is its advantage, a correction's weight included.
+``r`` is the ratio ``pi_theta / pi_old`` of a token. Its log is clamped to +-20, so a token that the policy has
+abandoned yields a large but finite number. ``A`` is the token's advantage, including any correction weight.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from rllm_core.errors import RunError
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The sampled tokens of some sequences, one sequence after another.
+    """Sampled tokens of some sequences, one sequence after another.
 
     Attributes:
-        logprobs: ``(tokens,)`` of the policy that is trained, with gradient.
-        old_logprobs: ``(tokens,)`` of the policy ratios begin at (``algorithm.proximal_policy``), or None if unknown.
-        advantages: ``(tokens,)``.
-        sequence_of_token: ``(tokens,)`` int64, which sequence each token is of, from 0.
-        sequences: How many there are; each has at least one token.
+        logprobs: ``(tokens,)`` log-probabilities under the policy in training, with gradient.
+        old_logprobs: ``(tokens,)`` log-probabilities under the denominator of the ratio
+            (``algorithm.proximal_policy``), or None if unknown.
+        advantages: ``(tokens,)`` advantages.
+        sequence_of_token: ``(tokens,)`` int64 index of each token's sequence, from 0.
+        sequences: Number of sequences. Each has at least one token.
     """
 
     logprobs: torch.Tensor
@@ -57,11 +58,11 @@ class LossInputs:
             ValueError: If they are unknown.
         """
         if self.old_logprobs is None:
-            raise ValueError("the log-probabilities of the policy that sampled are unknown, and the loss needs them")
+            raise ValueError("the loss needs log-probabilities of the sampling policy, but they are unknown")
         return self.old_logprobs
 
     def sequence_means(self, values: torch.Tensor) -> torch.Tensor:
-        """``(sequences,)`` the mean of ``values`` over the tokens of each sequence."""
+        """``(sequences,)`` mean of ``values`` over the tokens of each sequence."""
         zeros = values.new_zeros(self.sequences)
         sums = zeros.index_add(0, self.sequence_of_token, values)
         return sums / zeros.index_add(0, self.sequence_of_token, torch.ones_like(values))
@@ -71,7 +72,7 @@ class PolicyLoss(Configured, ABC):
     """Per-token losses, selected by ``algorithm.loss``.
 
     Attributes:
-        needs_old_logprobs: Whether samples must carry the log-probabilities of the policy before.
+        needs_old_logprobs: Whether samples must carry old log-probabilities (`LossInputs.old_logprobs`).
     """
 
     needs_old_logprobs: ClassVar[bool] = False
@@ -81,22 +82,22 @@ class PolicyLoss(Configured, ABC):
         """Losses of shape ``(tokens,)``."""
 
     def clipped(self, inputs: LossInputs) -> torch.Tensor | None:
-        """``(tokens,)`` bool: which tokens count less, or not at all, because their ratio went too far; for metrics.
+        """``(tokens,)`` bool: tokens that count less, or not at all, because their ratio is out of bounds.
 
-        None if there is no such bound.
+        Used for metrics. None if the loss has no bound.
         """
         return None
 
 
 def losses_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor:
-    """``(tokens,)`` what a loss says, checked, since a wrong shape would be broadcast without a word.
+    """``(tokens,)`` result of a loss, checked because torch would silently broadcast a wrong shape.
 
     Raises:
-        RunError: If it fails, or does not say one finite loss per token though the policy is sound.
+        RunError: If the loss fails, or does not return one finite loss per token for finite log-probabilities.
     """
     try:
         losses = loss(inputs)
-    except Exception as error:  # it may be anybody's
+    except Exception as error:  # the loss may come from any plugin
         raise RunError(f"{loss.label} failed: {blamed(error)}") from error
     if not isinstance(losses, torch.Tensor) or losses.shape != inputs.logprobs.shape:
         found = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else f"a {type(losses).__name__}"
@@ -107,26 +108,26 @@ def losses_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor:
 
 
 def clipped_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor | None:
-    """``(tokens,)`` bool `PolicyLoss.clipped`, checked likewise.
+    """``(tokens,)`` bool result of `PolicyLoss.clipped`, checked like the losses.
 
     Raises:
-        RunError: If it fails, or does not say yes or no per token.
+        RunError: If it fails, or does not return one bool per token.
     """
     try:
         clipped = loss.clipped(inputs)
-    except Exception as error:  # it may be anybody's
+    except Exception as error:  # the loss may come from any plugin
         raise RunError(f"{loss.label} failed: {blamed(error)}") from error
     if clipped is None:
         return None
     if not isinstance(clipped, torch.Tensor) or clipped.dtype != torch.bool or clipped.shape != inputs.logprobs.shape:
-        raise RunError(f"{loss.label} must say of each token whether it is clipped, as a tensor of bools")
+        raise RunError(f"{loss.label}: clipped() must return one bool per token, as a tensor")
     return clipped
 
 
 class Reinforce(PolicyLoss):
     """``-exp(logp - stop_gradient(logp)) * A``: the policy gradient of Williams (1992), exact on policy.
 
-    Its value is ``-A``, its gradient ``-A * grad logp``. Off policy it is biased unless a correction weighs ``A``.
+    Its value is ``-A`` and its gradient ``-A * grad logp``. Off policy it is biased unless a correction weights ``A``.
     """
 
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
@@ -137,15 +138,19 @@ class Reinforce(PolicyLoss):
 class PPOClipOptions(Section):
     """``algorithm.loss_options`` of ``ppo_clip``."""
 
-    clip_low: float = Field(default=0.2, ge=0, lt=1, description="Ratios below 1 - clip_low get no gradient.")
-    clip_high: float = Field(default=0.2, ge=0, description="Ratios above 1 + clip_high get no gradient.")
+    clip_low: float = Field(
+        default=0.2, ge=0, lt=1, description="Lower clip range: ratios below 1 - clip_low get no gradient."
+    )
+    clip_high: float = Field(
+        default=0.2, ge=0, description="Upper clip range: ratios above 1 + clip_high get no gradient."
+    )
 
 
 class PPOClip(PolicyLoss):
     """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``.
 
     Source: PPO, arXiv 1707.06347, eq. 7; separate bounds (clip-higher) as in DAPO, arXiv 2503.14476. With
-    ``proximal_policy = "forward"`` and the correction ``importance`` it is decoupled PPO (arXiv 2110.00641).
+    ``proximal_policy = "forward"`` and the correction ``importance``, it is decoupled PPO (arXiv 2110.00641).
     """
 
     needs_old_logprobs = True
@@ -164,13 +169,15 @@ class PPOClip(PolicyLoss):
 class DualClipOptions(PPOClipOptions):
     """``algorithm.loss_options`` of ``dual_clip``."""
 
-    dual_clip: float = Field(default=3.0, gt=1, description="With A < 0, ratios above it get no gradient either.")
+    dual_clip: float = Field(
+        default=3.0, gt=1, description="Ratio above which tokens with A < 0 get no gradient either."
+    )
 
 
 class DualClip(PolicyLoss):
-    """That of ``ppo_clip``, but with ``A < 0`` at most ``-dual_clip A``, so that no ratio makes it arbitrarily large.
+    """Loss of ``ppo_clip``, but limited to ``-dual_clip A`` if ``A < 0``, so no ratio makes it arbitrarily large.
 
-    Source: arXiv 1912.09729: with ``A < 0`` the objective is ``max(min(r A, clip(r) A), dual_clip A)``.
+    Source: arXiv 1912.09729. With ``A < 0`` the objective is ``max(min(r A, clip(r) A), dual_clip A)``.
     """
 
     needs_old_logprobs = True
@@ -194,16 +201,20 @@ class DualClip(PolicyLoss):
 class GSPOOptions(Section):
     """``algorithm.loss_options`` of ``gspo``."""
 
-    clip_low: float = Field(default=3e-4, ge=0, lt=1, description="Sequence ratios below 1 - clip_low: no gradient.")
-    clip_high: float = Field(default=4e-4, ge=0, description="Sequence ratios above 1 + clip_high: no gradient.")
+    clip_low: float = Field(
+        default=3e-4, ge=0, lt=1, description="Lower clip range: sequence ratios below 1 - clip_low get no gradient."
+    )
+    clip_high: float = Field(
+        default=4e-4, ge=0, description="Upper clip range: sequence ratios above 1 + clip_high get no gradient."
+    )
 
 
 class GSPO(PolicyLoss):
     """``-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)`` with the geometric mean ``s`` of a sequence's ratios.
 
-    As a token's loss, ``s`` is ``stop_gradient(s) * pi_theta / stop_gradient(pi_theta)``: where all advantages of a
+    In a token's loss, ``s`` is ``stop_gradient(s) * pi_theta / stop_gradient(pi_theta)``. If all advantages of a
     sequence are equal, the mean over its tokens has the gradient of the sequence's loss. Aggregate with
-    ``sequence_mean_token_mean`` as the paper does. Source: arXiv 2507.18071, in its token form (GSPO-token).
+    ``sequence_mean_token_mean``, as the paper does. Source: arXiv 2507.18071, in its token form (GSPO-token).
     """
 
     needs_old_logprobs = True
@@ -221,21 +232,23 @@ class GSPO(PolicyLoss):
 
     @staticmethod
     def _ratios(inputs: LossInputs) -> torch.Tensor:
-        """``(tokens,)`` ``s`` of each token's sequence, a constant."""
+        """``(tokens,)`` ``s`` of each token's sequence, as a constant."""
         return inputs.sequence_means(inputs.log_ratios().detach()).exp()[inputs.sequence_of_token]
 
 
 class CISPOOptions(Section):
     """``algorithm.loss_options`` of ``cispo``."""
 
-    clip_low: float = Field(default=1.0, ge=0, le=1, description="Weights are at least 1 - clip_low; 1 is no bound.")
-    clip_high: float = Field(default=4.0, ge=0, description="Weights are at most 1 + clip_high.")
+    clip_low: float = Field(
+        default=1.0, ge=0, le=1, description="Lower clip range: weights are at least 1 - clip_low. 1 disables it."
+    )
+    clip_high: float = Field(default=4.0, ge=0, description="Upper clip range: weights are at most 1 + clip_high.")
 
 
 class CISPO(PolicyLoss):
     """``-stop_gradient(clip(r, 1 - clip_low, 1 + clip_high)) * A * logp``: every token keeps a gradient.
 
-    Source: MiniMax-M1, arXiv 2506.13585, without a lower bound; the cap of 5 is that of ScaleRL, arXiv 2510.13786.
+    Source: MiniMax-M1, arXiv 2506.13585, without a lower bound; the cap of 5 is from ScaleRL, arXiv 2510.13786.
     """
 
     needs_old_logprobs = True
@@ -255,7 +268,7 @@ class CISPO(PolicyLoss):
 
 
 class ImportanceSampling(PolicyLoss):
-    """``-r A``: unbiased from any policy that could have sampled the token, and of unbounded variance."""
+    """``-r A``: unbiased for any policy that could have sampled the token, with unbounded variance."""
 
     needs_old_logprobs = True
 
@@ -268,17 +281,17 @@ class DPPOTVOptions(Section):
     """``algorithm.loss_options`` of ``dppo_tv``."""
 
     limit_low: float = Field(
-        default=0.2, ge=0, le=1, description="With A <= 0, a fall of probability by more: no loss."
+        default=0.2, ge=0, le=1, description="Drop in probability above which a token with A <= 0 gets no loss."
     )
     limit_high: float = Field(
-        default=0.2, ge=0, le=1, description="With A > 0, a rise of probability by more: no loss."
+        default=0.2, ge=0, le=1, description="Rise in probability above which a token with A > 0 gets no loss."
     )
 
 
 class DPPOTV(PolicyLoss):
-    """``-r A`` where the token's probability did not yet move too far in the direction of ``A``, else 0.
+    """``-r A``, or 0 if the token's probability has already moved too far in the direction of ``A``.
 
-    Too far is ``pi_theta - pi_old > limit_high`` with ``A > 0``, and ``< -limit_low`` otherwise: a bound on the total
+    Too far means ``pi_theta - pi_old > limit_high`` if ``A > 0``, and ``< -limit_low`` otherwise. This bounds the total
     variation instead of the ratio, which lets improbable tokens move. Source: arXiv 2602.04879.
     """
 
@@ -299,7 +312,7 @@ class DPPOTV(PolicyLoss):
 
 
 class CrossEntropy(PolicyLoss):
-    """``-logp * A``: with advantages of 1, the negative log-likelihood of supervised training."""
+    """``-logp * A``; with advantages of 1, the negative log-likelihood of supervised training."""
 
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
         """See `PolicyLoss`."""
@@ -311,13 +324,13 @@ def kl_estimate(
 ) -> torch.Tensor:
     """``(tokens,)`` estimates of ``KL(policy || reference)`` with gradient, from tokens of the policy.
 
-    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x`` (unbiased, and as a loss its gradient is zero on
-    average), k2 ``x^2 / 2`` (as a loss, the gradient of the divergence), k3 ``e^x - x - 1`` (unbiased and never
-    negative). Source: Schulman, "Approximating KL Divergence" (2020).
+    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x`` (unbiased, but as a loss its gradient is zero on
+    average), k2 is ``x^2 / 2`` (as a loss, it has the gradient of the divergence), and k3 is ``e^x - x - 1`` (unbiased
+    and never negative). Source: Schulman, "Approximating KL Divergence" (2020).
 
     Args:
-        logprobs: ``(tokens,)`` of the policy.
-        reference_logprobs: ``(tokens,)`` of the reference model.
+        logprobs: ``(tokens,)`` log-probabilities under the policy.
+        reference_logprobs: ``(tokens,)`` log-probabilities under the reference model.
         estimator: ``k1``, ``k2`` or ``k3``.
     """
     x = (reference_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -327,7 +340,7 @@ def kl_estimate(
 
 
 class _Bounds(Protocol):
-    """How far ratios may go."""
+    """Clip range of ratios."""
 
     @property
     def clip_low(self) -> float: ...
@@ -337,12 +350,12 @@ class _Bounds(Protocol):
 
 
 def _clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor, bounds: _Bounds) -> torch.Tensor:
-    """``(tokens,)`` the pessimistic one of the advantages times ratios and clipped ratios."""
+    """``(tokens,)`` minimum of ratio and clipped ratio, each times the advantage."""
     clipped = ratio.clamp(1 - bounds.clip_low, 1 + bounds.clip_high)
     return torch.minimum(ratio * advantages, clipped * advantages)
 
 
 def _beyond_clip(ratio: torch.Tensor, advantages: torch.Tensor, bounds: _Bounds) -> torch.Tensor:
-    """``(tokens,)`` bool: where the clipped ratio is the pessimistic one."""
+    """``(tokens,)`` bool: tokens whose minimum is the clipped ratio."""
     too_high = (ratio > 1 + bounds.clip_high) & (advantages > 0)
     return too_high | ((ratio < 1 - bounds.clip_low) & (advantages < 0))

@@ -1,4 +1,4 @@
-"""Parsers: messages to token ids and completions back to messages, and the sessions that keep conversations exact."""
+"""Parsers, which convert messages to token ids and completions back, and sessions, which keep conversations exact."""
 
 from rllm_core.parser.contract import BaseParser, MaskMethod, ParsedCompletion, ParsedToolCall, Termination, ToolSpec
 from rllm_core.parser.session import BreakReason, ParserSession, SegmentBreak, SessionStats, TokenSegment, Turn

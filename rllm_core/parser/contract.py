@@ -1,4 +1,4 @@
-"""What a parser is: messages to token ids and completions back to messages, stated as equations on token ids."""
+"""Contract of a parser: messages to token ids and completions back to messages, stated as equations on token ids."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MaskMethod = Literal["cumulative", "stepwise", "hf_template"]
 
 
 class Termination(StrEnum):
-    """How a completion ended, as a parser sees it."""
+    """How a completion ended, according to the parser."""
 
     STOP = "stop"
     TRUNCATED = "truncated"
@@ -33,7 +33,7 @@ class Termination(StrEnum):
 
 @dataclass(frozen=True)
 class ParsedToolCall:
-    """One attempt at a tool call; ``status`` is ``"ok"`` or says what is wrong with it."""
+    """One attempt at a tool call. ``status`` is ``"ok"`` or describes the problem."""
 
     name: str | None
     arguments: Mapping[str, Any] | None
@@ -44,13 +44,14 @@ class ParsedToolCall:
 
 @dataclass(frozen=True)
 class ParsedCompletion(Mapping[str, Any]):
-    """A completion as a message. Reads like a dictionary: ``parsed["content"]``, ``.get("reasoning")``, ``in``.
+    """A completion as a message. Can be read as a dictionary: ``parsed["content"]``, ``.get("reasoning")``, ``in``.
 
     Attributes:
         content: Text outside reasoning and tool calls; never None.
-        reasoning: None if there was none; use ``parsed.reasoning or ""`` where text is needed.
-        tool_calls: Every attempt, well-formed or not.
-        termination: ``stop`` needs a sampled stop token; ``malformed`` a stop inside an unfinished construct.
+        reasoning: Reasoning, or None. Use ``parsed.reasoning or ""`` where text is needed.
+        tool_calls: All attempted tool calls, well-formed or not.
+        termination: ``stop`` if a stop token was sampled; ``malformed`` if it was sampled inside an unfinished
+            construct; otherwise ``truncated``.
         reasoning_complete: False if the completion ended inside its reasoning; None without reasoning.
     """
 
@@ -73,15 +74,15 @@ class ParsedCompletion(Mapping[str, Any]):
 
     @property
     def ok_tool_calls(self) -> tuple[ParsedToolCall, ...]:
-        """The tool calls that can be executed."""
+        """Tool calls that can be executed."""
         return tuple(call for call in self.tool_calls if call.status == "ok")
 
     def to_message(self, *, turn: int | None = None) -> FrozenDict:
-        """The assistant message to append to the conversation (OpenAI shape, arguments as a JSON string).
+        """Returns the assistant message to append to the conversation (OpenAI format, arguments as a JSON string).
 
         Args:
-            turn: Number of the turn, for ids of calls that have none: templates may print them, and then two runs with
-                one seed need equal ids. Without it the ids are random.
+            turn: Number of the turn, used to build ids for tool calls without one. Templates may print these ids, so
+                runs with the same seed need equal ids. Without it, the ids are random.
         """
         message: dict[str, Any] = {"role": "assistant", "content": well_formed(self.content)}
         if self.reasoning is not None:
@@ -102,15 +103,15 @@ class ParsedCompletion(Mapping[str, Any]):
 
 
 class BaseParser(ABC):
-    """Messages to prompt ids, completion ids to a message, for one model family.
+    """Converts messages to prompt ids, and completion ids to a message, for one model family.
 
-    With ``p = render(m)`` the prompt and ``c`` a completion sampled for it, a parser promises
+    With the prompt ``p = render(m)`` and a completion ``c`` sampled for it, a parser guarantees:
 
-    * ``bridge_to_next_turn(p, c, tail)[: len(p) + len(c)] == p + c`` whenever it is not None;
-    * ``parse_completion(c, prompt_ids=p).termination == "stop"`` only if ``c`` holds one of ``get_stop_token_ids()``;
-    * none of its methods changes its arguments, and all may be called from several threads.
+    * ``bridge_to_next_turn(p, c, tail)[: len(p) + len(c)] == p + c`` whenever the result is not None;
+    * ``parse_completion(c, prompt_ids=p).termination == "stop"`` only if ``c`` has one of ``get_stop_token_ids()``;
+    * no method changes its arguments, and all methods may be called from several threads.
 
-    It owns its tokenizer: one shared with a padding or truncating collator renders cut prompts without an error.
+    A parser owns its tokenizer. If it shared one with a padding or truncating collator, prompts would be cut silently.
     """
 
     name: ClassVar[str]
@@ -121,7 +122,7 @@ class BaseParser(ABC):
     @classmethod
     @abstractmethod
     def from_model(cls, path: str | Path, config: BaseModel | None = None) -> BaseParser:
-        """Build the parser for a model folder (or hub name), with its own section of the run file."""
+        """Builds the parser for a model folder (or Hugging Face ID), with its section of the run file."""
 
     @property
     @abstractmethod
@@ -136,7 +137,7 @@ class BaseParser(ABC):
         tools: Sequence[ToolSpec] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The ids of a whole conversation, ready for the model to continue."""
+        """Returns the ids of a whole conversation, ready for the model to continue."""
 
     @abstractmethod
     def parse_completion(
@@ -146,11 +147,11 @@ class BaseParser(ABC):
         prompt_ids: Sequence[int] | TokenIds | None = None,
         tools: Sequence[ToolSpec] | None = None,
     ) -> ParsedCompletion:
-        """Read a completion. Never raises on what a model may sample: malformed output is reported, not thrown."""
+        """Parses a completion. Never raises on model output: malformed output is reported in the result."""
 
     @abstractmethod
     def get_stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end an assistant turn when sampled."""
+        """Returns the ids that end an assistant turn when sampled."""
 
     def bridge_to_next_turn(
         self,
@@ -160,33 +161,36 @@ class BaseParser(ABC):
         *,
         tools: Sequence[ToolSpec] | None = None,
     ) -> list[int] | TokenIds | None:
-        """``prompt_ids + completion_ids`` verbatim, then the rendering of ``new_messages`` and the next prompt's end.
+        """Bridges two turns: ``prompt_ids + completion_ids`` verbatim, then the rendering of ``new_messages``.
+
+        The result ends like any prompt, ready for the next completion.
 
         Returns:
-            The ids (an array costs less than a list in a long conversation), or None if this parser cannot prove that
-            they continue the conversation as the model knows it.
+            The ids (in long conversations, an array is cheaper than a list), or None if this parser cannot prove that
+            they exactly continue the conversation so far.
         """
         return None
 
     def count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
-        """How often the text of users and tools in ``messages`` spells a control token of the model.
+        """Counts how often the text of users and tools in ``messages`` spells a control token of the model.
 
-        Such text must not become that token: a tool's result could end its turn and speak as the system. A parser
-        writes it with ordinary tokens, unless its section of the run file says otherwise; it is counted either way.
+        Such text must not become that token: otherwise, a tool result could end its turn and speak as the system. A
+        parser writes it with ordinary tokens unless its section of the run file says otherwise. It is counted either
+        way.
         """
         return 0
 
     def place_media(
         self, prompt_ids: Sequence[int] | TokenIds, messages: Sequence[MessageLike], *, start: int = 0
     ) -> tuple[PlacedMedia, ...]:
-        """Where the media of ``messages`` stand in ``prompt_ids[start:]``, which renders them; none for text."""
+        """Returns the positions of the media of ``messages`` in ``prompt_ids[start:]``; empty for text."""
         return ()
 
     def vocabulary(self) -> Vocabulary:
-        """What each of the tokenizer's tokens spells, to compare it with another's and to align the two by bytes.
+        """Returns the spelling of every token, to compare two tokenizers and to align them by bytes.
 
         Raises:
-            ConfigError: If that cannot be told.
+            ConfigError: If the spellings cannot be determined.
         """
         from rllm_core.parser.vocabulary import hugging_face_vocabulary
 
@@ -195,7 +199,7 @@ class BaseParser(ABC):
     def session(
         self, *, tools: Sequence[ToolSpec] | None = None, on_break: Literal["segment", "raise"] = "segment"
     ) -> ParserSession:
-        """A session for one conversation of one rollout."""
+        """Opens a session for one conversation of one rollout."""
         from rllm_core.parser.session import ParserSession
 
         return ParserSession(self, tools=tools, on_break=on_break)
@@ -207,28 +211,28 @@ class BaseParser(ABC):
         tools: Sequence[ToolSpec] | None = None,
         method: MaskMethod = "cumulative",
     ) -> list[MaskedTokens]:
-        """Supervised data: the tokens of a conversation, and which of them the model shall learn to say.
+        """Returns supervised data: the tokens of a conversation, and which of them are targets.
 
-        An assistant message with ``"weight": 0`` is shown and not learnt, as in OpenAI's fine-tuning format.
+        An assistant message with ``"weight": 0`` is context only, as in OpenAI's fine-tuning format.
 
         Args:
             messages: The whole conversation.
-            tools: What the model may call.
-            method: ``cumulative``: the rows that a session leaves when the model samples these assistant messages: one,
-                unless the conversation cannot go on in the same token sequence. ``stepwise``: one row per assistant
-                message, after everything before it as the template renders that. ``hf_template``: one row, masked
-                by the tokenizer's own template (``{% generation %}``), where the parser has one.
+            tools: Tools the model may call.
+            method: ``cumulative``: the rows of a session in which the model samples these assistant messages; one row,
+                unless the conversation cannot continue in the same token sequence. ``stepwise``: one row per assistant
+                message, preceded by the template's rendering of everything before it. ``hf_template``: one row, masked
+                by the tokenizer's own template (``{% generation %}``), if the parser supports it.
 
         Raises:
-            ConfigError: If there is nothing to learn, or a message's own tokens cannot be told; names its index.
+            ConfigError: If there is nothing to learn, or a message's tokens cannot be separated; names its index.
         """
         from rllm_core.parser.supervised import tokenize_and_mask
 
         return tokenize_and_mask(self, messages, tools=tools, method=method)
 
     def describe(self) -> Mapping[str, Any]:
-        """What ``rllm-core parser check`` tells about this parser besides what it measures: family, tool format, ...
+        """Properties that ``rllm-core parser check`` prints besides its measurements: family, tool format, ...
 
-        Names and values are for people; values are JSON data.
+        Names and values are for people. Values are JSON data.
         """
         return {}

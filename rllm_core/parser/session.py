@@ -1,6 +1,6 @@
-"""The token sequence of one conversation: sampled ids are carried forward verbatim, and every turn proves it.
+"""Token sequence of one conversation: carries sampled ids forward verbatim, and checks that on every turn.
 
-A parser never sees text between two turns of a rollout; it is asked only for the tokens in between
+Within a segment, sampled text is never tokenized again. The parser only supplies the tokens between two completions
 (`BaseParser.bridge_to_next_turn`).
 """
 
@@ -38,7 +38,7 @@ from rllm_core.types import (
 
 
 class BreakReason(StrEnum):
-    """Why a conversation could not go on in the same token sequence."""
+    """Why a conversation could not continue in the same token sequence."""
 
     HISTORY_EDITED = "history_edited"
     TOOLS_CHANGED = "tools_changed"
@@ -63,10 +63,10 @@ class Turn:
 
     Attributes:
         prompt_ids: ``(prompt_tokens,)`` as a read-only view.
-        segment: The unbroken sequence it belongs to.
-        break_reason: Why it opened a new one, if it did.
-        media: Images and the like in the prompt, in order.
-        control_tokens: How often text that is new in this turn spells a control token.
+        segment: Number of the unbroken sequence it belongs to.
+        break_reason: Why this turn started a new segment, if it did.
+        media: Media in the prompt, such as images, in order.
+        control_tokens: How often new text in this turn spells a control token.
     """
 
     prompt_ids: TokenIds
@@ -82,7 +82,7 @@ class TokenSegment:
 
     Attributes:
         token_ids: ``(tokens,)`` as a read-only view.
-        completion_spans: ``(turns, 2)`` start and stop of what was sampled.
+        completion_spans: ``(turns, 2)`` start and stop of each sampled completion.
     """
 
     token_ids: TokenIds
@@ -98,18 +98,18 @@ class TokenSegment:
 
 
 _NO_MESSAGES = MessageView()
-_NO_TOKENS = TokenLog()  # never extended: a session's tokens begin with a rendered prompt
+_NO_TOKENS = TokenLog()  # never extended: a session's tokens start with a rendered prompt
 
 
 @dataclass(slots=True)
 class SessionStats:
-    """What a session counted.
+    """Counters of a session.
 
     Attributes:
-        turns: Completions recorded.
-        bridge_attempts: How often the parser was asked to bridge.
-        bridged: How often it did, and the prefix held.
-        rendered: Prompts rendered as a whole.
+        turns: Recorded completions.
+        bridge_attempts: Calls of the parser's bridge.
+        bridged: Successful bridges, whose prefix was unchanged.
+        rendered: Prompts rendered from scratch.
         breaks: New segments after the first, by reason.
         control_tokens: How often text of users and tools spelled a control token.
         prompt_seconds: Time spent on rendering and bridging.
@@ -124,11 +124,11 @@ class SessionStats:
     prompt_seconds: float = 0.0
 
     def _of_prompts(self) -> _PromptCounts:
-        """What prompts add to, breaks aside."""
+        """Counters that prompts change, apart from breaks."""
         return self.bridge_attempts, self.bridged, self.rendered, self.control_tokens, self.prompt_seconds
 
     def _take_back(self, before: _PromptCounts, reason: BreakReason | None) -> None:
-        """The last prompt is not one, nor is the break it made."""
+        """Undoes the counts of the last prompt and its break."""
         self.bridge_attempts, self.bridged, self.rendered, self.control_tokens, self.prompt_seconds = before
         if reason is not None:
             self.breaks = self.breaks - Counter((reason,))
@@ -139,7 +139,7 @@ _PromptCounts = tuple[int, int, int, int, float]
 
 @dataclass(eq=False, slots=True)
 class _Pending:
-    """A prompt that waits for its completion; nothing of it is part of the session before that."""
+    """A prompt that waits for its completion, and only then becomes part of the session."""
 
     turn: Turn
     messages: MessageView
@@ -149,25 +149,25 @@ class _Pending:
 
 
 class ParserSession:
-    """The token sequence of one conversation; confined to one task.
+    """Token sequence of one conversation, used by one asyncio task.
 
-    Guarantees, checked every turn and for every parser:
+    Guarantees, checked on every turn and for every parser:
 
-    1. within a segment, ``prompt[k+1]`` starts with ``prompt[k] + completion[k]``, token for token;
-    2. otherwise a new segment begins, with a reason and a counter; recorded completions are never altered or lost;
-    3. a turn may add ``[tool*, user?]`` after the assistant's message, nothing else;
-    4. `next_prompt` and `record` alternate; the same `next_prompt` twice is the same turn, and `discard` gives up one
-       that will not be answered;
-    5. what it hands out cannot be changed, and later changes of messages it was given do not reach it;
-    6. `segments` tell sampled tokens from all others: a stop token that a bridge had to add is not a sampled one;
-    7. it holds no tokenizer, and it can be pickled between turns if its parser can;
-    8. tokens that were sampled after a stop token are kept, and nothing goes on after them in the same segment;
+    1. Within a segment, ``prompt[k+1]`` starts with ``prompt[k] + completion[k]``, token for token.
+    2. Otherwise a new segment starts, with a reason and a counter. Recorded completions are never altered or lost.
+    3. A turn may add only ``[tool*, user?]`` after the assistant's message.
+    4. `next_prompt` and `record` alternate. Repeating the same `next_prompt` returns the same turn; `discard` drops a
+       prompt that gets no completion.
+    5. Results are immutable, and later changes to messages passed in have no effect.
+    6. `segments` distinguish sampled tokens from all others: a stop token added by a bridge does not count as sampled.
+    7. A session holds no tokenizer, and can be pickled between turns if its parser can.
+    8. Tokens sampled after a stop token are kept, and end their segment.
     9. `stats` count bridges, breaks by reason, and control tokens spelled in text.
 
     Args:
-        parser: Renders, bridges and reads.
-        tools: What the model may call, until `next_prompt` says otherwise.
-        on_break: ``"raise"`` makes a break an error instead of a new segment.
+        parser: Parser that renders, bridges and parses.
+        tools: Tools the model may call, until `next_prompt` replaces them.
+        on_break: ``"raise"`` makes a break an error instead of starting a new segment.
     """
 
     def __init__(
@@ -197,49 +197,49 @@ class ParserSession:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._pending is not None:  # arrays come out of a pickle writable and as copies
+        if self._pending is not None:  # unpickled arrays are writable copies, so replace them by a view again
             tokens = self._pending.tokens
             self._pending.turn = replace(self._pending.turn, prompt_ids=tokens.view(0, len(tokens)))
 
     @property
     def tools(self) -> Sequence[ToolSpec] | None:
-        """The tools the last prompt was rendered with."""
+        """Tools the last prompt was rendered with."""
         return self._pending.tools if self._pending is not None else self._tools
 
     @property
     def consumed(self) -> MessageView:
-        """The messages of the last prompt."""
+        """Messages of the last prompt."""
         return self._pending.messages if self._pending is not None else self._consumed
 
     @property
     def answer(self) -> FrozenDict:
-        """The assistant message of the last recorded completion; append this one to the conversation."""
+        """Assistant message of the last recorded completion, to be appended to the conversation."""
         if self._answer is None:
             raise RuntimeError("nothing has been recorded yet")
         return self._answer
 
     @property
     def last_completion_ids(self) -> TokenIds:
-        """The last recorded completion, as a view of the session's tokens."""
+        """Last recorded completion, as a view of the session's tokens."""
         if self._answer is None:
             raise RuntimeError("nothing has been recorded yet")
         return self._tokens.view(self._prompt_length, self._prompt_length + self._completion_length)
 
     @property
     def segments(self) -> tuple[TokenSegment, ...]:
-        """Everything recorded so far; the masks of all segments together mark every sampled token once."""
+        """Segments recorded so far. Together, their masks mark every sampled token exactly once."""
         logs = [*self._closed, (self._tokens, self._spans)] if self._spans else []
         return tuple(TokenSegment(tokens.view(0, spans[-1][1]), tuple(spans)) for tokens, spans in logs)
 
     def next_prompt(self, messages: Sequence[MessageLike], *, tools: Sequence[ToolSpec] | None = None) -> Turn:
-        """The prompt for ``messages``, continuing the recorded tokens where that is exact.
+        """Returns the prompt for ``messages``; continues the recorded tokens if that is exact.
 
         Args:
             messages: The whole conversation so far, ending before the assistant's next message.
-            tools: Replaces the session's tools; None keeps them, an empty list takes them away.
+            tools: New tools of the session. None keeps the current tools; an empty list removes them.
 
         Raises:
-            SegmentBreak: If the tokens cannot be continued and ``on_break="raise"``; the session stays as it was.
+            SegmentBreak: If the tokens cannot be continued and ``on_break="raise"``. The session is unchanged.
             RuntimeError: If the completion of another prompt has been neither recorded nor discarded.
         """
         view = snapshot(messages, self.consumed)
@@ -259,18 +259,18 @@ class ParserSession:
         return self._pending.turn
 
     def record(self, completion_ids: Sequence[int] | TokenIds) -> ParsedCompletion:
-        """Append what was sampled, exactly, and read it.
+        """Appends a sampled completion verbatim, and parses it.
 
         Raises:
-            RuntimeError: If there is no prompt to answer.
+            RuntimeError: If no prompt is waiting for a completion.
         """
         return self.record_checked(token_ids(completion_ids))
 
     def record_checked(self, completion: TokenIds) -> ParsedCompletion:
-        """`record` for what `rllm_core.types.token_ids` returned."""
+        """`record` for ids that `rllm_core.types.token_ids` has checked."""
         pending = self._pending
         if pending is None:
-            raise RuntimeError("next_prompt() comes before record()")
+            raise RuntimeError("call next_prompt() before record()")
         parsed = self.parser.parse_completion(completion, prompt_ids=pending.turn.prompt_ids, tools=pending.tools)
         answer = parsed.to_message(turn=self.stats.turns)
         self._answer = self._sampled(message(answer), (completion,))
@@ -288,11 +288,11 @@ class ParserSession:
         return parsed
 
     def discard(self) -> None:
-        """Give up the prompt that waits for its completion, if there is one: the session is as it was before it."""
+        """Drops the prompt that waits for its completion, if any, and restores the session's previous state."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        if pending.tokens is self._tokens:  # the engine may still hold the longer prompt, so its buffer is left to it
+        if pending.tokens is self._tokens:  # copy: the engine may still use this buffer for the longer prompt
             self._tokens = TokenLog(self._tokens.view(0, self._prompt_length + self._completion_length))
         self.stats._take_back(pending.counts_before, pending.turn.break_reason)
 
@@ -324,7 +324,7 @@ class ParserSession:
             return self._break(view, tools, before, BreakReason.BRIDGE_NONE, tail, ids)
         media = self._media + self.parser.place_media(ids, tail, start=known)
         control_tokens = _count(self.parser.count_control_tokens(tail))
-        self._tokens.extend(ids[known:])  # which are checked; what is before them has been compared with ids
+        self._tokens.extend(ids[known:])  # ids are checked, and their prefix equals the known tokens
         if bridged:
             self.stats.bridged += 1
         else:
@@ -333,9 +333,9 @@ class ParserSession:
         return _Pending(turn, view, tools, self._tokens, before)
 
     def _rendered(self, view: MessageView, tools: FrozenList | None) -> Sequence[int] | TokenIds:
-        """The whole conversation, in which what a model said does not become control tokens that it did not sample.
+        """Renders the whole conversation. Model output does not become control tokens that the model did not sample.
 
-        Before the first answer, an assistant's messages are examples, whose author is trusted.
+        Assistant messages before the first completion are examples, whose author is trusted.
         """
         if not self._spans:
             self._examples = [one for one in view if one["role"] == "assistant"]
@@ -350,14 +350,14 @@ class ParserSession:
         return self.parser.render(MessageView(written), tools=tools)
 
     def _sampled(self, said: FrozenDict, completions: Sequence[TokenIds]) -> FrozenDict:
-        """A message that a model wrote; marked as such where that makes a difference."""
+        """Marks a message as model output if its text spells control tokens."""
         if type(said) is SampledMessage:
             return said
         spelt = self.parser.count_control_tokens([{"role": "user", "content": text} for text in _texts(said)])
         return SampledMessage(said, completions) if spelt else said
 
     def _compare(self, view: MessageView, tools: FrozenList | None) -> tuple[BreakReason | None, list[FrozenDict]]:
-        """What the conversation added since the last completion, or why it does not follow from it."""
+        """Returns the messages added since the last completion, or the reason why they do not continue it."""
         known = len(self._consumed)
         if len(view) <= known:
             return BreakReason.SHRUNK, []
@@ -423,7 +423,7 @@ def _stop_set(stop_token_ids: tuple[int, ...]) -> frozenset[int]:
 
 def _count(control_tokens: int) -> int:
     if type(control_tokens) is not int or control_tokens < 0:
-        raise ValueError(f"count_control_tokens() returned {control_tokens!r}, which is no count")
+        raise ValueError(f"count_control_tokens() must return an integer >= 0, got {control_tokens!r}")
     return control_tokens
 
 
@@ -432,7 +432,7 @@ def _frozen_tools(tools: Sequence[ToolSpec] | None) -> FrozenList | None:
 
 
 def _same_message(left: FrozenDict, right: FrozenDict) -> bool:
-    """Whether two messages mean the same to a template, whatever way a client wrote them."""
+    """Whether two messages mean the same to a template, regardless of how a client wrote them."""
     return left is right or left == right or _canonical(left) == _canonical(right)
 
 
@@ -447,7 +447,7 @@ def _canonical(message: FrozenDict) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in JSON-like data."""
+    """Yields all texts in JSON-like data."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

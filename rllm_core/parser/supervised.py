@@ -1,7 +1,7 @@
-"""Conversations that somebody wrote, as the tokens and loss masks that a session of the same parser would have left.
+"""Tokens and loss masks of example conversations, equal to those of a rollout with the same parser.
 
-A data set of conversations is trained like rollouts: as if the model had sampled its assistant messages. So there is
-one set of rules for what a conversation is in tokens, and none that only supervised data knows.
+A dataset of conversations is trained like rollouts, as if the model had sampled the assistant messages. Conversations
+therefore become tokens by the same rules in supervised training and in RL.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class MaskedTokens:
 
     Attributes:
         token_ids: ``(tokens,)`` int32, read-only.
-        loss_mask: ``(tokens,)`` bool, True on what the model shall learn to say; read-only.
-        media: Images and the like, where ``token_ids`` holds placeholders.
-        break_reason: Why the conversation could not go on in the row before, if it began there.
+        loss_mask: ``(tokens,)`` bool, True on target tokens; read-only.
+        media: Media such as images; ``token_ids`` holds placeholders for them.
+        break_reason: Why the conversation could not continue in the previous row, if it started there.
     """
 
     token_ids: TokenIds
@@ -52,8 +52,8 @@ def tokenize_and_mask(
 ) -> list[MaskedTokens]:
     """See `BaseParser.tokenize_and_mask`."""
     if method not in ("cumulative", "stepwise"):
-        problem = "is for parser 'chat_template' only" if method == "hf_template" else "is no method"
-        raise ConfigError(f"parser {parser.name!r} masks cumulative or stepwise; {method!r} {problem}")
+        problem = "requires parser 'chat_template'" if method == "hf_template" else "is not a method"
+        raise ConfigError(f"parser {parser.name!r} supports 'cumulative' and 'stepwise'; {method!r} {problem}")
     learnt = _learnt(Messages(messages))
     conversation = Messages([{key: message[key] for key in message if key != "weight"} for message in messages])
     if method == "stepwise":
@@ -62,7 +62,7 @@ def tokenize_and_mask(
 
 
 def _learnt(messages: Sequence[MessageLike]) -> dict[int, bool]:
-    """The index of every assistant message, and whether the model shall learn it."""
+    """Maps the index of every assistant message to whether it is a target."""
     learnt = {}
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -73,12 +73,14 @@ def _learnt(messages: Sequence[MessageLike]) -> dict[int, bool]:
         learnt[index] = bool(weight)
     if not any(learnt.values()):
         with_weight = " with a weight of 1" if learnt else ""
-        raise ConfigError(f"the conversation has no message of role 'assistant'{with_weight}: nothing to learn from")
+        raise ConfigError(
+            f"the conversation has no message of role 'assistant'{with_weight}, so there is nothing to learn from"
+        )
     return learnt
 
 
 def _alone(parser: BaseParser, conversation: Messages, index: int, tools: Sequence[ToolSpec] | None) -> MaskedTokens:
-    """One assistant message after everything before it, as the template writes that."""
+    """Returns the row of one assistant message, with the template's rendering of everything before it as prompt."""
     before = conversation[:index]
     prompt = token_ids(parser.render(before, tools=tools))
     ids = np.concatenate([prompt, _completion(parser, conversation, index, prompt, tools)])
@@ -86,10 +88,10 @@ def _alone(parser: BaseParser, conversation: Messages, index: int, tools: Sequen
 
 
 class _WrittenSession(ParserSession):
-    """A session whose answers were written: nothing of them can get lost by reading them from their tokens."""
+    """A session for example conversations. It keeps the given messages instead of parsing them from tokens."""
 
     def record_written(self, completion_ids: TokenIds, message: MessageLike) -> None:
-        """As `record`, and the conversation goes on with ``message``."""
+        """Like `record`, but the conversation continues with ``message``."""
         self.record(completion_ids)
         self._answer = freeze(message)
 
@@ -102,8 +104,8 @@ def _as_rolled_out(
     turns: list[Turn] = []
     for index in learnt:
         turns.append(session.next_prompt(conversation[:index]))
-        # An answer's own tokens come from a prompt that the template rendered: a bridged one may hold reasoning that
-        # the template drops, and then no rendering starts with it.
+        # Take a message's tokens from a freshly rendered prompt: a bridged one may contain reasoning that the template
+        # drops, and then no rendering starts with it.
         rendered = token_ids(parser.render(conversation[:index], tools=tools))
         session.record_written(_completion(parser, conversation, index, rendered, tools), conversation[index])
     flags, rows = iter(learnt.values()), []
@@ -120,22 +122,21 @@ def _as_rolled_out(
 def _completion(
     parser: BaseParser, conversation: Messages, index: int, prompt: TokenIds, tools: Sequence[ToolSpec] | None
 ) -> TokenIds:
-    """What rendering an assistant message adds to its prompt, up to and including the stop token."""
+    """Returns the tokens that an assistant message adds to its prompt, up to and including the stop token."""
     whole = token_ids(parser.render(conversation[: index + 1], tools=tools, add_generation_prompt=False))
     if not starts_with(whole, prompt):
         before = parser.render(conversation[:index], tools=tools, add_generation_prompt=False)
         if starts_with(whole, token_ids(before)):
             raise ConfigError(
-                f"message {index}: its rendering does not start with the prompt that it answers: the prompt already "
-                "begins the answer (its reasoning, often), which the template leaves out of an answer that was given; "
-                "use a copy of the model folder whose chat_template.jinja writes reasoning_content as the model says "
-                "it, set a variable of the template that turns reasoning off (chat_template.chat_template_kwargs), or "
-                "take white space off the beginning of the answer"
+                f"message {index}: the rendered conversation does not start with the prompt for this message. The "
+                "prompt already starts the completion (often its reasoning), but the template drops that part from "
+                "given messages. Use a copy of the model folder whose chat_template.jinja writes reasoning_content as "
+                "the model samples it, turn reasoning off with a template variable "
+                "(chat_template.chat_template_kwargs), or remove white space from the start of the message"
             )
         raise ConfigError(
-            f"message {index}: its rendering does not start with the prompt that it answers, so that its tokens "
-            "cannot be told from the prompt's (text that begins with white space, or reasoning that is missing or in "
-            "another place than the template's, can do that)"
+            f"message {index}: the rendered conversation does not start with the prompt for this message, so its "
+            "tokens cannot be separated. Common causes: leading white space; missing or misplaced reasoning"
         )
     stop_ids = parser.get_stop_token_ids()
     added = whole[len(prompt) :]
@@ -145,16 +146,16 @@ def _completion(
         if opener not in stop_ids:
             raise ConfigError(f"message {index}: its rendering has no stop token, so the model would not learn to stop")
         return np.append(added, np.int32(opener))
-    # Templates may write two stop tokens in a row; after other text, one was spelt by the message.
+    # Templates may write two stop tokens in a row. With other text in between, the message itself spells one.
     if np.any(np.diff(stops) > 1):
-        raise ConfigError(f"message {index}: its text spells a stop token, which would end it early")
+        raise ConfigError(f"message {index}: its text spells a stop token, which would end the message early")
     return added[: stops[0] + 1]
 
 
 def _opener(
     parser: BaseParser, conversation: Messages, index: int, whole: TokenIds, tools: Sequence[ToolSpec] | None
 ) -> int | None:
-    """The token that opens the message after an assistant's: in some families the model stops by sampling it."""
+    """Returns the first token of the message after an assistant's; some model families stop by sampling it."""
     following = conversation[index + 1 : index + 2]
     if not following:
         calls = conversation[index].get("tool_calls")

@@ -1,4 +1,4 @@
-"""What tokens spell: the bytes of each, and the way back from text."""
+"""Spelling of tokens: the bytes of each, and encoding from text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Vocabulary:
     """The tokens of a model.
 
     Attributes:
-        spellings: Per id the bytes that a token writes; None where it writes none that can be told, as control tokens.
-        control_ids: Ids of control tokens, by name.
-        encode: The ids of a text, none of which is a control token; they spell the text, except that some tokenizers
-            put a space in front of it.
+        spellings: Bytes of each token id; None for control tokens and others without known bytes.
+        control_ids: Ids of control tokens by name.
+        encode: Encodes a text without control tokens. The ids spell exactly the text, except that some tokenizers add
+            a space in front.
     """
 
     spellings: Sequence[bytes | None]
@@ -31,16 +31,15 @@ class Vocabulary:
     encode: Callable[[str], list[int]] = field(compare=False)
 
     def spelling(self, token: int) -> bytes | None:
-        """See ``spellings``; None also for ids that only the model knows."""
+        """See ``spellings``. Also None for ids of the model that the tokenizer does not have."""
         return self.spellings[token] if token < len(self.spellings) else None
 
 
 def hugging_face_vocabulary(tokenizer: Any) -> Vocabulary:
-    """The vocabulary of a fast tokenizer of transformers.
+    """Returns the vocabulary of a fast tokenizer of transformers.
 
     Raises:
-        ConfigError: If it is none, or spells tokens in a way that is not known here: byte-level BPE and SentencePiece
-            are.
+        ConfigError: If it is not a fast tokenizer, or uses neither byte-level BPE nor SentencePiece.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -56,7 +55,7 @@ def hugging_face_vocabulary(tokenizer: Any) -> Vocabulary:
             spellings[number] = spell(name)
         elif not is_control[number]:
             spellings[number] = name.encode()
-    # Text that spells a control token is to stay text, and nothing is to be put around it.
+    # Text that spells a control token must stay text, without special tokens around it.
     state |= {"post_processor": None, "truncation": None, "padding": None}
     state["added_tokens"] = [token for token in state["added_tokens"] if not is_control[token["id"]]]
     plain = type(backend).from_str(json.dumps(state))
@@ -73,7 +72,7 @@ def _is_control(token: Mapping[str, Any]) -> bool:
 
 
 def _speller(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes | None]:
-    """From the name of a token to its bytes."""
+    """Returns the function from a token's name to its bytes."""
     steps = list(_steps(decoder))
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
@@ -82,8 +81,8 @@ def _speller(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes | None]
     if "Metaspace" in kinds or ("ByteFallback" in kinds and replaced):
         return _sentence_piece
     raise ConfigError(
-        f"the bytes of tokens are unknown for a tokenizer whose decoder is {', '.join(sorted(kinds)) or 'none'}; "
-        "byte-level BPE and SentencePiece are known"
+        f"cannot determine the bytes of tokens: the tokenizer's decoder is {', '.join(sorted(kinds)) or 'none'}; "
+        "supported are byte-level BPE and SentencePiece"
     )
 
 
@@ -110,7 +109,7 @@ def _sentence_piece(name: str) -> bytes:
 
 
 def _byte_characters() -> dict[str, int]:
-    """The characters by which byte-level BPE names bytes: printable ones by themselves, others from U+0100 on."""
+    """Maps characters of byte-level BPE to bytes: printable bytes stand for themselves, others start at U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}

@@ -1,8 +1,8 @@
-"""Foreign code at arm's length: reward functions in children that can be killed, model-written code in a sandbox.
+"""Untrusted code in other processes: reward functions in child processes, model-written code in a sandbox.
 
-A child process ends runaway computations: it has a wall clock, and limits on its memory and output, and whatever it
-does to its own interpreter stays there. It is not a sandbox: it runs as the same user, with the same files and network.
-What must not be trusted with those belongs into a real one, which a plugin can provide (hook ``sandboxes``).
+A child process stops runaway computations: it has limits on time, memory and output, and damage to its interpreter
+stays in it. It does not isolate: it runs as the same user, with the same files and network. Run code that must not
+access those in a real sandbox, which a plugin can provide (hook ``sandboxes``).
 """
 
 from rllm_core.sandbox.child import ChildSandbox

@@ -1,4 +1,4 @@
-"""The sandbox that is always there, and is none: a fresh interpreter with a clock and limits."""
+"""Default sandbox: a fresh interpreter with time, memory and output limits, but no isolation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ AT_ONCE = max(4, os.cpu_count() or 1)
 
 
 class ChildSandbox(Sandbox):
-    """A fresh Python in an empty folder, without this process' variables, killed with all its children at the end.
+    """Runs programs in a fresh Python process, in an empty folder and without this process's environment variables.
 
-    It keeps a runaway program from stopping a run. It does not keep a hostile one from this user's files, processes and
-    network: use it for code whose worst is a mistake, and a real sandbox for the rest.
+    The process and all its children are killed at the end. A runaway program cannot stop a run. A hostile program can
+    still access this user's files, processes and network: use a real sandbox for code you do not trust.
 
     Args:
-        at_once: Programs that run at the same time; more of them wait.
+        at_once: Maximum number of concurrent programs; further ones wait.
     """
 
     name: ClassVar[str] = "child"
@@ -34,12 +34,12 @@ class ChildSandbox(Sandbox):
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="sandbox")
 
     async def run_python(self, source: str, *, stdin: str = "", limits: Limits | None = None) -> CodeResult:
-        """See `Sandbox.run_python`; a call that is cancelled leaves its program to its wall clock."""
+        """See `Sandbox.run_python`. The program of a cancelled call runs until its time limit."""
         chosen = limits or Limits()
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, source, stdin, chosen)
 
     async def close(self) -> None:
-        """Wait for no program; those that run end by their clocks."""
+        """Does not wait for running programs, which end by their time limits."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What a sandbox must do for code that a model wrote."""
+"""Contract of a sandbox for model-written code."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import ClassVar, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a piece of foreign code may use.
+    """Resource limits for untrusted code.
 
     Attributes:
-        wall_seconds: Time on the clock, sleeping included; then it is killed.
-        memory_bytes: Address space. Libraries reserve much more of it than they use: torch needs 8 GiB to be imported.
-        output_bytes: What it may answer or print, and the size of any file it writes.
+        wall_seconds: Wall-clock time, including sleep, after which it is killed.
+        memory_bytes: Address space. Libraries reserve much more than they use: importing torch takes 8 GiB.
+        output_bytes: Maximum size of its result or printed output, and of any file it writes.
 
     Raises:
-        ValueError: If one is not positive.
+        ValueError: If a limit is not positive and finite.
     """
 
     wall_seconds: float = 10.0
@@ -40,12 +40,12 @@ class CodeResult:
     """How a program ended.
 
     Attributes:
-        outcome: ``finished`` by itself, whatever its exit code; ended at its wall clock or its output limit; or
-            ``killed`` by a signal, as out of memory can be.
-        exit_code: None unless it finished.
-        stdout: What it printed, as far as the limit allowed; undecodable bytes are replaced.
-        stderr: The same for its errors; Python's ``MemoryError`` is seen here.
-        wall_seconds: How long it took.
+        outcome: ``finished`` with any exit code, ended by ``timeout`` or ``output_limit``, or ``killed`` by a signal,
+            for example when out of memory.
+        exit_code: Exit code, or None unless it finished.
+        stdout: Standard output, up to the limit. Undecodable bytes are replaced.
+        stderr: Standard error, likewise. Python's ``MemoryError`` appears here.
+        wall_seconds: Duration.
     """
 
     outcome: Outcome
@@ -56,15 +56,15 @@ class CodeResult:
 
 
 class Sandbox(ABC):
-    """Runs programs that a model wrote. One instance serves all rollouts of a run, concurrently.
+    """Runs model-written programs. One instance serves all rollouts of a run concurrently.
 
-    What is promised to workflows: a call ends within the wall clock and a moment; whatever the program does, the call
-    returns a result; nothing of the program is left running; two programs see nothing of each other.
+    Guarantees to workflows: a call ends shortly after the time limit at the latest. It returns a result, regardless of
+    what the program does. No process of the program keeps running. Programs cannot see each other.
 
     Attributes:
-        name: The name it is selected by, with ``rollout.sandbox`` in the run file.
-        isolates: Whether the program is kept from this user's files, processes and network. Only then may it hold
-            anything that matters to lose.
+        name: Name by which ``rollout.sandbox`` in the run file selects it.
+        isolates: Whether programs have no access to this user's files, processes and network. If False, do not run
+            hostile programs where they could reach anything valuable.
     """
 
     name: ClassVar[str]
@@ -72,16 +72,16 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def run_python(self, source: str, *, stdin: str = "", limits: Limits | None = None) -> CodeResult:
-        """Run a Python program in an empty folder.
+        """Runs a Python program in an empty folder.
 
         Args:
-            source: The program.
-            stdin: What it can read.
-            limits: By default, those of `Limits`.
+            source: Source code of the program.
+            stdin: Text on its standard input.
+            limits: Resource limits. Defaults to `Limits()`.
 
         Raises:
-            OSError: If no program can be started here at all; never because of what is in it.
+            OSError: If no program can be started on this machine; never because of the program itself.
         """
 
     async def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Give back what it holds. Called once, after the last program of a run."""
+        """Releases its resources. Called once, after the last program of a run."""

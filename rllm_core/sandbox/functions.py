@@ -1,4 +1,4 @@
-"""Importable functions, called in children that can be killed: reward functions, graders, anything that may hang."""
+"""Importable functions, called in child processes that can be killed: reward functions and others that may hang."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ CALLS_PER_CHILD = 10_000
 
 
 class ChildError(Exception):
-    """A call in a child has no result.
+    """A call in a child process has no result.
 
     Attributes:
-        frames: Where it was raised in the child, the last one first (`rllm_core.blame.Frame`).
+        frames: Traceback frames of the child, innermost first (`rllm_core.blame.Frame`).
     """
 
     frames: tuple[Frame, ...] = ()
 
 
 class ChildTimeout(ChildError):
-    """It took longer than its wall clock allowed, and was killed."""
+    """The call exceeded its time limit and was killed."""
 
 
 class ChildOutOfMemory(ChildError):
-    """It needed more memory than it was allowed."""
+    """The call exceeded its memory limit."""
 
 
 class ChildOutputTooLong(ChildError):
-    """Its result is longer than allowed."""
+    """The result exceeds the output limit."""
 
 
 class ChildRaised(ChildError):
-    """It raised; the message says what."""
+    """The function raised an exception; the message names it."""
 
 
 class ChildDied(ChildError):
-    """The process ended under it."""
+    """The child process ended during the call."""
 
 
 class ChildFunction:
-    """A function of an installed module, as a coroutine that runs it elsewhere.
+    """Coroutine version of a function in an installed module, run in child processes.
 
         is_equal = ChildFunction("my_package.grading:is_equal", Limits(wall_seconds=2.0))
         right = await is_equal("1/2", "0.5")
 
-    Arguments and result are JSON. The children import the function once and answer many calls; one that overruns is
-    killed and replaced, and the others go on. Calls can come from any thread and any event loop.
+    Arguments and result are JSON. The children import the function once and serve many calls. A child that exceeds its
+    time limit is killed and replaced; the others continue. Calls can come from any thread and any event loop.
 
     Args:
-        path: ``"package.module:function"``, importable from what is installed, not from the working directory.
-        limits: Of a call; the memory is that of the child, what is imported included.
-        children: How many calls run at once; further ones wait, which their wall clock does not count.
+        path: ``"package.module:function"``, importable from installed packages, not from the working directory.
+        limits: Limits of a call. The memory limit applies to the child, including its imports.
+        children: Maximum number of concurrent calls. The wait of further calls does not count toward their time limit.
 
     Raises:
-        ValueError: If ``path`` has another form.
+        ValueError: If ``path`` does not have this form.
     """
 
     def __init__(self, path: str, limits: Limits | None = None, *, children: int = CHILDREN) -> None:
@@ -79,17 +79,17 @@ class ChildFunction:
         self._ending = weakref.finalize(self, _end, self._threads, self._children)
 
     async def __call__(self, *arguments: Any) -> Any:
-        """Call the function; a call that is cancelled runs on until its wall clock ends it.
+        """Calls the function. A cancelled call continues until its time limit.
 
         Raises:
-            ChildError: If there is no result; the subclass says why.
+            ChildError: If there is no result; the subclass gives the reason.
             TypeError: If the arguments are not JSON.
         """
         call = json.dumps({"arguments": arguments, "wall_seconds": self.limits.wall_seconds}).encode() + b"\n"
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._children.call, call)
 
     def close(self) -> None:
-        """End all children; calls that run have no result, and there can be no further ones."""
+        """Ends all children. Running calls get no result, and further calls are impossible."""
         self._ending()
 
 
@@ -99,7 +99,7 @@ def _end(threads: ThreadPoolExecutor, children: _Children) -> None:
 
 
 class _Children:
-    """The children of a function; they die with the thread that started them, so those that `call` have to last."""
+    """Children of a function. They die with the thread that started them, so calling threads must outlive them."""
 
     def __init__(self, path: str, limits: Limits) -> None:
         self._path = path
@@ -110,7 +110,7 @@ class _Children:
         self._is_ended = False
 
     def call(self, call: bytes) -> Any:
-        """What the function answers."""
+        """Returns the result of a call."""
         path, limits = self._path, self._limits
         child = self._take()
         is_fit = False
@@ -121,7 +121,7 @@ class _Children:
                 raise ChildTimeout(f"{path} took longer than {limits.wall_seconds:g} s") from None
             except EOFError as ended:
                 raise ChildDied(f"the process of {path} ended ({ended})") from None
-            is_fit = "memory" not in answer  # who knows what is left of such a one
+            is_fit = "memory" not in answer  # after a MemoryError, the interpreter's state is unknown
         finally:
             self._put(child, is_fit=is_fit)
         if "result" in answer:
@@ -135,7 +135,7 @@ class _Children:
         raise _raised(f"{path} raised {answer['error']}", answer)
 
     def end(self) -> None:
-        """Kill all; whoever waits for one that is busy finds it dead, and cleans up after it."""
+        """Kills all children. Threads that wait for a busy child find it dead and clean up."""
         with self._lock:
             self._is_ended = True
             idle, self._idle = self._idle, []
@@ -190,7 +190,7 @@ def _raised(message: str, answer: dict[str, Any]) -> ChildRaised:
 
 
 class _Child:
-    """A process that has imported the function, or is about to."""
+    """A child process that has imported the function, or is about to."""
 
     def __init__(self, path: str, limits: Limits) -> None:
         arguments = ["function", path, str(limits.memory_bytes), str(limits.output_bytes)]
@@ -198,11 +198,11 @@ class _Child:
         self.calls = 0
 
     def exchange(self, line: bytes, seconds: float) -> dict[str, Any]:
-        """Send a line and read one.
+        """Sends a line and reads one.
 
         Raises:
-            EOFError: If the process has ended; says how.
-            rllm_core.sandbox.processes.Overrun: If there is no answer in time.
+            EOFError: If the process has ended; the message says how.
+            rllm_core.sandbox.processes.Overrun: If no line arrives in time.
         """
         self.calls += 1
         with processes.Exchange(self.process, time.monotonic() + seconds) as exchange:

@@ -1,4 +1,4 @@
-"""Start, feed, read and end a child process against the clock. Works in any thread."""
+"""Child processes with deadlines: start, write, read and end. Works in any thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 
-# What a child sees of this process' variables: enough to run, nothing that could be a secret.
+# Environment variables passed to a child: enough to run, without anything that could be a secret.
 PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV")
 
 _CHUNK_BYTES = 1 << 16
@@ -22,19 +22,19 @@ _POLL_SECONDS = 0.05
 
 
 class Overrun(Exception):
-    """The clock, or the output, is spent."""
+    """The deadline has passed."""
 
 
 def start(arguments: Sequence[str], *, folder: str | None = None, keep_errors: bool = True) -> subprocess.Popen[bytes]:
-    """Run `rllm_core.sandbox.worker` in a session of its own.
+    """Runs `rllm_core.sandbox.worker` in its own session.
 
     Args:
-        arguments: The worker's.
-        folder: Where it runs, and what it takes for its home; by default, where this process does.
+        arguments: Arguments of the worker.
+        folder: Working directory and home of the worker. Defaults to those of this process.
         keep_errors: Whether its stderr is read.
     """
     process = subprocess.Popen(
-        [sys.executable, "-P", WORKER, *arguments],  # -P: nothing is imported from a folder that it happens to be in
+        [sys.executable, "-P", WORKER, *arguments],  # -P: do not import from the working directory
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if keep_errors else subprocess.DEVNULL,
@@ -49,13 +49,13 @@ def start(arguments: Sequence[str], *, folder: str | None = None, keep_errors: b
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """What a child sees; one thread per library, since many children run at once."""
+    """Environment variables of a child; one thread per library, since many children run at once."""
     passed = {name: variables[name] for name in PASSED_VARIABLES if name in variables}
     return {**passed, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child and whatever it has started that did not leave its session."""
+    """Kills a child and all of its descendants that stayed in its session."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -63,7 +63,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """As `kill`, and forget about it."""
+    """Kills a child, waits for it, and closes its pipes."""
     kill(process)
     process.wait()
     for pipe in _pipes(process):
@@ -75,7 +75,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
 
 
 class Exchange:
-    """Writes to a child and reads from it until ``deadline``, on the clock of ``time.monotonic``."""
+    """Writes to a child and reads from it until ``deadline``, in terms of ``time.monotonic``."""
 
     def __init__(self, process: subprocess.Popen[bytes], deadline: float) -> None:
         self._process = process
@@ -93,7 +93,7 @@ class Exchange:
         self._selector.close()
 
     def send(self, data: bytes, *, then_close: bool = False) -> None:
-        """Have ``data`` written while `step` waits."""
+        """Queues ``data``, which `step` writes."""
         stdin = self._process.stdin
         assert stdin is not None
         self._outgoing, self._then_close = memoryview(data), then_close
@@ -103,10 +103,10 @@ class Exchange:
             stdin.close()
 
     def step(self) -> bool:
-        """Wait for the next piece.
+        """Waits for the next chunk.
 
         Returns:
-            Whether anything more can come.
+            Whether more output can follow.
 
         Raises:
             Overrun: At the deadline.
@@ -116,7 +116,7 @@ class Exchange:
         if not ready:
             if left <= _POLL_SECONDS:
                 raise Overrun
-            # What it has started may keep its pipes open for longer than it lives.
+            # Its own children may keep the pipes open after it has ended.
             return self._process.poll() is None
         for key, _ in ready:
             if key.data is None:
@@ -133,7 +133,7 @@ class Exchange:
         try:
             self._outgoing = self._outgoing[os.write(stdin.fileno(), self._outgoing[:_CHUNK_BYTES]) :]
         except BrokenPipeError:
-            self._outgoing = self._outgoing[:0]  # it has ended, or does not want to read
+            self._outgoing = self._outgoing[:0]  # it has ended or closed its stdin
         if not self._outgoing:
             self._selector.unregister(stdin)
             if self._then_close:

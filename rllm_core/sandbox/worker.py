@@ -1,6 +1,6 @@
-"""The child's half of `ChildFunction` and `ChildSandbox`. Run as a script: it imports nothing of rllm-core by itself.
+"""The child's side of `ChildFunction` and `ChildSandbox`. Runs as a script and imports nothing from rllm-core.
 
-worker.py function PATH MEMORY_BYTES OUTPUT_BYTES    answers calls of an importable function, one line of JSON each
+worker.py function PATH MEMORY_BYTES OUTPUT_BYTES    serves calls of an importable function, one line of JSON each
 worker.py program SOURCE_FILE MEMORY_BYTES OUTPUT_BYTES CPU_SECONDS    becomes the program
 """
 
@@ -22,29 +22,29 @@ MOST_FRAMES = 50
 
 
 def die_with_parent() -> None:
-    """On Linux, be killed when the thread that started this process ends, however it ends."""
+    """Makes Linux kill this process when the thread that started it ends for any reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def limit(memory_bytes: int, output_bytes: int) -> None:
-    """Hold this process and its children to limits that they cannot raise."""
+    """Sets limits that this process and its children cannot raise."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (output_bytes, output_bytes))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
 def limit_cpu(more_seconds: float) -> None:
-    """A spinning process ends even if nobody is left to kill it."""
+    """Limits CPU time, so that a spinning process ends even if its parent is gone."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(used.ru_utime + used.ru_stime + more_seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def serve(path: str, output_bytes: int) -> None:
-    """Import the function, say so, then answer calls until stdin ends."""
+    """Imports the function, reports that it is ready, and serves calls until stdin ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what the function prints is no answer
+    os.dup2(2, 1)  # keep the function's prints out of the answers
     module, _, attributes = path.partition(":")
     try:
         function: Any = importlib.import_module(module)
@@ -63,7 +63,7 @@ def serve(path: str, output_bytes: int) -> None:
                 answer = _line({"too_long": len(answer)})
         except MemoryError:
             answer = _line({"memory": True})
-        except BaseException as error:  # also SystemExit: the caller is told, and the worker goes on
+        except BaseException as error:  # also SystemExit: report it to the caller and continue
             answer = _line({"error": _described(error), "frames": _frames(error)})
         while answer:
             answer = answer[answers.write(answer) :]
@@ -78,7 +78,7 @@ def _described(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str, str]]:
-    """File, line, function and module of where it was raised, the last first."""
+    """File, line, function and module of each traceback frame, innermost first."""
     frames = []
     trace = error.__traceback__
     while trace is not None:
@@ -89,12 +89,12 @@ def _frames(error: BaseException) -> list[tuple[str, int, str, str]]:
 
 
 def main(kind: str, target: str, memory_bytes: str, output_bytes: str, cpu_seconds: str = "0") -> None:
-    """See the docstring of the module."""
+    """Runs the worker; see the module's docstring."""
     die_with_parent()
     limit(int(memory_bytes), int(output_bytes))
     if kind == "program":
         limit_cpu(float(cpu_seconds))
-        # -I: neither variables nor the user's packages; a program of its own, so that nothing of this one is in it.
+        # -I: ignore variables and user packages. exec: nothing of this interpreter's state reaches the program.
         os.execv(sys.executable, [sys.executable, "-I", target])
     serve(target, int(output_bytes))
 

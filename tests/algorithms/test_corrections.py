@@ -118,7 +118,7 @@ class Halving(Correction):
 
 
 def test_a_mask_that_weighs_is_found_out() -> None:
-    with pytest.raises(RunError, match="Halving says that it is a mask, and must return 0 or 1 per token"):
+    with pytest.raises(RunError, match="Halving declares is_mask, so it must return 0 or 1 per token"):
         Corrections([Halving()]).weights(LOG_RHO, ONE)
 
 
@@ -193,7 +193,7 @@ def test_options_reach_the_correction_that_they_name(plugins: PluginManager) -> 
         ),
         (
             ["algorithm.proximal_policy=forward", "algorithm.corrections=['token_tis','icepop']"],
-            "counts one ratio twice: choose one of icepop, token_tis, beside any masks",
+            "counts one ratio twice: use only one of icepop, token_tis, plus any masks",
         ),
         (["algorithm.proximal_policy=forward", "algorithm.corrections=['halving','importance']"], "twice"),
         (["algorithm.proximal_policy=forward", "algorithm.corrections=['k3_rejection','k3_rejection']"], "twice"),

@@ -83,22 +83,22 @@ def test_every_choice_of_the_matrix_is_accepted_and_no_other(plugins: PluginMana
         with pytest.raises(ConfigError) as refused:
             check(plugins, "algorithm.loss=magic", *settings(what, which))
         assert "backend 'scripted'" in str(refused.value)
-        assert "rllm-core backends shows what each can do" in str(refused.value)
+        assert "rllm-core backends lists what each supports" in str(refused.value)
         assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["algorithm.loss=gspo"], "algorithm.loss = 'gspo' is not among what backend 'scripted' can do: magic;"),
+        (["algorithm.loss=gspo"], "loss = 'gspo' is not supported by backend 'scripted', which supports: magic;"),
         (["algorithm.loss=magick"], "did you mean 'magic'?"),
         (["algorithm.aggregation=sequence_mean_token_sum"], "algorithm.aggregation = 'sequence_mean_token_sum' is not"),
-        (["algorithm.proximal_policy=interpolated"], "algorithm.proximal_policy = 'interpolated' is not among"),
+        (["algorithm.proximal_policy=interpolated"], "algorithm.proximal_policy = 'interpolated' is not supported by"),
         (["algorithm.corrections=['token_tis']", "algorithm.proximal_policy=forward"], "['token_tis'] must be empty"),
         (["algorithm.kl.coefficient=0.1"], "algorithm.kl.coefficient = 0.1 must be 0: backend 'scripted'"),
         (["algorithm.entropy_coefficient=0.1"], "algorithm.entropy_coefficient = 0.1 must be 0"),
         (["algorithm.entropy_coefficient_final=0.1"], "algorithm.entropy_coefficient_final = 0.1 must be 0"),
-        (["algorithm.name=precomputed"], "algorithm.name = 'precomputed' credits single tokens, and backend"),
+        (["algorithm.name=precomputed"], "algorithm.name = 'precomputed' credits single tokens, but backend"),
         (["algorithm.roles.judge.name=precomputed"], "algorithm.roles.judge.name = 'precomputed' credits"),
         (["training.rollouts_per_group=1"], "training.rollouts_per_group = 1 is too small: algorithm.name = 'grpo'"),
     ],
@@ -127,7 +127,7 @@ def test_a_backend_that_shares_its_devices_takes_turns(plugins: PluginManager, a
         (["algorithm.loss=ppo_clp"], ConfigError, r"^algorithm.loss = 'ppo_clp' .*gspo.*; did you mean 'ppo_clip'\?"),
         (["algorithm.corrections=['tokn_tis']"], PluginError, r"^algorithm.corrections = 'tokn_tis': .*'token_tis'\?"),
         (["algorithm.name=return_to_go", "algorithm.estimator_options.discont=1.0"], ConfigError, r".*discount'\?"),
-        (["algorithm.estimator_options.discount=1.0"], ConfigError, r"option of 'return_to_go', and .*name = 'grpo'"),
+        (["algorithm.estimator_options.discount=1.0"], ConfigError, r"option of 'return_to_go', but .*name = 'grpo'"),
         (["algorithm.corrections=['token_tis']"], ConfigError, r"needs algorithm.proximal_policy = 'forward'"),
         (["algorithm.correction_options.token_tis.cap=3.0"], ConfigError, r"has no correction .* remove its options"),
         (

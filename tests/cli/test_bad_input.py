@@ -133,7 +133,7 @@ def test_what_the_backend_refuses_is_one_line_too(
         (["roles.judge.name=rlo"], ["algorithm.roles.judge.name = 'rlo'", "did you mean 'rloo'?"]),
         (["proximal_policy=forward", "corrections=['tokn_tis']"], ["'tokn_tis'", "did you mean 'token_tis'?"]),
         (["loss=ppo_clip", "loss_options.clip_hi=1"], ["did you mean 'algorithm.loss_options.clip_high'?"]),
-        (["loss=ppo_clip", "loss_options.dual_clip=3.0"], ["option of 'dual_clip', and algorithm.loss = 'ppo_clip'"]),
+        (["loss=ppo_clip", "loss_options.dual_clip=3.0"], ["option of 'dual_clip', but algorithm.loss = 'ppo_clip'"]),
         (["name=dr_grpo", "estimator_options.discount=0.5"], ["option of 'return_to_go'", "name = 'dr_grpo'"]),
     ],
 )  # fmt: skip

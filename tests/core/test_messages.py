@@ -144,7 +144,7 @@ def test_a_message_in_a_conversation_is_frozen_and_says_what_to_do() -> None:
         lambda: messages[0]["content"].__iadd__([1]),
         lambda: messages[0].__ior__({"a": 1}),
     ):
-        with pytest.raises(TypeError, match=r"replace a message as a whole \(messages\[i\] = \{\.\.\.\}\)"):
+        with pytest.raises(TypeError, match=r"replace the whole message \(messages\[i\] = \{\.\.\.\}\)"):
             change()
     messages[0] = {**messages[0], "content": "x"}
     assert messages == [{"role": "user", "content": "x", "tool_calls": []}]

@@ -237,7 +237,7 @@ def test_a_count_that_is_none_is_refused_and_leaves_no_trace(toys: SimpleNamespa
     session.next_prompt([USER])
     session.record(toys.letters("yes"))
     held = session.segments[0].token_ids.tolist()
-    with pytest.raises(ValueError, match="no count"):
+    with pytest.raises(ValueError, match="must return an integer >= 0"):
         session.next_prompt([USER, session.answer, {"role": "user", "content": "more"}])
     assert session.segments[0].token_ids.tolist() == held
 

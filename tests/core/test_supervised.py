@@ -187,9 +187,9 @@ def test_an_answer_whose_tokens_cannot_be_told_is_named(toys: SimpleNamespace, m
 
 
 def test_methods_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"parser 'bytes'.*'hf_template' is for parser 'chat_template'"):
+    with pytest.raises(ConfigError, match=r"parser 'bytes'.*'hf_template' requires parser 'chat_template'"):
         ByteParser().tokenize_and_mask([ASK, says("one")], method="hf_template")
-    with pytest.raises(ConfigError, match=r"'cumulativ' is no method"):
+    with pytest.raises(ConfigError, match=r"'cumulativ' is not a method"):
         ByteParser().tokenize_and_mask([ASK, says("one")], method="cumulativ")  # type: ignore[arg-type]
 
 

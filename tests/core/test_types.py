@@ -570,15 +570,18 @@ def test_steps_and_written_steps_may_be_mixed(toys: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("steps", "error"),
     [
-        ([STEP | {"prompt_ids": {"continues": True, "new": [1]}}], "no step is before it"),
-        ([STEP | {"messages": {"continues": True, "new": []}}], "no step is before it"),
-        ([STEP, STEP | {"prompt_ids": {"continues": False, "new": [1]}}], "is written"),
-        ([STEP, STEP | {"prompt_ids": {"continues": True}}], "is written"),
+        ([STEP | {"prompt_ids": {"continues": True, "new": [1]}}], "needs a complete step before it"),
+        ([STEP | {"messages": {"continues": True, "new": []}}], "needs a complete step before it"),
+        ([STEP, STEP | {"prompt_ids": {"continues": False, "new": [1]}}], "must be written as"),
+        ([STEP, STEP | {"prompt_ids": {"continues": True}}], "must be written as"),
         ([STEP, STEP | {"prompt_ids": {"continues": True, "new": [-1]}}], "between 0"),
         ([STEP, STEP | {"prompt_ids": {"continues": True, "new": [1.5]}}], "whole numbers"),
         ([STEP, STEP | {"messages": {"continues": True, "new": [{}]}}], "needs a role"),
         ([STEP, {"prompt_ids": {"continues": True, "new": [1]}}], "completion_ids"),
-        ([{"prompt_ids": [1]}, STEP | {"prompt_ids": {"continues": True, "new": [1]}}], "no step is before it"),
+        (
+            [{"prompt_ids": [1]}, STEP | {"prompt_ids": {"continues": True, "new": [1]}}],
+            "needs a complete step before it",
+        ),
     ],
 )
 def test_written_steps_that_do_not_fit_are_refused(steps: list[Any], error: str) -> None:

@@ -110,7 +110,7 @@ def test_their_options_are_checked_as_ours_are(scripted: Manager) -> None:
     with pytest.raises(ConfigError, match=r"algorithm.estimator_options.spread = -1.0: must be greater than 0"):
         assembled(plugins, "algorithm.name=ranks", "algorithm.estimator_options.spread=-1.0")
     with pytest.raises(
-        ConfigError, match=r"estimator_options.spread': it is an option of 'ranks', and algorithm.name = 'g"
+        ConfigError, match=r"estimator_options.spread': it is an option of 'ranks', but algorithm.name = 'g"
     ):
         assembled(plugins, "algorithm.name=grpo", "algorithm.estimator_options.spread=1.0")
 
@@ -141,7 +141,7 @@ def test_a_name_that_two_packages_have_must_say_whose(scripted: Manager) -> None
         ),
         (["algorithm.name=lax_options"], "so unknown keys would be ignored"),
         (["algorithm.loss=no_loss"], "is no subclass of rllm_core.algorithms.torch_losses.PolicyLoss"),
-        (["algorithm.name=cannot_be_made"], "cannot be made: rllm_wrongs/estimators.py:20: KeyError: 'ABACUS_HOME'"),
+        (["algorithm.name=cannot_be_made"], "cannot be created: rllm_wrongs/estimators.py:20: KeyError: 'ABACUS_HOME'"),
         (["algorithm.roles.helper.name=no_estimator"], "is no subclass of"),
         (["algorithm.corrections=['no_correction']", "algorithm.proximal_policy=forward"], "is no subclass of"),
     ],

@@ -23,8 +23,8 @@ def test_a_plugin_from_the_future_is_refused_with_both_versions(manager: Callabl
     [info] = plugins.find("foreign-api")
     assert info.status == "broken"
     assert info.error == (
-        f"it was written for version 2.0 of the plugin API, and rllm-core {__version__} has {API_VERSION}; "
-        "to mend it: pip install --upgrade rllm-core"
+        f"it was written for version 2.0 of the plugin API, but rllm-core {__version__} has {API_VERSION}; "
+        "to fix it: pip install --upgrade rllm-core"
     )
 
 

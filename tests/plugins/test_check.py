@@ -57,7 +57,7 @@ def found(document: dict[str, Any], kind: str = "plugin") -> dict[str, dict[str,
         ("outdated", "rllm-outdated", "cannot import name 'not_yet_invented'"),
         ("misspelt", "rllm-misspelt", "did you mean 'backends'?"),
         ("garbage", "rllm-garbage", "which is not a Backend record"),
-        ("taker", "rllm-taker", "its command 'train' has the name of one of the core's own"),
+        ("taker", "rllm-taker", "its command 'train' has the name of a built-in command"),
         ("foreign-api", "rllm-foreign-api", "written for version 2.0 of the plugin API"),
         (
             "endless-hook",
@@ -157,7 +157,7 @@ def test_two_plugins_of_one_name_are_told_apart(rllm_core: Run) -> None:
     twins = ("rllm-twin-a", "rllm-twin-b")
     run = rllm_core("plugins", "check", "twin", packages=twins)
     assert run.returncode == 2
-    assert "both name a plugin 'twin'" in run.stderr
+    assert "both provide a plugin 'twin'" in run.stderr
     _, document = checked(rllm_core, "rllm-twin-a/twin", "--no-plugins=rllm-twin-b/twin", packages=twins)
     assert found(document)["import"]["outcome"] == "passed"
     assert document["package"] == "rllm-twin-a"

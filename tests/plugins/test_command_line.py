@@ -194,7 +194,7 @@ def test_commands_of_plugins_run_and_are_listed(rllm_core: Run) -> None:
     assert "hello       Greets. (rllm-good 1.2)" in help_run.stdout
     assert "unloadable  Cannot be loaded. (rllm-good 1.2)" in help_run.stdout
     assert "Takes over" not in help_run.stdout
-    assert "'train' has the name of one of the core's own" in help_run.stderr
+    assert "'train' has the name of a built-in command" in help_run.stderr
 
 
 def test_a_command_that_cannot_be_loaded_explains_itself(rllm_core: Run) -> None:
@@ -290,7 +290,7 @@ def test_doctor_finds_what_an_installed_plugin_lacks(rllm_core: Run) -> None:
     assert report["packages"]["pluggy"]
     assert {
         "what": "plugin missing (rllm-missing 1.0)",
-        "problem": "rllm-missing needs rllm-fixture-not-there>=2.1, it is not installed",
+        "problem": "rllm-missing needs rllm-fixture-not-there>=2.1, but it is not installed",
         "mend": "pip install 'rllm-fixture-not-there>=2.1'",
     } in report["problems"]
     plain = rllm_core("doctor", packages=("rllm-missing",))

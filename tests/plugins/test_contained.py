@@ -114,7 +114,7 @@ def test_an_error_that_cannot_say_what_it_is_breaks_its_own_plugin_only(manager:
     plugins = manager("rllm-hostile", "rllm-good", settings=only("mute-error", "good"))
     assert list(plugins.providers(Backend)) == ["good"]
     [info] = plugins.find("mute-error")
-    assert info.error == "rllm_hostile/mute_error.py:9: Mute: its text cannot be had: ValueError"
+    assert info.error == "rllm_hostile/mute_error.py:9: Mute: its message is not available: ValueError"
 
 
 @pytest.mark.parametrize("name", ["colours", "colourful-error"])

@@ -105,7 +105,7 @@ def test_an_outdated_dependency_names_both_versions(manager: Build) -> None:
     installed = importlib_metadata.version("click")
     assert "cannot import name 'not_yet_invented'" in str(caught.value)
     assert str(caught.value).endswith(
-        f"; to mend it: pip install 'click>=999' (rllm-outdated needs click>=999, {installed} is installed)"
+        f"; to fix it: pip install 'click>=999' (rllm-outdated needs click>=999, but {installed} is installed)"
     )
 
 
@@ -118,7 +118,9 @@ def test_a_record_that_points_nowhere_is_fatal_when_loaded(manager: Build) -> No
     with pytest.raises(PluginError, match=r"No module named 'rllm_good.nowhere'$") as caught:
         plugins.load(chosen, "rllm_good.nowhere:Thing")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
-    with pytest.raises(PluginError, match="no requirement of rllm-good has module 'rllm_fixture_elsewhere': install"):
+    with pytest.raises(
+        PluginError, match="no requirement of rllm-good provides module 'rllm_fixture_elsewhere'; install"
+    ):
         plugins.load(chosen, "rllm_fixture_elsewhere:Thing")
 
 
@@ -130,7 +132,7 @@ def test_a_file_that_was_installed_and_is_gone_is_installed_again(
     (tmp_path / "site" / "rllm_good" / "stack.py").unlink()
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     plugins = PluginManager(find_plugins(importlib_metadata.distributions(path=[str(tmp_path / "site")])))
-    with pytest.raises(PluginError, match=r"to mend it: pip install --force-reinstall --no-deps rllm-good$"):
+    with pytest.raises(PluginError, match=r"to fix it: pip install --force-reinstall --no-deps rllm-good$"):
         plugins.load(plugins.select(Backend, "good"))
     for module in [module for module in sys.modules if module.partition(".")[0] == "rllm_good"]:
         del sys.modules[module]
@@ -217,7 +219,7 @@ def test_unknown_names_list_what_exists_and_suggest(manager: Build) -> None:
 
 @pytest.mark.parametrize(("kind", "name", "package"), [(*key, package) for key, package in FIRST_PARTY.items()])
 def test_a_known_plugin_that_is_missing_comes_with_its_pip_command(kind: type, name: str, package: str) -> None:
-    with pytest.raises(PluginError, match=f"no {kind.kind} named '{name}'; it comes with: pip install {package}"):  # type: ignore[attr-defined]
+    with pytest.raises(PluginError, match=f"no {kind.kind} named '{name}'; install it with: pip install {package}"):  # type: ignore[attr-defined]
         PluginManager().select(kind, name)
 
 
@@ -281,7 +283,7 @@ def test_strict_mode_raises_every_time(manager: Build, packages: tuple[str, ...]
 def test_reserved_commands_cannot_be_taken(manager: Build) -> None:
     plugins = manager("rllm-taker", "rllm-good", reserved_commands={"train"})
     assert list(plugins.providers(Command)) == ["hello", "no-command", "unloadable"]
-    assert "its command 'train' has the name of one of the core's own" in str(by_name(plugins)["taker"].error)
+    assert "its command 'train' has the name of a built-in command" in str(by_name(plugins)["taker"].error)
 
 
 def test_plugins_are_imported_once(manager: Build) -> None:
@@ -389,7 +391,7 @@ def test_a_half_removed_distribution_harms_nobody(
         "3.0",
         "rllm_torso",
         "broken",
-        "ModuleNotFoundError: No module named 'rllm_torso'; to mend it: "
+        "ModuleNotFoundError: No module named 'rllm_torso'; to fix it: "
         "pip install --force-reinstall --no-deps rllm_torso",
     )
 

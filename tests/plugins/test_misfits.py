@@ -172,7 +172,7 @@ def test_the_check_has_a_verdict(site: str, tmp_path: Path, name: str) -> None:
 # What ends the process
 
 
-WAY_OUT = "to leave the plugin out: rllm-core plugins disable {name}, or RLLM_NO_PLUGINS={name}"
+WAY_OUT = "to disable the plugin: rllm-core plugins disable {name}, or RLLM_NO_PLUGINS={name}"
 
 
 @pytest.mark.parametrize(("name", "code"), [("dies", 7), ("crashes", -11), ("aborts", -6)])
@@ -314,7 +314,7 @@ def test_one_malformed_file_of_any_distribution_is_named_and_breaks_nothing(site
     only = {"RLLM_PLUGINS": "testing,odd-thing"}
     folder = tmp_path / "odd" / "odd_thing-3.0.dist-info"
     problem = (
-        f"its entry_points.txt ({folder}) cannot be read: line 2, 'just words', has no '='; correct it, or: "
+        f"its entry_points.txt ({folder}) cannot be read: line 2, 'just words', has no '='; fix it, or: "
         "pip uninstall odd-thing"
     )
     trained = command_line(*training("say_yes", tmp_path / "run"), path=path, cwd=tmp_path, **only)

@@ -288,8 +288,8 @@ def test_a_hanging_observer_does_not_keep_the_process(
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert run.stdout == "['slow-sync']\n"
     assert (
-        run.stderr
-        == "plugin 'slow-sync': on_batch_end took longer than 0.1 s; its observers are off for the rest of the run\n"
+        run.stderr == "plugin 'slow-sync': on_batch_end took longer than 0.1 s; "
+        "its observers are disabled for the rest of the run\n"
     )
 
 

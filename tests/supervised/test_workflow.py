@@ -114,7 +114,7 @@ def test_rows_that_are_too_long(rows: Path) -> None:
 
 
 def test_what_the_parser_cannot_mask_names_its_line(rows: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rows.jsonl line 1: parser 'bytes' masks cumulative or stepwise"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl line 1: parser 'bytes' supports 'cumulative' and 'stepwise'"):
         played(SFTConfig(train=str(rows), method="hf_template"), 0)
 
 

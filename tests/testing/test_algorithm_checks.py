@@ -163,7 +163,7 @@ def scale_in_place(ratios: Any, starts: Any) -> Any:
     [
         (weighing(lambda ratios, starts: ratios), "weights", "one finite weight >= 0 per token"),
         (weighing(lambda ratios, starts: np.ones(len(starts))), "weights", "one finite weight >= 0 per token"),
-        (weighing(lambda ratios, starts: np.exp(ratios), is_mask=True), "weights", "says that it is a mask"),
+        (weighing(lambda ratios, starts: np.exp(ratios), is_mask=True), "weights", "declares is_mask"),
         (weighing(lambda ratios, starts: np.exp(ratios) / 2), "on policy", "a weight is not 1"),
         (
             weighing(lambda ratios, starts: np.exp(ratios - ratios.mean())),
@@ -215,7 +215,7 @@ HIDDEN = torch.ones((), dtype=torch.float64, requires_grad=True)
         (
             losing(lambda i: -i.logprobs * i.advantages, clipped=lambda self, inputs: 3),
             "shapes",
-            "whether it is clipped",
+            "must return one bool per token",
         ),
     ],
 )

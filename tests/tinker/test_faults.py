@@ -177,7 +177,7 @@ async def test_nobody_listens(server, make_backend, parser) -> None:
 
 @pytest.mark.parametrize("loss", ["gspo", "dual_clip", "no_such_loss"])
 def test_a_loss_that_no_server_has(server, make_backend, loss: str) -> None:
-    with pytest.raises(ConfigError, match=f"algorithm.loss = '{loss}' is not among what backend 'tinker' can do"):
+    with pytest.raises(ConfigError, match=f"algorithm.loss = '{loss}' is not supported by backend 'tinker'"):
         make_backend(server, f"algorithm.loss={loss}")
 
 

@@ -51,7 +51,7 @@ def test_nobody_computes_what_nobody_asked_for(run_scripted: Any, seen: Any) -> 
 
 def test_a_backend_that_cannot_compute_them_says_so_at_start(run_scripted: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(ScriptedBackend, "capability_overrides", {"policies": frozenset()})
-    with pytest.raises(ConfigError, match=r"proximal_policy = 'forward' is not among .* can do: rollout"):
+    with pytest.raises(ConfigError, match=r"proximal_policy = 'forward' is not supported by .* supports: rollout"):
         run_scripted("algorithm.proximal_policy=forward")
 
 

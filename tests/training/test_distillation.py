@@ -286,7 +286,7 @@ def test_scale_and_clip(distil: Distil, teachers: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["teacher.engine=scripted"], "estimator 'grpo' asks no teacher; set algorithm.name = 'distill'"),
+        (["teacher.engine=scripted"], "estimator 'grpo' uses no teacher; set algorithm.name = 'distill'"),
         (["algorithm.name=distill"], "estimator 'distill' needs a teacher: set teacher.engine"),
         (["algorithm.name=distill", "teacher.engine=scripted"], "teacher.model is not set"),
         ([*DISTILL, "teacher.engine=scriptd"], "did you mean 'scripted'"),

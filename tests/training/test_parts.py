@@ -352,7 +352,7 @@ def test_dry_run_allocates_nothing_and_prints_what_follows(plugins: PluginManage
     [
         (
             "algorithm.loss=gspo",
-            "algorithm.loss = 'gspo' is not among what backend 'scripted' can do: cross_entropy, reinforce",
+            "algorithm.loss = 'gspo' is not supported by backend 'scripted', which supports: cross_entropy, reinforce",
         ),
         ("algorithm.aggregation=sequence_mean_token_sum", "algorithm.aggregation = 'sequence_mean_token_sum' is not"),
         ("algorithm.name=grppo", "grpo"),

@@ -129,11 +129,11 @@ def test_a_checkpoint_of_a_version_without_plugin_states_is_resumed(run: Run) ->
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ([1], "TypeError: it returned [1]; allowed is None, or a dict with string keys"),
-        ({"level": float("nan")}, "what it returned is not JSON (Out of range float values"),
-        ({"level": {1, 2}}, "what it returned is not JSON (Object of type set is not JSON serializable)"),
-        ({3: "level"}, "comes back from JSON as something else"),
-        ({"levels": (1, 2)}, "comes back from JSON as something else"),
+        ([1], "TypeError: it must return None, or a dict with string keys"),
+        ({"level": float("nan")}, "its result is not JSON (Out of range float values"),
+        ({"level": {1, 2}}, "its result is not JSON (Object of type set is not JSON serializable)"),
+        ({3: "level"}, "changes in a round trip through JSON"),
+        ({"levels": (1, 2)}, "changes in a round trip through JSON"),
         (RuntimeError("lost it"), "RuntimeError: lost it"),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_plugin_with_two_states_has_failed(run: Run, caplog: pytest.LogCapture
         twice = run.start(Twice())
     assert run.states() == {2: {}, 4: {}, 6: {}}
     assert twice.summary["observer_failures"] == {"observer": 3}
-    assert "it has 2 of them, and a checkpoint holds one state" in caplog.text
+    assert "implemented 2 times, but a checkpoint holds one state" in caplog.text
 
 
 def test_what_a_plugin_returned_is_saved_as_it_was_then(run: Run) -> None:

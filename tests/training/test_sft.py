@@ -134,8 +134,8 @@ def test_masks_and_weights_reach_the_backend(sft: Sft, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["algorithm.name=grpo"], "never asks it; leave \\[algorithm\\] out, or set algorithm.name = 'sft'"),
-        (["algorithm.loss=reinforce"], "what others wrote is learnt with cross_entropy"),
+        (["algorithm.name=grpo"], "samples none; remove \\[algorithm\\], or set algorithm.name = 'sft'"),
+        (["algorithm.loss=reinforce"], "for target tokens, use cross_entropy"),
         (["training.rollouts_per_group=4"], "raise training.groups_per_step"),
         (["rollout.temperature=0.7"], "rollout.temperature = 0.7 must be 1"),
         (["algorithm.filter_uniform_groups=true"], "filter_uniform_groups must be false: estimator 'sft' uses no"),
@@ -158,7 +158,7 @@ def test_what_does_not_go_together(
 def test_the_likelihood_of_a_workflow_that_samples_is_not_maximised(plugins: PluginManager) -> None:
     overrides = ["algorithm.name=sft", "algorithm.loss=cross_entropy"]
     config = load_run_config("say_yes", plugins, overrides=overrides, backend="scripted")
-    with pytest.raises(ConfigError, match=r"workflow 'say_yes' asks the model; set workflow = 'sft'"):
+    with pytest.raises(ConfigError, match=r"workflow 'say_yes' samples from the model; set workflow = 'sft'"):
         launch.assemble(config, plugins)
 
 

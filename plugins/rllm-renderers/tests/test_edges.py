@@ -369,5 +369,5 @@ def test_arguments_that_repeat_a_control_token_stay_text(make_parser):
 
 def test_supervised_data_of_a_model_that_always_reasons_says_what_to_do(make_parser):
     parser = make_parser(TURNS + OPEN.replace("assistant\n", "assistant\n<think>\n"))
-    with pytest.raises(ConfigError, match=r"message 1: .* the prompt already begins the answer .* reasoning_content"):
+    with pytest.raises(ConfigError, match=r"message 1: .* prompt already starts the completion .* reasoning_content"):
         parser.tokenize_and_mask([*ASK, {"role": "assistant", "content": "so", "reasoning_content": "why"}])

@@ -84,7 +84,9 @@ def test_stepwise_shows_every_answer_the_prompt_of_the_template(parser):
 def test_an_answer_that_an_open_prompt_does_not_fit_is_named(make_parser):
     parser = make_parser(chat_template_kwargs={"thinking": True})
     assert len(parser.tokenize_and_mask(CONVERSATION[:2])) == 1
-    with pytest.raises(ConfigError, match=r"message 1: its rendering does not start with the prompt.*reasoning"):
+    with pytest.raises(
+        ConfigError, match=r"message 1: the rendered conversation does not start with the prompt.*reasoning"
+    ):
         parser.tokenize_and_mask([CONVERSATION[0], {"role": "assistant", "content": "four"}])
 
 

@@ -41,7 +41,7 @@ MISFITS = {
     "undeclared": Misfit(
         "import misfit_not_there",
         r"undeclared\.py:3: ModuleNotFoundError: No module named 'misfit_not_there'; no requirement of rllm-misfits "
-        r"has module 'misfit_not_there': install what does, and tell its authors$",
+        r"provides module 'misfit_not_there'; install a package that does, and report this to its authors$",
     ),
     "forgotten": Misfit("import misfits.forgotten_file", r"forgotten\.py:3: ModuleNotFoundError: [^;]*$"),
     "other-api": Misfit("from click import not_yet", r"other_api\.py:3: ImportError: cannot import name [^;]*$"),
