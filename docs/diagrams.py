@@ -1,7 +1,7 @@
-"""The diagrams of ``concepts.md``, drawn from text into ``images/``: ``make docs-reference``.
+"""Draws the diagrams of ``concepts.md`` into ``images/``: ``make docs-reference``.
 
-Boxes and arrows stand on a grid, in lines of text as high as wide; nobody has to have a drawing program. The files name
-no font, script or picture from elsewhere, and follow the reader's light or dark mode.
+Boxes and arrows are placed on a square grid, so no drawing program is needed. The files use no external font, script or
+image, and follow the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "images"
-UNIT = 12  # pixels of a step of the grid
+UNIT = 12  # pixels per grid step
 STYLE = """
     svg { --paper: #ffffff; --ink: #1f2328; --faint: #6e7781; --box: #eef2f7; --strong: #d7e3fb; --edge: #57606a }
     @media (prefers-color-scheme: dark) {
@@ -30,12 +30,12 @@ STYLE = """
 
 
 class Drawing:
-    """A picture that grows by its boxes, words and arrows.
+    """A diagram, built from boxes, words and arrows.
 
     Args:
-        title: What a reader hears who does not see it.
-        width: In steps of the grid.
-        height: Likewise.
+        title: Text for screen readers.
+        width: Width, in grid steps.
+        height: Height, in grid steps.
     """
 
     def __init__(self, title: str, width: float, height: float) -> None:
@@ -44,7 +44,7 @@ class Drawing:
         self._parts: list[str] = []
 
     def box(self, x: float, y: float, width: float, height: float, *lines: str, style: str = "") -> None:
-        """A rectangle whose first line says what it is; further ones are faint."""
+        """Adds a rectangle with a title line; further lines are faint."""
         place = f'x="{x * UNIT:g}" y="{y * UNIT:g}" width="{width * UNIT:g}" height="{height * UNIT:g}"'
         self._parts.append(f'<rect class="{style}" {place} rx="5"/>')
         top = y + height / 2 - (len(lines) - 1) * 0.65
@@ -52,12 +52,12 @@ class Drawing:
             self.words(x + width / 2, top + 1.3 * number, line, style="faint" if number else "", anchor="middle")
 
     def words(self, x: float, y: float, text: str, *, style: str = "", anchor: str = "start") -> None:
-        """A line of text, centred on ``y``."""
+        """Adds a line of text, centered on ``y``."""
         place = f'x="{x * UNIT:g}" y="{y * UNIT + 4:g}" text-anchor="{anchor}"'
         self._parts.append(f'<text class="{style}" {place}>{escape(text)}</text>')
 
     def arrow(self, *points: tuple[float, float]) -> None:
-        """A line through some points, with a tip at the last."""
+        """Adds a line through the points, with a tip at the last."""
         path = " L ".join(f"{x * UNIT:g} {y * UNIT:g}" for x, y in points)
         self._parts.append(f'<path d="M {path}"/>')
         (x0, y0), (x1, y1) = points[-2:]
@@ -68,12 +68,12 @@ class Drawing:
         self._parts.append(f'<polygon class="tip" points="{tip}"/>')
 
     def row(self, x: float, y: float, cells: Sequence[tuple[str, str]], *, width: float) -> None:
-        """Boxes side by side, each with its style."""
+        """Adds boxes side by side, each with its style."""
         for number, (text, style) in enumerate(cells):
             self.box(x + number * width, y, width, 2, text, style=style)
 
     def svg(self) -> str:
-        """All of it."""
+        """The diagram as an SVG document."""
         width, height = self._size
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img">'
         paper = '<rect class="paper" width="100%" height="100%" rx="8"/>'
@@ -82,7 +82,7 @@ class Drawing:
 
 
 def loop() -> Drawing:
-    """From a task to new weights."""
+    """The loop from a task to new weights."""
     it = Drawing("The loop: a task becomes an episode, groups, advantages, samples, and new weights", 70, 25)
     steps = [
         ("task", "id, JSON data"),
@@ -112,7 +112,7 @@ def loop() -> Drawing:
 
 
 def segments() -> Drawing:
-    """What is trained of a conversation, and where it breaks."""
+    """The trained tokens of a conversation, and its segment breaks."""
     it = Drawing("Tokens and segments: sampled tokens are trained, and an edited history begins a new segment", 70, 22)
     it.words(1, 1.6, "Two turns that continue each other: one segment, one training sample", style="")
     first = [("prompt", ""), ("completion", "strong"), ("tool result", ""), ("completion", "strong")]
@@ -132,7 +132,7 @@ def segments() -> Drawing:
 
 
 def staleness() -> Drawing:
-    """Who waits for whom."""
+    """Synchronous and asynchronous training side by side."""
     it = Drawing("Synchronous and asynchronous training: taking turns, or generating ahead", 70, 23)
     it.words(1, 1.6, "staleness_threshold = 0: a window's groups are sampled by the weights they train")
     for number in range(3):
@@ -166,7 +166,7 @@ def staleness() -> Drawing:
 
 
 def books() -> Drawing:
-    """Every rollout in one account."""
+    """Rollout accounting: the four outcomes."""
     it = Drawing("The books: every dispatched rollout ends in exactly one of four accounts", 70, 21)
     it.box(1, 8, 13, 4, "dispatched", "every rollout, once", style="strong")
     it.box(20, 8, 13, 4, "in flight", "or waiting in the buffer", style="empty")
@@ -186,7 +186,7 @@ def books() -> Drawing:
 
 
 def loading() -> Drawing:
-    """From package metadata to a class."""
+    """Loading a plugin, from package metadata to a class."""
     it = Drawing(
         "Loading plugins: metadata, the light module of enabled plugins, and the class that is selected", 70, 20
     )
