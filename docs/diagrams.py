@@ -86,7 +86,7 @@ def loop() -> Drawing:
     it = Drawing("The loop: a task becomes an episode, groups, advantages, samples, and new weights", 70, 25)
     steps = [
         ("task", "id, JSON data"),
-        ("workflow", "plays it"),
+        ("workflow", "runs the task"),
         ("episode", "trajectories, reward"),
         ("group", "rollouts of one task"),
     ]
@@ -113,21 +113,21 @@ def loop() -> Drawing:
 
 def segments() -> Drawing:
     """The trained tokens of a conversation, and its segment breaks."""
-    it = Drawing("Tokens and segments: sampled tokens are trained, and an edited history begins a new segment", 70, 22)
-    it.words(1, 1.6, "Two turns that continue each other: one segment, one training sample", style="")
+    it = Drawing("Tokens and segments: sampled tokens are trained, and an edited history starts a new segment", 70, 22)
+    it.words(1, 1.6, "Two turns in one token sequence: one segment, one training sample", style="")
     first = [("prompt", ""), ("completion", "strong"), ("tool result", ""), ("completion", "strong")]
     it.row(1, 3, first, width=13)
     it.words(1, 6.2, "turn 1: prompt + completion", style="faint")
-    it.words(27, 6.2, "turn 2: its prompt begins with all of turn 1, token for token", style="faint")
-    it.words(1, 9.6, "A history that was edited: a break, with its reason, and two samples", style="")
+    it.words(27, 6.2, "turn 2: its prompt starts with all of turn 1, token for token", style="faint")
+    it.words(1, 9.6, "An edited history: a segment break, with its reason, and two samples", style="")
     it.row(1, 11, [("prompt", ""), ("completion", "strong")], width=13)
     it.words(28, 12, "segment 0", style="faint")
     it.row(1, 14, [("another prompt", ""), ("completion", "strong")], width=13)
     it.words(28, 15, "segment 1, break_reason = history_edited", style="faint")
     it.box(1, 18.6, 3, 2, style="strong")
-    it.words(5, 19.6, "sampled: trained, with the log-probabilities of the engine", style="faint")
+    it.words(5, 19.6, "sampled: trained, with the engine's log-probabilities", style="faint")
     it.box(40, 18.6, 3, 2)
-    it.words(44, 19.6, "not sampled: read, masked in the loss", style="faint")
+    it.words(44, 19.6, "not sampled: masked in the loss", style="faint")
     return it
 
 
@@ -153,13 +153,13 @@ def staleness() -> Drawing:
     it.words(
         10,
         19.6,
-        "An arrow is a weight synchronisation. A rollout that is running then takes its next tokens from the",
+        "An arrow is a weight sync. Rollouts running at that moment take their next tokens from the new weights.",
         style="faint",
     )
     it.words(
         10,
         21,
-        "new weights; every step carries the version that sampled it, and a group counts as its oldest.",
+        "Every step records its weight version; a group's version is the oldest among its steps.",
         style="faint",
     )
     return it
@@ -167,17 +167,17 @@ def staleness() -> Drawing:
 
 def books() -> Drawing:
     """Rollout accounting: the four outcomes."""
-    it = Drawing("The books: every dispatched rollout ends in exactly one of four accounts", 70, 21)
+    it = Drawing("Rollout accounting: every dispatched rollout has exactly one of four outcomes", 70, 21)
     it.box(1, 8, 13, 4, "dispatched", "every rollout, once", style="strong")
     it.box(20, 8, 13, 4, "in flight", "or waiting in the buffer", style="empty")
     it.arrow((14, 10), (20, 10))
-    accounts = [
+    outcomes = [
         ("trained", "part of an optimizer step that returned"),
         ("filtered", "uniform_reward, incomplete_group, ..."),
         ("failed", "timeout, engine_error, error"),
         ("cancelled", "interrupted, run_failed, restart"),
     ]
-    for number, (name, why) in enumerate(accounts):
+    for number, (name, why) in enumerate(outcomes):
         y = 1 + 4.8 * number
         it.box(40, y, 29, 3.6, name, why)
         it.arrow((33, 10), (36.5, 10), (36.5, y + 1.8), (40, y + 1.8))
@@ -187,13 +187,11 @@ def books() -> Drawing:
 
 def loading() -> Drawing:
     """Loading a plugin, from package metadata to a class."""
-    it = Drawing(
-        "Loading plugins: metadata, the light module of enabled plugins, and the class that is selected", 70, 20
-    )
+    it = Drawing("Loading plugins: metadata, the entry module of enabled plugins, and the selected class", 70, 20)
     stages = [
         ("metadata", "entry points rllm_core", "rllm-core plugins", "nothing is imported"),
-        ("light module", "rllm_x: hooks, records", "rllm-core workflows", "only of enabled plugins"),
-        ("the class", "rllm_x.workflow:Mine", "rllm-core train mine", "only what is selected"),
+        ("entry module", "rllm_x: hooks, records", "rllm-core workflows", "only enabled plugins"),
+        ("the class", "rllm_x.workflow:Mine", "rllm-core train mine", "only the selected class"),
     ]
     for number, (name, what, command, cost) in enumerate(stages):
         x = 1 + 24 * number
@@ -204,7 +202,7 @@ def loading() -> Drawing:
             it.arrow((x - 4, 5), (x, 5))
     outcomes = [
         ("disabled", "RLLM_PLUGINS, plugins.toml"),
-        ("broken, conflict", "one line; the others go on"),
+        ("broken, conflict", "one line; others still work"),
         ("selected and broken", "an error with cause and command"),
     ]
     for number, lines in enumerate(outcomes):
