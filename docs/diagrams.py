@@ -1,7 +1,7 @@
-"""The diagrams of ``concepts.md``, drawn from text into ``images/``: ``make docs-reference``.
+"""Draws the diagrams of ``concepts.md`` into ``images/``: ``make docs-reference``.
 
-Boxes and arrows stand on a grid, in lines of text as high as wide; nobody has to have a drawing program. The files name
-no font, script or picture from elsewhere, and follow the reader's light or dark mode.
+Boxes and arrows are placed on a square grid, so no drawing program is needed. The files use no external font, script or
+image, and follow the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "images"
-UNIT = 12  # pixels of a step of the grid
+UNIT = 12  # pixels per grid step
 STYLE = """
     svg { --paper: #ffffff; --ink: #1f2328; --faint: #6e7781; --box: #eef2f7; --strong: #d7e3fb; --edge: #57606a }
     @media (prefers-color-scheme: dark) {
@@ -30,12 +30,12 @@ STYLE = """
 
 
 class Drawing:
-    """A picture that grows by its boxes, words and arrows.
+    """A diagram, built from boxes, words and arrows.
 
     Args:
-        title: What a reader hears who does not see it.
-        width: In steps of the grid.
-        height: Likewise.
+        title: Text for screen readers.
+        width: Width, in grid steps.
+        height: Height, in grid steps.
     """
 
     def __init__(self, title: str, width: float, height: float) -> None:
@@ -44,7 +44,7 @@ class Drawing:
         self._parts: list[str] = []
 
     def box(self, x: float, y: float, width: float, height: float, *lines: str, style: str = "") -> None:
-        """A rectangle whose first line says what it is; further ones are faint."""
+        """Adds a rectangle with a title line; further lines are faint."""
         place = f'x="{x * UNIT:g}" y="{y * UNIT:g}" width="{width * UNIT:g}" height="{height * UNIT:g}"'
         self._parts.append(f'<rect class="{style}" {place} rx="5"/>')
         top = y + height / 2 - (len(lines) - 1) * 0.65
@@ -52,12 +52,12 @@ class Drawing:
             self.words(x + width / 2, top + 1.3 * number, line, style="faint" if number else "", anchor="middle")
 
     def words(self, x: float, y: float, text: str, *, style: str = "", anchor: str = "start") -> None:
-        """A line of text, centred on ``y``."""
+        """Adds a line of text, centered on ``y``."""
         place = f'x="{x * UNIT:g}" y="{y * UNIT + 4:g}" text-anchor="{anchor}"'
         self._parts.append(f'<text class="{style}" {place}>{escape(text)}</text>')
 
     def arrow(self, *points: tuple[float, float]) -> None:
-        """A line through some points, with a tip at the last."""
+        """Adds a line through the points, with a tip at the last."""
         path = " L ".join(f"{x * UNIT:g} {y * UNIT:g}" for x, y in points)
         self._parts.append(f'<path d="M {path}"/>')
         (x0, y0), (x1, y1) = points[-2:]
@@ -68,12 +68,12 @@ class Drawing:
         self._parts.append(f'<polygon class="tip" points="{tip}"/>')
 
     def row(self, x: float, y: float, cells: Sequence[tuple[str, str]], *, width: float) -> None:
-        """Boxes side by side, each with its style."""
+        """Adds boxes side by side, each with its style."""
         for number, (text, style) in enumerate(cells):
             self.box(x + number * width, y, width, 2, text, style=style)
 
     def svg(self) -> str:
-        """All of it."""
+        """The diagram as an SVG document."""
         width, height = self._size
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img">'
         paper = '<rect class="paper" width="100%" height="100%" rx="8"/>'
@@ -82,11 +82,11 @@ class Drawing:
 
 
 def loop() -> Drawing:
-    """From a task to new weights."""
+    """The loop from a task to new weights."""
     it = Drawing("The loop: a task becomes an episode, groups, advantages, samples, and new weights", 70, 25)
     steps = [
         ("task", "id, JSON data"),
-        ("workflow", "plays it"),
+        ("workflow", "runs the task"),
         ("episode", "trajectories, reward"),
         ("group", "rollouts of one task"),
     ]
@@ -112,27 +112,27 @@ def loop() -> Drawing:
 
 
 def segments() -> Drawing:
-    """What is trained of a conversation, and where it breaks."""
-    it = Drawing("Tokens and segments: sampled tokens are trained, and an edited history begins a new segment", 70, 22)
-    it.words(1, 1.6, "Two turns that continue each other: one segment, one training sample", style="")
+    """The trained tokens of a conversation, and its segment breaks."""
+    it = Drawing("Tokens and segments: sampled tokens are trained, and an edited history starts a new segment", 70, 22)
+    it.words(1, 1.6, "Two turns in one token sequence: one segment, one training sample", style="")
     first = [("prompt", ""), ("completion", "strong"), ("tool result", ""), ("completion", "strong")]
     it.row(1, 3, first, width=13)
     it.words(1, 6.2, "turn 1: prompt + completion", style="faint")
-    it.words(27, 6.2, "turn 2: its prompt begins with all of turn 1, token for token", style="faint")
-    it.words(1, 9.6, "A history that was edited: a break, with its reason, and two samples", style="")
+    it.words(27, 6.2, "turn 2: its prompt starts with all of turn 1, token for token", style="faint")
+    it.words(1, 9.6, "An edited history: a segment break, with its reason, and two samples", style="")
     it.row(1, 11, [("prompt", ""), ("completion", "strong")], width=13)
     it.words(28, 12, "segment 0", style="faint")
     it.row(1, 14, [("another prompt", ""), ("completion", "strong")], width=13)
     it.words(28, 15, "segment 1, break_reason = history_edited", style="faint")
     it.box(1, 18.6, 3, 2, style="strong")
-    it.words(5, 19.6, "sampled: trained, with the log-probabilities of the engine", style="faint")
+    it.words(5, 19.6, "sampled: trained, with the engine's log-probabilities", style="faint")
     it.box(40, 18.6, 3, 2)
-    it.words(44, 19.6, "not sampled: read, masked in the loss", style="faint")
+    it.words(44, 19.6, "not sampled: masked in the loss", style="faint")
     return it
 
 
 def staleness() -> Drawing:
-    """Who waits for whom."""
+    """Synchronous and asynchronous training side by side."""
     it = Drawing("Synchronous and asynchronous training: taking turns, or generating ahead", 70, 23)
     it.words(1, 1.6, "staleness_threshold = 0: a window's groups are sampled by the weights they train")
     for number in range(3):
@@ -153,31 +153,31 @@ def staleness() -> Drawing:
     it.words(
         10,
         19.6,
-        "An arrow is a weight synchronisation. A rollout that is running then takes its next tokens from the",
+        "An arrow is a weight sync. Rollouts running at that moment take their next tokens from the new weights.",
         style="faint",
     )
     it.words(
         10,
         21,
-        "new weights; every step carries the version that sampled it, and a group counts as its oldest.",
+        "Every step records its weight version; a group's version is the oldest among its steps.",
         style="faint",
     )
     return it
 
 
 def books() -> Drawing:
-    """Every rollout in one account."""
-    it = Drawing("The books: every dispatched rollout ends in exactly one of four accounts", 70, 21)
+    """Rollout accounting: the four outcomes."""
+    it = Drawing("Rollout accounting: every dispatched rollout has exactly one of four outcomes", 70, 21)
     it.box(1, 8, 13, 4, "dispatched", "every rollout, once", style="strong")
     it.box(20, 8, 13, 4, "in flight", "or waiting in the buffer", style="empty")
     it.arrow((14, 10), (20, 10))
-    accounts = [
+    outcomes = [
         ("trained", "part of an optimizer step that returned"),
         ("filtered", "uniform_reward, incomplete_group, ..."),
         ("failed", "timeout, engine_error, error"),
         ("cancelled", "interrupted, run_failed, restart"),
     ]
-    for number, (name, why) in enumerate(accounts):
+    for number, (name, why) in enumerate(outcomes):
         y = 1 + 4.8 * number
         it.box(40, y, 29, 3.6, name, why)
         it.arrow((33, 10), (36.5, 10), (36.5, y + 1.8), (40, y + 1.8))
@@ -186,14 +186,12 @@ def books() -> Drawing:
 
 
 def loading() -> Drawing:
-    """From package metadata to a class."""
-    it = Drawing(
-        "Loading plugins: metadata, the light module of enabled plugins, and the class that is selected", 70, 20
-    )
+    """Loading a plugin, from package metadata to a class."""
+    it = Drawing("Loading plugins: metadata, the entry module of enabled plugins, and the selected class", 70, 20)
     stages = [
         ("metadata", "entry points rllm_core", "rllm-core plugins", "nothing is imported"),
-        ("light module", "rllm_x: hooks, records", "rllm-core workflows", "only of enabled plugins"),
-        ("the class", "rllm_x.workflow:Mine", "rllm-core train mine", "only what is selected"),
+        ("entry module", "rllm_x: hooks, records", "rllm-core workflows", "only enabled plugins"),
+        ("the class", "rllm_x.workflow:Mine", "rllm-core train mine", "only the selected class"),
     ]
     for number, (name, what, command, cost) in enumerate(stages):
         x = 1 + 24 * number
@@ -204,7 +202,7 @@ def loading() -> Drawing:
             it.arrow((x - 4, 5), (x, 5))
     outcomes = [
         ("disabled", "RLLM_PLUGINS, plugins.toml"),
-        ("broken, conflict", "one line; the others go on"),
+        ("broken, conflict", "one line; others still work"),
         ("selected and broken", "an error with cause and command"),
     ]
     for number, lines in enumerate(outcomes):

@@ -1,4 +1,4 @@
-"""Write the generated parts of the pages from the code: ``make docs-reference``."""
+"""Generates parts of the pages from the code: ``make docs-reference``."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from rllm_core.plugins import PluginManager
 PAGE = Path(__file__).parent / "run-file.md"
 CAPABILITIES = Path(__file__).parent / "capabilities.md"
 MARKER = "<!-- Generated from the configuration models by `make docs-reference`; edit those. -->\n"
-DECLARED_MARKER = "<!-- Generated from what the backends declare by `make docs-reference`. -->\n"
-# What else is installed on the machine must not show up in the page.
+DECLARED_MARKER = "<!-- Generated from the backends' declared capabilities by `make docs-reference`. -->\n"
+# An explicit list, because other installed plugins must not appear on the page.
 FIRST_PARTY = {
     "local": "rllm_local",
     "renderers": "rllm_renderers",
@@ -53,7 +53,7 @@ BOUNDS = (
 
 
 def first_party_plugins() -> PluginManager:
-    """The plugins of this repository and no others."""
+    """Plugins of this repository, and no others."""
     plugins = PluginManager.from_environment(no_plugins=True)
     for name, module in FIRST_PARTY.items():
         plugins.register(importlib.import_module(module), name)
@@ -61,7 +61,7 @@ def first_party_plugins() -> PluginManager:
 
 
 def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]]]:
-    """Name, heading and model of every section, the top level (named "") first, nested ones after their parents."""
+    """Yields name, heading and model of every section: top level (named "") first, nested ones after their parents."""
     yield from _nested("", "Top level", RunConfig)
     for kind in (providers.Backend, providers.Engine, providers.Parser, providers.Workflow, providers.Tracker):
         for provided in plugins.providers(kind).values():
@@ -73,7 +73,7 @@ def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]
 
 
 def options(plugins: PluginManager) -> Iterator[tuple[str, str, str, type[BaseModel]]]:
-    """Section, name, summary and model of the options of every estimator, loss and correction."""
+    """Yields section, name, summary and model of the options of every estimator, loss and correction."""
     for kind in PIECE_KINDS:
         for name, provided in plugins.providers(kind).items():
             section = OPTIONS_OF[kind].format(name=name)
@@ -81,7 +81,7 @@ def options(plugins: PluginManager) -> Iterator[tuple[str, str, str, type[BaseMo
 
 
 def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, str]]:
-    """Name, field and description of every key of a section that is not a section itself."""
+    """Yields name, field and description of every key of a section, except nested sections."""
     documented = attributes(inspect.getdoc(model) or "")
     for name, field in model.model_fields.items():
         if not field.exclude and _section_model(field) is None:
@@ -89,7 +89,7 @@ def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, str]]:
 
 
 def reference(plugins: PluginManager) -> str:
-    """Everything below the marker."""
+    """The part of ``run-file.md`` below the marker."""
     parts = []
     for _, heading, model in sections(plugins):
         summary = (inspect.getdoc(model) or "").partition("\n\n")[0].replace("``", "`").replace("\n", " ")
@@ -117,13 +117,13 @@ def _part(heading: str, summary: str, model: type[BaseModel]) -> str:
 
 
 def kind(field: FieldInfo) -> str:
-    """The type of a key as a reader needs it, with its bounds."""
+    """The type of a key in words, with its bounds."""
     found = list(_bounds(field.metadata))
     return _kind(field.annotation, found) + (" " + " and ".join(found) if found else "")
 
 
 def default(field: FieldInfo) -> str:
-    """The default as it would stand in a run file."""
+    """The default, as written in a run file."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
@@ -133,7 +133,7 @@ def default(field: FieldInfo) -> str:
 
 
 def capability_table(plugins: PluginManager) -> str:
-    """Everything below the marker of ``capabilities.md``: a row per choice and flag, a column per backend."""
+    """The part of ``capabilities.md`` below the marker: a row per choice and flag, a column per backend."""
     backends = plugins.providers(providers.Backend)
     resolved = [Support.of(default_capabilities(one, plugins), plugins).to_json() for one in backends.values()]
     lines = [
@@ -150,12 +150,12 @@ def capability_table(plugins: PluginManager) -> str:
 
 
 def generated(page: str, plugins: PluginManager) -> str:
-    """All of ``run-file.md``, its hand-written part taken from ``page``."""
+    """The complete ``run-file.md``, with the hand-written part of ``page``."""
     return _below(page, MARKER, reference(plugins))
 
 
 def generated_capabilities(page: str, plugins: PluginManager) -> str:
-    """All of ``capabilities.md``, its hand-written part taken from ``page``."""
+    """The complete ``capabilities.md``, with the hand-written part of ``page``."""
     return _below(page, DECLARED_MARKER, capability_table(plugins))
 
 

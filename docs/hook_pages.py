@@ -1,4 +1,4 @@
-"""The generated upper part of ``hooks/NAME.md``, from the hook's spec and the record it returns."""
+"""Generates the upper part of ``hooks/NAME.md`` from the hook's spec and the record it returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 from rllm_core import hookspecs, providers
 
 FOLDER = Path(__file__).parent / "hooks"
-MARKER = "<!-- Above, `make docs-reference` writes what the spec says; below is written by hand. -->\n"
+MARKER = (
+    "<!-- `make docs-reference` generates everything above this line from the hook spec; write below it by hand. -->\n"
+)
 SPECS: dict[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, f"{hookspecs.PROJECT}_spec")
 }
@@ -32,18 +34,18 @@ CONTRACT_PAGES: dict[str, str] = {
 }
 
 _OF_PROVIDERS = {
-    "when": "with all provider hooks of the plugin together, at most once per process, when something is first listed "
-    "or selected",
-    "order": "no plugin's records come before another's: two with one name are an error that names both packages",
-    "raises": "the whole plugin is `broken`: none of its records can be selected, and selecting one is fatal with the "
-    "cause",
+    "when": "at most once per process, together with the plugin's other provider hooks, when a provider is first "
+    "listed or selected",
+    "order": "records have no order: two with the same name are an error that names both packages",
+    "raises": "the whole plugin is `broken`: none of its records can be selected, and selecting one is a fatal error "
+    "with the cause",
     "async": "no, and an `async def` marks the plugin as broken",
     "process": "any; a plugin may be loaded in several processes at once",
 }
 _OF_OBSERVERS = {
-    "order": "one plugin after another, by name, never twice at a time for one plugin",
-    "raises": "reported with the plugin's name and counted; the next plugin is called, the run goes on. After 10 "
-    "seconds the plugin's observers are off for the rest of the run",
+    "order": "one plugin after another, by name; at most one call per plugin at a time",
+    "raises": "reported with the plugin's name and counted; the next plugin is called and the run continues. A call "
+    "over 10 seconds switches the plugin's observers off for the rest of the run",
     "async": "an `async def` is awaited on the event loop; a plain function runs in its plugin's worker thread",
     "process": "the driver only",
 }
@@ -55,7 +57,7 @@ def signature(name: str) -> str:
 
 
 def page(name: str, written: str) -> str:
-    """The page of a hook, its hand-written part taken from ``written``."""
+    """The page of a hook, with the hand-written part of ``written``."""
     _, found, below = written.partition(MARKER)
     if not found:
         raise SystemExit(f"hooks/{name}.md lacks the line {MARKER!r}")
@@ -73,10 +75,10 @@ def _answers(name: str) -> Iterator[tuple[str, str]]:
         yield from {"returns": returned, **_OF_OBSERVERS}.items()
         return
     record = RECORDS[name]
-    yield "returns", f"an iterable of `rllm_core.providers.{record.__name__}`; a generator will do"
+    yield "returns", f"an iterable of `rllm_core.providers.{record.__name__}`; a generator works too"
     yield from _OF_PROVIDERS.items()
     if name in CONTRACT_PAGES:
-        yield "contract", f"[what it has to do](../contracts/{CONTRACT_PAGES[name]}.md)"
+        yield "contract", f"[rules and checks](../contracts/{CONTRACT_PAGES[name]}.md)"
 
 
 def _fields(record: type[providers.Provider]) -> Iterator[tuple[str, str]]:
@@ -93,13 +95,13 @@ def _arguments(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(documented: object) -> str:
-    """A docstring as Markdown: its paragraphs before any section."""
+    """The paragraphs of a docstring before its first section, as Markdown."""
     text = (inspect.getdoc(documented) or "").partition("\n\nAttributes:")[0]
     return re.sub(r"``([^`]+)``", r"`\1`", text)
 
 
 def attributes(doc: str) -> dict[str, str]:
-    """The ``Attributes:`` of a Google docstring."""
+    """The ``Attributes:`` of a Google-style docstring, by name."""
     _, _, block = doc.partition("Attributes:\n")
     found = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", block, re.M)
     return {name: " ".join(text.replace("``", "`").split()) for name, text in found}

@@ -1,4 +1,4 @@
-"""What the site adds to ``docs/``: the plugins' own pages, and links to them. Called by mkdocs, as its hook."""
+"""Adds the plugins' own pages, and links to them, to the site. A hook of mkdocs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINK = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]+)(?P<anchor>#[^)\s]+)?\)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add ``plugins/NAME/README.md`` as the page ``packages/NAME.md``."""
+    """Adds ``plugins/NAME/README.md`` as the page ``packages/NAME.md``."""
     for readme in sorted(ROOT.glob("plugins/*/README.md")):
         text = readme.read_text(encoding="utf-8")
         files.append(File.generated(config, f"{PACKAGES}/{readme.parent.name}.md", content=text))
@@ -23,7 +23,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the plugins' pages into the navigation, so that a new plugin needs no line in ``mkdocs.yml``."""
+    """Adds the plugins' pages to the navigation, so that a new plugin needs no line in ``mkdocs.yml``."""
     names = sorted(readme.parent.name for readme in ROOT.glob("plugins/*/README.md"))
     assert config.nav is not None
     config.nav.append({"Packages": [{name: f"{PACKAGES}/{name}.md"} for name in names]})
@@ -31,7 +31,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links into the repository into links into the site."""
+    """Converts links to files of the repository to links within the site."""
     here = page.file.src_uri
     below = Path("plugins", Path(here).stem) if here.startswith(f"{PACKAGES}/") else Path("docs", here).parent
     up = "../" * here.count("/")
@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             case ("README.md",):
                 inside = "index.md"
             case _:
-                return link[0]  # mkdocs says that it leads out of the site
+                return link[0]  # mkdocs warns that it leaves the site
         return f"]({up}{inside}{link['anchor'] or ''})"
 
     return _LINK.sub(moved, markdown)
