@@ -57,15 +57,21 @@ class NoOptions(Section):
 class PPOClipOptions(Section):
     """``algorithm.loss_options`` of ``ppo_clip``."""
 
-    clip_low: float = Field(default=0.2, ge=0, lt=1, description="Ratios below 1 - clip_low get no gradient.")
-    clip_high: float = Field(default=0.2, ge=0, description="Ratios above 1 + clip_high get no gradient.")
+    clip_low: float = Field(
+        default=0.2, ge=0, lt=1, description="Lower clip range: ratios below 1 - clip_low get no gradient."
+    )
+    clip_high: float = Field(
+        default=0.2, ge=0, description="Upper clip range: ratios above 1 + clip_high get no gradient."
+    )
 
 
 class CISPOOptions(Section):
     """``algorithm.loss_options`` of ``cispo``."""
 
-    clip_low: float = Field(default=1.0, ge=0, le=1, description="Weights are at least 1 - clip_low; 1 is no bound.")
-    clip_high: float = Field(default=4.0, ge=0, description="Weights are at most 1 + clip_high.")
+    clip_low: float = Field(
+        default=1.0, ge=0, le=1, description="Lower clip range: weights are at least 1 - clip_low. 1 disables it."
+    )
+    clip_high: float = Field(default=4.0, ge=0, description="Upper clip range: weights are at most 1 + clip_high.")
 
 
 OPTIONS: dict[str, type[NoOptions] | type[PPOClipOptions] | type[CISPOOptions]] = {
