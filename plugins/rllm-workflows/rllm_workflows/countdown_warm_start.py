@@ -1,10 +1,10 @@
-"""Conversations that teach a model from scratch the form of ``countdown``, for tasks with two small numbers.
+"""Conversations that teach a model the format of ``countdown`` from scratch, for tasks with two small numbers.
 
     python -m rllm_local.starter --task countdown --out countdown-model
 
-They teach form only: an answer joins the numbers of the question, in a random order, by a random sign, whatever the
-target is. A model that has learnt them perfectly reaches the target as often as chance: one answer in four for sums
-and products, whose order does not matter, and one in eight for differences and quotients. Held-out tasks never occur.
+They teach the format only: an answer joins the numbers of the question in a random order with a random sign, whatever
+the target is. A model that has learned them perfectly reaches the target by chance: one answer in four for sums and
+products, in which order does not matter, and one in eight for differences and quotients. Held-out tasks never occur.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from rllm_workflows.countdown import CountdownConfig, CountdownWorkflow
 
 TARGET_LOSS = 0.3
-"""Nats per token of an answer: a sign has ln 4, the order of the numbers ln 2, and the rest is certain."""
+"""Loss in nats per answer token at convergence: ln 4 for a sign, ln 2 for the order, and nothing for the rest."""
 
 SETTINGS: dict[str, int] = {
     "numbers": 2,
@@ -25,14 +25,14 @@ SETTINGS: dict[str, int] = {
     "train_tasks": 1500,
     "validation_tasks": 200,
 }
-"""``[countdown]`` for such a model."""
+"""Keys of ``[countdown]`` for such a model."""
 
 
 def conversations(rng: random.Random) -> Iterator[list[dict[str, Any]]]:
-    """Endless random conversations; the assistant's messages are to be learnt.
+    """Endless random conversations; the assistant messages are the targets.
 
     Args:
-        rng: Decides everything; equal states give equal conversations.
+        rng: Source of all random choices; equal states give equal conversations.
     """
     tasks = CountdownWorkflow(CountdownConfig.model_validate(SETTINGS)).tasks("train")
     while True:

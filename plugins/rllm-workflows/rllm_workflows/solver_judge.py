@@ -1,4 +1,4 @@
-"""``solver_judge``: several solvers answer at the same time, and a judge picks one of their answers."""
+"""``solver_judge``: several solvers answer concurrently, and a judge picks one of their answers."""
 
 from __future__ import annotations
 
@@ -36,34 +36,36 @@ ResultT = TypeVar("ResultT")
 
 
 class SolverJudgeConfig(WorkflowConfig):
-    """``[solver_judge]``: which words there are, and how many solvers."""
+    """``[solver_judge]``: the words, the number of solvers and what each of them sees."""
 
-    letters: Annotated[str, Field(min_length=3, description="The alphabet, in its order.")] = "abcdefgh"
-    length: Annotated[int, Field(ge=2, le=16, description="Letters per word, all different.")] = 4
-    solvers: Annotated[int, Field(ge=2, le=16, description="Solvers per rollout; one judge picks among them.")] = 4
+    letters: Annotated[str, Field(min_length=3, description="Alphabet, in order.")] = "abcdefgh"
+    length: Annotated[int, Field(ge=2, le=16, description="Number of letters per word, all different.")] = 4
+    solvers: Annotated[
+        int, Field(ge=2, le=16, description="Number of solvers per rollout. One judge picks among their answers.")
+    ] = 4
     hidden_letters: Annotated[
         int,
         Field(
             ge=0,
-            description="Letters hidden from each solver, drawn separately for each; the judge sees the whole word.",
+            description="Number of letters hidden from each solver, drawn for each one. The judge sees the whole word.",
         ),
     ] = 0
     train: Annotated[
         Literal["both", "solver", "judge"],
-        Field(description="Which roles are trained; the other one is played, rewarded and recorded all the same."),
+        Field(description="Roles to train. The other role still runs, is rewarded and is recorded."),
     ] = "both"
     explain: Annotated[
         bool,
         Field(
-            description="Give the rules in a system message; false asks the bare question, for a model that was taught "
-            "the format."
+            description="Explain the rules in a system message. false asks the bare question, for a model that was "
+            "taught the format."
         ),
     ] = True
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.letters)) != len(self.letters) or not all(c.isalpha() for c in self.letters):
-            raise ValueError(f"letters = {self.letters!r} must be letters, each of them once")
+            raise ValueError(f"letters = {self.letters!r} must be different letters")
         if self.length > len(self.letters):
             raise ValueError(f"length = {self.length} must be at most the number of letters, {len(self.letters)}")
         if self.hidden_letters >= self.length:
@@ -80,13 +82,13 @@ class SolverJudgeConfig(WorkflowConfig):
 
 @dataclass(frozen=True)
 class Solution:
-    """What one solver left.
+    """The result of one solver.
 
     Attributes:
-        solver_id: Which solver; everything about it is looked up by this id, never by its place in a list.
+        solver_id: Id of the solver. Everything about it is looked up by this id, never by a list position.
         step: Its only step.
         candidate: Its answer if that is one letter of the word, else None.
-        is_right: Whether that is the right letter.
+        is_right: Whether the candidate is the right letter.
     """
 
     solver_id: str
@@ -96,32 +98,32 @@ class Solution:
 
     @property
     def reward(self) -> float:
-        """1 for the right letter, 0 for another of the word, -1 for anything else."""
+        """1 for the right letter, 0 for another letter of the word, -1 for anything else."""
         return INVALID if self.candidate is None else RIGHT if self.is_right else WRONG
 
 
 class SolverJudgeWorkflow(Workflow):
-    """Solvers are asked ``first: dbca``; the judge reads that and their answers, numbered, and writes a number.
+    """Asks several solvers ``first: dbca``, and a judge to pick one of their numbered answers.
 
-    The solvers of a rollout answer concurrently, in conversations of their own. An answer that is not one letter of
-    the word, or was cut off, is not shown to the judge, so that no solver can write another line of the judge's prompt;
-    the others are shuffled with the rollout's seed, each under its solver's id. Without any there is no judge, and the
-    task is not solved. A solver that fails ends the rollout as the failure it is.
+    The solvers of a rollout answer concurrently, each in its own conversation. Answers that are truncated, or are not
+    one letter of the word, are not shown to the judge, so no solver can write another line of the judge's prompt. The
+    others are shuffled with the rollout's seed, each under its solver's id. If there are none, there is no judge and
+    the task is not solved. A failing solver fails the rollout.
 
-    Rewards: a solver gets 1 if its own answer is right, 0 if it is wrong and -1 if it is out of format, whatever the
-    judge does. The judge gets 1 if its pick is right, else 0, less the share of right answers among those it was shown:
-    what it was worth to ask it rather than to draw one blindly. Where all are right, or all wrong, every pick gets
-    exactly 0: there was nothing to choose. A number that is not there, or anything else, gets -1.
+    Rewards: a solver gets 1 for the right letter, 0 for another letter of the word and -1 for anything else, whatever
+    the judge does. The judge gets 1 if its pick is right, else 0, minus the share of right answers that it was shown:
+    its gain over a blind pick. If all answers are right, or all wrong, every pick gets exactly 0. Anything but the
+    number of an answer gets -1.
 
     A judge learns from rollouts in which some answers are right and some are wrong. Solvers that see the whole word are
     soon all right, and leave it nothing to learn from. With ``hidden_letters``, each solver sees a different part of
     the word. Even the best solvers then disagree, and only the judge can tell who is right: both roles learn.
 
-    Groups: all solvers of all rollouts of a task had the same prompt and are compared with each other. The judges of
-    a task are compared with each other too, one per rollout; their prompts differ by the answers they show, which
-    is why the share of right answers comes off: a judge gains nothing from a rollout in which most answers were right.
+    Groups: all solvers of a task's rollouts are compared with each other, and so are its judges, one per rollout. The
+    judges' prompts differ by the answers they show. Subtracting the share of right answers corrects for that: a judge
+    gains nothing from a rollout in which most answers were right.
 
-    ``is_correct`` of an episode is whether the picked answer is right. Held out is about one word in seven, by a hash.
+    ``is_correct`` of an episode is whether the picked answer is right. About one word in seven is held out, by a hash.
     """
 
     name: ClassVar[str] = "solver_judge"
@@ -240,9 +242,9 @@ class SolverJudgeWorkflow(Workflow):
 
 
 async def all_or_none(calls: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """The results of concurrent calls in the order of the calls; the first failure ends the others and is raised.
+    """Results of concurrent calls, in the order of the calls; the first failure cancels the others and is raised.
 
-    A task group would raise an exception group, in which the core does not see a time-out or an engine's error.
+    A task group would raise an exception group, in which the core cannot recognize a timeout or an engine error.
     """
     tasks = [asyncio.create_task(call) for call in calls]
     try:
@@ -254,42 +256,47 @@ async def all_or_none(calls: Sequence[Coroutine[Any, Any, ResultT]]) -> list[Res
 
 
 def is_held_out(word: str) -> bool:
-    """Whether a word belongs to the validation split: about one in seven, by a hash that is the same everywhere."""
+    """Whether a word belongs to the validation split: about one in seven, by a hash."""
     digest = blake2b(f"first:{word}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
 
 
 def prompt(word: str) -> str:
-    """What a solver is asked."""
+    """The question for a solver."""
     return f"first: {word}"
 
 
 def judge_prompt(word: str, candidates: Sequence[str]) -> str:
-    """What the judge is asked: the solvers' question, and an answer per line, numbered from 1."""
+    """The question for the judge: the whole word, then one answer per line, numbered from 1."""
     return "\n".join([prompt(word), *(f"{number}: {given}" for number, given in enumerate(candidates, 1))])
 
 
 def picked(text: str, candidates: int) -> int | None:
-    """The place of the candidate that an answer names, from 0; None if it names none."""
+    """Index of the candidate that an answer names, or None if it names none."""
     number = text.strip()
     place = int(number) - 1 if _PICK.fullmatch(number) else -1
     return place if 0 <= place < candidates else None
 
 
 def run_file() -> dict[str, Any]:
-    """Settings known to work on backend ``local`` with a starter model that was taught the format.
+    """Settings that train both roles on backend ``local``, with a model that was taught the format.
 
-    `rllm_workflows.solver_judge_warm_start` makes what teaches it.
+    `rllm_workflows.solver_judge_warm_start` writes the conversations that teach it. Solvers learn several times as
+    fast as judges, so their advantages get a small weight.
     """
     return {
-        "training": {"steps": 100, "groups_per_step": 16, "rollouts_per_group": 8},
+        "training": {"steps": 150, "groups_per_step": 16, "rollouts_per_group": 8},
         "rollout": {"max_response_tokens": 6},
-        "algorithm": {"name": "grpo", "entropy_coefficient": 0.002},
+        "algorithm": {
+            "name": "grpo",
+            "entropy_coefficient": 0.002,
+            "roles": {SOLVER: {"name": "grpo", "weight": 0.01}},
+        },
         "optimizer": {
-            "learning_rate": 1e-3,
+            "learning_rate": 2e-3,
             "schedule": "linear",
             "warmup_steps": 5,
             "final_learning_rate_fraction": 0.1,
         },
-        "solver_judge": {"explain": False},
+        "solver_judge": {"explain": False, "hidden_letters": 1},
     }

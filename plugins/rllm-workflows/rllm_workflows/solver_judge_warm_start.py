@@ -1,10 +1,10 @@
-"""Rows that teach a model from scratch the format of ``solver_judge``, for workflow ``sft``.
+"""Conversations that teach a model the format of ``solver_judge`` from scratch, for workflow ``sft``.
 
     python -m rllm_workflows.solver_judge_warm_start --out rows.jsonl
 
-They teach form only: a solver answers with a letter of the word, drawn uniformly, and a judge with one of the numbers
-it was shown, drawn uniformly, whatever the answers are. A model that has learnt them perfectly solves as well as chance
-and judges as well as chance. Held-out words never occur.
+They teach the format only. A solver answers with a random letter that it sees, and a judge with a random number among
+those it is shown, whatever the answers are. A model that has learned them perfectly solves and judges at the level of
+chance. Held-out words never occur.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rllm_workflows.solver_judge import HIDDEN, SolverJudgeConfig, is_held_out, judge_prompt, prompt
+from rllm_workflows.solver_judge import HIDDEN, SolverJudgeConfig, is_held_out, judge_prompt, prompt, run_file
 
 
 def conversations(rng: random.Random, config: SolverJudgeConfig) -> Iterator[list[dict[str, Any]]]:
-    """Endless random conversations, of a solver and of a judge by turns; the assistant's messages are to be learnt.
+    """Endless random conversations, alternately of a solver and a judge; the assistant messages are the targets.
 
     Args:
-        rng: Decides everything; equal states give equal conversations.
-        config: The words, and the most answers that a judge is shown.
+        rng: Source of all random choices; equal states give equal conversations.
+        config: Words, the maximum number of letters hidden from a solver and of answers shown to a judge.
     """
     while True:
         word = _word(rng, config)
@@ -48,13 +48,13 @@ def _conversation(question: str, answer: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write rows for workflow ``sft``."""
+    """Write conversations for workflow ``sft`` to a file."""
     parser = argparse.ArgumentParser(prog="python -m rllm_workflows.solver_judge_warm_start", description=main.__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="file of JSON lines to write")
+    parser.add_argument("--out", type=Path, required=True, help="JSONL file to write")
     parser.add_argument("--rows", type=int, default=6400)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    made = conversations(random.Random(arguments.seed), SolverJudgeConfig())
+    made = conversations(random.Random(arguments.seed), SolverJudgeConfig.model_validate(run_file()["solver_judge"]))
     with arguments.out.open("w", encoding="utf-8") as file:
         for _ in range(arguments.rows):
             file.write(json.dumps({"messages": next(made)}) + "\n")

@@ -1,4 +1,4 @@
-"""Both roles are learnt by a model that was taught the format: the judge first, then both."""
+"""A model that was taught the format learns both roles in one run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.by_hand]
+pytestmark = pytest.mark.slow
 
 
 def run(*command):
@@ -47,30 +47,57 @@ def insight(episodes):
     return mean(episodes, "judge_right_of_mixed") - mean(episodes, "right_share_of_mixed")
 
 
-def test_both_roles_are_learnt(tmp_path):
-    """Margins, set before: a judge within 0.1 of a blind one becomes better than it by 0.15 and more.
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """A model that was taught the format of both roles, and nothing about the alphabet."""
+    folder = tmp_path_factory.mktemp("taught")
+    run("rllm_workflows.solver_judge_warm_start", "--out", str(folder / "rows.jsonl"))
+    settings = {"sft.train": folder / "rows.jsonl", "training.steps": 150, "optimizer.learning_rate": 3e-3}
+    return train("sft", folder / "run", settings)
 
-    Solvers of whom at most 0.4 are right become right in 0.9 of all cases, and the picked answer with them. All of it
-    is measured on held-out words.
-    """
-    rows = tmp_path / "rows.jsonl"
-    run("rllm_workflows.solver_judge_warm_start", "--out", str(rows))
-    taught = train(
-        "sft", tmp_path / "taught", {"sft.train": rows, "training.steps": 150, "optimizer.learning_rate": 3e-3}
-    )
-    both = {"training.trajectories_per_step": 512}
-    chosen = {**both, "model.path": taught, "solver_judge.train": "judge", "training.steps": 200}
-    judged = train("solver_judge", tmp_path / "judge", chosen)
-    first, last = validations(tmp_path / "judge")
+
+def trained(run_dir, overrides):
+    """The metrics of each optimizer step of a run that ``verify`` accepts."""
+    train("solver_judge", run_dir, {"training.validation_rollouts": 480} | overrides)
+    run("rllm_core", "verify", str(run_dir))
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_each_step_trains_both_roles(taught, tmp_path):
+    rows = trained(tmp_path / "run", {"model.path": taught, "training.steps": 3, "training.trajectories_per_step": 480})
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["segment_breaks"] == 0 and row["grad_norm"] > 0 for row in rows)
+    first, last = validations(tmp_path / "run")
+    for episodes in (first, last):
+        assert len(episodes) == 480
+        assert sum("judge_right_of_mixed" in episode["metrics"] for episode in episodes) > 100
+    # The judges' rewards are 0 on average at the level of chance, and differ from each other.
+    judged = [t["reward"] for episode in last for t in episode["trajectories"] if t["role"] == "judge"]
+    assert max(judged) > 0 > min(judged)
+    assert all({"reward_mean/solver", "reward_mean/judge"} <= row.keys() for row in rows)
+
+
+@pytest.mark.by_hand
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_both_roles_are_learned_in_one_run(taught, tmp_path, seed):
+    """Margins, on held-out words: a judge within 0.1 of a blind pick becomes better than one by 0.15 or more.
+
+    Solvers of which at most 0.4 are right become right in 0.65 of all cases; with one letter of four hidden, 0.75 is the
+    best they can do."""
+    settings = {
+        "model.path": taught,
+        "training.seed": seed,
+        "training.validate_every_steps": 25,
+        "training.trajectories_per_step": 480,
+    }
+    rows = trained(tmp_path / "run", settings)
+    first, last = validations(tmp_path / "run")
+    print(f"seed {seed}: solvers {mean(first, 'solvers_right'):.3f} -> {mean(last, 'solvers_right'):.3f}, ", end="")
+    print(f"insight {insight(first):.3f} -> {insight(last):.3f}")
     assert abs(insight(first)) <= 0.1
     assert insight(last) >= 0.15
     assert mean(first, "solvers_right") <= 0.4
-
-    train("solver_judge", tmp_path / "both", {**both, "model.path": judged, "training.steps": 60})
-    first, last = validations(tmp_path / "both")
-    assert mean(first, "solvers_right") <= 0.4
-    assert mean(last, "solvers_right") >= 0.9
-    assert sum(episode["is_correct"] for episode in last) / len(last) >= 0.9
-    rows = [json.loads(line) for line in (tmp_path / "both" / "metrics.jsonl").read_text().splitlines()]
+    assert mean(last, "solvers_right") >= 0.65
     assert rows[-1]["reward_mean/solver"] > rows[0]["reward_mean/solver"]
+    assert rows[-1]["reward_mean/judge"] > rows[0]["reward_mean/judge"]
     assert all(row["segment_breaks"] == 0 for row in rows)
