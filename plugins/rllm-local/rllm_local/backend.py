@@ -111,8 +111,10 @@ class LocalBackend(BackendProtocol[LocalBatch]):
                 raise ConfigError(f"model.path = {path!r} is not a model folder: it has no config.json")
             return []
         if HUB_NAME.fullmatch(path):
-            return [f"model.path = {path!r}: no such folder, so it is taken for a hub name and downloaded"]
-        raise ConfigError(f"model.path = {path!r}: there is no such folder, and it is no hub name (owner/model)")
+            return [f"model.path = {path!r}: no such folder, so it is downloaded as a Hugging Face model ID"]
+        raise ConfigError(
+            f"model.path = {path!r}: there is no such folder, and it is not a Hugging Face model ID (owner/model)"
+        )
 
     def model_path(self) -> str:
         """``model.path``, or the starter model, which is made on first use."""
@@ -256,7 +258,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     def _allocated(self) -> Trainer:
         if self._trainer is None:
-            raise RunError("backend 'local' has not been initialised")
+            raise RunError("backend 'local' has not been initialized")
         return self._trainer
 
     async def _in_worker(self, function: Callable[..., ResultT], *arguments: Any) -> ResultT:

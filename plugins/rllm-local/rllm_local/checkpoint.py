@@ -53,7 +53,7 @@ def load(
             if saved is None:
                 saved = own.get(name.replace(".default.", "."))  # peft leaves the adapter's name out
             if saved is None or saved.shape != parameter.shape:
-                raise RunError(f"checkpoint {directory} is of another model: {name} is missing or has another shape")
+                raise RunError(f"checkpoint {directory} is from another model: {name} is missing or has another shape")
             parameter.copy_(saved)
     state: dict[str, Any] = load_file(directory / OPTIMIZER_FILE)
     optimizer.state.clear()

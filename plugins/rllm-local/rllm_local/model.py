@@ -181,7 +181,7 @@ def make_decoder(
         with torch.inference_mode():
             if fused.agrees_with(TransformersDecoder(model, shared=True), vocabulary_size(model)):
                 return fused
-        logger.warning("the fused decoder disagrees with transformers for this model and is not used")
+        logger.warning("the fused decoder disagrees with transformers on this model, so it is not used")
     return TransformersDecoder(model, shared=shares_weights, images=images)
 
 

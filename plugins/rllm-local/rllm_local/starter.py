@@ -112,8 +112,8 @@ def starter_model(seed: int = 0, task: str = "starter") -> Path:
             make_starter_model(folder, seed=seed, conversations=conversations, target_loss=target_loss)
     except OSError as error:
         raise ConfigError(
-            f"the starter model cannot be kept in {folder.parent}: {error.strerror or error}; set RLLM_CACHE_DIR to a "
-            "folder that can be written, or model.path to a model of your own"
+            f"the starter model cannot be cached in {folder.parent}: {error.strerror or error}; set RLLM_CACHE_DIR to "
+            "a writable folder, or model.path to your own model"
         ) from error
     return folder
 
@@ -374,12 +374,12 @@ def _recipe(seed: int, conversations: Conversations, target_loss: float | None) 
 
 
 def main() -> None:
-    """Make the starter model, or find it in the cache, and say where it is."""
+    """Make the starter model, or find it in the cache, and print its folder."""
     parser = argparse.ArgumentParser(prog="python -m rllm_local.starter", description=main.__doc__)
-    parser.add_argument("--out", type=Path, help="folder to copy it to; without it, it stays in the cache")
+    parser.add_argument("--out", type=Path, help="folder to copy the model to; by default it stays in the cache")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--task", choices=TASKS, default="starter", help="what it is warmed up for; countdown has two numbers up to 50"
+        "--task", choices=TASKS, default="starter", help="task of the warm start; countdown has two numbers up to 50"
     )
     arguments = parser.parse_args()
     try:

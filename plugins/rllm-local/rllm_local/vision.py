@@ -188,7 +188,7 @@ class Vision:
         if not torch.allclose(mine, theirs, atol=tolerance, rtol=tolerance):
             raise ConfigError(
                 f"backend 'local' cannot train models of type {self.model.config.model_type!r} with images: they do "
-                "more with them than to put their features in place of tokens"
+                "more than replace token embeddings by image features"
             )
 
 
@@ -201,7 +201,7 @@ def image_source(model: PreTrainedModel, parser: BaseParser | None) -> ImageSour
     if parser is None or not parser.supports_media or not hasattr(model, "get_image_features"):
         return None
     if not isinstance(parser, ImageSource):
-        raise ConfigError(f"parser {parser.name!r} does not say what a model reads for an image (media_inputs)")
+        raise ConfigError(f"parser {parser.name!r} has no media_inputs, which backend 'local' needs for images")
     Vision(model, parser).check()
     return parser
 

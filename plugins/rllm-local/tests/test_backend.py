@@ -178,7 +178,7 @@ async def test_a_checkpoint_of_another_model_is_refused(
     async with started(run_config()) as (backend, _):
         await backend.save_checkpoint(tmp_path)
     async with started(run_config(LocalConfig(device="cpu", lora=LoRAConfig()))) as (backend, _):
-        with pytest.raises(RunError, match="is of another model"):
+        with pytest.raises(RunError, match="is from another model"):
             await backend.load_checkpoint(tmp_path)
 
 
@@ -299,7 +299,7 @@ async def test_small_models_get_one_thread(run_config: Build) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no/such/folder/here", "there is no such folder, and it is no hub name"),
+        ("no/such/folder/here", "there is no such folder, and it is not a Hugging Face model ID"),
         ("./missing", "there is no such folder"),
         ("{empty}", "it has no config.json"),
     ],
@@ -347,5 +347,5 @@ async def test_capabilities(run_config: Build) -> None:
     assert capabilities.torch_losses
     assert capabilities.colocated
     assert capabilities.deferred_normalisation
-    with pytest.raises(RunError, match="not been initialised"):
+    with pytest.raises(RunError, match="not been initialized"):
         local_backend(run_config()).transform_to_backend_batch([])

@@ -248,7 +248,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_before_any_work(
     monkeypatch.setenv("RLLM_CACHE_DIR", cache)
     monkeypatch.setattr(starter, "_task", lambda task: (conversations, None))
     monkeypatch.setattr(starter, "make_starter_model", work)
-    with pytest.raises(ConfigError, match=f"cannot be kept in {cache}/starter: .*; set RLLM_CACHE_DIR") as caught:
+    with pytest.raises(ConfigError, match=f"cannot be cached in {cache}/starter: .*; set RLLM_CACHE_DIR") as caught:
         starter.starter_model(0)
     assert "\n" not in str(caught.value)
 

@@ -39,27 +39,27 @@ _DECIDED_BY_THE_PARSER = frozenset(
 
 
 class ChatTemplateConfig(Section):
-    """``[chat_template]``: how the model's template is used."""
+    """``[chat_template]``: settings for the model's chat template."""
 
     trust_remote_code: Annotated[
-        bool, Field(description="Run tokenizer code that comes with the model; only for models you trust.")
+        bool, Field(description="Run tokenizer code shipped with the model. Enable only for models you trust.")
     ] = False
     chat_template_kwargs: Annotated[
-        dict[str, Any], Field(description="Variables of the template, e.g. {enable_thinking = false}.")
+        dict[str, Any], Field(description="Template variables, for example {enable_thinking = false}.")
     ] = Field(default_factory=dict)
     bridge: Annotated[
         bool,
         Field(
-            description="Carry a conversation's sampled tokens, reasoning included, into its next prompt where that is "
-            "proven exact; false renders every turn anew, with the template's own rules for dropping reasoning."
+            description="Carry a conversation's sampled tokens, reasoning included, into its next prompt where this is "
+            "proven exact. If false, every turn is rendered again, and the template decides which reasoning to drop."
         ),
     ] = True
 
     tool_format: Annotated[
         Literal["auto", "qwen_xml", "glm", "hermes", "deepseek", "mistral", "harmony", "llama"],
         Field(
-            description='How the model writes tool calls; "auto" reads it off what the template writes, and where that '
-            "tells nothing, calls are not read."
+            description="Format of the model's tool calls. auto detects it from the template; if that fails, calls "
+            "are not parsed."
         ),
     ] = "auto"
 
@@ -67,7 +67,7 @@ class ChatTemplateConfig(Section):
     @classmethod
     def _check_names(cls, value: dict[str, Any]) -> dict[str, Any]:
         if taken := sorted(_DECIDED_BY_THE_PARSER.intersection(value)):
-            raise ValueError(f"{taken[0]!r} is decided by the parser")
+            raise ValueError(f"{taken[0]!r} is set by the parser")
         return value
 
 
@@ -150,7 +150,9 @@ class ChatTemplateParser(TextParser):
     ) -> list[MaskedTokens]:
         """See `BaseParser.tokenize_and_mask`; ``hf_template`` is transformers' own mask."""
         if has_media(messages):
-            raise ConfigError("tokenize_and_mask: a conversation holds an image, but its rows are of tokens only")
+            raise ConfigError(
+                "tokenize_and_mask: a conversation contains an image, but its rows consist of tokens only"
+            )
         if method == "hf_template":
             return [masked_by_template(self.template, messages, tools)]
         return super().tokenize_and_mask(messages, tools=tools, method=method)

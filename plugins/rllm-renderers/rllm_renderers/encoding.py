@@ -87,7 +87,9 @@ class Encoder:
         self._tokenizer.add_special_tokens([AddedToken(character, normalized=False) for character in reserved])
         self._reserved_by_id = {self._tokenizer.token_to_id(character): character for character in reserved}
         if not self._known_ids.isdisjoint(self._reserved_by_id):
-            raise ConfigError("the tokenizer's vocabulary has holes, so that nothing can be added to it; use another")
+            raise ConfigError(
+                "the tokenizer's vocabulary has gaps, so no tokens can be added to it; use another tokenizer"
+            )
         self._plain = plain
         self._break_id = self._tokenizer.token_to_id(_BREAK)
 
@@ -311,4 +313,6 @@ def _ordinary_ids(plain: Tokenizer, forbidden: frozenset[int], text: str) -> lis
         ids = [token for piece in pieces for token in _ids_in_text(plain, piece)]
         if ids and forbidden.isdisjoint(ids):
             return ids
-    raise ConfigError(f"the tokenizer has no way to write {text!r} as text, which every prompt may hold; use another")
+    raise ConfigError(
+        f"the tokenizer cannot encode {text!r} as text, which any prompt may contain; use another tokenizer"
+    )

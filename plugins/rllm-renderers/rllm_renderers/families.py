@@ -21,7 +21,7 @@ from rllm_renderers.probes import Difference, difference
 from rllm_renderers.template import ChatTemplate, FamilyTemplate
 
 _VISION_KEYS = ("vision_config", "vision_tower", "mm_vision_tower", "image_token_id", "image_token_index")
-_OTHERWISE = 'renderer.family = "..." forces one, and parser = "chat_template" works with any template'
+_OTHERWISE = 'force a family with renderer.family = "...", or set parser = "chat_template", which takes any template'
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def refuse_vision(path: str) -> None:
     config = read_model_config(path)
     if found := [key for key in _VISION_KEYS if config.get(key) is not None]:
         raise ConfigError(
-            f"model {path!r} takes images ({found[0]} in its config.json), which parser 'renderer' cannot carry; "
+            f"model {path!r} takes images ({found[0]} in its config.json), which parser 'renderer' does not support; "
             'set parser = "chat_template"'
         )
 
@@ -75,11 +75,11 @@ def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, opt
         except FamilyError as error:
             raise ConfigError(
                 f"renderer.family = {wanted!r} cannot be used with model {path!r}: {error}; "
-                'parser = "chat_template" works with any template'
+                'set parser = "chat_template", which takes any template'
             ) from error
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"model {path!r} has no chat template that could tell its family; "
+            f"model {path!r} has no chat template to detect its family from; "
             f"set renderer.family to one of {', '.join(family_names())}"
         )
     rejected: list[str] = []
@@ -103,7 +103,7 @@ def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, opt
         return closest
     candidates = ", ".join(rejected) or "none has its special tokens"
     raise ConfigError(
-        f"the chat template of model {path!r} is of no known family; candidates: {candidates}; {_OTHERWISE}"
+        f"the chat template of model {path!r} matches no known family; candidates: {candidates}; {_OTHERWISE}"
     )
 
 

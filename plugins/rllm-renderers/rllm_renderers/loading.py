@@ -54,12 +54,14 @@ def load_tokenizer(path: str, *, trust_remote_code: bool, parser: str) -> Any:
         ConfigError: If there is none, or none that may be loaded.
     """
     if not path:
-        raise ConfigError(f"model.path is not set; the {parser} parser needs a model folder or hub name")
+        raise ConfigError(f"model.path is not set; the {parser} parser needs a model folder or Hugging Face model ID")
     folder = Path(path).expanduser()
     if not folder.is_dir() and (folder.is_absolute() or path.startswith((".", "~")) or folder.exists()):
         raise ConfigError(f"model folder {path} does not exist")
     if not folder.is_dir() and not HUB_NAME.fullmatch(path):
-        raise ConfigError(f"model folder {path} does not exist, and it is no hub name either: those are OWNER/MODEL")
+        raise ConfigError(
+            f"model folder {path} does not exist, and it is not a Hugging Face model ID (OWNER/MODEL) either"
+        )
     offline = is_offline(path)
     from transformers import AutoTokenizer
 
@@ -70,13 +72,13 @@ def load_tokenizer(path: str, *, trust_remote_code: bool, parser: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise ConfigError(
-                f"the tokenizer of model {path!r} is code that comes with the model, and is not run; if you trust it, "
-                f"set {parser}.trust_remote_code = true"
+                f"the tokenizer of model {path!r} needs code shipped with the model, which is not run by default; if "
+                f"you trust it, set {parser}.trust_remote_code = true"
             ) from error
         if offline and not folder.is_dir():
             raise ConfigError(
-                f"model {path!r} is neither a folder nor downloaded, and the hub cannot be asked: it did not answer, "
-                "or HF_HUB_OFFLINE is set. Name the folder of a model, or try again when the hub can be reached"
+                f"model {path!r} is neither a folder nor downloaded, and the Hugging Face Hub cannot be reached: it "
+                "did not answer, or HF_HUB_OFFLINE is set. Set model.path to a model folder, or try again later"
             ) from error
         raise ConfigError(f"model {path!r} has no tokenizer that can be loaded: {_first_line(error)}") from error
 

@@ -72,7 +72,7 @@ class MediaProcessor:
         self._inputs: BoundedCache[ImageInputs] = BoundedCache(INPUTS_CACHE_BYTES)
         self.placeholder: str = getattr(processor, "image_token", None) or ""
         if not self.placeholder:
-            raise ConfigError(f"{type(processor).__name__} has no image token, so images cannot be placed")
+            raise ConfigError(f"{type(processor).__name__} has no image token, so prompts cannot contain images")
         self._pattern = re.compile(re.escape(self.placeholder))
         self.chat_template: Any = getattr(processor, "chat_template", None)
         self.placeholder_id = -1
@@ -82,8 +82,8 @@ class MediaProcessor:
                 self.placeholder_id = ids[0]
             if set(ids) != {self.placeholder_id}:
                 raise ConfigError(
-                    f"{type(processor).__name__} writes an image as a sequence of different tokens; only models whose "
-                    f"images stand for one unbroken run of {self.placeholder!r} can be used with images"
+                    f"{type(processor).__name__} writes an image as a sequence of different tokens; images are "
+                    f"supported only for models that write one unbroken run of {self.placeholder!r} per image"
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class MediaProcessor:
             ConfigError: If it is no control token of the tokenizer.
         """
         if control_tokens.get(self.placeholder) != self.placeholder_id:
-            raise ConfigError(f"the image placeholder {self.placeholder!r} is no special token of the tokenizer")
+            raise ConfigError(f"the image placeholder {self.placeholder!r} is not a special token of the tokenizer")
 
     def resolve(self, messages: Sequence[MessageLike]) -> list[MessageLike]:
         """Messages whose images are read and known by their hash; those that were resolved before are kept.
@@ -126,8 +126,8 @@ class MediaProcessor:
         found = len(self._pattern.findall(text))
         if found != len(images):
             raise ValueError(
-                f"the rendered conversation holds {self.placeholder!r} {found} times for {len(images)} images: the "
-                "chat template leaves images out, or some text spells the placeholder"
+                f"the rendered conversation contains {self.placeholder!r} {found} times for {len(images)} images: the "
+                "chat template omits images, or some text contains the placeholder"
             )
         rest = iter(images)
         return self._pattern.sub(lambda _: self.placeholder * next(rest).length_tokens, text)
@@ -140,12 +140,12 @@ class MediaProcessor:
         """
         at = start + np.flatnonzero(prompt_ids[start:] == self.placeholder_id)
         if len(at) != sum(image.length_tokens for image in images):
-            raise ValueError(f"{len(at)} placeholder tokens are not those of {len(images)} images")
+            raise ValueError(f"{len(at)} placeholder tokens do not match {len(images)} images")
         placed, taken = [], 0
         for image in images:
             run = at[taken : taken + image.length_tokens]
             if run[-1] - run[0] != image.length_tokens - 1:
-                raise ValueError("the placeholder tokens of an image are not in one run")
+                raise ValueError("the placeholder tokens of an image are not consecutive")
             placed.append(PlacedMedia(**_fields(image), start=int(run[0])))
             taken += image.length_tokens
         return tuple(placed)
@@ -159,7 +159,9 @@ class MediaProcessor:
         inputs = self._inputs.get(chunk.sha256)
         if inputs is None:
             if chunk.content is None:
-                raise ValueError(f"the content of image {chunk.sha256[:12]} is not at hand: JSON holds only its hash")
+                raise ValueError(
+                    f"the content of image {chunk.sha256[:12]} is not available: JSON contains only its hash"
+                )
             _, inputs = self._processed(_opened(chunk.content))
             self._keep(chunk.sha256, inputs)
         return inputs
@@ -180,7 +182,7 @@ class MediaProcessor:
         if chunk is None:
             ids, inputs = self._processed(_opened(content))
             if set(ids) != {self.placeholder_id}:
-                raise ValueError(f"image {sha256[:12]} does not stand for one unbroken run of {self.placeholder!r}")
+                raise ValueError(f"image {sha256[:12]} is not written as one unbroken run of {self.placeholder!r}")
             chunk = MediaChunk(sha256=sha256, kind="image", length_tokens=len(ids), content=content)
             self._chunks.put(sha256, chunk, len(content))
             self._keep(sha256, inputs)
@@ -251,7 +253,7 @@ def _parts(message: MessageLike) -> Iterator[Any]:
 def _is_image(part: Any) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _OTHER_TYPES:
-        raise ConfigError(f"a message holds a part of type {kind!r}; only text and images can be used")
+        raise ConfigError(f"a message contains a part of type {kind!r}; only text and images are supported")
     return kind in _IMAGE_TYPES
 
 
@@ -262,7 +264,7 @@ def _content(part: Mapping[str, Any]) -> bytes:
     if isinstance(source, Mapping):
         source = source.get("url")
     if key is None or not isinstance(source, str):
-        raise ValueError(f"an image needs one of {', '.join(_SOURCE_KEYS)} with text; got keys {sorted(part)}")
+        raise ValueError(f"an image needs one of {', '.join(_SOURCE_KEYS)} as text; got keys {sorted(part)}")
     if key == "base64":
         return _decoded(source)
     if source.startswith("data:"):
@@ -293,7 +295,7 @@ def _opened(content: bytes) -> Any:
     try:
         return PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(content))).convert("RGB")
     except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
-        raise ValueError(f"not an image that can be read: {error}") from error
+        raise ValueError(f"not a readable image: {error}") from error
 
 
 def _probe_image(size: tuple[int, int]) -> Any:

@@ -129,7 +129,9 @@ def check_family(name: str) -> None:
     """
     names = family_names()
     if name == "default":
-        raise ConfigError('renderer.family = "default" cannot bridge; parser = "chat_template" renders any template')
+        raise ConfigError(
+            'renderer.family = "default" cannot bridge; set parser = "chat_template", which takes any template'
+        )
     if name not in names:
         near = get_close_matches(name, names, n=1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""

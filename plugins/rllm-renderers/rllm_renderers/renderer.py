@@ -24,35 +24,36 @@ FAMILY_KEY = "renderer_family"
 
 
 class RendererConfig(Section):
-    """``[renderer]``: which of the package's renderers is used, and how."""
+    """``[renderer]``: choice and settings of the renderer."""
 
     family: Annotated[
         str,
         Field(
-            description="Name of a model family in the package; auto is the one that the model's tokenizer_config.json "
-            "names as renderer_family, else the one that renders what the model's own chat template renders."
+            description="Model family, as named by the package. auto uses renderer_family of the model's "
+            "tokenizer_config.json, or else the family whose output matches the model's chat template."
         ),
     ] = "auto"
     family_options: Annotated[
         dict[str, Any],
-        Field(description="Options of that family in the package, e.g. {enable_thinking = false}; others are errors."),
+        Field(description="Options of the family, for example {enable_thinking = false}. Unknown options are errors."),
     ] = Field(default_factory=dict)
     thinking_retention: Annotated[
         Literal["all", "tool_cycle", "template"],
         Field(
-            description="Where reasoning stays in the next prompt: everywhere, until the user speaks again, or as the "
-            "family's template has it. What it leaves out cannot be continued token for token."
+            description="Reasoning to keep in the next prompt: all of it (all), that since the last user message "
+            "(tool_cycle), or as the family's template decides (template). A turn that loses reasoning cannot be "
+            "continued token for token."
         ),
     ] = "all"
     bridge: Annotated[
         bool,
         Field(
-            description="Carry a conversation's sampled tokens into its next prompt; true is an error for a model "
-            "where that is not proven exact, false renders every turn anew."
+            description="Carry a conversation's sampled tokens into its next prompt where this is proven exact; an "
+            "error if thinking_retention rules it out for the model. If false, every turn is rendered again."
         ),
     ] = True
     trust_remote_code: Annotated[
-        bool, Field(description="Run tokenizer code that comes with the model; only for models you trust.")
+        bool, Field(description="Run tokenizer code shipped with the model. Enable only for models you trust.")
     ] = False
 
     @field_validator("family_options")
@@ -60,7 +61,7 @@ class RendererConfig(Section):
     def _check_names(cls, value: dict[str, Any]) -> dict[str, Any]:
         for taken, instead in (("name", "renderer.family"), ("thinking_retention", "renderer.thinking_retention")):
             if taken in value:
-                raise ValueError(f"{taken!r} is set with {instead}")
+                raise ValueError(f"{taken!r} must be set with {instead}")
         return value
 
 
@@ -108,9 +109,9 @@ class RendererParser(TextParser):
             self.supports_bridge = bool(self.bridged_tails)
         if self.config.bridge and retention != "all" and not self.supports_bridge:
             raise ConfigError(
-                f"family {self.family!r} of parser 'renderer' does not continue conversations token for token with "
-                f'renderer.thinking_retention = "{self.config.thinking_retention}"; choose another, or set '
-                "renderer.bridge = false to render every turn anew"
+                f"family {self.family!r} of parser 'renderer' cannot continue conversations token for token with "
+                f'renderer.thinking_retention = "{self.config.thinking_retention}"; choose another value, or set '
+                "renderer.bridge = false to render every turn again"
             )
 
     @classmethod
@@ -135,7 +136,7 @@ class RendererParser(TextParser):
         """See `BaseParser.describe`: the family, and how it compares with the model's own chat template."""
         compared = "renders the same" if self.mismatch is None else str(self.mismatch)
         if self.template.with_answers is not None:
-            compared += "; so it writes what has answers itself, and the family first prompts"
+            compared += "; so it renders conversations with answers, and the family only first prompts"
         return {
             "family": self.family,
             "family_options": self.family_options,

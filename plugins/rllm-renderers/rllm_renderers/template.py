@@ -104,7 +104,7 @@ class Template(ABC):
                 as_text = [SampledMessage(one, ()) if type(one) is SampledMessage else one for one in messages]
                 return self.rendered(as_text, tools, add_generation_prompt=add_generation_prompt)
             reason = " ".join((str(error) or type(error).__name__).split())
-            raise RefusedConversation(f"{self.what} does not take this conversation: {reason}") from error
+            raise RefusedConversation(f"{self.what} does not accept this conversation: {reason}") from error
         return text if self.media is None else self.media.expanded(text, images_of(messages))
 
     def resolved(self, messages: Sequence[MessageLike]) -> Sequence[MessageLike]:
@@ -119,7 +119,7 @@ class Template(ABC):
         if not has_media(messages):
             return messages
         if self.media is None:
-            raise ConfigError(f"a message holds an image, but {self._why_no_media}")
+            raise ConfigError(f"a message contains an image, but {self._why_no_media}")
         return self.media.resolve(messages)
 
     def rendered_or_none(
@@ -248,7 +248,7 @@ class ChatTemplate(Template):
                     rendered = True
                     takes[form] = takes[form] or (_SENTINEL in text and "'text'" not in text and '"text"' not in text)
         if not any(takes.values()):
-            problem = "it leaves out what a user says" if rendered else complaint
+            problem = "it omits user messages" if rendered else complaint
             raise ConfigError(
                 f"the chat template of this model cannot be used: {problem}; set chat_template.chat_template_kwargs to "
                 "the variables it needs, or put another chat template into the model folder"
@@ -365,7 +365,7 @@ def _text_of_part(part: Any) -> str:
     if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise ConfigError(f"a message holds {kind!r}, but this takes text only")
+    raise ConfigError(f"a message contains {kind!r}, but only text is supported here")
 
 
 def _as_data(arguments: Any) -> Any:

@@ -61,9 +61,9 @@ class TextParser(BaseParser):
         self.supports_tools = shows_tools(template) and not isinstance(tool_format, NoCalls)
         if not self.supports_tools and template.ids_or_none([QUESTION]) is None:
             raise ConfigError(
-                f"{template.what} of this model takes conversations with tools only, and writes calls in a format that "
-                "is not known: set chat_template.tool_format if you know it, or put another chat template into the "
-                "model folder"
+                f"{template.what} of this model accepts only conversations with tools, and writes calls in an unknown "
+                "format: set chat_template.tool_format if you know it, or put another chat template into the model "
+                "folder"
             )
         with_image = None if template.media is None else template.media.with_probe
         self.bridged_tails = bridged_tails(template, tool_format.reasoning_tags, with_image) if bridge else frozenset()

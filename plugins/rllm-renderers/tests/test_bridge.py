@@ -86,7 +86,7 @@ def test_a_template_that_cannot_be_rendered_is_refused_at_the_start(make_parser)
     for template, problem in (
         ("{% for %}", "Expected an expression"),
         ("{{ raise_exception('RAG needs documents') }}", "RAG needs documents"),
-        (TURNS.replace("m.content", "m.role") + OPEN, "it leaves out what a user says"),
+        (TURNS.replace("m.content", "m.role") + OPEN, "it omits user messages"),
     ):
         with pytest.raises(ConfigError, match=rf"cannot be used: .*{problem}.*; set chat_template\.") as caught:
             make_parser(template)

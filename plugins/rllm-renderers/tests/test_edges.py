@@ -291,7 +291,9 @@ def test_a_call_in_harmony_ends_with_its_own_token():
 
 def test_a_template_that_takes_tools_only_and_writes_unknown_calls_is_refused(make_parser):
     unknown = WITH_CALLS.replace(CALLS, "{%- macro call(c) %}!{{ c.function.name }}{% endmacro -%}{{ tools[0].type }}")
-    with pytest.raises(ConfigError, match="takes conversations with tools only, and writes calls in a format"):
+    with pytest.raises(
+        ConfigError, match="accepts only conversations with tools, and writes calls in an unknown format"
+    ):
         make_parser(unknown)
 
 

@@ -216,7 +216,7 @@ def test_ids_that_are_not_known_do_not_vanish():
 
 def test_a_vocabulary_with_holes_is_refused():
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "d": 5, "<unk>": 3}, unk_token="<unk>"))
-    with pytest.raises(ConfigError, match="vocabulary has holes"):
+    with pytest.raises(ConfigError, match="vocabulary has gaps"):
         Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
@@ -243,7 +243,7 @@ def test_a_tokenizer_that_cannot_spell(byte_tokenizer_json):
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens(["<end>", "<unk>"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-    with pytest.raises(ConfigError, match=r"no way to write '<.*>' as text, .* use another"):
+    with pytest.raises(ConfigError, match=r"cannot encode '<.*>' as text, .* use another"):
         Encoder(tokenizer)
 
 

@@ -309,8 +309,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"type": "image", "path": "no/such/cat.png"}, "No such file"),
     ({"type": "image", "image": "data:image/png,raw"}, "base64"),
     ({"type": "image", "image": "data:image/png;base64,%%%"}, "not valid base64"),
-    ({"type": "image", "base64": base64.b64encode(b"no image").decode()}, "not an image"),
-    ({"type": "image", "base64": base64.b64encode(png("red")[:40]).decode()}, "not an image"),
+    ({"type": "image", "base64": base64.b64encode(b"no image").decode()}, "not a readable image"),
+    ({"type": "image", "base64": base64.b64encode(png("red")[:40]).decode()}, "not a readable image"),
     ({"type": "image"}, "needs one of"),
     ({"type": "image_url", "image_url": {"uri": "x"}}, "needs one of"),
 ]
@@ -324,7 +324,7 @@ def test_what_is_no_image_is_refused(vision: ChatTemplateParser, part: dict[str,
 
 def test_supervised_rows_with_images_are_refused(vision: ChatTemplateParser) -> None:
     conversation = [user(image(), text("?")), {"role": "assistant", "content": "red"}]
-    with pytest.raises(ConfigError, match="holds an image"):
+    with pytest.raises(ConfigError, match="contains an image"):
         vision.tokenize_and_mask(conversation)
 
 
@@ -371,7 +371,7 @@ def test_inputs_are_those_of_the_processor_and_come_back_after_they_were_dropped
     inputs = parser.media_inputs(chunk)
     assert inputs.keys() == {"pixel_values"}
     np.testing.assert_array_equal(inputs["pixel_values"], expected["pixel_values"])
-    with pytest.raises(ValueError, match="not at hand"):
+    with pytest.raises(ValueError, match="is not available"):
         parser.media_inputs(PlacedMedia.from_json(chunk.to_json()))
 
 
@@ -486,7 +486,7 @@ def test_images_in_rows_of_tokens_are_refused(tmp_path: Path, caplog: pytest.Log
 def test_the_placeholder_must_be_a_special_token(vision_folder: Path) -> None:
     processor: Any = AutoProcessor.from_pretrained(vision_folder)
     media = MediaProcessor(processor)
-    with pytest.raises(ConfigError, match="no special token"):
+    with pytest.raises(ConfigError, match="not a special token"):
         media.check_placeholder({"<|im_end|>": 2})
 
 

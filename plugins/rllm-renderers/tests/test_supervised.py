@@ -117,8 +117,11 @@ def test_hf_template_uses_the_variables_of_the_section(make_parser, marked):
 @pytest.mark.parametrize(
     ("conversation", "words"),
     [
-        (CONVERSATION[:1], r"marks nothing"),
-        ([*CONVERSATION[:-1], {**CONVERSATION[-1], "weight": 0}], r"message 5: hf_template .* no weight"),
+        (CONVERSATION[:1], r"marks no part"),
+        (
+            [*CONVERSATION[:-1], {**CONVERSATION[-1], "weight": 0}],
+            r"message 5: hf_template .* does not support weights",
+        ),
     ],
 )
 def test_hf_template_never_masks_everything_in_silence(make_parser, marked, conversation, words):

@@ -38,22 +38,22 @@ _INSTRUCTIONS = (
 
 
 class CalculatorConfig(WorkflowConfig):
-    """``[calculator]``: the size of the numbers, and what the model is told."""
+    """``[calculator]``: the size of the numbers, the tools and the prompt."""
 
-    largest: Annotated[int, Field(ge=1, le=99, description="Questions are about numbers between 0 and this.")] = 9
+    largest: Annotated[int, Field(ge=1, le=99, description="Largest number in a question. The smallest is 0.")] = 9
     max_calls: Annotated[
-        int, Field(ge=1, le=100, description="Tool calls per rollout; with more than one, a bad one can be repaired.")
+        int, Field(ge=1, le=100, description="Maximum tool calls per rollout. Above 1, the model can correct a call.")
     ] = 3
     show_tools: Annotated[
         bool,
         Field(
-            description="Describe the tools and the rules in the prompt; false asks the bare question, for a model "
-            "that was taught the format."
+            description="Describe the tools and the rules in the prompt. If false, the prompt is the bare question, "
+            "for a model that already knows the format."
         ),
     ] = True
     servers: Annotated[
         McpServers,
-        Field(default_factory=dict, description="MCP servers whose tools are used instead of the built-in ones."),
+        Field(default_factory=dict, description="MCP servers whose tools replace the built-in ones."),
     ]
 
 
@@ -187,7 +187,7 @@ class CalculatorWorkflow(Workflow):
         missing = [name for name in TOOLS.values() if name not in names]
         if missing:
             raise ConfigError(
-                f"calculator.servers: exactly one server must have the tool {missing[0]!r}; there are "
+                f"calculator.servers: exactly one server must have the tool {missing[0]!r}; available tools: "
                 f"{', '.join(sorted(names))}"
             )
 

@@ -24,26 +24,31 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 class CountdownConfig(WorkflowConfig):
-    """``[countdown]``: where the tasks come from. Without files they are made, the same on every machine."""
+    """``[countdown]``: the source of the tasks. Without files they are generated, identically on every machine."""
 
     train_file: Annotated[
         Path | None,
-        Field(description="JSONL with question, target, nums and ground_truth per line; unset makes tasks up."),
+        Field(
+            description="JSONL file with question, target, nums and ground_truth per line. "
+            "If unset, tasks are generated."
+        ),
     ] = None
     validation_file: Annotated[
         Path | None,
-        Field(description="Like train_file; unset holds about one in seven of the training file's rows out."),
+        Field(description="Like train_file. If unset, about one in seven rows of train_file are held out."),
     ] = None
-    numbers: Annotated[int, Field(ge=2, le=6, description="Numbers per made-up task.")] = 3
-    largest: Annotated[int, Field(ge=2, le=10_000, description="Made-up numbers lie between 1 and this.")] = 50
-    largest_target: Annotated[int, Field(ge=1, description="Made-up targets lie between 1 and this.")] = 200
-    train_tasks: Annotated[int, Field(ge=1, le=100_000, description="How many tasks to make up.")] = 4096
-    validation_tasks: Annotated[int, Field(ge=1, le=100_000, description="How many tasks to make up.")] = 512
+    numbers: Annotated[int, Field(ge=2, le=6, description="Numbers per generated task.")] = 3
+    largest: Annotated[int, Field(ge=2, le=10_000, description="Largest generated number. The smallest is 1.")] = 50
+    largest_target: Annotated[int, Field(ge=1, description="Largest generated target. The smallest is 1.")] = 200
+    train_tasks: Annotated[int, Field(ge=1, le=100_000, description="Number of training tasks to generate.")] = 4096
+    validation_tasks: Annotated[int, Field(ge=1, le=100_000, description="Number of validation tasks to generate.")] = (
+        512
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.validation_file is not None and self.train_file is None:
-            raise ValueError("validation_file needs train_file: made-up training tasks could overlap with it")
+            raise ValueError("validation_file needs train_file: generated training tasks could overlap with it")
         return self
 
 
@@ -172,8 +177,8 @@ def _made_up(config: CountdownConfig) -> dict[Split, list[Row]]:
             if without_new > 100_000:
                 raise ConfigError(
                     f"countdown: {config.numbers} numbers up to {config.largest} with targets up to "
-                    f"{config.largest_target} do not make {config.train_tasks} training and {config.validation_tasks} "
-                    "validation tasks; ask for fewer, or widen the ranges"
+                    f"{config.largest_target} do not yield {config.train_tasks} training and {config.validation_tasks} "
+                    "validation tasks; request fewer tasks or widen the ranges"
                 )
             continue
         without_new = 0
@@ -213,7 +218,7 @@ def _from_files(train_file: Path, validation_file: Path | None) -> dict[Split, l
         kept = [row for row in train.values() if not row.is_held_out]
         if not held_out or not kept:
             raise ConfigError(
-                f"{train_file}: {len(train)} rows are too few to hold some out; name a countdown.validation_file"
+                f"{train_file}: {len(train)} rows are too few to hold some out; set countdown.validation_file"
             )
         return {"train": kept, "validation": held_out}
     validation = dict(_read(validation_file))
@@ -239,7 +244,7 @@ def _read(path: Path) -> Iterator[tuple[int, Row]]:
             continue
         row = _row(line, f"{path}:{number}")
         if row.identity in seen:
-            raise ConfigError(f"{path}:{number}: the task is the same as that of line {seen[row.identity]}")
+            raise ConfigError(f"{path}:{number}: same task as line {seen[row.identity]}")
         seen[row.identity] = number
         yield number, row
     if not seen:

@@ -24,49 +24,58 @@ from rllm_workflows.dataset_rows import Rows, open_file, open_hub, open_saved
 
 
 class DatasetConfig(WorkflowConfig):
-    """``[dataset]``: where rows are, which column is what, and who rewards. One source is needed."""
+    """``[dataset]``: source, columns and reward function. Set exactly one source."""
 
-    train_file: Annotated[str, Field(description="File of rows, .jsonl or .parquet.")] = ""
+    train_file: Annotated[str, Field(description="Training rows: a .jsonl or .parquet file.")] = ""
     validation_file: Annotated[
-        str, Field(description="File of held-out rows; unset holds held_out_share of the training rows out.")
+        str, Field(description="File of validation rows. If unset, held_out_share of the training rows is held out.")
     ] = ""
-    saved: Annotated[str, Field(description="Folder that save_to_disk of Hugging Face datasets wrote.")] = ""
-    hub_dataset: Annotated[str, Field(description="Name of a data set on the Hugging Face hub.")] = ""
-    hub_subset: Annotated[str, Field(description="Which of its configurations; unset is its only one.")] = ""
-    hub_revision: Annotated[str, Field(description="Its commit or tag; unset is the newest.")] = ""
-    allow_download: Annotated[
-        bool, Field(description="Let hub_dataset use the network; without it, it is refused.")
-    ] = False
-    train_split: Annotated[str, Field(min_length=1, description="Split to train on, of saved and hub_dataset.")] = (
-        "train"
-    )
+    saved: Annotated[str, Field(description="Folder written by save_to_disk of Hugging Face datasets.")] = ""
+    hub_dataset: Annotated[str, Field(description="Hugging Face dataset ID.")] = ""
+    hub_subset: Annotated[str, Field(description="Configuration of hub_dataset. Defaults to its only one.")] = ""
+    hub_revision: Annotated[str, Field(description="Commit or tag of hub_dataset. Defaults to the latest.")] = ""
+    allow_download: Annotated[bool, Field(description="Allow network access, which hub_dataset requires.")] = False
+    train_split: Annotated[
+        str, Field(min_length=1, description="Training split; applies to saved and hub_dataset.")
+    ] = "train"
     validation_split: Annotated[
-        str, Field(description="Held-out split of saved and hub_dataset; unset holds held_out_share out.")
+        str,
+        Field(
+            description="Validation split; applies to saved and hub_dataset. If unset, held_out_share of the "
+            "training rows is held out."
+        ),
     ] = ""
     held_out_share: Annotated[
         float,
-        Field(ge=0, lt=1, allow_inf_nan=False, description="Share of rows held out by a hash, where nothing else is."),
+        Field(
+            ge=0,
+            lt=1,
+            allow_inf_nan=False,
+            description="Share of training rows to hold out, by hash, if no validation rows are set.",
+        ),
     ] = 0.1
-    question: Annotated[str, Field(min_length=1, description="Column with what the model is asked.")] = "question"
+    question: Annotated[str, Field(min_length=1, description="Column with the question.")] = "question"
     answer: Annotated[
         str,
         Field(
             min_length=1,
-            description="Column with the right answer: text, a number, or several texts, any of them right.",
+            description="Column with the correct answer: text, a number, or a list of texts of which any is correct.",
         ),
     ] = "answer"
-    system: Annotated[str, Field(description="Column with a system message; unset is none.")] = ""
-    tools: Annotated[str, Field(description="Column with tools the model may call, as JSON; unset is none.")] = ""
-    id: Annotated[str, Field(description="Column that names a row; unset is a hash of the row.")] = ""
+    system: Annotated[str, Field(description="Column with a system message. If unset, there is none.")] = ""
+    tools: Annotated[
+        str, Field(description="Column with the tools the model may call, as JSON. If unset, there are none.")
+    ] = ""
+    id: Annotated[str, Field(description="Column with unique row ids. Defaults to a hash of the row.")] = ""
     reward: Annotated[str, Field(min_length=1, description="Name of the reward function.")] = "exact_match"
     reward_columns: Annotated[
-        tuple[str, ...], Field(description="Further columns for the reward function, in task.data['row'].")
+        tuple[str, ...], Field(description="Additional columns for the reward function, as task.data['row'].")
     ] = ()
     reward_timeout_seconds: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="For one call of the reward function.")
+        float, Field(gt=0, allow_inf_nan=False, description="Timeout of one reward call, in seconds.")
     ] = 10.0
     solved_at: Annotated[
-        float, Field(allow_inf_nan=False, description="From which reward on a task counts as solved.")
+        float, Field(allow_inf_nan=False, description="Minimum reward at which a task counts as solved.")
     ] = 1.0
 
 
@@ -181,8 +190,8 @@ def _splits(config: DatasetConfig) -> dict[Split, Sequence[Task]]:
     held_out = train.held_out(config.held_out_share)
     if config.held_out_share > 0 and len(np.unique(held_out)) < 2:
         raise ConfigError(
-            f"{train_rows.source}: {len(train)} rows are too few to hold {config.held_out_share:g} of them out; name "
-            "other rows to validate on, or set dataset.held_out_share = 0"
+            f"{train_rows.source}: {len(train)} rows are too few to hold {config.held_out_share:g} of them out; set "
+            "other rows for validation, or dataset.held_out_share = 0"
         )
     return {"train": _Tasks(train, _where(~held_out)), "validation": _Tasks(train, _where(held_out))}
 
@@ -196,11 +205,11 @@ def _sources(config: DatasetConfig, columns: Sequence[str]) -> tuple[Rows, Rows 
     """The rows to train on, and those to validate on if they are kept apart."""
     named = [key for key in ("train_file", "saved", "hub_dataset") if getattr(config, key)]
     if len(named) != 1:
-        which = f"not {' and '.join(named)}" if named else "none is there"
-        raise ConfigError(f"dataset needs one of train_file, saved and hub_dataset: {which}")
+        which = f"set only one of {' and '.join(named)}" if named else "none is set"
+        raise ConfigError(f"dataset needs exactly one of train_file, saved and hub_dataset: {which}")
     for key, owners in _BELONGS_TO.items():
         if getattr(config, key) != DatasetConfig.model_fields[key].default and named[0] not in owners:
-            raise ConfigError(f"dataset.{key} goes with {' or '.join(owners)}, not with {named[0]}")
+            raise ConfigError(f"dataset.{key} applies to {' or '.join(owners)}, not to {named[0]}")
     if config.train_file:
         train = open_file(Path(config.train_file).expanduser(), columns)
         held_out = config.validation_file
@@ -209,12 +218,12 @@ def _sources(config: DatasetConfig, columns: Sequence[str]) -> tuple[Rows, Rows 
         folder, split = Path(config.saved).expanduser(), config.validation_split
         train, splits = open_saved(folder, config.train_split, columns)
         if split and not splits:
-            raise ConfigError(f"{folder} has no splits, and so no validation_split; unset it to hold rows out")
+            raise ConfigError(f"{folder} has no splits; unset dataset.validation_split to hold rows out")
         return train, open_saved(folder, split, columns)[0] if split else None
     if not config.allow_download:
         raise ConfigError(
             f"dataset.hub_dataset = {config.hub_dataset!r} needs the network: set dataset.allow_download = true, or "
-            "save it once with save_to_disk and name the folder as dataset.saved"
+            "save the dataset with save_to_disk and set dataset.saved to the folder"
         )
     splits = [config.train_split, *([config.validation_split] if config.validation_split else [])]
     opened = [open_hub(config.hub_dataset, config.hub_subset, config.hub_revision, s, columns) for s in splits]

@@ -130,8 +130,8 @@ class Examples:
             kind = kind or example.answer_kind
             if example.answer_kind != kind:
                 raise ConfigError(
-                    f"{rows.where(index)}: {columns.answer!r} is {example.answer_kind}, and {kind} in {rows.where(0)}; "
-                    "all answers must be of one type"
+                    f"{rows.where(index)}: {columns.answer!r} is {example.answer_kind}, but {kind} in {rows.where(0)}; "
+                    "all answers must have the same type"
                 )
             digests.append(example.digest)
             keys.append(example.key)
@@ -146,7 +146,9 @@ class Examples:
     def __getitem__(self, index: int) -> Example:
         example = self._read(index, self.rows[index])
         if example.digest != self.digests[index]:
-            raise ConfigError(f"{self.rows.where(index)} is another row than at the start: the source was changed")
+            raise ConfigError(
+                f"{self.rows.where(index)} has changed since the run started; do not edit the source during a run"
+            )
         return example
 
     def held_out(self, share: float) -> npt.NDArray[np.bool_]:
@@ -169,8 +171,8 @@ class Examples:
         place = min(again, key=lambda position: order[position])
         first, second = (self.rows.where(int(order[at])) for at in (place - 1, place))
         if self._columns.id:
-            raise ConfigError(f"{second}: {self._columns.id!r} is that of {first} too; ids must be unique")
-        raise ConfigError(f"{second} is the same as {first}: remove one, or name a column dataset.id")
+            raise ConfigError(f"{second}: {self._columns.id!r} is the same as in {first}; ids must be unique")
+        raise ConfigError(f"{second} is the same as {first}; remove one, or set dataset.id to a column with unique ids")
 
 
 def check_no_overlap(train: Examples, validation: Examples) -> None:
@@ -183,8 +185,8 @@ def check_no_overlap(train: Examples, validation: Examples) -> None:
     if len(both):
         place = int(np.argmin(at))
         raise ConfigError(
-            f"{validation.rows.where(int(at[place]))} is also {train.rows.where(int(other[place]))}; training and "
-            "validation must not overlap"
+            f"{validation.rows.where(int(at[place]))} is the same as {train.rows.where(int(other[place]))}; training "
+            "and validation must not overlap"
         )
 
 
@@ -201,7 +203,7 @@ def _value(row: Row, column: str) -> Any:
 
 def _text(value: Any, column: str) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{column!r} is {_shown(value)}, and must be text")
+        raise ConfigError(f"{column!r} must be text, got {_shown(value)}")
     if not value.strip():
         raise ConfigError(f"{column!r} is empty")
     return _encodable(value, column)
@@ -212,7 +214,7 @@ def _encodable(value: str, column: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{column!r} holds half a character (\\u{ord(value[error.start]):04x}), which no encoding can write"
+            f"{column!r} contains an unpaired surrogate (\\u{ord(value[error.start]):04x}), which cannot be encoded"
         ) from None
     return value
 
@@ -235,11 +237,11 @@ def _kind(value: Any, column: str) -> str:
         return TEXT
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
-            raise ConfigError(f"{column!r} is {value}, which is no answer")
+            raise ConfigError(f"{column!r} must be a finite number, got {value}")
         return NUMBER
     if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
         return TEXTS
-    raise ConfigError(f"{column!r} is {_shown(value)}, and must be {TEXT}, {NUMBER} or {TEXTS}")
+    raise ConfigError(f"{column!r} must be {TEXT}, {NUMBER} or {TEXTS}, got {_shown(value)}")
 
 
 def _tools(value: Any, column: str) -> list[Any]:
@@ -250,7 +252,7 @@ def _tools(value: Any, column: str) -> list[Any]:
             raise ConfigError(f"{column!r} is text that is not JSON: {error}") from None
     if not isinstance(value, list) or not all(_is_tool(tool) for tool in value):
         raise ConfigError(
-            f'{column!r} is {_shown(value)}, and must be a list of {{"type": "function", "function": {{"name": ...}}}}'
+            f'{column!r} must be a list of {{"type": "function", "function": {{"name": ...}}}}, got {_shown(value)}'
         )
     _json(value, column)
     return value
@@ -265,18 +267,16 @@ def _json(value: Any, column: str) -> Any:
     try:
         _encodable(json.dumps(value, allow_nan=False, ensure_ascii=False), column)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{column!r} is {_shown(value)}, which is not JSON: {error}") from None
+        raise ConfigError(f"{column!r} must be valid JSON, got {_shown(value)}: {error}") from None
     return value
 
 
 def _id(value: Any, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ConfigError(f"{column!r} is {_shown(value)}, and must be text or a whole number")
+        raise ConfigError(f"{column!r} must be text or an integer, got {_shown(value)}")
     text = _text(str(value), column)
     if len(text) > MAX_ID_CHARACTERS or not text.isprintable():
-        raise ConfigError(
-            f"{column!r} is {_shown(value)}, and must be one line of at most {MAX_ID_CHARACTERS} characters"
-        )
+        raise ConfigError(f"{column!r} must be one line of at most {MAX_ID_CHARACTERS} characters, got {_shown(value)}")
     return text
 
 

@@ -83,7 +83,7 @@ class JsonLines(Rows):
                 file.seek(self._starts[index])
                 return self._parsed(index, file.read(end - self._starts[index]))
         except OSError as error:
-            raise ConfigError(f"{self.where(index)} cannot be read any more: {error.strerror}") from error
+            raise ConfigError(f"{self.where(index)} can no longer be read: {error.strerror}") from error
 
     def where(self, index: int) -> str:
         """See `Rows`."""
@@ -94,13 +94,13 @@ class JsonLines(Rows):
             row = json.loads(line.decode("utf-8-sig" if index == 0 else "utf-8"))
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"{self.where(index)} is not UTF-8: byte {line[error.start]:#04x} at place {error.start + 1}; "
-                "write the file anew in UTF-8"
+                f"{self.where(index)} is not UTF-8: byte {line[error.start]:#04x} at position {error.start + 1}; "
+                "save the file as UTF-8"
             ) from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{self.where(index)} is not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise ConfigError(f"{self.where(index)} is {type(row).__name__}; every line must be an object {{...}}")
+            raise ConfigError(f"{self.where(index)} is {type(row).__name__}; each line must be a JSON object {{...}}")
         return row
 
 
@@ -138,7 +138,7 @@ class Parquet(_ArrowRows):
             check_columns(self.source, columns, known)
             self._whole = parquet.read_table(path, columns=list(columns))
         except (ArrowException, OSError) as error:
-            raise ConfigError(f"{path} cannot be read as parquet: {_one_line(error)}") from error
+            raise ConfigError(f"{path} cannot be read as Parquet: {_one_line(error)}") from error
 
     def __len__(self) -> int:
         return int(self._whole.num_rows)
@@ -194,11 +194,11 @@ def open_saved(folder: Path, split: str, columns: Sequence[str]) -> tuple[Rows, 
     """
     datasets = _library(str(folder))
     if not folder.is_dir():
-        raise ConfigError(f"{folder} does not exist, or is not a folder that save_to_disk wrote")
+        raise ConfigError(f"{folder} does not exist, or was not written by save_to_disk")
     try:
         found = datasets.load_from_disk(folder)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder} cannot be opened as a saved data set: {_one_line(error)}") from error
+        raise ConfigError(f"{folder} cannot be opened as a saved dataset: {_one_line(error)}") from error
     if not isinstance(found, datasets.DatasetDict):
         return HuggingFace(str(folder), found, columns), []
     if split not in found:
@@ -216,7 +216,9 @@ def open_hub(name: str, subset: str, revision: str, split: str, columns: Sequenc
     try:
         found = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigError(f"{name} split {split!r} cannot be had from the hub: {_one_line(error)}") from error
+        raise ConfigError(
+            f"{name} split {split!r} cannot be loaded from the Hugging Face Hub: {_one_line(error)}"
+        ) from error
     return HuggingFace(f"{name} split {split!r}", found, columns)
 
 

@@ -18,10 +18,10 @@ SOLVED, MISSED, INVALID = 1.0, 0.0, -1.0
 
 
 class GuessConfig(WorkflowConfig):
-    """``[guess]``: the range of the secret and the number of guesses."""
+    """``[guess]``: the range of the secret number and the number of guesses."""
 
-    low: Annotated[int, Field(ge=0, le=999, description="Smallest secret.")] = 1
-    high: Annotated[int, Field(ge=0, le=999, description="Largest secret.")] = 5
+    low: Annotated[int, Field(ge=0, le=999, description="Smallest secret number.")] = 1
+    high: Annotated[int, Field(ge=0, le=999, description="Largest secret number.")] = 5
     turns: Annotated[int, Field(ge=1, le=100, description="Guesses per rollout.")] = 3
 
     @model_validator(mode="after")

@@ -29,40 +29,47 @@ ASK_FOR_BOX = r"Think step by step, and put the final answer in \boxed{}."
 
 
 class MathConfig(WorkflowConfig):
-    """``[math]``: where the problems come from, and how answers are compared."""
+    """``[math]``: the source of the problems, and how answers are compared."""
 
     train_file: Annotated[
-        Path | None, Field(description="JSONL with a problem and its answer per line; unset makes problems up.")
+        Path | None,
+        Field(description="JSONL file with a problem and its answer per line. If unset, problems are generated."),
     ] = None
     validation_file: Annotated[
-        Path | None, Field(description="Like train_file; unset holds about one in five of the training rows out.")
+        Path | None,
+        Field(description="Like train_file. If unset, about one in five training rows are held out."),
     ] = None
-    problem_field: Annotated[
-        str, Field(min_length=1, description="Name of the field with what the model is asked.")
-    ] = "problem"
+    problem_field: Annotated[str, Field(min_length=1, description="Name of the field with the problem.")] = "problem"
     answer_field: Annotated[
         str,
         Field(
-            min_length=1, description="Name of the field with the answer, alone or at the end of a solution (GSM8K)."
+            min_length=1,
+            description="Name of the field with the answer, alone or at the end of a solution (as in GSM8K).",
         ),
     ] = "answer"
     instructions: Annotated[
         str | None,
         Field(
-            description="System message; unset asks for a boxed answer to problems of a file, and has none otherwise."
+            description="System message. If unset, problems from a file get a request for a boxed answer, and "
+            "generated problems get none."
         ),
     ] = None
     symbolic: Annotated[
-        bool, Field(description="Ask math-verify about answers that our own rules cannot read; needs the extra [math].")
+        bool, Field(description="Use math-verify for answers the built-in rules cannot read. Needs the extra [math].")
     ] = False
     check_timeout_seconds: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="A comparison that takes longer counts as a wrong answer.")
+        float,
+        Field(
+            gt=0,
+            allow_inf_nan=False,
+            description="Timeout of one comparison, in seconds. On timeout, the answer is wrong.",
+        ),
     ] = 5.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.validation_file is not None and self.train_file is None:
-            raise ValueError("validation_file needs train_file: made-up training problems could overlap with it")
+            raise ValueError("validation_file needs train_file: generated training problems could overlap with it")
         return self
 
 
@@ -155,7 +162,7 @@ def _from_files(config: MathConfig) -> dict[Split, list[Task]]:
         kept = [task for task in train.values() if not _is_held_out(task.data["problem"])]
         if not held_out or not kept:
             raise ConfigError(
-                f"{config.train_file}: {len(train)} rows are too few to hold some out; name a math.validation_file"
+                f"{config.train_file}: {len(train)} rows are too few to hold some out; set math.validation_file"
             )
         return {"train": kept, "validation": held_out}
     lines = {task.task_id: line for line, task in train.items()}
@@ -181,7 +188,7 @@ def _read(path: Path, config: MathConfig) -> Iterator[tuple[int, Task]]:
             continue
         task = _task(line, f"{path}:{number}", config)
         if task.task_id in seen:
-            raise ConfigError(f"{path}:{number}: the problem is the same as that of line {seen[task.task_id]}")
+            raise ConfigError(f"{path}:{number}: same problem as line {seen[task.task_id]}")
         seen[task.task_id] = number
         yield number, task
     if not seen:
@@ -199,7 +206,8 @@ def _task(line: str, where: str, config: MathConfig) -> Task:
     answer = stated(_field(row, config.answer_field, where))
     if not 0 < len(answer) <= MAX_CHARACTERS:
         raise ConfigError(
-            f"{where}: field {config.answer_field!r}: an answer has 1 to {MAX_CHARACTERS} characters, not {len(answer)}"
+            f"{where}: field {config.answer_field!r}: an answer must have 1 to {MAX_CHARACTERS} characters, "
+            f"got {len(answer)}"
         )
     digest = blake2b(problem.encode(), digest_size=12).hexdigest()
     return Task(task_id=f"math-{digest}", data={"problem": problem, "answer": answer})

@@ -70,7 +70,7 @@ class Server:
             raise ToolServerError(
                 f"MCP server {self.name!r} did not list its tools: {error}{connection.last_words()}"
             ) from error
-        raise ToolServerError(f"MCP server {self.name!r} lists its tools on more than {MAX_TOOL_PAGES} pages")
+        raise ToolServerError(f"MCP server {self.name!r} lists its tools in more than {MAX_TOOL_PAGES} pages")
 
     async def call(self, tool: str, arguments: Mapping[str, Any], meta: Mapping[str, Any]) -> ToolResult:
         """Call one of its tools.
@@ -89,19 +89,19 @@ class Server:
             except TimeoutError:
                 connection.is_failed = True
                 raise ToolServerError(
-                    f"MCP server {self.name!r} did not answer {tool!r} within {seconds:g} s; it is started anew"
+                    f"MCP server {self.name!r} did not answer {tool!r} within {seconds:g} s and is being restarted"
                 ) from None
             except MCPError as error:
                 if error.code == INVALID_PARAMS:
                     return ToolResult("error: the arguments do not fit the tool", is_error=True)
                 if error.code != CONNECTION_CLOSED:
-                    raise ToolServerError(f"MCP server {self.name!r} failed at {tool!r}: {error}") from error
+                    raise ToolServerError(f"MCP server {self.name!r} failed in {tool!r}: {error}") from error
                 connection.is_failed = True
                 raise ToolServerError(
-                    f"MCP server {self.name!r} ended at {tool!r}; it is started anew{connection.last_words()}"
+                    f"MCP server {self.name!r} exited during {tool!r} and is being restarted{connection.last_words()}"
                 ) from error
             except (ValueError, RuntimeError) as error:  # the SDK on results that are none, or not of the tool's schema
-                raise ToolServerError(f"MCP server {self.name!r} broke the protocol at {tool!r}: {error}") from error
+                raise ToolServerError(f"MCP server {self.name!r} violated the protocol in {tool!r}: {error}") from error
             finally:
                 connection.calls -= 1
                 if connection.is_failed:
@@ -211,9 +211,9 @@ class _Connection:
         done, _ = await asyncio.wait({self._task}, timeout=STOP_TIMEOUT_SECONDS)
         if not done:
             self._task.cancel()
-            raise ToolServerError(f"MCP server {self.name!r} could not be stopped within {STOP_TIMEOUT_SECONDS:g} s")
+            raise ToolServerError(f"MCP server {self.name!r} did not stop within {STOP_TIMEOUT_SECONDS:g} s")
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
-            raise ToolServerError(f"MCP server {self.name!r} ended with {type(error).__name__}: {error}") from error
+            raise ToolServerError(f"MCP server {self.name!r} failed with {type(error).__name__}: {error}") from error
 
     def last_words(self) -> str:
         """What it wrote on its standard error last, without the values of the variables it was passed."""
@@ -222,7 +222,7 @@ class _Connection:
             if value:
                 said = said.replace(value, f"[{name}]")
         said = " ".join(said.split())[-_SHOWN_CHARACTERS:]
-        return f"; it wrote: {said}" if said else ""
+        return f"; its stderr: {said}" if said else ""
 
     async def _live(self, started: asyncio.Future[None]) -> None:
         program, *arguments = self.config.command

@@ -48,32 +48,44 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class McpServer(WorkflowConfig):
-    """``[WORKFLOW.servers.NAME]``: an MCP server that is spoken to over its standard input and output."""
+    """``[WORKFLOW.servers.NAME]``: an MCP server, connected over standard input and output."""
 
     command: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...],
-        Field(min_length=1, description="Program (an absolute path, or a name on the PATH) and arguments; no shell."),
+        Field(
+            min_length=1,
+            description="Program (an absolute path, or a name on the PATH) and its arguments. Run without a shell.",
+        ),
     ]
     pass_environment: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
-        Field(description="Names of the environment variables it gets besides HOME, LOGNAME, PATH, SHELL, TERM, USER."),
+        Field(
+            description="Names of environment variables to pass in addition to HOME, LOGNAME, PATH, SHELL, TERM "
+            "and USER."
+        ),
     ] = ()
     start_timeout_seconds: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="Deadline of starting it and listing its tools.")
+        float,
+        Field(
+            gt=0, allow_inf_nan=False, description="Timeout for starting the server and listing its tools, in seconds."
+        ),
     ] = 30.0
     call_timeout_seconds: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="Deadline of one call; one that misses it restarts it.")
+        float,
+        Field(
+            gt=0,
+            allow_inf_nan=False,
+            description="Timeout of one call, in seconds. On timeout, the server is restarted.",
+        ),
     ] = 30.0
-    max_concurrent_calls: Annotated[
-        int, Field(ge=1, description="Calls it is sent at once; further ones wait for their turn.")
-    ] = 64
+    max_concurrent_calls: Annotated[int, Field(ge=1, description="Maximum concurrent calls. Further calls wait.")] = 64
 
     @field_validator("command")
     @classmethod
     def _is_found_the_same_everywhere(cls, command: tuple[str, ...]) -> tuple[str, ...]:
         if Path(command[0]).name != command[0] and not Path(command[0]).is_absolute():
             raise ValueError(
-                f"{command[0]!r} must be an absolute path, or a name on the PATH: it is not looked for here"
+                f"{command[0]!r} must be an absolute path or a name on the PATH; relative paths are not resolved"
             )
         return command
 
@@ -130,7 +142,7 @@ class McpTools:
         except ModuleNotFoundError as error:
             if error.name != "mcp":
                 raise
-            raise ConfigError("tools over MCP need the SDK: pip install 'rllm-workflows[mcp]'") from error
+            raise ConfigError("MCP tools need the MCP SDK: pip install 'rllm-workflows[mcp]'") from error
         self._servers, self._tools = {name: Server(name, config) for name, config in self._config.items()}, {}
         listed = await asyncio.gather(*map(_list_tools, self._servers.values()), return_exceptions=True)
         found: list[tuple[Server, str, Mapping[str, Any]]] = []
@@ -144,13 +156,13 @@ class McpTools:
             name = short if owners[short] == 1 else f"{server.name}__{short}"
             if len(name) > MAX_NAME_CHARACTERS:
                 raise ConfigError(
-                    f"MCP server {server.name!r}: the tool {name!r} has {len(name)} characters, and models' formats "
-                    f"take {MAX_NAME_CHARACTERS}"
+                    f"MCP server {server.name!r}: the tool name {name!r} has {len(name)} characters; model formats "
+                    f"allow at most {MAX_NAME_CHARACTERS}"
                 )
             if name in self._tools:
                 first, first_tool = self._tools[name]
                 raise ConfigError(
-                    f"two tools are called {name!r}: {first_tool!r} of MCP server {first.name!r} and "
+                    f"two tools are named {name!r}: {first_tool!r} of MCP server {first.name!r} and "
                     f"{tool['name']!r} of {server.name!r}"
                 )
             self._tools[name] = server, tool["name"]
@@ -197,7 +209,7 @@ class McpTools:
             ToolServerError: If the server died, missed the deadline, or broke the protocol.
         """
         if not self._servers:
-            raise RuntimeError("the MCP servers have not been started: await McpTools.open() first")
+            raise RuntimeError("the MCP servers are not running: await McpTools.open() first")
         found = self._tools.get(name)
         if found is None:
             return ToolResult("error: no such tool", is_error=True)

@@ -106,7 +106,7 @@ def unusable(reward: str, answer: Answer) -> str | None:
         return None
     read, wanted = needs[reward]
     without = [text for text in _texts(answer) if read(text) in (None, [])]
-    return f"{without[0]!r:.60} does not hold {wanted}" if without else None
+    return f"{without[0]!r:.60} does not contain {wanted}" if without else None
 
 
 def _answers(task: Task) -> list[str]:

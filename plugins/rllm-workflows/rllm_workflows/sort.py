@@ -18,15 +18,15 @@ MAX_WORDS = 100_000
 
 
 class SortConfig(WorkflowConfig):
-    """``[sort]``: which words there are. All ``len(letters) ** length`` of them are used."""
+    """``[sort]``: the words. All ``len(letters) ** length`` of them are used."""
 
-    letters: Annotated[str, Field(min_length=2, description="The alphabet, in its order.")] = "abcdefgh"
-    length: Annotated[int, Field(ge=2, le=16, description="Letters per word; a letter may come more than once.")] = 4
+    letters: Annotated[str, Field(min_length=2, description="The alphabet, in sort order.")] = "abcdefgh"
+    length: Annotated[int, Field(ge=2, le=16, description="Letters per word. Letters may repeat.")] = 4
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.letters)) != len(self.letters) or not all(c.isalnum() for c in self.letters):
-            raise ValueError(f"letters = {self.letters!r} must be letters or digits, each of them once")
+            raise ValueError(f"letters = {self.letters!r} must be distinct letters or digits")
         if len(self.letters) ** self.length > MAX_WORDS:
             raise ValueError(
                 f"{len(self.letters)} letters and length {self.length} make more than {MAX_WORDS:,} words; "

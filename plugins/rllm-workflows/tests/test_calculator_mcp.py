@@ -142,7 +142,7 @@ def test_a_server_that_died_is_an_error_and_never_a_reward():
 
 @pytest.mark.parametrize(
     ("tools", "message"),
-    [(["add", "sub"], "tool 'mul'; there are add, sub"), (["add", "sub", "mul", "x"], "tool 'add'")],
+    [(["add", "sub"], "tool 'mul'; available tools: add, sub"), (["add", "sub", "mul", "x"], "tool 'add'")],
 )
 def test_each_tool_must_be_there_once(tools, message):
     plain = {"command": [sys.executable, PLAIN, *(f"tool={tool}" for tool in tools)]}

@@ -182,9 +182,9 @@ def test_fields_and_solutions_of_data_sets(tmp_path):
         ('{"problem": "a", "answer": null}', "rows.jsonl:2: field 'answer'"),
         ('{"problem": "a", "answer": " "}', "rows.jsonl:2: field 'answer'"),
         (r'{"problem": "\ud800", "answer": "1"}', "rows.jsonl:2: field 'problem'"),
-        ('{"problem": "a", "answer": "#### "}', "rows.jsonl:2: field 'answer': an answer has 1 to 512"),
-        (json.dumps({"problem": "a", "answer": "x" * 513}), "an answer has 1 to 512 characters, not 513"),
-        ('{"problem": "0 + 0", "answer": "7"}', "rows.jsonl:2: the problem is the same as that of line 1"),
+        ('{"problem": "a", "answer": "#### "}', "rows.jsonl:2: field 'answer': an answer must have 1 to 512"),
+        (json.dumps({"problem": "a", "answer": "x" * 513}), "an answer must have 1 to 512 characters, got 513"),
+        ('{"problem": "0 + 0", "answer": "7"}', "rows.jsonl:2: same problem as line 1"),
     ],
 )
 def test_rows_that_are_wrong(tmp_path, row, message):
