@@ -1,4 +1,4 @@
-"""``dataset``: questions and answers from rows, rewarded by a function that is chosen by name."""
+"""``dataset``: questions and answers from rows, with a reward function selected by name."""
 
 from __future__ import annotations
 
@@ -80,11 +80,10 @@ class DatasetConfig(WorkflowConfig):
 
 
 class DatasetWorkflow(Workflow):
-    """One question, one answer, one reward in [0, 1] or whatever the function gives.
+    """Single-turn workflow over the rows of a dataset; the reward function decides the range of rewards.
 
-    Every row is checked when the workflow is made, before anything is allocated, and read again when its turn comes.
-    The reward function runs in a child process that is killed when it takes too long; whatever goes wrong in it is a
-    failed rollout, and never a reward.
+    Every row is checked when the workflow is created, before anything is allocated, and is read again for its rollouts.
+    The reward function runs in a child process with a timeout. If it fails, the rollout fails and gets no reward.
     """
 
     name: ClassVar[str] = "dataset"
@@ -96,19 +95,19 @@ class DatasetWorkflow(Workflow):
         self._tasks = _splits(self.config)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """See `Workflow.tasks`; made when they are asked for.
+        """See `Workflow.tasks`; each task is created on access.
 
         Raises:
-            rllm_core.errors.PluginError: If there is no reward function of that name.
+            rllm_core.errors.PluginError: If the reward function does not exist.
         """
-        _ = self._reward  # found now, or an error before anything is allocated
+        _ = self._reward  # Look it up now, so that a wrong name fails before anything is allocated.
         return self._tasks[split]
 
     async def open(self) -> None:
-        """Give the first task a reward for an empty text: a function that cannot read the rows says so here.
+        """Rewards an empty text for the first task, so that a function that cannot read the rows fails early.
 
         Raises:
-            ConfigError: If it fails.
+            ConfigError: If the function fails.
         """
         try:
             await self._reward(self._tasks["train"][0], "")
@@ -118,7 +117,7 @@ class DatasetWorkflow(Workflow):
             ) from error
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """One question, one answer."""
+        """Asks the question and rewards the answer."""
         messages = [{"role": "user", "content": task.data["question"]}]
         if "system" in task.data:
             messages.insert(0, {"role": "system", "content": task.data["system"]})
@@ -140,14 +139,14 @@ class DatasetWorkflow(Workflow):
 
 
 def graded_text(step: Step) -> str:
-    """What the reward function is given: the answer's text, and a line of JSON for each tool that it calls."""
+    """Returns the text for the reward function: the answer's text and one line of JSON per tool call."""
     calls = [call["function"] for call in step.response.get("tool_calls", ())]
     lines = [json.dumps({"name": call["name"], "arguments": json.loads(call["arguments"])}) for call in calls]
     return "\n".join([step.text, *lines] if step.text or not lines else lines)
 
 
 class _Tasks(Sequence[Task]):
-    """A task per chosen row."""
+    """One task per chosen row."""
 
     def __init__(self, examples: Examples, chosen: Sequence[int]) -> None:
         self._examples = examples
@@ -168,10 +167,10 @@ class _Tasks(Sequence[Task]):
 
 
 def _splits(config: DatasetConfig) -> dict[Split, Sequence[Task]]:
-    """The tasks of both splits.
+    """Returns the tasks of both splits.
 
     Raises:
-        ConfigError: If the source or a row is wrong.
+        ConfigError: If the source or a row is invalid.
     """
     columns = Columns(
         question=config.question,
@@ -197,12 +196,12 @@ def _splits(config: DatasetConfig) -> dict[Split, Sequence[Task]]:
 
 
 def _where(mask: npt.NDArray[np.bool_]) -> Sequence[int]:
-    """The indices at which ``mask`` is true, eight bytes each."""
+    """Returns the indices at which ``mask`` is true, eight bytes each."""
     return array("Q", np.flatnonzero(mask).astype(np.uint64).tobytes())
 
 
 def _sources(config: DatasetConfig, columns: Sequence[str]) -> tuple[Rows, Rows | None]:
-    """The rows to train on, and those to validate on if they are kept apart."""
+    """Returns the training rows, and the validation rows if they have a source of their own."""
     named = [key for key in ("train_file", "saved", "hub_dataset") if getattr(config, key)]
     if len(named) != 1:
         which = f"set only one of {' and '.join(named)}" if named else "none is set"
@@ -241,7 +240,7 @@ _BELONGS_TO = {
 
 
 def run_file() -> dict[str, Any]:
-    """Settings for a small instruction-tuned model; short answers need fewer tokens, reasoning needs more."""
+    """Settings for a small instruction-tuned model. Short answers need fewer tokens, reasoning needs more."""
     return {
         "training": {"steps": 200, "groups_per_step": 16, "rollouts_per_group": 8},
         "rollout": {"max_response_tokens": 256},

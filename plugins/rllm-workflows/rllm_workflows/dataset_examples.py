@@ -1,4 +1,4 @@
-"""Rows as questions with answers: which column is what, what may be in it, and what makes two rows the same."""
+"""Converts rows to questions with answers: roles of columns, allowed values, and identity of rows."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ TEXT, NUMBER, TEXTS = "text", "a number", "a list of texts"
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of columns; "" for what a data set does not have.
+    """Column names; "" for a column the dataset does not have.
 
     Attributes:
-        question: What the model is asked.
-        answer: What the reward function compares with.
-        system: A system message.
-        tools: Tools the model may call, in OpenAI's shape.
-        id: What names the row.
-        kept: Others, which the reward function reads.
+        question: Question to the model.
+        answer: Answer the reward function compares with.
+        system: System message.
+        tools: Tools the model may call, in OpenAI format.
+        id: Unique id of the row.
+        kept: Additional columns for the reward function.
     """
 
     question: str
@@ -46,7 +46,7 @@ class Columns:
 
     @property
     def wanted(self) -> list[str]:
-        """All of them, each once."""
+        """All column names, each once."""
         return list(dict.fromkeys(name for name in (*self._named, *self.kept) if name))
 
     @property
@@ -56,13 +56,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class Example:
-    """One row, checked.
+    """A checked row.
 
     Attributes:
-        data: Of its task: ``question``, ``answer``, where there are such columns ``system`` and ``tools``, and ``row``
-            with the columns that the reward function reads.
-        answer_kind: What sort of thing the answer is; the same for a whole column.
-        given_id: From the column that names rows, else None.
+        data: Data of its task: ``question``, ``answer``, ``system`` and ``tools`` if there are such columns, and
+            ``row`` with the columns for the reward function.
+        answer_kind: Type of the answer; the same for the whole column.
+        given_id: Value of the id column, or None if there is no such column.
     """
 
     data: dict[str, Any]
@@ -71,30 +71,30 @@ class Example:
 
     @cached_property
     def digest(self) -> int:
-        """64 bits that are the same for equal content, whatever it is kept in."""
+        """64-bit hash of the content, independent of the storage format."""
         return _digest(json.dumps(self.data, sort_keys=True, ensure_ascii=False))
 
     @property
     def key(self) -> int:
-        """64 bits of what names the row: its id if it has one, else its content."""
+        """64-bit hash of the row's id, or of its content if it has no id."""
         return self.digest if self.given_id is None else _digest(self.given_id)
 
     @property
     def task_id(self) -> str:
-        """The given id, or the digest."""
+        """The row's id, or the digest if it has none."""
         return f"{self.digest:016x}" if self.given_id is None else self.given_id
 
 
 def read(row: Row, columns: Columns, reward: str) -> Example:
-    """A row as an example.
+    """Converts a row to an example.
 
     Args:
-        row: What was read.
-        columns: What is where.
-        reward: Name of the reward function the answer is for.
+        row: Row to convert.
+        columns: Roles of the columns.
+        reward: Name of the reward function that reads the answer.
 
     Raises:
-        ConfigError: If something is missing or wrong; says in which column, and what is there.
+        ConfigError: If a value is missing or invalid; the message names the column and the value.
     """
     answer, kind = _answer(_value(row, columns.answer), columns.answer, reward)
     data: dict[str, Any] = {"question": _text(_value(row, columns.question), columns.question), "answer": answer}
@@ -108,15 +108,15 @@ def read(row: Row, columns: Columns, reward: str) -> Example:
 
 
 class Examples:
-    """The rows of a source, all checked once, none kept.
+    """The rows of a source; checks each row once and keeps none.
 
     Attributes:
-        rows: Where they are read again.
-        digests: ``(rows,)`` of the content, to see that it is still the same.
-        keys: ``(rows,)`` of what names a row.
+        rows: Source to read rows from again.
+        digests: Hashes of the content, ``(rows,)``, to detect later changes.
+        keys: Hashes of the rows' identities, ``(rows,)``.
 
     Raises:
-        ConfigError: If there are no rows, one is wrong, or two have one id; names them.
+        ConfigError: If there are no rows, a row is invalid, or two rows share an id; the message names them.
     """
 
     def __init__(self, rows: Rows, columns: Columns, reward: str) -> None:
@@ -152,7 +152,7 @@ class Examples:
         return example
 
     def held_out(self, share: float) -> npt.NDArray[np.bool_]:
-        """``(rows,)`` which of them are held out: about ``share``, by a hash that is the same everywhere."""
+        """Returns a mask of held-out rows, ``(rows,)``: about ``share``, by a machine-independent hash."""
         return np.asarray(self.keys.astype(np.float64) / 2.0**64 < share)
 
     def _read(self, index: int, row: Row) -> Example:
@@ -176,10 +176,10 @@ class Examples:
 
 
 def check_no_overlap(train: Examples, validation: Examples) -> None:
-    """Hold two sources against each other.
+    """Checks that two sources share no row.
 
     Raises:
-        ConfigError: If a row of one is also in the other.
+        ConfigError: If a row is in both.
     """
     both, at, other = np.intersect1d(validation.digests, train.digests, return_indices=True)
     if len(both):

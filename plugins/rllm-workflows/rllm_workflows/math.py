@@ -1,4 +1,4 @@
-r"""``math``: problems with a final answer, from files or made up; answers are compared by value."""
+r"""``math``: problems with a final answer, from files or generated. Answers are compared by value."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class MathConfig(WorkflowConfig):
 
 
 class MathWorkflow(Workflow):
-    r"""One problem, one answer: the last ``\boxed{...}``, what follows ``####``, or the last number.
+    r"""Single-turn task: the answer is the last ``\boxed{...}``, the text after ``####``, or the last number.
 
-    Reward 1 if it is the same as the row's (see `rllm_workflows.math_answers`), else 0; a completion that was cut off
-    has no answer. Answers are never executed. They are compared in child processes with a wall clock and a memory
-    limit: one that exceeds them is wrong, and counted (``grader_timeouts``); a comparison that crashes is an error.
+    The reward is 1 if the answer equals the row's (see `rllm_workflows.math_answers`), else 0. A truncated completion
+    has no answer. Answers are never executed. Child processes compare them under time and memory limits: an answer
+    that exceeds a limit is wrong and counts in ``grader_timeouts``. If a comparison crashes, the rollout fails.
 
-    Made up are numbers of three digits, none of them 0, less their whole hundreds: ``473-400?`` is 73.
+    Generated problems subtract the hundreds from a three-digit number without zeros: ``473-400?`` is 73.
     """
 
     name: ClassVar[str] = "math"
@@ -99,17 +99,17 @@ class MathWorkflow(Workflow):
         self._children: ChildFunction | None = None
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The problems of a split, in the order of their file or of their making."""
+        """Returns the problems of a split, in file order or in the order they were generated."""
         return self._tasks[split]
 
     async def close(self) -> None:
-        """End the processes that compare."""
+        """Stops the child processes that compare answers."""
         if self._children is not None:
             self._children.close()
             self._children = None
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """One problem, one answer."""
+        """Asks the question and scores the answer."""
         step = await completer.complete(Messages([*self._system, {"role": "user", "content": task.data["problem"]}]))
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         answer = None if is_cut_off else extract(step.text)
@@ -149,7 +149,7 @@ def _made_up() -> dict[Split, list[Task]]:
 
 
 def _is_held_out(problem: str) -> bool:
-    """Whether a problem belongs to the validation split where one source serves both: about one in five."""
+    """Returns whether a problem is held out when one source serves both splits; true for about one in five."""
     digest = blake2b(f"math:{problem}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
 
@@ -177,7 +177,7 @@ def _from_files(config: MathConfig) -> dict[Split, list[Task]]:
 
 
 def _read(path: Path, config: MathConfig) -> Iterator[tuple[int, Task]]:
-    """Line numbers and tasks of a JSONL file; rows that repeat a problem are errors."""
+    """Yields line numbers and tasks of a JSONL file; a repeated problem is an error."""
     try:
         lines = path.expanduser().read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -225,7 +225,7 @@ def _field(row: dict[str, Any], name: str, where: str) -> str:
 
 
 def run_file() -> dict[str, Any]:
-    """A run on backend ``local`` that learns the made-up problems on every seed tried; others need more tokens."""
+    """Settings for backend ``local``; learned generated problems on every seed tried. Others need more tokens."""
     return {
         "training": {"steps": 150, "groups_per_step": 16, "rollouts_per_group": 16},
         "rollout": {"max_response_tokens": 4},

@@ -1,4 +1,4 @@
-"""Tools of MCP servers, for any workflow: configured in the run file, started once per run, called by name.
+"""Tools of MCP servers for any workflow, configured in the run file and started once per run.
 
     class MyConfig(WorkflowConfig):
         servers: Annotated[McpServers, Field(description="...")] = {}
@@ -16,7 +16,7 @@
             ...
             result = await self.tools.call(name, arguments, meta={ROLLOUT_SEED: seed})
 
-Needs the extra ``rllm-workflows[mcp]``; this module imports without it.
+`McpTools.open` needs the extra ``rllm-workflows[mcp]``; importing this module does not.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from rllm_workflows.mcp_server import Server
 
 ROLLOUT_SEED = "rllm-core/rollout-seed"
-"""Key of a call's ``meta`` for the rollout's seed: a server reads it from ``_meta``, and the model neither sees nor
-sets it."""
+"""Key of a call's ``meta`` for the rollout's seed. Servers read it from ``_meta``; the model neither sees nor sets
+it."""
 
 MAX_NAME_CHARACTERS = 64
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
@@ -91,20 +91,20 @@ class McpServer(WorkflowConfig):
 
 
 McpServers = dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,24}$")], McpServer]
-"""Type of a workflow's key ``servers``: by name, in letters, digits and hyphens."""
+"""Type of a workflow's key ``servers``: servers by name. Names consist of letters, digits and hyphens."""
 
 
 class ToolServerError(RuntimeError):
-    """A server died, took too long, or broke the protocol: the environment failed, which is never a reward."""
+    """Raised if a server died, timed out or violated the protocol; the rollout fails and gets no reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model is told about a call.
+    """Result of a call, for the model.
 
     Attributes:
-        text: The result, or what was wrong with the call.
-        is_error: Whether the call failed, for reasons that the model can do something about.
+        text: The result, or an error message.
+        is_error: Whether the call failed for a reason the model can correct.
     """
 
     text: str
@@ -112,17 +112,17 @@ class ToolResult:
 
 
 class McpTools:
-    """The tools of several servers under one roof.
+    """The combined tools of several servers.
 
-    A tool is called what its server calls it, with ``_`` for whatever a function's name cannot hold in every model's
-    format (letters, digits, ``_`` and ``-``). Where several servers have a tool of that name, each of them is called
-    ``SERVER__TOOL`` instead. So names depend on the servers of the run file alone, and on no order.
+    A tool keeps its server's name for it, with ``_`` in place of characters that some model formats do not allow
+    (anything but letters, digits, ``_`` and ``-``). If several servers have a tool of the same name, each becomes
+    ``SERVER__TOOL``. Names thus depend only on the servers in the run file, not on their order.
 
-    Servers are started by `open` and stopped by `close`, each in a folder of its own that is empty and goes with it.
-    One that dies or misses a deadline fails the calls it had (`ToolServerError`), and is started anew by the next.
+    `open` starts the servers and `close` stops them. Each runs in its own empty temporary folder. If a server dies or
+    misses a deadline, its calls fail with `ToolServerError`, and the next call restarts it.
 
     Args:
-        servers: By name.
+        servers: Server settings by name.
     """
 
     def __init__(self, servers: Mapping[str, McpServer]) -> None:
@@ -132,10 +132,10 @@ class McpTools:
         self.specs: Sequence[ToolSpec] = ()
 
     async def open(self) -> None:
-        """Start all servers and list their tools.
+        """Starts all servers and lists their tools.
 
         Raises:
-            ConfigError: If the extra is not installed, a server cannot be started, or two tools have one name.
+            ConfigError: If the extra is not installed, a server cannot be started, or two tools share a name.
         """
         try:
             from rllm_workflows.mcp_server import Server
@@ -171,10 +171,10 @@ class McpTools:
         self.specs = tuple(specs)
 
     async def close(self) -> None:
-        """Stop all servers.
+        """Stops all servers.
 
         Raises:
-            ToolServerError: If one could not be stopped; the others are.
+            ToolServerError: If a server could not be stopped; the others are stopped anyway.
         """
         servers, self._servers = list(self._servers.values()), {}
         self._tools, self.specs = {}, ()
@@ -198,15 +198,15 @@ class McpTools:
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, meta: Mapping[str, Any] | None = None
     ) -> ToolResult:
-        """Call a tool; many calls may wait at once.
+        """Calls a tool. Calls may run concurrently.
 
         Args:
-            name: As the model wrote it.
-            arguments: As the model wrote them; checked by the server.
-            meta: What the server is told besides, unseen by the model (see `ROLLOUT_SEED`).
+            name: Name of the tool, as the model wrote it.
+            arguments: Arguments, as the model wrote them. The server checks them.
+            meta: Metadata for the server, invisible to the model (see `ROLLOUT_SEED`).
 
         Raises:
-            ToolServerError: If the server died, missed the deadline, or broke the protocol.
+            ToolServerError: If the server died, missed the deadline, or violated the protocol.
         """
         if not self._servers:
             raise RuntimeError("the MCP servers are not running: await McpTools.open() first")
