@@ -20,7 +20,7 @@ class LoRAConfig(Section):
 
 
 class LocalConfig(Section):
-    """``[local]``: the embedded backend."""
+    """``[local]``: the in-process backend."""
 
     device: Annotated[
         str,
