@@ -1,4 +1,4 @@
-"""``chat_template``: renders with the model folder's own template, and bridges turns by the suffix method."""
+"""``chat_template``: renders with the model's own template, and bridges turns with the suffix method."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class ChatTemplateParser(TextParser):
     """Renders with the tokenizer's own chat template; see `TextParser`.
 
     Args:
-        tokenizer: A tokenizer with a chat template, which from now on is the parser's alone.
+        tokenizer: A tokenizer with a chat template, owned by the parser from now on.
         stop_token_ids: Ids that end an assistant turn.
-        config: Its section of the run file.
-        media: The model's images, or why messages cannot hold any.
+        config: Settings from the run file.
+        media: Image processor of the model, or the reason why messages cannot contain images.
 
     Raises:
-        ConfigError: If the template takes no conversation, or does not write what a user says.
+        ConfigError: If the template accepts no conversation, or omits user messages.
     """
 
     name: ClassVar[str] = "chat_template"
@@ -103,10 +103,10 @@ class ChatTemplateParser(TextParser):
 
     @classmethod
     def from_model(cls, path: str | Path, config: BaseModel | None = None) -> ChatTemplateParser:
-        """Load the tokenizer of a model folder (or hub name) for this parser alone.
+        """Loads a tokenizer for this parser alone, from a model folder or Hugging Face model ID.
 
         Raises:
-            ConfigError: If there is no tokenizer, no chat template in it, or no token that ends a turn.
+            ConfigError: If there is no tokenizer, no chat template, or no token that ends a turn.
         """
         section = ChatTemplateConfig.model_validate({} if config is None else config)
         tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code, parser=cls.name)
@@ -127,13 +127,13 @@ class ChatTemplateParser(TextParser):
         return self.template.media.place(token_ids(prompt_ids), images, start)
 
     def media_inputs(self, chunk: MediaChunk) -> ImageInputs:
-        """What the vision part of the model reads for an image, see `MediaProcessor.inputs`."""
+        """Returns the inputs of the model's vision part for an image, see `MediaProcessor.inputs`."""
         if self.template.media is None:
             raise ValueError("this parser has no images")
         return self.template.media.inputs(chunk)
 
     def media_probe(self) -> tuple[TokenIds, tuple[PlacedMedia, ...]]:
-        """A short prompt with one image, for backends that check how they read images."""
+        """Returns a short prompt with one image, for backends that check how they read images."""
         if self.template.media is None:
             raise ValueError("this parser has no images")
         part = self.template.media.probe_part()

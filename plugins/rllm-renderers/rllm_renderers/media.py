@@ -1,8 +1,8 @@
-"""Images in messages: the placeholder tokens they become, and what the vision part of a model reads for each.
+"""Images in messages: their placeholder tokens, and the inputs of the model's vision part.
 
-The Hugging Face processor of the model decides both. Parts of a message's content that are images are
+The model's Hugging Face processor determines both. An image is a content part
 ``{"type": "image_url", "image_url": {"url": ...}}`` as in OpenAI's API, or ``{"type": "image", "image": ...}`` (also
-``path``, ``url`` or, for bare base64, ``base64``), with a data URL or a local file. Nothing is ever downloaded.
+``path``, ``url`` or, for bare base64, ``base64``), with a data URL or a local file. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INPUTS_CACHE_BYTES = 256 * 2**20
 _IMAGE_TYPES = ("image", "image_url")
 _OTHER_TYPES = ("video", "video_url", "audio", "audio_url", "input_audio")
 _SOURCE_KEYS = ("image_url", "image", "path", "url", "base64")
-# What processors return for the text around the images.
+# Outputs of processors for the text around the images.
 _OF_THE_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 _PROBE_SIZES = ((48, 64), (160, 96))
 
@@ -43,7 +43,7 @@ ImageInputs = Mapping[str, npt.NDArray[Any]]
 
 
 class ImagePart(dict[str, Any]):
-    """A part of a message that is an image: for the template and for cache keys its hash, and beside that the image."""
+    """An image as a part of a message; templates and cache keys see only its hash."""
 
     def __init__(self, chunk: MediaChunk) -> None:
         super().__init__(type="image", sha256=chunk.sha256)
@@ -51,18 +51,18 @@ class ImagePart(dict[str, Any]):
 
 
 class MediaProcessor:
-    """The images of one model. Safe for threads.
+    """Processes images for one model. Thread-safe.
 
     Args:
-        processor: The model's processor, used by nobody else.
+        processor: Processor of the model, for exclusive use.
 
     Raises:
-        ConfigError: If an image does not stand for one unbroken run of placeholder tokens.
+        ConfigError: If an image is not written as one unbroken run of placeholder tokens.
 
     Attributes:
-        placeholder: What the chat template writes where an image is.
-        placeholder_id: The token it is; an image takes a run of them.
-        chat_template: The processor's, for models whose tokenizer has none.
+        placeholder: Text the chat template writes for an image.
+        placeholder_id: Token of the placeholder; an image takes a run of them.
+        chat_template: Chat template of the processor, for models whose tokenizer has none.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -93,16 +93,16 @@ class MediaProcessor:
         self.__dict__.update(state, _lock=Lock())
 
     def check_placeholder(self, control_tokens: Mapping[str, int]) -> None:
-        """Check that no text can become the placeholder.
+        """Checks that no text can become the placeholder.
 
         Raises:
-            ConfigError: If it is no control token of the tokenizer.
+            ConfigError: If the placeholder is not a control token of the tokenizer.
         """
         if control_tokens.get(self.placeholder) != self.placeholder_id:
             raise ConfigError(f"the image placeholder {self.placeholder!r} is not a special token of the tokenizer")
 
     def resolve(self, messages: Sequence[MessageLike]) -> list[MessageLike]:
-        """Messages whose images are read and known by their hash; those that were resolved before are kept.
+        """Reads the images in messages and identifies them by hash; images already resolved are kept.
 
         Raises:
             ValueError: If an image cannot be read.
@@ -118,10 +118,10 @@ class MediaProcessor:
         return part if isinstance(part, ImagePart) else ImagePart(self._chunk(_content(part)))
 
     def expanded(self, text: str, images: Sequence[MediaChunk]) -> str:
-        """Rendered text with as many placeholders per image as the image has tokens.
+        """Repeats the placeholder of each image in rendered text once per token of the image.
 
         Raises:
-            ValueError: If the text has not one placeholder per image.
+            ValueError: If the text does not contain exactly one placeholder per image.
         """
         found = len(self._pattern.findall(text))
         if found != len(images):
@@ -133,10 +133,10 @@ class MediaProcessor:
         return self._pattern.sub(lambda _: self.placeholder * next(rest).length_tokens, text)
 
     def place(self, prompt_ids: TokenIds, images: Sequence[MediaChunk], start: int) -> tuple[PlacedMedia, ...]:
-        """Where ``images`` stand in ``prompt_ids[start:]``.
+        """Returns ``images`` with their positions in ``prompt_ids[start:]``.
 
         Raises:
-            ValueError: If the placeholders in it are not theirs.
+            ValueError: If the placeholders do not match the images.
         """
         at = start + np.flatnonzero(prompt_ids[start:] == self.placeholder_id)
         if len(at) != sum(image.length_tokens for image in images):
@@ -151,10 +151,10 @@ class MediaProcessor:
         return tuple(placed)
 
     def inputs(self, chunk: MediaChunk) -> ImageInputs:
-        """What the model's vision part reads for an image, by the names of its arguments; with a leading batch axis.
+        """Returns the inputs of the model's vision part for an image, by argument name, with a leading batch axis.
 
         Raises:
-            ValueError: If the image's content is not at hand, as after it was read from JSON.
+            ValueError: If the image has no content, for example after loading from JSON.
         """
         inputs = self._inputs.get(chunk.sha256)
         if inputs is None:
@@ -167,13 +167,13 @@ class MediaProcessor:
         return inputs
 
     def probe_part(self) -> ImagePart:
-        """A small image as a part of a message."""
+        """Returns a small image as a part of a message."""
         file = io.BytesIO()
         _probe_image(_PROBE_SIZES[0]).save(file, "PNG")
         return ImagePart(self._chunk(file.getvalue()))
 
     def with_probe(self, message: MessageLike) -> MessageLike:
-        """A message of text with a small image in it."""
+        """Returns a text message with a small image added."""
         return {**message, "content": [{"type": "text", "text": message["content"]}, self.probe_part()]}
 
     def _chunk(self, content: bytes) -> MediaChunk:
@@ -192,7 +192,7 @@ class MediaProcessor:
         self._inputs.put(sha256, inputs, sum(array.nbytes for array in inputs.values()))
 
     def _processed(self, image: Any) -> tuple[list[int], ImageInputs]:
-        """The tokens an image is written as, and the rest of what the processor returns for it."""
+        """Returns the tokens of an image, and the processor's other outputs for it."""
         with self._lock:
             output = self._processor(
                 text=[self.placeholder], images=[image], add_special_tokens=False, return_tensors="np"
@@ -202,10 +202,10 @@ class MediaProcessor:
 
 
 def load_media(path: str, *, trust_remote_code: bool) -> MediaProcessor | str:
-    """The images of the model in a folder (or of a hub name), or why there can be none.
+    """Returns the image processor of a model, or the reason why messages cannot contain images.
 
-    A vision model whose images cannot be used here can still be trained with text, so this is a warning, and an error
-    only once a message holds an image.
+    A vision model with unsupported images can still be trained on text, so this only warns. A message with an image
+    then raises an error.
     """
     if read_model_config(path).get("vision_config") is None:
         return f"model {path!r} takes text only"
@@ -232,7 +232,7 @@ def _load_processor(path: str, trust_remote_code: bool) -> Any:
 
 
 def has_media(messages: Sequence[MessageLike]) -> bool:
-    """Whether there is anything but text in ``messages``."""
+    """Returns whether ``messages`` contain anything but text."""
     return any(
         isinstance(part, Mapping) and part.get("type") in _IMAGE_TYPES + _OTHER_TYPES
         for message in messages
@@ -241,7 +241,7 @@ def has_media(messages: Sequence[MessageLike]) -> bool:
 
 
 def images_of(messages: Sequence[MessageLike]) -> list[MediaChunk]:
-    """The images of resolved messages, in order."""
+    """Returns the images of resolved messages, in order."""
     return [part.chunk for message in messages for part in _parts(message) if isinstance(part, ImagePart)]
 
 
@@ -258,7 +258,7 @@ def _is_image(part: Any) -> bool:
 
 
 def _content(part: Mapping[str, Any]) -> bytes:
-    """The encoded image of a message's part."""
+    """Returns the encoded image of a message part."""
     key = next((key for key in _SOURCE_KEYS if part.get(key) is not None), None)
     source = part.get(key) if key is not None else None
     if isinstance(source, Mapping):
@@ -288,7 +288,7 @@ def _decoded(data: str) -> bytes:
 
 
 def _opened(content: bytes) -> Any:
-    """The image as processors would load it from a file."""
+    """Opens an image the way processors load it from a file."""
     import PIL.Image
     import PIL.ImageOps
 

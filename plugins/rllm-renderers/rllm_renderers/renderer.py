@@ -1,4 +1,4 @@
-"""``renderer``: the hand-written renderers of the package ``renderers``, one per model family."""
+"""``renderer``: uses the package ``renderers``, with one hand-written renderer per model family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rllm_renderers.template import FamilyTemplate
 from rllm_renderers.text_parser import TextParser
 
 FAMILY_KEY = "renderer_family"
-"""Key of a model's ``tokenizer_config.json`` that names its family."""
+"""Key of ``tokenizer_config.json`` that names a model's family."""
 
 
 class RendererConfig(Section):
@@ -66,21 +66,20 @@ class RendererConfig(Section):
 
 
 class RendererParser(TextParser):
-    """Renders with the renderer that the package has for the model's family; see `TextParser`.
+    """Renders with the package's renderer for the model's family; see `TextParser`.
 
-    Calls that are written in one of the formats of `rllm_renderers.formats` are read as such; for others there is the
-    package's own reading.
+    Calls in a format of `rllm_renderers.formats` are parsed with that format, others with the package's own parser.
 
     Args:
-        tokenizer: A tokenizer, which from now on is the parser's alone.
-        config: Its section of the run file.
-        path: Model folder or hub name, for messages.
+        tokenizer: A tokenizer, owned by the parser from now on.
+        config: Settings from the run file.
+        path: Model folder or Hugging Face model ID, for messages.
 
     Attributes:
-        family: The package's name of the family.
-        family_options: What it was built with, beyond the package's defaults.
-        mismatch: How the family differs from the model's own chat template; None if it does not.
-        bridged_tails: The kinds of tail that are bridged.
+        family: Name of the family in the package.
+        family_options: Options that differ from the package's defaults.
+        mismatch: First difference of the family from the model's own chat template; None if there is none.
+        bridged_tails: Kinds of tail that are bridged.
     """
 
     name: ClassVar[str] = "renderer"
@@ -93,7 +92,7 @@ class RendererParser(TextParser):
         if self.config.thinking_retention != "template":
             options["thinking_retention"] = self.config.thinking_retention
         wanted = self.config.family
-        if wanted == "auto":  # who changed the template, but not the family, can say so in tokenizer_config.json
+        if wanted == "auto":  # A changed template of the same family can be declared.
             wanted = str(getattr(tokenizer, "init_kwargs", {}).get(FAMILY_KEY) or wanted)
         resolved = resolve_family(wanted, path, tokenizer, Encoder(tokenizer), options)
         self.family = resolved.name
@@ -116,11 +115,15 @@ class RendererParser(TextParser):
 
     @classmethod
     def from_model(cls, path: str | Path, config: BaseModel | None = None) -> RendererParser:
-        """Find the family of a model folder (or hub name), and load its tokenizer for this parser alone.
+        """Detects a model's family, and loads its tokenizer for this parser alone.
+
+        Args:
+            path: Model folder or Hugging Face model ID.
+            config: Settings from the run file.
 
         Raises:
-            ConfigError: If the package is missing or another version, the model takes images, its family is unknown or
-                cannot do what the section asks for.
+            ConfigError: If the package is missing or has another version, the model takes images, or its family is
+                unknown or does not support the settings.
         """
         section = RendererConfig.model_validate({} if config is None else config)
         load_package()
@@ -128,12 +131,12 @@ class RendererParser(TextParser):
         if is_folder:
             refuse_vision(str(path))
         tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code, parser=cls.name)
-        if not is_folder:  # the tokenizer's complaints about a wrong name are better
+        if not is_folder:  # Loading the tokenizer first gives better errors for a wrong name.
             refuse_vision(str(path))
         return cls(tokenizer, section, path=str(path))
 
     def describe(self) -> Mapping[str, Any]:
-        """See `BaseParser.describe`: the family, and how it compares with the model's own chat template."""
+        """See `BaseParser.describe`; reports the family, and its difference from the model's own chat template."""
         compared = "renders the same" if self.mismatch is None else str(self.mismatch)
         if self.template.with_answers is not None:
             compared += "; so it renders conversations with answers, and the family only first prompts"

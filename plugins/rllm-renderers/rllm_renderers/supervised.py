@@ -1,4 +1,4 @@
-"""Supervised data masked by a chat template itself, between its ``{% generation %}`` and ``{% endgeneration %}``."""
+"""Supervised data masked by the chat template's own ``{% generation %}`` and ``{% endgeneration %}`` markers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 def masked_by_template(
     template: ChatTemplate, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None
 ) -> MaskedTokens:
-    """One row for the whole conversation, tokenised and masked by transformers.
+    """Returns one row for the whole conversation, tokenized and masked by transformers.
 
     Raises:
-        ConfigError: If the template does not mark what the assistant says, or nothing in this conversation:
-            transformers warns only, and masks everything.
+        ConfigError: If the template has no markers, or marks nothing in this conversation. transformers would only
+            warn, and mask everything.
     """
     tokenizer = template.tokenizer
     offered = [dict(tool) for tool in tools] if tools else None
