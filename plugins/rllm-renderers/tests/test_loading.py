@@ -117,7 +117,7 @@ def test_what_is_neither_a_folder_nor_a_hub_name_is_not_asked_for(path, monkeypa
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
-    """Its client would retry each file for half a minute."""
+    """The Hub's client would retry each file for half a minute."""
     asked = []
 
     def refuses(request, timeout):

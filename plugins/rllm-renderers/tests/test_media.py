@@ -1,4 +1,4 @@
-"""Images in conversations: the tokens of the model's own processor, in one segment, and nobody else's placeholders."""
+"""Images in conversations: the tokens of the model's own processor, in one segment, and only genuine placeholders."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
-# As LLaVA 1.5 has it: text that does not come in parts is left out.
+# As in LLaVA 1.5: text that is not in parts is omitted.
 PARTS_ONLY = """\
 {%- for m in messages -%}
 {{ '<|im_start|>' + m.role + '\\n' }}
@@ -62,7 +62,7 @@ PARTS_ONLY = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
-# Qwen-VL templates can number pictures.
+# Qwen-VL templates can number images.
 NUMBERED = """\
 {%- set seen = namespace(images=0) -%}
 {%- for m in messages -%}
@@ -148,7 +148,7 @@ def user(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def written_by_transformers(folder: Path, messages: list[dict[str, Any]]) -> list[int]:
-    """The prompt by nothing but the model's processor."""
+    """Returns the prompt from the model's processor alone."""
     processor: Any = AutoProcessor.from_pretrained(folder)
     images, plain = [], []
     for message in messages:
@@ -263,7 +263,7 @@ def test_a_sampled_placeholder_is_no_image(vision: ChatTemplateParser) -> None:
     session, steps = play(vision, [(user(image()), sampled), (user(image("blue")), sampled)])
     assert len(session.segments) == 1
     assert [piece.content for piece in steps[1].prompt_media] == [png("red"), png("blue")]
-    # Rendered anew, as after an edit of the conversation, what was sampled is text.
+    # Rendered again, as after an edit of the conversation, sampled placeholders are text.
     edited = [user(image()), steps[0].response, user(text("?"))]
     ids = vision.render(edited)
     assert ids.count(PLACEHOLDER) == TOKENS
@@ -376,12 +376,12 @@ def test_inputs_are_those_of_the_processor_and_come_back_after_they_were_dropped
 
 
 def test_photographs_stand_upright(vision: ChatTemplateParser) -> None:
-    """Cameras store pixels as they lie and say in the metadata how to turn them."""
+    """Cameras store unrotated pixels and the rotation in the metadata."""
     upright = PIL.Image.new("RGB", (16, 16), "red")
     upright.paste("blue", (0, 0, 16, 8))
     lying, file, plain = upright.transpose(PIL.Image.Transpose.ROTATE_90), io.BytesIO(), io.BytesIO()
     exif = PIL.Image.Exif()
-    exif[0x0112] = 6  # turn it by 90 degrees to the right
+    exif[0x0112] = 6  # Rotate by 90 degrees clockwise.
     lying.save(file, "PNG", exif=exif)
     upright.save(plain, "PNG")
     arrays = []

@@ -1,4 +1,4 @@
-"""Which family is used, with which options, of which package."""
+"""Selection of family, options and package version."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_line(caught):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Which family
+# Families
 
 
 def test_the_family_is_the_one_that_renders_what_the_template_renders(make_renderer):
@@ -82,7 +82,7 @@ def test_a_template_of_no_family_is_one_clear_line(parser):
         RendererParser(parser.tokenizer, path="m")
     complaint = one_line(caught)
     assert "qwen3 (other text with" in complaint
-    assert "kimi-k2" not in complaint  # its tokens are not there, so it is no candidate
+    assert "kimi-k2" not in complaint  # The tokenizer lacks its tokens, so it is not a candidate.
     assert 'force a family with renderer.family = "..."' in complaint
     assert 'parser = "chat_template"' in complaint
 
@@ -112,7 +112,7 @@ def test_what_the_package_reads_from_a_name_is_read_from_the_template(make_rende
     parser = make_renderer(template, family="auto", tokens=family_tokens["qwen3.5"])
     assert parser.family == "qwen3.5"
     assert parser.family_options["enable_thinking"] is thinking
-    # What the family writes for answers is another matter: there the template is right.
+    # For conversations with answers, the template writes instead of the family.
     asked = [*ASK, {"role": "assistant", "content": "higher"}, USER]
     text = parser.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     assert parser.tokenizer.decode(parser.render(asked)) == text
@@ -244,7 +244,7 @@ def test_an_option_that_needs_a_name_is_not_dropped(make_renderer):
     options = {"low_effort": True}
     hinted = make_renderer(family="nemotron-3", family_options=options, bridge=False)
     assert "effort: low" in hinted.tokenizer.decode(hinted.render(ASK))
-    # The hint moves to the newest message of a user.
+    # The hint moves to the latest user message.
     assert {tail.user for tail in make_renderer(family="nemotron-3", family_options=options).bridged_tails} == {False}
 
 

@@ -1,4 +1,4 @@
-"""Supervised data through a chat template: the rows of a rollout, and transformers' own mask."""
+"""Supervised data through a chat template: rows as in rollouts, and transformers' own mask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAID = [
 
 @pytest.fixture
 def marked(parser):
-    """The template with marks around the text of answers, and around nothing else."""
+    """Returns the template with marks around the text of answers only."""
     text = "{{ m.content }}"
     inside = "{% generation %}" + text + "{% endgeneration %}"
     return parser.tokenizer.chat_template.replace(

@@ -52,7 +52,7 @@ def all_tasks(workflow):
 
 
 def sources(folder, rows):
-    """The same rows in every format: sections of a run file."""
+    """Returns run-file sections with the same rows in every format."""
     saved, parts = folder / "saved", folder / "parts"
     datasets.Dataset.from_list(rows).save_to_disk(saved)
     datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(parts)
@@ -338,7 +338,7 @@ def test_a_missing_library_is_one_line_with_the_command(tmp_path, monkeypatch, e
 
 
 def played(workflow, *rollouts):
-    """The episodes of pairs of a task and a completer, in one run."""
+    """Runs pairs of task and completer, and returns their episodes."""
     return asyncio.run(_played(workflow, rollouts))
 
 

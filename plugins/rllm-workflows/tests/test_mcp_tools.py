@@ -29,7 +29,7 @@ def example(kind):
 
 
 def with_tools(servers, play):
-    """What ``await play(tools)`` returns, with the servers running meanwhile."""
+    """Returns the result of ``await play(tools)`` with running servers."""
 
     async def run():
         async with McpTools(servers) as tools:
