@@ -1,6 +1,6 @@
 """rllm-local: backend ``local``, which trains and samples with torch in this process.
 
-Importing this imports no torch: the classes behind the records are loaded when they are selected.
+Importing this module imports no torch: the classes of the provider records are loaded when selected.
 """
 
 from rllm_core import hookimpl
@@ -15,12 +15,12 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def backends() -> list[Backend]:
-    """The embedded backend."""
+    """The in-process backend."""
     return [
         Backend(
             name="local",
             load="rllm_local.backend:LocalBackend",
-            summary="transformers + torch in this process: one GPU or the CPU, full or LoRA.",
+            summary="transformers + torch in this process: one GPU or the CPU, full fine-tuning or LoRA.",
             config="rllm_local.config:LocalConfig",
             default_parser="chat_template",
         )
@@ -29,7 +29,7 @@ def backends() -> list[Backend]:
 
 @hookimpl
 def rollout_engines() -> list[Engine]:
-    """Its engine by itself, to evaluate a model or to be a teacher."""
+    """The backend's engine on its own, for evaluation or as a teacher."""
     return [
         Engine(
             name="local",

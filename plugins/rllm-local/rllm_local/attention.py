@@ -1,9 +1,9 @@
 """Causal self-attention for training small models on the CPU, as an attention implementation of transformers.
 
-Queries are taken in blocks, each of which attends to the keys up to its end, so that about half of the pairs is never
-computed; the probabilities are kept for the backward pass. That takes three quarters of the time of torch's fused
-attention at a few hundred tokens, and memory that grows with the square of the length, so everything else (masks,
-caches, short and very long rows, other devices and dtypes) goes to torch's.
+Each block of queries attends to the keys up to its end, so about half of the pairs are never computed. The
+probabilities are kept for the backward pass. At a few hundred tokens, this takes three quarters of the time of torch's
+fused attention. Memory grows with the square of the length, so torch's implementation handles everything else: masks,
+caches, short and very long rows, other devices and dtypes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BlockCausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
-        """The mixed values, ``(rows, tokens, heads, head_dim)``."""
+        """Returns the mixed values, ``(rows, tokens, heads, head_dim)``."""
         rows, heads, tokens, dim = query.shape
         kv_heads = key.shape[1]
         groups = heads // kv_heads
@@ -49,7 +49,7 @@ class BlockCausalAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        """Gradients of query, key and value."""
+        """Returns the gradients of query, key and value."""
         queries, keys, values, *probabilities = ctx.saved_tensors
         rows, kv_heads, groups, tokens, dim = queries.shape
         gradient = gradient.view(rows, tokens, kv_heads, groups, dim)
@@ -80,7 +80,7 @@ def block_causal_attention(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls; see ``sdpa_attention_forward`` for the arguments."""
+    """Entry point for transformers; see ``sdpa_attention_forward`` for the arguments."""
     fits = (
         attention_mask is None
         and torch.is_grad_enabled()
@@ -104,6 +104,6 @@ def block_causal_attention(
 
 
 def register() -> None:
-    """Make the implementation known to transformers under ``NAME``."""
+    """Registers the implementation with transformers under ``NAME``."""
     AttentionInterface.register(NAME, block_causal_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -53,9 +53,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 class LocalBackend(BackendProtocol[LocalBatch]):
     """Trains in this process; see `rllm_local.training` for the training path and `rllm_local.sampler` for sampling.
 
-    Everything that uses torch runs in worker threads, so that the event loop stays free. With colocated generation
-    there is one, so batches, passes and weight updates never overlap. With separated generation the engine has another
-    one, and weights of its own: copies, made in the first thread, of the trainer's.
+    All torch code runs in worker threads, so that the event loop stays free. With colocated generation there is one
+    thread, so batches, passes and weight updates never overlap. With separated generation, the engine has a second
+    thread and its own weights, which the first thread copies from the trainer.
     """
 
     name: ClassVar[str] = "local"
@@ -68,7 +68,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         if self.local.generation == "separated":
             self._sampling_worker = ThreadPoolExecutor(1, thread_name_prefix="rllm-local-sampling")
         self._settings_before: TorchSettings | None = None
-        # What goes into checkpoints beside the weights, so that they can be loaded.
+        # Saved with the weights, so that transformers can load a checkpoint.
         self._tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None
         self._engine: LocalEngine | None = None
         self._images: ImageSource | None = None
@@ -111,11 +111,13 @@ class LocalBackend(BackendProtocol[LocalBatch]):
                 raise ConfigError(f"model.path = {path!r} is not a model folder: it has no config.json")
             return []
         if HUB_NAME.fullmatch(path):
-            return [f"model.path = {path!r}: no such folder, so it is taken for a hub name and downloaded"]
-        raise ConfigError(f"model.path = {path!r}: there is no such folder, and it is no hub name (owner/model)")
+            return [f"model.path = {path!r}: no such folder, so it is downloaded as a Hugging Face model ID"]
+        raise ConfigError(
+            f"model.path = {path!r}: there is no such folder, and it is not a Hugging Face model ID (owner/model)"
+        )
 
     def model_path(self) -> str:
-        """``model.path``, or the starter model, which is made on first use."""
+        """Returns ``model.path``, or the starter model, which is made on first use."""
         return self.config.model.path or str(starter_model(self.local.starter_seed))
 
     async def init_rollout_engine(self, parser: BaseParser) -> LocalEngine:
@@ -182,14 +184,14 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         return UpdateResult(metrics)
 
     def _entropy_coefficient(self) -> float:
-        """The bonus of the step in progress."""
+        """Returns the entropy coefficient of the current step."""
         return self.config.algorithm.entropy_coefficient_at(self.step + 1, self.config.training.steps)
 
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
         """See `BackendProtocol.compute_logprobs`.
 
-        Weights change in `update_policy` only, so the proximal policy is the current one until then. The reference is
-        the model the run began with: without the adapters, or loaded a second time when first asked for.
+        Weights change only in `update_policy`, so until then the proximal policy is the current one. The reference is
+        the initial model: the model without its adapters, or a second copy loaded on first use.
         """
         return await self._in_worker(self._logprobs, samples, policy)
 
@@ -217,7 +219,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         trainer.version, trainer.is_live = update.version, True
 
     async def save_checkpoint(self, directory: Path) -> None:
-        """See `BackendProtocol.save_checkpoint`; the folder can be loaded by transformers as it is."""
+        """See `BackendProtocol.save_checkpoint`; transformers can load the folder directly."""
         trainer = self._allocated()
         await self._in_worker(
             checkpoint.save, directory, trainer.model, trainer.optimizer, trainer.parameters, self._tokenizer
@@ -241,7 +243,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         if self._engine is not None:
             self._engine.close()
         if self._sampling_worker is not self._worker:
-            # Not in the event loop's pool, which may be full of a workflow's work that never ends.
+            # The event loop's own pool may be blocked by workflow code that never ends.
             closing = ThreadPoolExecutor(1)
             try:
                 end = partial(self._sampling_worker.shutdown, wait=True, cancel_futures=True)
@@ -256,7 +258,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     def _allocated(self) -> Trainer:
         if self._trainer is None:
-            raise RunError("backend 'local' has not been initialised")
+            raise RunError("backend 'local' has not been initialized")
         return self._trainer
 
     async def _in_worker(self, function: Callable[..., ResultT], *arguments: Any) -> ResultT:

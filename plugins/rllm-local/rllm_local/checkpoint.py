@@ -1,4 +1,4 @@
-"""Checkpoints: an ordinary Hugging Face folder, and the optimizer's state beside it. No pickle anywhere."""
+"""Checkpoints: an ordinary Hugging Face folder with the optimizer state added. No pickle is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save(
     parameters: dict[str, torch.nn.Parameter],
     tokenizer: PreTrainedTokenizerBase | ProcessorMixin,
 ) -> None:
-    """Write weights (or adapters) and tokenizer or processor, loadable by transformers, and the optimizer's moments."""
+    """Writes weights (or adapters), tokenizer or processor for transformers, and the optimizer's moments."""
     with no_progress_bars():
         model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -41,19 +41,19 @@ def load(
     optimizer: torch.optim.Optimizer,
     parameters: dict[str, torch.nn.Parameter],
 ) -> None:
-    """Read what `save` wrote, bit for bit.
+    """Restores a checkpoint written by `save`, bit for bit.
 
     Raises:
-        RunError: If the weights are those of another model.
+        RunError: If the weights belong to another model.
     """
     own = _weights(directory, model, parameters)
     with torch.no_grad():
         for name, parameter in parameters.items():
             saved = own.get(name)
             if saved is None:
-                saved = own.get(name.replace(".default.", "."))  # peft leaves the adapter's name out
+                saved = own.get(name.replace(".default.", "."))  # peft omits the adapter's name.
             if saved is None or saved.shape != parameter.shape:
-                raise RunError(f"checkpoint {directory} is of another model: {name} is missing or has another shape")
+                raise RunError(f"checkpoint {directory} is from another model: {name} is missing or has another shape")
             parameter.copy_(saved)
     state: dict[str, Any] = load_file(directory / OPTIMIZER_FILE)
     optimizer.state.clear()
@@ -67,7 +67,7 @@ def load(
 def _weights(
     directory: Path, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """The weights or adapters in a folder, by the names they have in ``model``."""
+    """Returns the weights or adapters in a folder, by their names in ``model``."""
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         if file.name != OPTIMIZER_FILE:
@@ -75,7 +75,7 @@ def _weights(
     own = {name.removeprefix("base_model.model."): value for name, value in weights.items()}
     if (directory / "adapter_config.json").is_file() or own.keys() >= parameters.keys():
         return own
-    # Folders of some models have names from before their code was reorganised, which transformers knows.
+    # Some folders use parameter names from older model code, which only transformers can map.
     model_class: Any = type(model)
     with no_progress_bars():
         renamed, found = model_class.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)

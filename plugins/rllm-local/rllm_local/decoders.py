@@ -1,7 +1,7 @@
-"""The forward passes of the sampler: a fused one for dense Llama-like models, and transformers' own for the rest.
+"""Forward passes of the sampler: a fused one for dense Llama-like models, and transformers' own for all others.
 
-Both prefill a left-padded batch of prompts, then take one token per row and step; the key-value cache can be indexed
-by row, which is how a group shares its prompt and how finished rows leave the batch.
+Both prefill a left-padded batch of prompts, then read one token per row and step. The key-value cache can be indexed
+by row, so that a group shares its prompt and finished rows leave the batch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Decoder(Protocol):
     """A forward pass with a key-value cache."""
 
     def prefill(self, prompts: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement] = ()) -> torch.Tensor:
-        """Forget everything, read ``prompts`` and return the logits behind them.
+        """Resets the cache, reads ``prompts`` and returns the logits after each.
 
         Args:
             prompts: ``(rows, tokens)``, padded on the left.
-            padding: ``(rows,)`` how many positions of each row are padding.
-            media: Images in the prompts; only `TransformersDecoder` with ``vision`` is given any.
+            padding: Number of padding positions of each row, ``(rows,)``.
+            media: Images in the prompts; always empty except for a `TransformersDecoder` with ``images``.
 
         Returns:
             ``(rows, vocabulary)`` in float32.
@@ -45,38 +45,38 @@ class Decoder(Protocol):
         ...
 
     def select(self, rows: torch.Tensor) -> None:
-        """Replace the cache's rows by ``cache[rows]``; rows may repeat or be left out."""
+        """Replaces the cache's rows by ``cache[rows]``; rows may repeat or be omitted."""
         ...
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Read one more token per row, ``(rows,)``, and return logits ``(rows, vocabulary)`` in float32."""
+        """Reads one more token per row, ``(rows,)``, and returns logits ``(rows, vocabulary)`` in float32."""
         ...
 
     def logits(self, prompts: torch.Tensor, padding: torch.Tensor, count: int) -> torch.Tensor:
-        """Read ``prompts`` as `prefill` does, and return the logits behind each one's last ``count`` tokens.
+        """Reads ``prompts`` like `prefill`, and returns the logits after each prompt's last ``count`` tokens.
 
         Returns:
-            ``(rows, count, vocabulary)`` in float32; those behind padding mean nothing.
+            ``(rows, count, vocabulary)`` in float32; logits after padding are meaningless.
         """
         ...
 
     def copied(self, model: PreTrainedModel) -> Any:
-        """The weights of ``model`` for `use`, which later changes of it leave alone; another thread may be decoding."""
+        """Returns a copy of the weights of ``model``, for `use`. Another thread may be decoding meanwhile."""
         ...
 
     def use(self, weights: Any) -> None:
-        """Decode with what `copied` returned; between two batches."""
+        """Switches to weights returned by `copied`; call only between batches."""
         ...
 
 
 class TransformersDecoder:
-    """Any causal LM that transformers can run, adapters included.
+    """Decodes with any causal LM that transformers can run, including adapters.
 
     Args:
-        model: The model that is trained.
-        shared: Whether to decode with that very module. Otherwise a copy is kept, so that weights can be trained
-            further while older ones are still sampled from.
-        images: Whose images it reads; None for text only.
+        model: Model in training.
+        shared: Whether to decode with ``model`` itself. Otherwise the decoder keeps a copy, so that training can
+            continue while older weights are sampled from.
+        images: Source of images; None for text only.
     """
 
     def __init__(self, model: PreTrainedModel, *, shared: bool, images: ImageSource | None = None) -> None:
@@ -86,10 +86,10 @@ class TransformersDecoder:
         self._vision = None if images is None else Vision(self._model, images)
         self._cache = DynamicCache(config=model.config)
         self._attention_mask = torch.empty(0)
-        self._behind: torch.Tensor | None = None  # (rows, 1) how far positions lag behind the count of tokens
+        self._behind: torch.Tensor | None = None  # (rows, 1): token count minus position.
 
     def copied(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-        """See `Decoder`; what is not trained never changes and is left out."""
+        """See `Decoder`; frozen weights never change and are omitted."""
         if self._shared:
             return {}
         return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
@@ -187,11 +187,11 @@ class _Weights(NamedTuple):
 
 
 class FusedDecoder:
-    """Dense Llama, Qwen2 and Qwen3 models with few, large operations; a snapshot of their weights.
+    """Decodes dense Llama, Qwen2 and Qwen3 models with few, large operations on a snapshot of their weights.
 
-    What is fused: q, k and v in one product, gate and up in one; the norms' gains and the attention scale are folded
-    into the weights behind them; the two halves that rotary embeddings pair are interleaved, so that rotating
-    queries and keys is one complex product. Adapters are merged.
+    One product computes q, k and v, another one gate and up. Gains of norms and the attention scale are folded into the
+    weights that follow them. The two halves that rotary embeddings pair are interleaved, so that rotating queries and
+    keys is one complex product. Adapters are merged.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -214,7 +214,7 @@ class FusedDecoder:
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
-        """Whether the architecture is one this class knows; `agrees_with` then checks the numbers."""
+        """Returns whether this class supports the architecture; `agrees_with` then checks the numbers."""
         config: Any = model.config
         rope = getattr(config, "rope_parameters", None) or {}
         return (
@@ -225,7 +225,7 @@ class FusedDecoder:
         )
 
     def agrees_with(self, reference: Decoder, vocabulary_size: int) -> bool:
-        """Whether both give the same logits for a probe, padded prefill and decoding alike."""
+        """Returns whether both give the same logits on a probe, for padded prefill and for decoding."""
         device = self._embedding.device
         prompts = torch.arange(10, device=device).view(2, 5) * 7919 % vocabulary_size
         padding = torch.tensor([0, 2], device=device)
@@ -293,7 +293,7 @@ class FusedDecoder:
         )
 
     def _interleaved(self, weight: torch.Tensor, rotated_heads: int) -> torch.Tensor:
-        """``weight`` with dimensions i and i + head_dim / 2 of each rotated head made neighbours."""
+        """Reorders ``weight`` so that dimensions i and i + head_dim / 2 of each rotated head are adjacent."""
         cut = rotated_heads * self._head_dim
         heads = weight[:cut].view(rotated_heads, 2, self._head_dim // 2, *weight.shape[1:])
         return torch.cat([heads.transpose(1, 2).reshape(cut, *weight.shape[1:]), weight[cut:]])
@@ -328,7 +328,7 @@ class FusedDecoder:
             positions = torch.arange(tokens, device=prompts.device) - self._padding[chunk, None]
             rotations = self._rotations[positions.clamp_(min=0)].view(rows * tokens, 1, -1)
             bias = bias + self._bias[chunk]
-            bias.diagonal(dim1=-2, dim2=-1).zero_()  # padding sees itself, or its softmax would be over nothing
+            bias.diagonal(dim1=-2, dim2=-1).zero_()  # Padding sees itself, since an empty softmax is undefined.
         x = self._embedding[prompts.reshape(-1)]
         for index, layer in enumerate(self._layers):
             q, k, v = self._queries_keys_values(x, layer, rotations)
@@ -353,10 +353,10 @@ class FusedDecoder:
             self._padding, self._bias = self._padding[rows], self._bias[rows]
 
     def _allocate(self, rows: int) -> None:
-        """Another cache, with as many free positions as are taken; the one before stays readable until the next call.
+        """Allocates a cache with as many free positions as used ones; the old cache stays readable until the next call.
 
-        Small ones alternate between two blocks of memory that are kept: C libraries hand large blocks back to the
-        kernel, and faulting new ones in takes longer than filling them.
+        Small caches alternate between two permanent blocks of memory: C libraries return large blocks to the kernel,
+        and faulting new ones in takes longer than filling them.
         """
         room = self._length + max(16, self._length)
         shape = (2 * len(self._layers), rows, self._kv_heads, room, self._head_dim)
@@ -402,7 +402,7 @@ class FusedDecoder:
     def _queries_keys_values(
         self, x: torch.Tensor, layer: _Layer, rotations: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rotated queries ``(positions, heads, head_dim)`` and keys, and values, of normalised ``x``."""
+        """Returns rotated queries ``(positions, heads, head_dim)``, rotated keys, and values, of normalized ``x``."""
         projected = F.linear(self._normalised(x), layer.qkv, layer.qkv_bias).view(len(x), -1, self._head_dim)
         rotated = self._heads + self._kv_heads
         turning = projected[:, :rotated]
@@ -427,7 +427,7 @@ class FusedDecoder:
         return F.linear(self._normalised(x), self._head).float()
 
     def _grow_rotations(self, positions: int) -> None:
-        """Tabulate ``cos + i sin`` for at least so many positions, ``(positions, head_dim / 2)``."""
+        """Extends the table of ``cos + i sin``, ``(positions, head_dim / 2)``, to at least ``positions``."""
         if positions <= len(self._rotations):
             return
         device = self._embedding.device
@@ -446,7 +446,7 @@ def _head(model: Any) -> Any:
 
 
 def _weight(module: Any) -> torch.Tensor:
-    """The weight a linear layer applies, with its active adapters merged."""
+    """Returns the effective weight of a linear layer, with active adapters merged."""
     if not hasattr(module, "base_layer"):
         return module.weight.detach()  # type: ignore[no-any-return]
     weight = module.base_layer.weight.detach()

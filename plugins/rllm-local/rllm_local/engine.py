@@ -1,4 +1,4 @@
-"""The rollout engine: requests of one event loop in, batches to the worker thread, completions out."""
+"""The rollout engine: batches requests of an event loop for the worker thread."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class _Waiting:
 class LocalEngine(RolloutEngine):
     """Samples from a model in this process.
 
-    Requests that arrive in one tick of the event loop, or while a batch runs, are sampled together in the next batch,
-    whatever their prompts and parameters are. New weights take effect between two batches: one that runs is finished
-    with the weights, and stamped with the version, that it began with.
+    Requests that arrive in one tick of the event loop, or while a batch runs, form the next batch, regardless of their
+    prompts and parameters. New weights take effect between batches: a running batch keeps the weights and the version
+    it started with.
 
     Args:
-        decoder: The forward pass.
-        parser: Whose tokens it takes.
-        executor: Its one worker thread runs every batch.
-        device: Where the decoder is.
-        vocabulary_size: Ids must be smaller.
-        max_model_tokens: Longest prompt plus completion.
-        max_batch_rows: Sequences sampled at a time.
-        takes_media: Whether prompts may hold the images of ``parser``.
+        decoder: Forward pass.
+        parser: Parser that produces the prompts.
+        executor: Executor with one worker thread, which runs every batch.
+        device: Device of the decoder.
+        vocabulary_size: Number of ids; every id must be smaller.
+        max_model_tokens: Maximum length of prompt plus completion.
+        max_batch_rows: Maximum sequences sampled concurrently.
+        takes_media: Whether prompts may contain images of ``parser``.
     """
 
     name: ClassVar[str] = "local"
@@ -88,7 +88,7 @@ class LocalEngine(RolloutEngine):
         self._waiting: list[_Waiting] = []
         self._is_busy = False
         self._is_closed = False
-        self._version = self.weight_version  # of the weights in the decoder; that of the next batch is `weight_version`
+        self._version = self.weight_version  # Of the weights in the decoder; the next batch uses `weight_version`.
         self._loaded: tuple[Any, int] | None = None
         self._lock = Lock()
 
@@ -99,7 +99,7 @@ class LocalEngine(RolloutEngine):
 
     @property
     def max_model_tokens(self) -> int:
-        """Positions the model was made for."""
+        """Maximum number of positions of the model."""
         return self._max_model_tokens
 
     async def get_token_output_from_token_input(
@@ -119,7 +119,7 @@ class LocalEngine(RolloutEngine):
         seeds: Sequence[int],
         is_validation: bool = False,
     ) -> list[TokenOutput]:
-        """See `RolloutEngine`; the prompt is read once."""
+        """See `RolloutEngine`; prefills the prompt once."""
         prompt_ids, media = self._read(token_input)
         self.check_prompt(prompt_ids, sampling_params.max_response_tokens)
         parts = [
@@ -130,7 +130,7 @@ class LocalEngine(RolloutEngine):
         return [output for item in waiting for output in await item.future]
 
     async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
-        """See `RolloutEngine`; what arrives in one tick of the event loop is scored together."""
+        """See `RolloutEngine`; requests that arrive in one tick of the event loop are scored together."""
         if not 1 <= start < len(tokens):
             raise EngineError(f"engine {self.name!r} cannot score tokens {start} to {len(tokens)} of a sequence")
         self.check_prompt(tokens, 0)
@@ -150,7 +150,7 @@ class LocalEngine(RolloutEngine):
         return waiting
 
     def _read(self, token_input: TokenInput) -> tuple[TokenIds, list[Placement]]:
-        """A prompt as ids, and where its images begin; what the ids are there is never read."""
+        """Returns a prompt as ids, and the positions of its images; ids at these positions are never read."""
         if not self._takes_media or isinstance(token_input, np.ndarray):
             return text_only(token_input, f"engine {self.name!r}"), []
         ids: list[int] = []
@@ -166,12 +166,12 @@ class LocalEngine(RolloutEngine):
     def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         batch: list[_Waiting] = []
         rows = 0
-        kind = type(self._waiting[0].request) if self._waiting else None  # a batch samples, or it scores
+        kind = type(self._waiting[0].request) if self._waiting else None  # A batch either samples or scores.
         while self._waiting and rows + self._waiting[0].rows <= self._max_batch_rows:
             if type(self._waiting[0].request) is not kind:
                 break
             item = self._waiting.pop(0)
-            if not item.future.done():  # its caller may have given up
+            if not item.future.done():  # The caller may have cancelled it.
                 batch.append(item)
                 rows += item.rows
         if not batch:
@@ -219,16 +219,16 @@ class LocalEngine(RolloutEngine):
         ]
 
     def close(self) -> None:
-        """Take no further requests and give up those that wait; a batch that runs stops at its next token."""
+        """Rejects further requests and cancels waiting ones; a running batch stops at its next token."""
         self._is_closed = True
         waiting, self._waiting = self._waiting, []
         for item in waiting:
             item.future.cancel()
 
     def load_weights(self, model: PreTrainedModel, version: int) -> None:
-        """Sample from the current weights of ``model`` from the next batch on.
+        """Loads the current weights of ``model`` for the next batch.
 
-        They are copied, in the calling thread, while nothing may change ``model``; a batch that runs is not waited for.
+        The calling thread copies the weights; ``model`` must not change meanwhile. A running batch is not waited for.
         """
         weights = self._decoder.copied(model)
         with self._lock:
@@ -237,8 +237,8 @@ class LocalEngine(RolloutEngine):
 
 
 def _output(completion: Completion, version: int) -> TokenOutput:
-    # Built from arrays of one batch whose shapes agree: validating every record again would cost a third of a small
-    # model's sampling time.
+    # Skip validation: shapes within a batch agree, and validating every record would cost a third of a small model's
+    # sampling time.
     return TokenOutput.model_construct(
         token_ids=completion.token_ids,
         logprobs=completion.logprobs,

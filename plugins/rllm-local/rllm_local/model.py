@@ -1,4 +1,4 @@
-"""Loading the model, and the process-wide torch settings it runs with."""
+"""Model loading and process-wide torch settings."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ EXACT_MATMUL_ERROR = 1e-5
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """Settings outside the model. Threads are those of the calling thread and of later ones: the worker sets them."""
+    """Process-wide settings. Thread counts apply to the calling thread and later ones, so the worker sets them."""
 
     threads: int
     matmul_precision: str
 
     @classmethod
     def current(cls) -> TorchSettings:
-        """What the process uses now."""
+        """Returns the current settings."""
         return cls(torch.get_num_threads(), torch.get_float32_matmul_precision())
 
     def apply(self) -> None:
-        """Make the process use these."""
+        """Applies these settings."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision(self.matmul_precision)
 
 
 def device_of(config: LocalConfig) -> torch.device:
-    """The device a run uses.
+    """Returns the device of a run.
 
     Raises:
-        ConfigError: If it is not there.
+        ConfigError: If the device does not exist.
     """
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -61,13 +61,13 @@ def device_of(config: LocalConfig) -> torch.device:
 
 
 def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
-    """Load a causal or vision-language model for training, adapters added if the configuration asks for them.
+    """Loads a causal or vision-language model for training, with adapters if configured.
 
-    It stays in evaluation mode: with dropout, the trained policy would not be the sampled one. All weights that are
-    trained are float32; frozen ones have the configured dtype.
+    The model stays in evaluation mode: with dropout, the trained policy would differ from the sampled one. Trained
+    weights are float32; frozen weights have the configured dtype.
 
     Raises:
-        ConfigError: If transformers cannot load it.
+        ConfigError: If transformers cannot load the model.
     """
     device = device_of(config)
     frozen = config.lora is not None
@@ -93,12 +93,12 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
 
 
 def reads_images(config: Any) -> bool:
-    """Whether a model's configuration is that of a vision-language model."""
+    """Returns whether a configuration belongs to a vision-language model."""
     return getattr(config, "vision_config", None) is not None
 
 
 def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
-    """Put adapters into the model's linear layers; everything else is frozen."""
+    """Adds adapters to the model's linear layers and freezes everything else."""
     from peft import LoraConfig, TaskType
 
     targets: Any = list(lora.target_modules) or "all-linear"
@@ -117,13 +117,14 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
 
 
 def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
-    """Threads and matmul precision for this model.
+    """Returns threads and matmul precision for a model.
 
-    Small models run on one thread: their operations are too short to share, and a second thread that waits for a
-    busy core makes them slower. Workers that run at the same time share the threads. The precision ``medium`` lets
-    oneDNN do float32 products, which is up to twice as fast for large ones on some CPUs and slower for small ones of
-    changing shape; on others it rounds to bfloat16, which the probe finds out. The choice depends on the model and the
-    CPU, never on a measured time.
+    Small models run on one thread: their operations are too short to share, and a second thread that waits for a busy
+    core slows them down. Concurrent workers divide the threads.
+
+    The precision ``medium`` lets oneDNN compute float32 products. On some CPUs this is up to twice as fast for large
+    products, but slower for small ones of varying shape. Other CPUs round to bfloat16, which the probe detects. The
+    choice depends on the model and the CPU, never on timing.
     """
     small = model.num_parameters() < SMALL_MODEL_PARAMETERS
     workers = 2 if config.generation == "separated" else 1
@@ -136,9 +137,9 @@ def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
 
 
 def use_matching_attention(model: PreTrainedModel, precision: str) -> None:
-    """Replace torch's fused attention on the CPU where something else is faster.
+    """Replaces torch's fused attention on the CPU if another implementation is faster.
 
-    With ``medium`` it runs ten times slower; and small models can afford the memory of `rllm_local.attention`.
+    With ``medium``, fused attention is ten times slower. Small models can afford the memory of `rllm_local.attention`.
     """
     if model.device.type != "cpu":
         return
@@ -151,7 +152,7 @@ def use_matching_attention(model: PreTrainedModel, precision: str) -> None:
 
 
 def _matmul_error(precision: str) -> float:
-    """Largest relative error of a float32 product at this precision, against float64."""
+    """Returns the largest relative error of a float32 product at this precision, compared with float64."""
     before = torch.get_float32_matmul_precision()
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
@@ -167,33 +168,33 @@ def _matmul_error(precision: str) -> float:
 def make_decoder(
     model: PreTrainedModel, config: LocalConfig, *, shares_weights: bool, images: ImageSource | None = None
 ) -> Decoder:
-    """The fused decoder where its numbers agree with transformers' for this model, else transformers itself.
+    """Returns the fused decoder if its numbers agree with transformers' on this model, else transformers' decoder.
 
     Args:
-        model: The model that is trained.
-        config: The backend's section.
-        shares_weights: Whether a decoder that runs ``model`` itself may do so, because nothing is sampled while it is
-            trained and every optimizer step goes live at once.
-        images: Whose images it reads; None for text only.
+        model: Model in training.
+        config: Settings of the backend.
+        shares_weights: Whether the decoder may run ``model`` itself instead of a copy: nothing is sampled during
+            training, and every optimizer step goes live at once.
+        images: Source of images; None for text only.
     """
     if FusedDecoder.supports(model):
         fused = FusedDecoder(model, getattr(torch, config.dtype))
         with torch.inference_mode():
             if fused.agrees_with(TransformersDecoder(model, shared=True), vocabulary_size(model)):
                 return fused
-        logger.warning("the fused decoder disagrees with transformers for this model and is not used")
+        logger.warning("the fused decoder disagrees with transformers on this model, so it is not used")
     return TransformersDecoder(model, shared=shares_weights, images=images)
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """How many ids the model can read; its tokenizer may know fewer."""
+    """Returns the number of ids the model can read; its tokenizer may know fewer."""
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[0])
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Silence transformers' progress bars, which would tear up the run's own display."""
+    """Silences transformers' progress bars, which would break the run's display."""
     was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

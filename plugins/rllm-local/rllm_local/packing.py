@@ -1,11 +1,11 @@
-"""Training samples as rows of tensors.
+"""Packs training samples into rows of tensors.
 
-A **row** holds one or more samples as a tree: what they have in common at their beginning (the prompt of a group, an
-answer that several rollouts gave, the first turns of a game) is encoded once, and every token sees its ancestors only.
-Positions follow the depth in the tree, so the numbers are those of separate rows, at a fraction of the tokens. A row
-of one sample is an ordinary causal sequence and needs no mask.
+A **row** holds one or more samples as a tree. A common prefix (the prompt of a group, the same answer in several
+rollouts, the first turns of a game) is encoded once, and every token sees only its ancestors. Positions are depths in
+the tree, so the results equal those of separate rows, with a fraction of the tokens. A row with one sample is an
+ordinary causal sequence and needs no mask.
 
-The last token of a sample is predicted but never read, so it is not in the row.
+The last token of a sample is predicted but never read, so the row does not contain it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rllm_local.vision import Placement
 
 QUADRATIC_FROM_TOKENS = 1024
 PlanarPositions = Callable[[TrainingSample], npt.NDArray[np.int64]]
-"""From a sample to its positions, ``(3, tokens)``."""
+"""Maps a sample to its positions, ``(3, tokens)``."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The samples of one row, neighbours sharing most.
+    """The samples of one row, ordered so that neighbors share the longest prefixes.
 
     Attributes:
-        samples: Their positions in the pass.
-        shared: Per sample, how many of its first tokens it shares with the sample before it in the row.
-        tokens: Tokens in the row, each shared one counted once.
+        samples: Indices of the samples in the pass.
+        shared: Per sample, the length of the prefix it shares with the previous sample in the row.
+        tokens: Number of tokens in the row; shared tokens count once.
     """
 
     samples: tuple[int, ...]
@@ -44,33 +44,33 @@ class Row:
 
     @property
     def is_tree(self) -> bool:
-        """Whether there are branches, so that a mask is needed."""
+        """Whether the row has branches and needs a mask."""
         return len(self.samples) > 1
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of one forward and backward.
+    """Rows of one forward-backward pass.
 
-    ``nodes`` are the distinct positions whose output predicts a sampled token; per sampled token, ``node_of_token``
-    says which of them predicts it. Rollouts that sampled the same thing share nodes.
+    ``nodes`` are the distinct positions whose output predicts a sampled token. ``node_of_token`` maps each sampled
+    token to its node. Rollouts with the same samples share nodes.
 
     Attributes:
         token_ids: ``(rows, tokens)``, padded on the right.
-        positions: ``(rows, tokens)``, or ``(3, rows, tokens)`` around images of models that place them in a plane, or
-            None where every row is one plain sequence.
-        visible: ``(rows, 1, tokens, tokens)`` which columns each position sees; None where that is just the past.
-        nodes: ``(nodes,)`` flat positions in ``token_ids``.
+        positions: ``(rows, tokens)``; ``(3, rows, tokens)`` for images of models with planar positions; None if every
+            row is one plain sequence.
+        visible: Columns each position sees, ``(rows, 1, tokens, tokens)``; None for plain causal attention.
+        nodes: Flat positions in ``token_ids``, ``(nodes,)``.
         node_of_token: ``(sampled_tokens,)``.
-        targets: ``(sampled_tokens,)`` the sampled tokens.
-        rollout_logprobs: ``(sampled_tokens,)``, NaN in samples that have none.
-        proximal_logprobs: ``(sampled_tokens,)``, or None if the run file does not ask for them.
+        targets: Sampled tokens, ``(sampled_tokens,)``.
+        rollout_logprobs: ``(sampled_tokens,)``, NaN in samples without them.
+        proximal_logprobs: ``(sampled_tokens,)``, or None if the run file does not require them.
         proximal_fractions: ``(sampled_tokens,)``, or None likewise.
         reference_logprobs: ``(sampled_tokens,)``, or None likewise.
         advantages: ``(sampled_tokens,)``.
-        media: Images, by the flat positions in ``token_ids`` where they begin.
-        samples: Positions in the pass of the samples, in the order of their tokens.
-        sample_tokens: Per sample, how many of its tokens were sampled.
+        media: Images with their flat start positions in ``token_ids``.
+        samples: Indices of the samples in the pass, in the order of their tokens.
+        sample_tokens: Number of sampled tokens per sample.
     """
 
     token_ids: torch.Tensor
@@ -90,14 +90,14 @@ class MicroBatch:
 
 
 def rows_of(samples: Sequence[TrainingSample], *, share_prefixes: bool, pair_cost: float) -> list[Row]:
-    """Assign samples to rows, plain rows first and shorter rows before longer ones.
+    """Assigns samples to rows, plain rows first and shorter rows before longer ones.
 
-    Samples with one first prompt (of P tokens) may share rows. If each adds L tokens of its own, a row of n costs
-    ``P + n L`` tokens and ``(P + n L)^2`` attention pairs; per sample that is least at
+    Samples with the same first prompt (of P tokens) may share rows. If each adds L tokens of its own, a row of n costs
+    ``P + n L`` tokens and ``(P + n L)^2`` attention pairs. The cost per sample is lowest at
     ``n = sqrt(P (P + 1 / pair_cost)) / L``.
 
     Args:
-        samples: The samples of one pass.
+        samples: Samples of one pass.
         share_prefixes: Whether rows may hold several samples.
         pair_cost: Cost of one attention pair relative to one token's matrix products.
     """
@@ -106,7 +106,7 @@ def rows_of(samples: Sequence[TrainingSample], *, share_prefixes: bool, pair_cos
         return sorted(rows, key=lambda row: row.tokens)
     groups: dict[tuple[bytes, tuple[PlacedMedia, ...]], list[int]] = defaultdict(list)
     for index, sample in enumerate(samples):
-        # Equal placeholders may stand for different images, so only samples with the same images share anything.
+        # Equal placeholders may represent different images, so only samples with the same images share prefixes.
         groups[sample.token_ids[: sample.prompt_tokens].tobytes(), sample.media].append(index)
     rows = []
     for members in groups.values():
@@ -140,17 +140,17 @@ def micro_batches(
     device: torch.device,
     planar_positions: PlanarPositions | None = None,
 ) -> Iterator[MicroBatch]:
-    """Lay consecutive rows out in tensors of at most ``max_tokens`` positions, padding included.
+    """Yields tensors of consecutive rows with at most ``max_tokens`` positions, including padding.
 
-    Rows above 1024 tokens count more, as their attention grows with the square of their length. A row that is
-    longer than allowed goes alone.
+    Rows above 1024 tokens count more, because attention grows with the square of the length. A row above the limit
+    forms its own micro-batch.
 
     Args:
-        samples: The samples of one pass.
-        rows: Where they go.
-        max_tokens: See above.
-        device: Where the tensors go.
-        planar_positions: The positions of a sample, for models that place images in a plane.
+        samples: Samples of one pass.
+        rows: Layout of the samples.
+        max_tokens: Maximum number of positions.
+        device: Device of the tensors.
+        planar_positions: Positions of a sample, for models with planar positions in images.
     """
     start = 0
     while start < len(rows):
@@ -181,7 +181,7 @@ def _lay_out(
     past = np.tri(width, dtype=np.bool_)
     sources: list[npt.NDArray[np.int64]] = []
     for number, row in enumerate(rows):
-        path = np.empty(0, np.int64)  # the columns of the current sample's tokens
+        path = np.empty(0, np.int64)  # Columns of the current sample's tokens.
         column = 0
         for index, shared in zip(row.samples, row.shared, strict=True):
             sample = samples[index]
@@ -230,7 +230,7 @@ def _lay_out(
 
 
 def _per_token(sample: TrainingSample) -> Floats | None:
-    """``(sampled_tokens,)`` the proximal fraction of each token's turn."""
+    """Returns the proximal fraction of each token's turn, ``(sampled_tokens,)``."""
     if sample.proximal_fractions is None:
         return None
     return np.repeat(sample.proximal_fractions, [stop - start for start, stop in sample.turn_spans])

@@ -1,11 +1,11 @@
-"""The sampler: a batch of prompts to completions, from prefill to the last token.
+"""The sampler: turns a batch of prompts into completions, from prefill to the last token.
 
-A row of the batch is a prefix, and not a completion: the completions of one prompt are decoded once for as long as
-they agree. A row branches where its completions sample different tokens, and is given up when all have finished.
+A row of the batch is a prefix, not a completion: completions of one prompt are decoded once as long as they agree. A
+row branches when its completions sample different tokens, and is dropped when all of them have finished.
 
-The randomness of a token is a function of its request's seed and its position only (a counter, no generator), and
-turns into a token by inverting the cumulative distribution. What else is in the batch can change a sample only where
-rounding moves a probability across the drawn number.
+A token's randomness depends only on its request's seed and its position (a counter, no generator). Inverting the
+cumulative distribution turns it into a token. The rest of the batch can change a sample only where rounding moves a
+probability across the drawn number.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rllm_core.types import SamplingParams, TokenIds
 from rllm_local.decoders import Decoder
 from rllm_local.vision import Placement
 
-UNIFORM_BITS = 48  # few enough that uniform * total < total holds in float64
+UNIFORM_BITS = 48  # Few enough that uniform * total < total in float64.
 BLOCK_POSITIONS = 32
 COMPACT_BELOW = 0.75
 SCORED_POSITIONS = 4096
-SCORED_LOGITS = 2**26  # numbers in float32, so 256 MB
+SCORED_LOGITS = 2**26  # Numbers in float32: 256 MiB.
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to continue it, once per seed.
+    """A prompt, and one completion to sample per seed.
 
     Attributes:
-        prompt_ids: ``(tokens,)``; anything may stand where an image is.
-        media: Where the prompt's images begin, and the images.
+        prompt_ids: ``(tokens,)``; ids at the positions of images are ignored.
+        media: Images of the prompt, with their start positions.
     """
 
     prompt_ids: TokenIds
@@ -45,10 +45,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What was sampled; the arrays are read-only.
+    """A sampled completion; the arrays are read-only.
 
     Attributes:
-        token_ids: ``(tokens,)``, a sampled stop token included.
+        token_ids: ``(tokens,)``, including a sampled stop token.
         logprobs: ``(tokens,)``.
         stopped: Whether a stop token was sampled.
     """
@@ -60,11 +60,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Given tokens whose log-probabilities are wanted.
+    """A request for the log-probabilities of given tokens.
 
     Attributes:
         token_ids: ``(tokens,)``.
-        start: Where the wanted ones begin, at least 1.
+        start: Position of the first token to score, at least 1.
     """
 
     token_ids: TokenIds
@@ -72,12 +72,12 @@ class Scoring:
 
     @property
     def count(self) -> int:
-        """How many are wanted."""
+        """Number of tokens to score."""
         return len(self.token_ids) - self.start
 
 
 class Unwanted(Exception):
-    """Nobody waits for this batch any more."""
+    """Raised if no caller waits for this batch any more."""
 
 
 @torch.inference_mode()
@@ -88,21 +88,21 @@ def generate(
     *,
     is_unwanted: Callable[[], bool] = lambda: False,
 ) -> list[list[Completion]]:
-    """Sample all completions of all requests in one batch.
+    """Samples all completions of all requests in one batch.
 
     Completions of one request share a row of the batch until they differ.
 
     Args:
-        decoder: The forward pass.
-        requests: What to sample.
-        device: Where the decoder is.
-        is_unwanted: Asked before every token whether to stop.
+        decoder: Forward pass.
+        requests: Requests to sample.
+        device: Device of the decoder.
+        is_unwanted: Returns whether to stop; called before every token.
 
     Returns:
-        Per request one completion per seed.
+        Per request, one completion per seed.
 
     Raises:
-        Unwanted: If it was asked to stop.
+        Unwanted: If ``is_unwanted`` returned True.
     """
     counts = [len(request.seeds) for request in requests]
     of_request = np.repeat(np.arange(len(requests)), counts)
@@ -167,20 +167,20 @@ def score(
     vocabulary_size: int,
     is_unwanted: Callable[[], bool] = lambda: False,
 ) -> list[npt.NDArray[np.float32]]:
-    """Log-probabilities of given tokens, at temperature 1, in passes of sequences of about one length.
+    """Returns log-probabilities of given tokens at temperature 1, in passes over sequences of similar length.
 
     Args:
-        decoder: The forward pass.
-        scorings: What to score, each with at least one token.
-        device: Where the decoder is.
-        vocabulary_size: Width of the logits; bounds how many of them are kept at a time.
-        is_unwanted: Asked before every pass whether to stop.
+        decoder: Forward pass.
+        scorings: Requests, each with at least one token.
+        device: Device of the decoder.
+        vocabulary_size: Width of the logits; limits the sequences per pass.
+        is_unwanted: Returns whether to stop; called before every pass.
 
     Returns:
-        Per scoring ``(count,)``.
+        Log-probabilities per request, ``(count,)``.
 
     Raises:
-        Unwanted: If it was asked to stop.
+        Unwanted: If ``is_unwanted`` returned True.
     """
     result: list[npt.NDArray[np.float32]] = [np.empty(0, np.float32)] * len(scorings)
     order = sorted(range(len(scorings)), key=lambda index: len(scorings[index].token_ids))
@@ -206,13 +206,13 @@ def score(
 
 
 class _Places:
-    """Where in the batch the unfinished completions are.
+    """Positions of the unfinished completions in the batch.
 
     Attributes:
-        alive: ``(alive,)`` the completions.
-        row_of: ``(alive,)`` the row each is in; ascending.
-        slot_of: ``(alive,)`` its number within the row.
-        slots: The most completions in one row.
+        alive: Indices of the unfinished completions, ``(alive,)``.
+        row_of: Row of each completion, ascending, ``(alive,)``.
+        slot_of: Index of each completion within its row, ``(alive,)``.
+        slots: Largest number of completions in one row.
     """
 
     def __init__(self, row_of: npt.NDArray[np.intp]) -> None:
@@ -226,17 +226,16 @@ class _Places:
         self.slots = int(self.slot_of.max()) + 1
 
     def keep(self, running: npt.NDArray[np.bool_]) -> None:
-        """Drop the other completions; the batch keeps its rows."""
+        """Drops all other completions; the rows of the batch stay."""
         self.alive, self.row_of, self.slot_of = self.alive[running], self.row_of[running], self.slot_of[running]
 
     def advance(
         self, chosen: npt.NDArray[np.int64], rows: int
     ) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.int64]]:
-        """Move on to the prefixes that end in the ``(alive,)`` chosen tokens.
+        """Advances to the prefixes that end in the chosen tokens, ``(alive,)``.
 
         Returns:
-            Which of the ``rows`` rows of the batch to go on with, or None to keep the batch as it is; and the token to
-            read per row from then on.
+            Indices of the rows to continue, or None to keep the batch unchanged; and the next token to read per row.
         """
         if len(chosen) == rows and self.slots == 1:
             return None, chosen
@@ -251,22 +250,22 @@ class _Places:
             self.row_of = next_of
             return parents, read
         self.row_of = parents[next_of]
-        read_by_all = np.zeros(rows, np.int64)  # rows whose completions are finished read anything
+        read_by_all = np.zeros(rows, np.int64)  # Rows with finished completions may read any token.
         read_by_all[parents] = read
         return None, read_by_all
 
 
 def _begins(*columns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether each entry differs from the one before it, in any column."""
+    """Returns a mask of the entries that differ from the previous one in any column."""
     begins = np.ones(len(columns[0]), np.bool_)
     begins[1:] = np.any([column[1:] != column[:-1] for column in columns], 0)
     return begins
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], start: int, count: int) -> npt.NDArray[np.float64]:
-    """Uniform numbers in [0, 1) for positions ``start .. start + count`` of each seed, ``(seeds, count)``.
+    """Returns uniform numbers in [0, 1) for ``count`` positions from ``start`` on, ``(seeds, count)``.
 
-    SplitMix64 (Steele, Lea, Flood 2014): the finaliser of a counter that starts at the finalised seed.
+    SplitMix64 (Steele, Lea, Flood 2014): the finalizer of a counter that starts at the finalized seed.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     counters = np.arange(start + 1, start + count + 1, dtype=np.uint64) * golden
@@ -290,7 +289,7 @@ def _left_padded(prompts: Sequence[TokenIds], device: torch.device) -> tuple[tor
 
 
 def _placed(requests: Sequence[Request]) -> list[Placement]:
-    """The images of a batch that is padded on the left, by their flat positions."""
+    """Returns the images of a left-padded batch, with flat positions."""
     longest = max(len(request.prompt_ids) for request in requests)
     return [
         ((row + 1) * longest - len(request.prompt_ids) + start, chunk)
@@ -300,7 +299,7 @@ def _placed(requests: Sequence[Request]) -> list[Placement]:
 
 
 def _stop_ids(requests: Sequence[Request]) -> npt.NDArray[np.int64]:
-    """The stop tokens of each request, ``(requests, most)``, filled up with a number that is no token."""
+    """Returns the stop tokens of each request, ``(requests, most)``, padded with -1."""
     most = max(len(request.params.stop_token_ids) for request in requests)
     ids = np.full((len(requests), most), -1)
     for row, request in enumerate(requests):
@@ -309,7 +308,7 @@ def _stop_ids(requests: Sequence[Request]) -> npt.NDArray[np.int64]:
 
 
 class _Rows:
-    """How the rows of a batch are sampled from; what is neutral in all of them is left out."""
+    """Sampling parameters of the rows of a batch; parameters that are neutral in all rows are skipped."""
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
         def column(values: Sequence[float], neutral: float) -> torch.Tensor | None:
@@ -330,7 +329,7 @@ class _Rows:
                 setattr(self, name, column[index])
 
     def sample(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and their log-probabilities, both ``(rows, slots)``.
+        """Samples tokens and returns them with their log-probabilities, both ``(rows, slots)``.
 
         Args:
             logits: ``(rows, vocabulary)``.
@@ -349,7 +348,7 @@ class _Rows:
         return token, probabilities.gather(1, token).log()
 
     def _truncated(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Probabilities with zeros where top-k, then top-p, cuts."""
+        """Sets probabilities outside top-k, then top-p, to zero."""
         ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
         if self.top_k is not None:
             ranks = torch.arange(ranked.shape[1], device=ranked.device)

@@ -1,4 +1,4 @@
-"""Engine ``local`` without a backend: a model that is sampled from or that scores, and never trained."""
+"""Engine ``local`` without a backend: samples from or scores with a model that is never trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rllm_local.vision import image_source
 
 
 class StandaloneEngine(LocalEngine):
-    """Loads ``model.path`` when it wakes up, with the settings of ``[local]``, and lets go of it when it sleeps."""
+    """Loads ``model.path`` in `wake_up`, with the settings of ``[local]``, and releases it in `sleep`."""
 
     def __init__(self, config: RunConfig, parser: BaseParser) -> None:
         self._config = config
@@ -40,7 +40,7 @@ class StandaloneEngine(LocalEngine):
 
     def _load(self) -> None:
         local: LocalConfig = self._config.plugins.get("local") or LocalConfig()
-        settings = local.model_copy(update={"lora": None})  # adapters are trained, and nothing is here
+        settings = local.model_copy(update={"lora": None})  # Adapters are for training.
         path = self._config.model.path
         model = load_model(path, settings)
         use_matching_attention(model, torch.get_float32_matmul_precision())

@@ -1,15 +1,15 @@
-"""The starter model: a Qwen3 of about 0.15 M parameters that writes the chat format and knows nothing else.
+"""The starter model: a Qwen3 with about 0.15 M parameters that writes the chat format and knows nothing else.
 
-Made on demand, cached by the hash of its recipe, an ordinary Hugging Face folder::
+It is an ordinary Hugging Face folder, made on demand and cached by the hash of its recipe::
 
     python -m rllm_local.starter --out starter-model
 
-Two things make it learn reliably under RL: weights initialised at about ``0.8 / sqrt(hidden)`` (transformers'
-default of 0.02 is far too small for 64 dimensions), and a warm start that stops when it has converged, by its loss
-and not by its steps. The warm start teaches form only: answers are random (a random permutation of the letters to
-sort, a random guess, a call of a random tool), so that it solves tasks about as often as chance does.
+Two choices make it learn reliably with RL. Weights are initialized at about ``0.8 / sqrt(hidden)``, because
+transformers' default of 0.02 is far too small for 64 dimensions. The warm start stops at a target loss, not after a
+number of steps. It teaches form only: answers are random (a permutation of the letters to sort, a guess, a tool call),
+so the model solves tasks about as often as chance.
 
-The chat format is that of Qwen3, so that the renderer of that family writes the tokens that the template writes.
+The chat format is that of Qwen3, so the template and the package's Qwen3 renderer write the same tokens.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ SPECIAL_TOKENS = (
     "<think>",
     "</think>",
 )
-# Keys of JSON objects together with the punctuation around them, words, other runs of the punctuation JSON is made of,
-# and every other character by itself; digits too.
+# Pre-tokens: JSON keys with the punctuation around them, words, other runs of JSON punctuation, and any other single
+# character, including digits.
 PRE_TOKENS = r"""(?:["}\], ]*[{,] ?"[a-z]+": "?)+|[A-Za-z]+|["{}\[\]:, ]+|(?m:.)"""
 VOCABULARY_CONVERSATIONS = 3000
 VOCABULARY_MIN_FREQUENCY = 30
 
 TASKS = {"starter": "rllm_workflows.warm_start", "countdown": "rllm_workflows.countdown_warm_start"}
-"""Modules of the conversations that a warm start shows, by what they are for."""
+"""Modules with the warm-start conversations of each task."""
 
 RECIPE: dict[str, Any] = {
     "format": 4,
@@ -92,15 +92,14 @@ RECIPE: dict[str, Any] = {
 
 
 def starter_model(seed: int = 0, task: str = "starter") -> Path:
-    """The folder of the starter model, made now if it is not cached.
+    """Returns the folder of the starter model, and makes the model if it is not cached.
 
     Args:
-        seed: Of its weights and its warm start.
-        task: What it is warmed up for, a key of ``TASKS``.
+        seed: Seed of the weights and the warm start.
+        task: Task of the warm start, a key of ``TASKS``.
 
     Raises:
-        UserError: If rllm-workflows, which writes the warm start's conversations, is not installed, or the cache cannot
-            be written.
+        UserError: If rllm-workflows, which provides the conversations, is not installed, or the cache is not writable.
     """
     conversations, target_loss = _task(task)
     recipe = _recipe(seed, conversations, target_loss)
@@ -108,18 +107,18 @@ def starter_model(seed: int = 0, task: str = "starter") -> Path:
     folder = cache_dir() / "starter" / digest
     try:
         if not (folder / "config.json").is_file():
-            folder.parent.mkdir(parents=True, exist_ok=True)  # a cache that refuses it does so before a minute's work
+            folder.parent.mkdir(parents=True, exist_ok=True)  # Fail early if the cache is not writable.
             make_starter_model(folder, seed=seed, conversations=conversations, target_loss=target_loss)
     except OSError as error:
         raise ConfigError(
-            f"the starter model cannot be kept in {folder.parent}: {error.strerror or error}; set RLLM_CACHE_DIR to a "
-            "folder that can be written, or model.path to a model of your own"
+            f"the starter model cannot be cached in {folder.parent}: {error.strerror or error}; set RLLM_CACHE_DIR to "
+            "a writable folder, or model.path to your own model"
         ) from error
     return folder
 
 
 def cache_dir() -> Path:
-    """``$RLLM_CACHE_DIR``, or ``rllm-core`` in the user's cache folder."""
+    """Returns ``$RLLM_CACHE_DIR``, or ``rllm-core`` in the user's cache folder."""
     configured = os.environ.get("RLLM_CACHE_DIR")
     if configured:
         return Path(configured)
@@ -133,13 +132,13 @@ def make_starter_model(
     conversations: Conversations | None = None,
     target_loss: float | None = None,
 ) -> dict[str, float]:
-    """Write the starter model to ``folder``, which appears when it is complete.
+    """Writes the starter model to ``folder``, which appears only when complete.
 
     Args:
-        folder: Where to.
-        seed: Of its weights and its warm start.
-        conversations: What its warm start shows it; by default those of task ``starter``.
-        target_loss: In nats per token of an answer, at which the warm start has converged; by default that of
+        folder: Output folder.
+        seed: Seed of the weights and the warm start.
+        conversations: Conversations of the warm start. Defaults to those of task ``starter``.
+        target_loss: Loss at which the warm start has converged, in nats per target token. Defaults to that of
             ``RECIPE``.
 
     Returns:
@@ -172,7 +171,7 @@ def make_starter_model(
             shutil.rmtree(folder)
         temporary.rename(folder)
     except OSError:
-        if not (folder / "config.json").is_file():  # otherwise another process was faster, with the same recipe
+        if not (folder / "config.json").is_file():  # Otherwise another process finished the same recipe first.
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -184,10 +183,10 @@ def make_starter_model(
 
 
 def make_tokenizer(conversations: Conversations, seed: int) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer whose words are the frequent ones of the conversations.
+    """Makes a byte-level tokenizer with the frequent words of the conversations.
 
-    A word of the vocabulary is one token as a whole and is never built from parts, so the letters of any other
-    string stay single tokens, and any text survives a round trip.
+    A word in the vocabulary is a single token, never built from parts. The letters of any other string stay single
+    tokens, and any text survives a round trip.
     """
     split = pre_tokenizers.Sequence(
         [
@@ -213,7 +212,7 @@ def make_tokenizer(conversations: Conversations, seed: int) -> PreTrainedTokeniz
         additional_special_tokens=[token for token in SPECIAL_TOKENS if token.startswith("<|")],
         model_max_length=RECIPE["model"]["max_position_embeddings"],
         clean_up_tokenization_spaces=False,
-        renderer_family="qwen3",  # its listing of tools is not Qwen3's, which is how parser "renderer" would tell
+        renderer_family="qwen3",  # Parser "renderer" cannot detect it: its tool listing differs from Qwen3's.
     )
     fast.add_tokens([token for token in SPECIAL_TOKENS if not token.startswith("<|")])
     fast.chat_template = _template()
@@ -221,7 +220,7 @@ def make_tokenizer(conversations: Conversations, seed: int) -> PreTrainedTokeniz
 
 
 def _plain_text(conversation: Conversation) -> str:
-    """Every word of a conversation, with those of the chat format around it."""
+    """Returns all words of a conversation, including those of the chat format."""
     calls = [call["function"] for message in conversation for call in message.get("tool_calls") or []]
     parts = [f"{message['role']}\n{message.get('content') or ''}" for message in conversation]
     return "\n".join(["system user assistant tools call name arguments", *parts, *map(json.dumps, calls)])
@@ -236,7 +235,7 @@ def _template() -> str:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A fresh model, its vocabulary exactly the tokenizer's."""
+    """Makes a fresh model with exactly the tokenizer's vocabulary."""
     settings = dict(RECIPE["model"])
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -259,13 +258,13 @@ def warm_start(
     conversations: Iterator[Conversation],
     target_loss: float | None = None,
 ) -> tuple[int, float]:
-    """Teach the form of assistant messages until the running loss is below the target, then cool down.
+    """Trains on assistant messages until the running loss is below the target, then cools down.
 
     Returns:
-        Steps taken, and the last running loss in nats per token.
+        Number of steps, and the last running loss in nats per token.
 
     Raises:
-        RunError: If the target is not reached.
+        RunError: If the loss does not reach the target.
     """
     settings = _warm_start_settings(target_loss)
     optimizer_config = OptimizerConfig(learning_rate=settings["learning_rate"], warmup_steps=settings["warmup_steps"])
@@ -308,7 +307,7 @@ def warm_start(
 
 
 def _samples(conversations: list[Conversation], tokenizer: PreTrainedTokenizerFast) -> list[TrainingSample]:
-    """What assistants wrote in the conversations, as something to be imitated."""
+    """Converts conversations to training samples whose targets are the assistant messages."""
     texts: Any = tokenizer.apply_chat_template(conversations, tokenize=False)
     encoded = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
@@ -343,7 +342,7 @@ def _samples(conversations: list[Conversation], tokenizer: PreTrainedTokenizerFa
 
 
 def _task(task: str) -> tuple[Conversations, float | None]:
-    """The conversations of a task's warm start, and its target loss if that is not the one of ``RECIPE``."""
+    """Returns the warm-start conversations of a task, and its target loss if it differs from that of ``RECIPE``."""
     try:
         module = import_module(TASKS[task])
     except ModuleNotFoundError as error:
@@ -359,7 +358,7 @@ def _warm_start_settings(target_loss: float | None) -> dict[str, Any]:
 
 
 def _recipe(seed: int, conversations: Conversations, target_loss: float | None) -> dict[str, Any]:
-    """Everything that determines the model; its hash names the cached folder."""
+    """Returns everything that determines the model; its hash names the cached folder."""
     examples = json.dumps(list(islice(conversations(random.Random(seed)), 200)))
     return {
         **RECIPE,
@@ -374,12 +373,12 @@ def _recipe(seed: int, conversations: Conversations, target_loss: float | None) 
 
 
 def main() -> None:
-    """Make the starter model, or find it in the cache, and say where it is."""
+    """Make the starter model, or find it in the cache, and print its folder."""
     parser = argparse.ArgumentParser(prog="python -m rllm_local.starter", description=main.__doc__)
-    parser.add_argument("--out", type=Path, help="folder to copy it to; without it, it stays in the cache")
+    parser.add_argument("--out", type=Path, help="folder to copy the model to; by default it stays in the cache")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--task", choices=TASKS, default="starter", help="what it is warmed up for; countdown has two numbers up to 50"
+        "--task", choices=TASKS, default="starter", help="task of the warm start; countdown has two numbers up to 50"
     )
     arguments = parser.parse_args()
     try:
@@ -393,7 +392,7 @@ def main() -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a folder so that it appears complete; one that is there already is replaced."""
+    """Copies a folder so that it appears only when complete, replacing an existing one."""
     if target.exists() and not (target / "starter_recipe.json").is_file():
         raise UserError(f"{target} exists and is not a starter model")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
-"""The training path: samples to gradients to new weights.
+"""The training path, from samples to gradients to new weights.
 
-Gradients of *summed* losses accumulate over micro-batches and passes. The counts of the whole optimizer step are
-known only at its end, and the accumulated gradient is divided by them then; how a step is cut into passes therefore
-changes nothing but rounding.
+Gradients of *summed* losses accumulate over micro-batches and passes. The counts of the whole optimizer step are known
+only at its end, when they divide the accumulated gradient. Dividing a step into passes therefore only affects rounding.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
 
     from rllm_core.config import KLConfig, OptimizerConfig
 
-CPU_BATCH_TOKENS = 4096  # larger ones leave the caches: a small model takes a tenth longer with 8192
+CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes 10 % longer with 8192.
 
 
 @dataclass(frozen=True)
 class LocalBatch:
-    """One pass: its samples, and the rows they are trained in."""
+    """The samples of one pass, and their layout in rows."""
 
     samples: Sequence[TrainingSample]
     rows: list[Row]
@@ -42,7 +41,7 @@ class LocalBatch:
 
 @dataclass
 class _Sums:
-    """What the passes of one optimizer step add up."""
+    """Sums over the passes of one optimizer step."""
 
     loss: float = 0.0
     entropy: float = 0.0
@@ -56,21 +55,21 @@ class Trainer:
     """Trains one model.
 
     Args:
-        model: A causal LM in evaluation mode: dropout would make the trained policy another than the sampled one.
-        loss: What to minimise.
-        aggregation: How token losses become one number.
-        corrections: Applied here where the proximal policy is that of the forward pass, or interpolated with it.
-        kl: Divergence from the reference that the loss takes in; None for none.
-        temperature: Logits are divided by it, as they were when sampling.
-        optimizer_config: AdamW and its schedule.
-        share_prefixes: Whether to encode what samples have in common once.
-        max_batch_tokens: Most positions per forward and backward; on the CPU, never above ``CPU_BATCH_TOKENS``.
-        autocast_dtype: Precision of the forward passes; None is that of the weights.
-        vision: How the model reads images; None for text only. Gradients flow through it into every trained weight.
+        model: Causal LM in evaluation mode; with dropout, the trained policy would differ from the sampled one.
+        loss: Loss to minimize.
+        aggregation: Aggregation of token losses to one number.
+        corrections: Off-policy corrections. Applied here if the proximal policy uses the forward pass of training.
+        kl: KL divergence from the reference to add to the loss; None for none.
+        temperature: Temperature of sampling, which divides the logits.
+        optimizer_config: Settings of AdamW and its schedule.
+        share_prefixes: Whether to encode common prefixes of samples once.
+        max_batch_tokens: Maximum positions per forward-backward pass; capped at ``CPU_BATCH_TOKENS`` on the CPU.
+        autocast_dtype: Precision of the forward passes; None for that of the weights.
+        vision: Image reader; None for text only. Gradients flow through it into every trained weight.
 
     Attributes:
-        version: The version that went live last.
-        is_live: Whether the weights are that version; not from an optimizer step until the next one goes live.
+        version: Weight version that went live last.
+        is_live: Whether the weights still are that version; False from an optimizer step until the next sync.
     """
 
     model: PreTrainedModel
@@ -109,15 +108,15 @@ class Trainer:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return self.model.device
 
     def batch(self, samples: Sequence[TrainingSample], *, skip_zero_advantages: bool) -> LocalBatch:
-        """Lay one pass out.
+        """Lays out the samples of one pass.
 
         Args:
-            samples: Its samples.
-            skip_zero_advantages: Leave out samples whose gradient is zero; the counts do not depend on it.
+            samples: Samples of the pass.
+            skip_zero_advantages: Whether to omit samples whose gradient is zero. Counts do not depend on it.
         """
         if skip_zero_advantages:
             samples = [sample for sample in samples if sample.advantages.any()]
@@ -132,7 +131,7 @@ class Trainer:
         return LocalBatch(samples, rows_of(samples, share_prefixes=share, pair_cost=self._pair_cost))
 
     def forward_backward(self, batch: LocalBatch, entropy_coefficient: float) -> None:
-        """Add the gradient of the summed losses of one pass."""
+        """Adds the gradient of the summed losses of one pass."""
         for micro in self._micro_batches(batch):
             distributions = torch.log_softmax(self._logits(micro), -1)
             logprobs = distributions[micro.node_of_token, micro.targets]
@@ -155,13 +154,13 @@ class Trainer:
             self._observe(micro, inputs, weights, [batch.samples[index] for index in micro.samples])
 
     def step(self, step: OptimizerStep) -> dict[str, float]:
-        """Divide by the counts, clip, and update the weights.
+        """Divides the gradient by the counts, clips it, and updates the weights.
 
         Returns:
             Metrics of the step.
 
         Raises:
-            RunError: If the gradient is not finite; the weights are unchanged then.
+            RunError: If the gradient is not finite; the weights stay unchanged.
         """
         count = self.aggregation.denominator(step)
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
@@ -189,7 +188,7 @@ class Trainer:
         return metrics | self.diagnostics.flush()
 
     def _loss_inputs(self, micro: MicroBatch, logprobs: torch.Tensor) -> tuple[LossInputs, Weights | None]:
-        """What the loss sees, and the weights of the corrections in it, if they are applied here."""
+        """Returns the inputs of the loss, and the correction weights in them if corrections are applied here."""
         counts = torch.tensor(micro.sample_tokens, device=self.device)
         rollout, advantages, weights = micro.rollout_logprobs, micro.advantages, None
         is_unknown = rollout.isnan()
@@ -211,7 +210,7 @@ class Trainer:
 
     @torch.no_grad()
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[Floats]:
-        """Log-probabilities of the samples' sampled tokens, each ``(sampled_tokens,)``."""
+        """Returns the log-probabilities of each sample's sampled tokens, ``(sampled_tokens,)``."""
         result: list[Any] = [None] * len(samples)
         for micro in self._micro_batches(self._laid_out(samples)):
             values = torch.log_softmax(self._logits(micro), -1)[micro.node_of_token, micro.targets].cpu()
@@ -227,12 +226,12 @@ class Trainer:
         return micro_batches(batch.samples, batch.rows, max_tokens=most, device=self.device, planar_positions=planar)
 
     def _logits(self, micro: MicroBatch) -> torch.Tensor:
-        """Logits over the temperature at the nodes, ``(nodes, vocabulary)``."""
+        """Returns the logits at the nodes, divided by the temperature, ``(nodes, vocabulary)``."""
         model: Any = self.model
         mask = None
         if micro.visible is not None:
-            # Attention implementations add the mask to the scores; a padding position, which sees nothing, is never
-            # read, and the lowest finite number keeps its softmax finite.
+            # Attention implementations add the mask to the scores. Padding positions see nothing; the lowest finite
+            # number keeps their softmax finite, and their output is never read.
             lowest = torch.finfo(torch.float32).min
             mask = torch.zeros(micro.visible.shape, device=self.device).masked_fill_(~micro.visible, lowest)
         inputs = {"input_ids": micro.token_ids, "position_ids": micro.positions, "attention_mask": mask}
@@ -251,7 +250,7 @@ class Trainer:
 
     @torch.no_grad()
     def _head_is_bare(self) -> bool:
-        """Whether logits are just the head's product with the last hidden states (some models scale or cap them)."""
+        """Returns whether logits are the head applied to the last hidden states; some models scale or cap them."""
         probe = torch.arange(4, device=self.device)[None]
         model: Any = self.model
         hidden = model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
@@ -262,10 +261,10 @@ class Trainer:
     def _observe(
         self, micro: MicroBatch, inputs: LossInputs, weights: Weights | None, samples: Sequence[TrainingSample]
     ) -> None:
-        """Add to the diagnostics; weights change in `step` only, so the policy in training is the proximal one."""
+        """Adds to the diagnostics. Weights change only in `step`, so the policy in training is the proximal one."""
         log_ratios = (inputs.logprobs - micro.rollout_logprobs).cpu().numpy()
         ages = token_ages(samples, self.version)
-        if micro.proximal_logprobs is None:  # else the core knows the ratios, and has added them
+        if micro.proximal_logprobs is None:  # Otherwise the core has already added the ratios.
             self.diagnostics.add(micro.advantages.cpu().numpy(), ages, log_ratios=log_ratios, weights=weights)
         clipped = clipped_of(self.loss, inputs)
         if clipped is not None:
@@ -276,7 +275,7 @@ class Trainer:
 
 
 def _has_old_logprobs(sample: TrainingSample) -> bool:
-    """Whether it is known where the ratio of a sample begins."""
+    """Returns whether the denominator of a sample's ratio is known."""
     fractions = sample.proximal_fractions
     return (
         sample.logprobs is not None
@@ -286,9 +285,9 @@ def _has_old_logprobs(sample: TrainingSample) -> bool:
 
 
 def _pair_cost(model: PreTrainedModel) -> float:
-    """Cost of one attention pair relative to one token's matrix products, both counted per layer.
+    """Returns the cost of one attention pair relative to one token's matrix products, both per layer.
 
-    A pair takes two products of head_dim per head, and about as much again for its softmax.
+    A pair costs two products of head_dim per head, and about as much again for its softmax.
     """
     config: Any = model.config.get_text_config()
     embeddings = sum(p.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters())

@@ -1,8 +1,8 @@
 """Images in a vision-language model.
 
-The embeddings of a prompt are put together here, with the features of every image at exactly the positions where the
-prompt holds it. A model's own forward looks for its placeholder instead, and so would take one that the policy sampled
-for an image.
+This module assembles the embeddings of a prompt and puts the features of every image at exactly the positions of that
+image in the prompt. A model's own forward searches for its placeholder instead, so it would mistake a placeholder that
+the policy sampled for an image.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ AGREEMENT_TOLERANCE = 1e-4
 HALF_AGREEMENT_TOLERANCE = 0.1
 
 Placement = tuple[int, MediaChunk]
-"""Where an image begins, as a flat position where there are rows, and the image."""
+"""Start position of an image (flat if there are rows), and the image."""
 
 
 @runtime_checkable
 class ImageSource(Protocol):
-    """What a parser with ``supports_media`` also has to offer, so that a model can read its images."""
+    """Methods that a parser with ``supports_media`` must provide, so that a model can read its images."""
 
     def media_inputs(self, chunk: MediaChunk) -> Mapping[str, npt.NDArray[Any]]:
-        """What the model's ``get_image_features`` is called with, for one image."""
+        """Returns the arguments of the model's ``get_image_features`` for one image."""
         ...
 
     def media_probe(self) -> tuple[TokenIds, tuple[PlacedMedia, ...]]:
-        """A short prompt with one image."""
+        """Returns a short prompt with one image."""
         ...
 
 
 class _Features(NamedTuple):
-    """What stands at an image's positions: ``(length_tokens, hidden)``, and the same for further layers."""
+    """Features of one image, ``(length_tokens, hidden)``, for the embeddings and for deeper layers."""
 
     embeddings: torch.Tensor
     deeper: list[torch.Tensor]
 
 
 class Vision:
-    """How one model reads images.
+    """Reads images for one model.
 
     Args:
         model: A vision-language model.
-        source: Whose images it reads.
+        source: Source of the images.
 
     Attributes:
-        is_planar: Whether positions within an image have three coordinates (M-RoPE), instead of being counted.
+        is_planar: Whether positions within an image have three coordinates (M-RoPE) instead of a running count.
     """
 
     def __init__(self, model: PreTrainedModel, source: ImageSource) -> None:
         self.model: Any = model
         self.source = source
         self._embed: Any = model.get_input_embeddings()
-        # The model's own method knows where in the plane each position of an image is (M-RoPE).
+        # The model's own method computes the planar positions of an image (M-RoPE).
         planar: Any = next((module for module in model.modules() if hasattr(module, "get_rope_index")), None)
         self._rope_index = None if planar is None else planar.get_rope_index
         self.is_planar = planar is not None
@@ -74,11 +74,11 @@ class Vision:
                 raise ConfigError(f"images of {model.config.model_type!r} models need a newer transformers")
 
     def embedded(self, token_ids: torch.Tensor, media: Sequence[Placement]) -> dict[str, Any]:
-        """Arguments of the decoder in place of ``input_ids``.
+        """Returns arguments of the decoder that replace ``input_ids``.
 
         Args:
-            token_ids: ``(rows, tokens)``; anything may stand where an image is.
-            media: The images, which may be none.
+            token_ids: ``(rows, tokens)``; ids at the positions of images are ignored.
+            media: Images, possibly none.
         """
         embeddings = self._embed(token_ids)
         if not media:
@@ -100,7 +100,7 @@ class Vision:
         return inputs
 
     def _features(self, chunks: Sequence[MediaChunk]) -> dict[str, _Features]:
-        """The features of each image by its hash; images of one shape are read together."""
+        """Returns the features of each image by its hash; images of the same shape are read together."""
         batches: dict[Any, dict[str, MediaChunk]] = {}
         inputs = {chunk.sha256: self.source.media_inputs(chunk) for chunk in chunks}
         for chunk in chunks:
@@ -122,7 +122,7 @@ class Vision:
         return torch.tensor(np.concatenate(arrays), device=self.model.device)
 
     def positions(self, token_ids: npt.NDArray[Any], media: Sequence[Placement]) -> npt.NDArray[np.int64]:
-        """``(3, tokens)`` of one sequence, where images lie in a plane."""
+        """Returns planar positions of one sequence, ``(3, tokens)``."""
         assert self._rope_index is not None
         if not media:
             return np.broadcast_to(np.arange(len(token_ids)), (3, len(token_ids)))
@@ -142,13 +142,13 @@ class Vision:
         return result
 
     def sample_positions(self, sample: TrainingSample) -> npt.NDArray[np.int64]:
-        """``(3, tokens)`` of a training sample, where images lie in a plane."""
+        """Returns planar positions of a training sample, ``(3, tokens)``."""
         return self.positions(sample.token_ids, [(piece.start, piece) for piece in sample.media])
 
     def row_positions(
         self, token_ids: torch.Tensor, padding: torch.Tensor, media: Sequence[Placement]
     ) -> torch.Tensor | None:
-        """``(3, rows, tokens)`` of a batch padded on the left; None where positions are just counted."""
+        """Returns planar positions of a left-padded batch, ``(3, rows, tokens)``, or None if positions are counted."""
         if not self.is_planar:
             return None
         rows, tokens = token_ids.shape
@@ -161,10 +161,10 @@ class Vision:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Compare with the model's own forward on a prompt with an image.
+        """Compares with the model's own forward on a prompt with an image.
 
         Raises:
-            ConfigError: If the model reads images in another way than this class.
+            ConfigError: If the model reads images differently from this class.
         """
         ids, placed = self.source.media_probe()
         media = [(piece.start, piece) for piece in placed]
@@ -188,20 +188,20 @@ class Vision:
         if not torch.allclose(mine, theirs, atol=tolerance, rtol=tolerance):
             raise ConfigError(
                 f"backend 'local' cannot train models of type {self.model.config.model_type!r} with images: they do "
-                "more with them than to put their features in place of tokens"
+                "more than replace token embeddings by image features"
             )
 
 
 def image_source(model: PreTrainedModel, parser: BaseParser | None) -> ImageSource | None:
-    """The parser, if ``model`` reads its images as this module has it; None if one of the two is for text only.
+    """Returns the parser as the source of images for ``model``, or None if either supports text only.
 
     Raises:
-        ConfigError: If the two do not fit together.
+        ConfigError: If ``model`` cannot read the parser's images.
     """
     if parser is None or not parser.supports_media or not hasattr(model, "get_image_features"):
         return None
     if not isinstance(parser, ImageSource):
-        raise ConfigError(f"parser {parser.name!r} does not say what a model reads for an image (media_inputs)")
+        raise ConfigError(f"parser {parser.name!r} has no media_inputs, which backend 'local' needs for images")
     Vision(model, parser).check()
     return parser
 
@@ -211,6 +211,6 @@ def _start(placement: Placement) -> int:
 
 
 def _split(features: Any, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
-    """Features of several images, which models return in one tensor or one per image, as one per image."""
+    """Splits features by image; models return one tensor for all images or one per image."""
     parts = [part.reshape(-1, part.shape[-1]) for part in features]
     return torch.split(torch.cat(parts), list(lengths))

@@ -26,7 +26,7 @@ torch.set_num_threads(1)  # as the backend does for models of this size
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run ``async def`` tests in an event loop of their own."""
+    """Runs ``async def`` tests, each in its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
@@ -35,7 +35,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def sort_conversations(rng: random.Random) -> Iterator[list[dict[str, Any]]]:
-    """Letters to sort, answered by a random permutation; every seventh item is held out."""
+    """Yields letters to sort, answered with a random permutation; every seventh item is held out."""
     while True:
         letters = [rng.choice("abcdefgh") for _ in range(4)]
         if is_held_out("".join(letters)):
@@ -87,7 +87,7 @@ def run_config(model_folder: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def samples() -> list[TrainingSample]:
-    """Three groups: single turn with twins, single turn with long answers, and several turns."""
+    """Returns three groups: single turn with duplicates, single turn with long answers, several turns."""
     rng = np.random.default_rng(0)
     built = []
 

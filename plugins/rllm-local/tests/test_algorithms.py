@@ -56,7 +56,7 @@ ESTIMATORS = {
 # An untrained model gives every token a small probability, which no step moves by 0.2.
 LOSS_OPTIONS: dict[str, dict[str, float]] = {"dppo_tv": {"limit_low": 5e-4, "limit_high": 5e-4}}
 ALIKE = {frozenset({"reinforce", "cross_entropy"})}
-"""Losses with one gradient on any policy: they differ in their value."""
+"""Losses with the same gradient on any policy; only their values differ."""
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ ALIKE = {frozenset({"reinforce", "cross_entropy"})}
 
 
 def sampled_groups() -> list[TrajectoryGroup]:
-    """Six groups of four trajectories with one to three turns, rewarded turn by turn and at the end."""
+    """Returns six groups of four trajectories with one to three turns, with rewards per turn and at the end."""
     rng = np.random.default_rng(0)
     return [
         TrajectoryGroup(
@@ -101,7 +101,7 @@ def random_steps(rng: np.random.Generator, turns: int) -> list[Step]:
 
 @pytest.fixture
 def gradient(model_folder: Path) -> Callable[..., npt.NDArray[np.float64]]:
-    """The gradient of one step; ``spread`` is how far what sampled the tokens is from the policy in training."""
+    """Returns the gradient of one step; ``spread`` is the distance from sampling policy to trained policy."""
     model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
 
     def trainer(loss: str) -> Trainer:
@@ -170,7 +170,7 @@ def test_estimators_differ(gradient: Callable[..., Any], loss: str) -> None:
 
 
 class Graded(Workflow):
-    """Two turns; the reward is the share of even tokens, and every token has an advantage for who asks for it."""
+    """Two turns; the reward is the share of even tokens. Tokens have advantages for estimators that use them."""
 
     name: ClassVar[str] = "graded"
 
@@ -227,14 +227,14 @@ MODES = {
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch, model_folder: Path, tmp_path: Path) -> Callable[..., list[dict[str, float]]]:
-    monkeypatch.setitem(sys.modules, "graded", sys.modules[__name__])  # pytest's name for it is no import path
-    monkeypatch.setattr(report, "plot_reward", lambda path: path)  # half of the time of such a short run
+    monkeypatch.setitem(sys.modules, "graded", sys.modules[__name__])  # pytest's name for it is not importable.
+    monkeypatch.setattr(report, "plot_reward", lambda path: path)  # Takes half of the time of such a short run.
     plugins = PluginManager.from_environment(no_plugins=True)
     for name, plugin in (("local", rllm_local), ("renderers", rllm_renderers), ("graded", Plugin())):
         plugins.register(plugin, name)
 
     def run(*overrides: str, folder: str = "run") -> list[dict[str, float]]:
-        """The metrics of the run's steps."""
+        """Returns the metrics of each step."""
         settings = (
             f"model.path={model_folder}",
             "local.device=cpu",

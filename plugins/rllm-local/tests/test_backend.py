@@ -69,7 +69,7 @@ async def train(backend: LocalBackend, passes: Sequence[Sequence[TrainingSample]
 async def two_turns(
     engine: LocalEngine, temperature: float, prompts: int = 3, per_prompt: int = 4
 ) -> list[TrainingSample]:
-    """Rollouts of two turns: what the engine said, continued by an observation and asked again."""
+    """Samples rollouts of two turns, with an observation between the turns."""
     params = SamplingParams(temperature=temperature, max_response_tokens=8, stop_token_ids=tuple(range(10, 60)))
     rng = np.random.default_rng(0)
 
@@ -105,7 +105,7 @@ def largest_difference(samples: Sequence[TrainingSample], logprobs: Sequence[np.
 @pytest.mark.parametrize("packing", ["prefix", "padded"])
 @pytest.mark.parametrize("temperature", [1.0, 0.8])
 async def test_sampled_logprobs_equal_recomputed_ones(run_config: Build, packing: Any, temperature: float) -> None:
-    """Before training and after it, over two turns."""
+    """Checked before and after training, over two turns."""
     local = LocalConfig(device="cpu", packing=packing)
     async with started(run_config(local, rollout=RolloutConfig(temperature=temperature))) as (backend, engine):
         for step in (1, 2, 3):
@@ -178,7 +178,7 @@ async def test_a_checkpoint_of_another_model_is_refused(
     async with started(run_config()) as (backend, _):
         await backend.save_checkpoint(tmp_path)
     async with started(run_config(LocalConfig(device="cpu", lora=LoRAConfig()))) as (backend, _):
-        with pytest.raises(RunError, match="is of another model"):
+        with pytest.raises(RunError, match="is from another model"):
             await backend.load_checkpoint(tmp_path)
 
 
@@ -190,7 +190,7 @@ async def test_accumulated_passes_equal_one_pass(run_config: Build, samples: lis
             results.append((metrics, weights(backend)))
     (one, one_weights), (many, many_weights) = results
     assert many == pytest.approx(one, rel=1e-5)
-    # Adam's first step is a sign: where a gradient is all rounding, its direction is too.
+    # Adam's first step is a sign: if a gradient is only rounding error, so is its direction.
     close = torch.cat([(one_weights[n] - many_weights[n]).abs().flatten() < 1e-5 for n in one_weights])
     assert close.float().mean() > 0.99
 
@@ -198,7 +198,7 @@ async def test_accumulated_passes_equal_one_pass(run_config: Build, samples: lis
 async def test_stale_samples_with_proximal_logprobs_move_the_weights_as_fresh_ones_do(
     run_config: Build, samples: list[TrainingSample]
 ) -> None:
-    """Before the first update the ratio to the policy before the step is 1, whatever sampled them."""
+    """Before the first update, the ratio to the policy before the step is 1 for any sampling policy."""
     moved = []
     for algorithm in (AlgorithmConfig(), AlgorithmConfig(loss="ppo_clip", proximal_policy="forward")):
         async with started(run_config(algorithm=algorithm)) as (backend, _):
@@ -299,7 +299,7 @@ async def test_small_models_get_one_thread(run_config: Build) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no/such/folder/here", "there is no such folder, and it is no hub name"),
+        ("no/such/folder/here", "there is no such folder, and it is not a Hugging Face model ID"),
         ("./missing", "there is no such folder"),
         ("{empty}", "it has no config.json"),
     ],
@@ -347,5 +347,5 @@ async def test_capabilities(run_config: Build) -> None:
     assert capabilities.torch_losses
     assert capabilities.colocated
     assert capabilities.deferred_normalisation
-    with pytest.raises(RunError, match="not been initialised"):
+    with pytest.raises(RunError, match="not been initialized"):
         local_backend(run_config()).transform_to_backend_batch([])

@@ -1,4 +1,4 @@
-"""Backend and engine, held to the contracts of the core by its public checks."""
+"""Backend and engine, checked against the core's contracts with its public checks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rllm_core.testing import CheckResult, check_backend
 Build = Callable[..., RunConfig]
 
 PLUGINS = PluginManager.from_environment(no_plugins=True)
-# What engine and trainer may be apart; in bfloat16 it is their rounding that differs.
+# Maximum difference between engine and trainer; in bfloat16 they round differently.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.1}
 
 
 @pytest.fixture
 def results(run_config: Build, model_folder: Path, tmp_path: Path) -> Callable[..., object]:
-    """The results of ``check_backend``; keywords replace sections."""
+    """Returns the results of ``check_backend``; keywords replace sections."""
 
     async def check(local: LocalConfig, learning_rate: float, **sections: object) -> list[CheckResult]:
         config = run_config(
@@ -63,5 +63,5 @@ async def test_the_contracts_are_kept(results, local, learning_rate, algorithm, 
     rollout = RolloutConfig(max_response_tokens=8, temperature=temperature)
     found = await results(local, learning_rate, algorithm=algorithm, rollout=rollout)
     assert [result for result in found if result.outcome == "failed"] == []
-    # Its engine takes the images of models that see; the one here does not.
+    # The engine supports images of vision models only, and this model is not one.
     assert {result.name for result in found if result.outcome == "skipped"} == {"engine: media"}

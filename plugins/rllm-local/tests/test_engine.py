@@ -1,4 +1,4 @@
-"""The engine: who shares a batch, what is refused, which version is stamped, what happens to errors."""
+"""The engine: batching, rejected requests, weight versions and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARAMS = SamplingParams(max_response_tokens=5)
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Rows per request of every batch that was sampled."""
+    """Records rows per request of every sampled batch."""
     seen: list[list[int]] = []
 
     def recording(decoder: Any, requests: Any, device: torch.device, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Policy losses against numbers worked out by hand, and against their formulas written down a second time."""
+"""Policy losses, compared with hand-computed numbers and with a second implementation of their formulas."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ppo(**options: float) -> PPOClip:
     [
         (1.0, {}, -1.051907),  # the third ratio, 1.34986, is clipped at 1.2
         (1.0, {"clip_high": 0.28}, -1.071907),
-        (-1.0, {}, 1.089372),  # a pessimistic bound: a ratio above the clip counts in full against the policy
+        (-1.0, {}, 1.089372),  # Pessimistic bound: a ratio above the clip counts in full if the advantage is negative.
     ],
 )
 def test_ppo_clip_means(advantage: float, options: dict[str, float], expected: float) -> None:
@@ -145,12 +145,12 @@ def test_decoupled_ppo(correction: Correction, weights: list[float], expected: f
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The formulas once more, with their gradients, in numpy
+# The formulas again, with their gradients, in numpy
 
 
 Array = npt.NDArray[np.float64]
 Formula = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
-"""From logp, log r, A and the sequence of each token, to losses and their gradient by logp."""
+"""Maps logp, log r, A and the sequence of each token to losses and their gradients with respect to logp."""
 
 
 def reinforce(logp: Array, log_r: Array, a: Array, sequence: Array) -> tuple[Array, Array]:
@@ -218,7 +218,7 @@ TOKENS = st.lists(
 
 
 def columns(tokens: list[Any]) -> tuple[Array, Array, Array, Array]:
-    """Four arrays of the tokens' values; sequences are numbered as they are met."""
+    """Returns four arrays of token values; sequences are numbered in order of appearance."""
     logp, log_r, a, names = (np.array(column) for column in zip(*tokens, strict=True))
     assume((abs(abs(log_r) - 20) > 1e-6).all())
     logp, log_r, a = (array.astype(np.float64) for array in (logp, log_r, a))
@@ -275,7 +275,7 @@ def gspo_ratios(log_r: Array, sequence: Array) -> Array:
 def test_losses_are_linear_in_the_scale_of_advantages(
     loss: PolicyLoss, formula: Formula, tokens: list[Any], scale: float
 ) -> None:
-    """That is what lets corrections multiply advantages instead of losses."""
+    """Corrections can therefore multiply advantages instead of losses."""
     logp, log_r, a, sequence = columns(tokens)
     _, once = tensors(logp, log_r, a, sequence)
     _, scaled = tensors(logp, log_r, scale * a, sequence)
@@ -361,7 +361,7 @@ def test_on_policy_every_loss_is_the_policy_gradient(loss: PolicyLoss) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Somebody else's
+# Third-party losses
 
 
 class Wrong(Reinforce):
@@ -381,7 +381,7 @@ def test_garbage_from_clipped_names_the_loss() -> None:
 @settings(max_examples=50, deadline=None)
 @given(difference=st.floats(-5, 5))
 def test_gradients_of_the_divergence(difference: float) -> None:
-    """By logp, with x = log(reference / policy): k1: 1, k2: -x, k3: 1 - e^x."""
+    """Gradients with respect to logp, with x = log(reference / policy): k1: 1, k2: -x, k3: 1 - e^x."""
     expected = {"k1": 1.0, "k2": -difference, "k3": 1 - np.exp(difference)}
     for estimator, gradient in expected.items():
         logp = torch.tensor([-1.5], dtype=torch.float64, requires_grad=True)
@@ -392,7 +392,7 @@ def test_gradients_of_the_divergence(difference: float) -> None:
 
 @pytest.mark.parametrize(("estimator", "is_gradient"), [("k1", False), ("k2", True), ("k3", False)])
 def test_as_a_loss_only_k2_has_the_gradient_of_the_divergence(estimator: str, is_gradient: bool) -> None:
-    """Over all tokens of a distribution instead of a sample: what the estimate's gradient is on average."""
+    """Averages the estimate's gradient over all tokens of a distribution instead of a sample."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, generator=generator, dtype=torch.float64, requires_grad=True)
     reference = torch.log_softmax(torch.randn(7, generator=generator, dtype=torch.float64), -1)

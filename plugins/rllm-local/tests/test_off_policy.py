@@ -1,4 +1,4 @@
-"""Between advantages and the gradient: where ratios begin, what corrections weigh, what is counted."""
+"""Between advantages and gradient: denominators of ratios, correction weights, and metrics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BOUNDS = {
 
 @pytest.fixture
 def samples(samples: list[TrainingSample]) -> list[TrainingSample]:
-    """Those of every test, sampled by versions 0 to 3, whose log-probabilities lie around those of the model."""
+    """Returns samples of versions 0 to 3, with log-probabilities close to the model's."""
 
     def update(number: int, sample: TrainingSample) -> dict[str, Any]:
         assert sample.logprobs is not None
@@ -88,7 +88,7 @@ def trained(
     forward_is_proximal: bool = True,
     proximal_version: float = VERSION,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The gradient of a step and its diagnostics."""
+    """Returns the gradient of a step and its diagnostics."""
 
     async def compute(batch: Sequence[TrainingSample], policy: str) -> Any:
         assert policy == "proximal"
@@ -128,7 +128,7 @@ def test_its_own_forward_pass_is_the_proximal_policy(
     loss: str,
     correction: str | None,
 ) -> None:
-    """Weights from a pass of their own are constants; so these are, too, or the gradients would differ."""
+    """Weights from a separate pass are constants. These must be too, or the gradients would differ."""
     names = () if correction is None else (correction,)
     config = configured(loss=loss, proximal_policy="forward", corrections=names)
     own, own_metrics = trained(trainer_of(config), config, [samples])
@@ -196,7 +196,7 @@ def test_a_sample_that_nobody_knows_the_origin_of_is_on_policy_in_any_company(
 
 
 class Seen(PolicyLoss):
-    """Keeps what it is given."""
+    """Records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ def test_tokens_of_the_live_version_have_the_ratio_to_what_sampled_them(
 def test_interpolation_ends_at_the_forward_pass(
     trainer_of: Callable[..., Trainer], configured: Build, samples: list[TrainingSample]
 ) -> None:
-    """The older the tokens, the nearer to the policy in training is the one before its step."""
+    """For older tokens, the proximal policy is closer to the policy in training."""
     forward = configured(loss="ppo_clip", proximal_policy="forward", corrections=("token_tis",))
     expected, _ = trained(trainer_of(forward), forward, [samples])
     interpolated = configured(loss="ppo_clip", proximal_policy="interpolated", corrections=("token_tis",))
@@ -262,7 +262,7 @@ def test_interpolated_logprobs_lie_between(
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What is counted
+# Metrics
 
 
 def test_clipped_tokens_are_counted_by_sign_and_age(
@@ -387,7 +387,7 @@ def test_a_divergence_from_nothing_is_an_error(
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What a loss needs
+# Requirements of losses
 
 
 def test_where_ratios_begin_has_to_be_known(

@@ -1,4 +1,4 @@
-"""Sampling: randomness that depends on seed and position only, truncation, stop tokens, and one batch of anything."""
+"""Sampling: randomness from seed and position only, truncation, stop tokens, and mixed batches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tiny_model(family: str) -> PreTrainedModel:
         torch.manual_seed(1)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
         for name, parameter in model.named_parameters():
-            if "norm" in name or "bias" in name:  # ones and zeros would hide a gain or bias that is left out
+            if "norm" in name or "bias" in name:  # Ones and zeros would hide a missing gain or bias.
                 torch.nn.init.normal_(parameter, 1.0 if "norm" in name and "weight" in name else 0.0, 0.2)
     return model
 
@@ -108,7 +108,7 @@ def test_logprobs_equal_recomputed_ones(family: str, temperature: float) -> None
                 expected = recomputed(model, request.prompt_ids, completion, temperature)
                 assert np.abs(completion.logprobs - expected).max() < 1e-5
         sampled.append([c.token_ids.tolist() for c in flat(results)])
-    # Two forward passes round differently, and now and then a drawn number lies between their results.
+    # Two forward passes round differently, and occasionally a drawn number lies between their results.
     same = sum(a == b for a, b in zip(sampled[0], sampled[-1], strict=True))
     assert same >= len(sampled[0]) - 2
 
@@ -145,7 +145,7 @@ def test_a_sample_does_not_depend_on_its_batch(decoder: Decoder) -> None:
 
 
 class CountingDecoder:
-    """Another decoder, and how many rows it decoded at each step."""
+    """Wraps a decoder and records how many rows it decoded at each step."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -247,7 +247,7 @@ def test_greedy_takes_the_likeliest_and_reports_the_untempered_distribution(
 
 
 class FixedDecoder:
-    """The same logits for ever."""
+    """Always returns the same logits."""
 
     def __init__(self, probabilities: list[float]) -> None:
         self.logits = torch.tensor(probabilities).log()[None]

@@ -1,4 +1,4 @@
-"""Generation in a thread of its own: what is sampled from which weights, and what ends, fails and goes on."""
+"""Generation in its own thread: weights of samples, shutdown, failures and recovery."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def sample_of(prompt: list[int], output: TokenOutput, advantage: float = 1.0) ->
 
 
 async def difference(backend: LocalBackend, prompt: list[int], output: TokenOutput) -> float:
-    """Largest difference between the sampled log-probabilities and the current weights'."""
+    """Returns the largest difference between sampled log-probabilities and those of the current weights."""
     [recomputed] = await backend.compute_logprobs([sample_of(prompt, output)])
     assert output.logprobs is not None
     return float(np.abs(recomputed - output.logprobs).max())
 
 
 class Halt:
-    """Holds the sampling thread up in the middle of its first batch."""
+    """Blocks the sampling thread in the middle of its first batch."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
@@ -112,7 +112,7 @@ class Halt:
 async def test_a_batch_keeps_the_weights_and_the_version_it_began_with(
     run_config: Build, samples: list[TrainingSample], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Training goes on beside it; the next batch has the new weights."""
+    """Training continues meanwhile; the next batch uses the new weights."""
     if kind != "fused":
         monkeypatch.setattr(FusedDecoder, "supports", staticmethod(lambda model: False))
     local = SEPARATED.model_copy(update={"lora": LoRAConfig(rank=4)}) if kind == "lora" else SEPARATED
@@ -138,14 +138,14 @@ async def test_a_batch_keeps_the_weights_and_the_version_it_began_with(
 
 
 async def test_the_difference_to_rollouts_is_that_of_the_live_version(run_config: Build) -> None:
-    """Tokens of older weights are counted apart; they differ because the policy has moved on."""
+    """Tokens of older weights are reported separately; they differ because the policy has changed."""
     async with started(run_config(SEPARATED)) as (backend, engine):
         first = sample_of([40, 41], await ask(engine, 40, 41))
         metrics = await train(backend, [first], 1)
         assert metrics["rollout_logprob_difference_max"] < EXACT
         assert metrics["off_policy_log_ratio"] < EXACT
 
-        metrics = await train(backend, [first], 2)  # the weights have moved, their version has not
+        metrics = await train(backend, [first], 2)  # The weights changed, but not their version.
         assert metrics["off_policy_log_ratio"] > EXACT
         assert "rollout_logprob_difference_max" not in metrics
         assert "off_policy_log_ratio/age_0" not in metrics
@@ -263,7 +263,7 @@ class Plugin:
 
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
-    monkeypatch.setitem(sys.modules, "even_tokens", sys.modules[__name__])  # pytest's name for it is no import path
+    monkeypatch.setitem(sys.modules, "even_tokens", sys.modules[__name__])  # pytest's name for it is not importable.
     monkeypatch.setattr(EvenTokens, "rollouts", 0)
     manager = PluginManager.from_environment(no_plugins=True)
     for name, plugin in (("local", rllm_local), ("renderers", rllm_renderers), ("even_tokens", Plugin())):
@@ -313,7 +313,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def turns_by_version(run_dir: Path) -> dict[int, list[TrainingSample]]:
-    """Every turn of the run's episodes as a sample of its own, by the version stamped on it."""
+    """Returns every turn of the run's episodes as a sample, grouped by weight version."""
     found: dict[int, list[TrainingSample]] = {}
     for line in lines_of(run_dir / "trajectories.jsonl"):
         for trajectory in Episode.model_validate(line["episode"]).trajectories:
@@ -348,7 +348,7 @@ def test_rollouts_in_flight_go_on_with_new_weights(
     monkeypatch: pytest.MonkeyPatch,
     lora: tuple[str, ...],
 ) -> None:
-    """Those of the second step wait between their turns until version 1 is live."""
+    """Rollouts of the second step wait between their turns until version 1 is live."""
     monkeypatch.setattr(EvenTokens, "second_version", asyncio.Event())
     config = configured("training.staleness_threshold=1", "training.partial_rollout=true", *lora)
     summary = play(config, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The starter model: its tokenizer, its chat format, its warm start, and where it is kept."""
+"""The starter model: its tokenizer, its chat format, its warm start and its cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from rllm_core.errors import ConfigError, RunError, UserError
 from rllm_core.types import SamplingParams
 
-# Uniform permutations of four letters leave 0.54 nats per token that nobody can predict.
+# Uniform permutations of four letters have an irreducible loss of 0.54 nats per token.
 SORT_TARGET_LOSS = 0.72
 Conversations = Callable[[random.Random], Iterator[list[dict[str, Any]]]]
 
@@ -142,7 +142,7 @@ def test_the_fixed_part_of_a_call_takes_few_tokens() -> None:
 
 
 def test_no_token_spans_lines(tokenizer: PreTrainedTokenizerFast) -> None:
-    """So that a text keeps its tokens when it is rendered together with the line before it."""
+    """A text thus keeps its tokens when rendered after another line."""
     assert [word for word in tokenizer.get_vocab() if len(word) > 1 and "\u010a" in word] == []
 
 
@@ -171,7 +171,7 @@ def starter_folder(
 def test_the_warm_start_solves_no_more_than_chance(
     starter_folder: tuple[Path, dict[str, float]], conversations: Conversations
 ) -> None:
-    """Held-out words, sampled at temperature 1: nearly all answers have the form, one in 24 or so is sorted."""
+    """On held-out words at temperature 1, nearly all answers have the right form, and about one in 24 is sorted."""
     folder, made = starter_folder
     assert made["loss"] < SORT_TARGET_LOSS
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -248,7 +248,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_before_any_work(
     monkeypatch.setenv("RLLM_CACHE_DIR", cache)
     monkeypatch.setattr(starter, "_task", lambda task: (conversations, None))
     monkeypatch.setattr(starter, "make_starter_model", work)
-    with pytest.raises(ConfigError, match=f"cannot be kept in {cache}/starter: .*; set RLLM_CACHE_DIR") as caught:
+    with pytest.raises(ConfigError, match=f"cannot be cached in {cache}/starter: .*; set RLLM_CACHE_DIR") as caught:
         starter.starter_model(0)
     assert "\n" not in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""The training path: whatever way samples are laid out and cut into passes, the gradient is the same."""
+"""The training path: the gradient does not depend on layout or passes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def gradient(trainer: Trainer, passes: Sequence[Sequence[TrainingSample]], entro
 def reference_gradient(
     trainer: Trainer, samples: Sequence[TrainingSample], temperature: float, entropy: float
 ) -> torch.Tensor:
-    """One sample at a time, all logits, nothing clever."""
+    """Reference implementation: one sample at a time, with all logits."""
     total = torch.zeros(())
     for sample in samples:
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
@@ -146,7 +146,7 @@ def test_a_step_without_gradient_still_moves_the_momentum(
 
 
 def test_ppo_clip_with_shared_nodes(trainer: Callable[..., Trainer], samples: list[TrainingSample]) -> None:
-    """Twins share a node and still have their own ratios and advantages."""
+    """Duplicates share a node but keep their own ratios and advantages."""
     loss = PPOClip()
     packed, padded = (gradient(trainer(loss=loss, share_prefixes=share), [samples]) for share in (True, False))
     assert_close(packed, padded)
@@ -165,7 +165,7 @@ def test_prefixes_are_encoded_once(samples: list[TrainingSample]) -> None:
     assert sorted(i for row in shared for i in row.samples) == list(range(len(samples)))
     assert sum(row.tokens for row in plain) == sum(len(s.token_ids) - 1 for s in samples)
     group = next(row for row in shared if 0 in row.samples)
-    # a prompt of 12, the answer's first three tokens, 75, 90 and 91; what ends a sample is not read
+    # A prompt of 12, the answer's first three tokens, 75, 90 and 91; last tokens of samples are not read.
     assert group.tokens == 12 + 3 + 1 + 0 + 1
 
 

@@ -1,4 +1,4 @@
-"""Images: what is sampled with them is what is trained, and nothing but a prompt's own images is taken for one."""
+"""Images: sampling and training agree, and only a prompt's own images count as images."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def tiny_model(family: str) -> PreTrainedModel:
 
 
 class Pictures:
-    """Stands for a parser: what a model reads for an image follows from its hash."""
+    """Fake parser: an image's hash determines the model's inputs."""
 
     name = "pictures"
     supports_media = True
@@ -170,7 +170,7 @@ def trainer_of(model: PreTrainedModel, pictures: Pictures, *, share_prefixes: bo
 
 
 def transformers_logits(model: Any, pictures: Pictures, taken: TrainingSample) -> torch.Tensor:
-    """``(tokens, vocabulary)`` by the model's own forward: sampled placeholders are written as their twin."""
+    """``(tokens, vocabulary)`` by the model's own forward; an equal-embedding token replaces sampled placeholders."""
     ids = torch.tensor(taken.token_ids, dtype=torch.long)[None]
     kinds = torch.zeros_like(ids)
     for piece in taken.media:
@@ -206,7 +206,7 @@ def engine_of(model: PreTrainedModel, pictures: Pictures, *, shared: bool = True
 
 
 def mixed_samples(pictures: Pictures) -> list[TrainingSample]:
-    """Groups that share images and prompts, equal tokens with other images, two turns, and text alone."""
+    """Returns groups with shared images and prompts, equal tokens with other images, two turns, and text only."""
     red, blue, wide = pictures.image("red"), pictures.image("blue"), pictures.image("wide", wide=True)
     built = []
     for image in (red, blue):

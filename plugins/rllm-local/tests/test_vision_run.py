@@ -1,4 +1,4 @@
-"""A run with images through the real trainer: a tiny vision-language model learns to name what it is shown."""
+"""A run with images through the real trainer: a tiny vision-language model learns to name the colors it sees."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TEMPLATE = """\
 
 
 class Colours(Workflow):
-    """Two images, one after the other, each to be named; the reward is the share that was."""
+    """Two images to name, one after the other; the reward is the share of correct names."""
 
     name: ClassVar[str] = "colours"
 
@@ -117,7 +117,7 @@ def processor() -> Any:
 
 @pytest.fixture(scope="module")
 def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LLaVA of two layers that answers every image with a colour, and knows nothing about which."""
+    """Makes a two-layer LLaVA that answers every image with a random color."""
     folder = tmp_path_factory.mktemp("vision")
     written = processor()
     written.save_pretrained(folder)
@@ -151,7 +151,7 @@ def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer_at_random(model: Any, written: Any) -> None:
-    """Imitation of dialogues in which every colour is answered by any."""
+    """Trains on dialogues in which each color gets a random answer."""
     rng = random.Random(0)
     images = {colour: PIL.Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")}
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -175,7 +175,7 @@ def answer_at_random(model: Any, written: Any) -> None:
 
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
-    monkeypatch.setitem(sys.modules, "colours", sys.modules[__name__])  # pytest's name for this file is no import path
+    monkeypatch.setitem(sys.modules, "colours", sys.modules[__name__])  # pytest's name for this file is not importable.
     manager = PluginManager.from_environment(no_plugins=True)
     for name, plugin in (("local", rllm_local), ("renderers", rllm_renderers), ("colours", Plugin())):
         manager.register(plugin, name)

@@ -18,12 +18,12 @@ def parsers() -> list[Parser]:
             name="chat_template",
             load="rllm_renderers.chat_template:ChatTemplateParser",
             config="rllm_renderers.chat_template:ChatTemplateConfig",
-            summary="The model folder's own chat template and tokenizer.",
+            summary="The chat template and tokenizer of the model folder.",
         ),
         Parser(
             name="renderer",
             load="rllm_renderers.renderer:RendererParser",
             config="rllm_renderers.renderer:RendererConfig",
-            summary="The package renderers: one hand-written renderer per model family.",
+            summary="The package `renderers`: one hand-written renderer per model family.",
         ),
     ]

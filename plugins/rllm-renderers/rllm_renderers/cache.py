@@ -1,4 +1,4 @@
-"""A cache bounded by weight: prompts differ in length by orders of magnitude, so a count bounds nothing."""
+"""A cache bounded by weight. A count would not limit memory: prompt lengths differ by orders of magnitude."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ValueT = TypeVar("ValueT")
 
 
 class BoundedCache(Generic[ValueT]):
-    """Least recently used entries go first; safe for threads; a pickled one comes back empty.
+    """A least-recently-used cache; thread-safe, and empty after unpickling.
 
     Args:
-        max_weight: Bound on the sum of the entries' weights.
+        max_weight: Maximum total weight of the entries.
     """
 
     def __init__(self, max_weight: int) -> None:
@@ -30,7 +30,7 @@ class BoundedCache(Generic[ValueT]):
         return len(self._entries)
 
     def get(self, key: Hashable) -> ValueT | None:
-        """The value stored under ``key``, or None."""
+        """Returns the value stored under ``key``, or None."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -39,7 +39,7 @@ class BoundedCache(Generic[ValueT]):
             return entry[0]
 
     def put(self, key: Hashable, value: ValueT, weight: int) -> None:
-        """Store a value; one heavier than the whole cache is not kept."""
+        """Stores a value, unless it is heavier than the whole cache."""
         if weight > self.max_weight:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""``chat_template``: renders with the model folder's own template, and bridges turns by the suffix method."""
+"""``chat_template``: renders with the model's own template, and bridges turns with the suffix method."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ _DECIDED_BY_THE_PARSER = frozenset(
 
 
 class ChatTemplateConfig(Section):
-    """``[chat_template]``: how the model's template is used."""
+    """``[chat_template]``: settings for the model's chat template."""
 
     trust_remote_code: Annotated[
-        bool, Field(description="Run tokenizer code that comes with the model; only for models you trust.")
+        bool, Field(description="Run tokenizer code shipped with the model. Enable only for models you trust.")
     ] = False
     chat_template_kwargs: Annotated[
-        dict[str, Any], Field(description="Variables of the template, e.g. {enable_thinking = false}.")
+        dict[str, Any], Field(description="Template variables, for example {enable_thinking = false}.")
     ] = Field(default_factory=dict)
     bridge: Annotated[
         bool,
         Field(
-            description="Carry a conversation's sampled tokens, reasoning included, into its next prompt where that is "
-            "proven exact; false renders every turn anew, with the template's own rules for dropping reasoning."
+            description="Carry a conversation's sampled tokens, reasoning included, into its next prompt where this is "
+            "proven exact. If false, every turn is rendered again, and the template decides which reasoning to drop."
         ),
     ] = True
 
     tool_format: Annotated[
         Literal["auto", "qwen_xml", "glm", "hermes", "deepseek", "mistral", "harmony", "llama"],
         Field(
-            description='How the model writes tool calls; "auto" reads it off what the template writes, and where that '
-            "tells nothing, calls are not read."
+            description="Format of the model's tool calls. auto detects it from the template; if that fails, calls "
+            "are not parsed."
         ),
     ] = "auto"
 
@@ -67,7 +67,7 @@ class ChatTemplateConfig(Section):
     @classmethod
     def _check_names(cls, value: dict[str, Any]) -> dict[str, Any]:
         if taken := sorted(_DECIDED_BY_THE_PARSER.intersection(value)):
-            raise ValueError(f"{taken[0]!r} is decided by the parser")
+            raise ValueError(f"{taken[0]!r} is set by the parser")
         return value
 
 
@@ -75,13 +75,13 @@ class ChatTemplateParser(TextParser):
     """Renders with the tokenizer's own chat template; see `TextParser`.
 
     Args:
-        tokenizer: A tokenizer with a chat template, which from now on is the parser's alone.
+        tokenizer: A tokenizer with a chat template, owned by the parser from now on.
         stop_token_ids: Ids that end an assistant turn.
-        config: Its section of the run file.
-        media: The model's images, or why messages cannot hold any.
+        config: Settings from the run file.
+        media: Image processor of the model, or the reason why messages cannot contain images.
 
     Raises:
-        ConfigError: If the template takes no conversation, or does not write what a user says.
+        ConfigError: If the template accepts no conversation, or omits user messages.
     """
 
     name: ClassVar[str] = "chat_template"
@@ -103,10 +103,10 @@ class ChatTemplateParser(TextParser):
 
     @classmethod
     def from_model(cls, path: str | Path, config: BaseModel | None = None) -> ChatTemplateParser:
-        """Load the tokenizer of a model folder (or hub name) for this parser alone.
+        """Loads a tokenizer for this parser alone, from a model folder or Hugging Face model ID.
 
         Raises:
-            ConfigError: If there is no tokenizer, no chat template in it, or no token that ends a turn.
+            ConfigError: If there is no tokenizer, no chat template, or no token that ends a turn.
         """
         section = ChatTemplateConfig.model_validate({} if config is None else config)
         tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code, parser=cls.name)
@@ -127,13 +127,13 @@ class ChatTemplateParser(TextParser):
         return self.template.media.place(token_ids(prompt_ids), images, start)
 
     def media_inputs(self, chunk: MediaChunk) -> ImageInputs:
-        """What the vision part of the model reads for an image, see `MediaProcessor.inputs`."""
+        """Returns the inputs of the model's vision part for an image, see `MediaProcessor.inputs`."""
         if self.template.media is None:
             raise ValueError("this parser has no images")
         return self.template.media.inputs(chunk)
 
     def media_probe(self) -> tuple[TokenIds, tuple[PlacedMedia, ...]]:
-        """A short prompt with one image, for backends that check how they read images."""
+        """Returns a short prompt with one image, for backends that check how they read images."""
         if self.template.media is None:
             raise ValueError("this parser has no images")
         part = self.template.media.probe_part()
@@ -150,7 +150,9 @@ class ChatTemplateParser(TextParser):
     ) -> list[MaskedTokens]:
         """See `BaseParser.tokenize_and_mask`; ``hf_template`` is transformers' own mask."""
         if has_media(messages):
-            raise ConfigError("tokenize_and_mask: a conversation holds an image, but its rows are of tokens only")
+            raise ConfigError(
+                "tokenize_and_mask: a conversation contains an image, but its rows consist of tokens only"
+            )
         if method == "hf_template":
             return [masked_by_template(self.template, messages, tools)]
         return super().tokenize_and_mask(messages, tools=tools, method=method)

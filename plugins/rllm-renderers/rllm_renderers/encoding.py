@@ -1,13 +1,12 @@
-"""Text to token ids and back, by a private tokenizer, and text from outside that spells control tokens.
+"""Encodes and decodes text with a private tokenizer, and protects prompts from text that spells control tokens.
 
-Whatever a user or a tool wrote is text. If it spells ``<|im_end|>``, a tokenizer would make the control token of it:
-a tool's result could end its turn and speak as the system. So before a template is rendered, such spellings are
-replaced by markers (characters of a private-use plane) that come out of the tokenizer as ids of their own, and these
-are replaced by the ordinary tokens that spell the same text. The model reads what was written, letter by letter.
+Text from users and tools must stay text. If it spells ``<|im_end|>``, a tokenizer would produce the control token: a
+tool result could end its turn and speak as the system. Before a template is rendered, such spellings are therefore
+replaced by markers, characters of a private-use plane. The tokenizer gives markers their own ids, which are replaced
+by the ordinary tokens that spell the same text. The model reads exactly the original characters.
 
-Not covered: a template that cuts messages into pieces or writes them as JSON in ASCII garbles the markers with the rest
-of the text outside ASCII. That is safe, since a garbled marker is no control token either, but it is not letter by
-letter.
+Not covered: a template that splits messages or writes them as ASCII JSON garbles the markers along with other non-ASCII
+text. This is safe, because a garbled marker is not a control token either, but the text is not exact.
 """
 
 from __future__ import annotations
@@ -24,31 +23,31 @@ from rllm_core.errors import ConfigError
 from rllm_core.types import MessageLike, SampledMessage
 
 TRUSTED_ROLES = frozenset({"system", "developer", "assistant"})
-"""Whose text may write control tokens: the workflow's author explains formats, examples of answers use them.
+"""Roles whose text may contain control tokens: the workflow's author explains formats, and example answers use them.
 
-What a model sampled is no example: it may repeat what a user wrote, see `SampledMessage`.
+Sampled messages are not examples: they may repeat text of a user, see `SampledMessage`.
 """
 
-# Private-use characters: one for each control token (some families have thousands), one in front of characters of
-# this range that somebody wrote, and one that keeps two pieces of text apart.
+# Private-use characters: one for each control token (some families have thousands), one to escape characters of this
+# range in messages, and one to separate two pieces of text.
 _FIRST_MARKER = 0x100000
 _ESCAPE = "\U0010fffd"
 _BREAK = "\U0010fffc"
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # how byte fallback spells ordinary text
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # Byte fallback: ordinary text.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Encoder:
-    """A private copy of a tokenizer, without truncation and padding; safe for threads and picklable.
+    """A private copy of a tokenizer, without truncation and padding; thread-safe and picklable.
 
     Args:
-        tokenizer: A fast tokenizer of transformers. What others do to it afterwards has no effect here.
+        tokenizer: A fast tokenizer of transformers. Later changes to it have no effect here.
 
     Raises:
-        ConfigError: If it is not a fast tokenizer.
+        ConfigError: If the tokenizer is not a fast tokenizer.
 
     Attributes:
-        control_tokens: Ids by text of what text from outside must not become.
+        control_tokens: Maps the text of each control token, which untrusted text must not produce, to its id.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -87,7 +86,9 @@ class Encoder:
         self._tokenizer.add_special_tokens([AddedToken(character, normalized=False) for character in reserved])
         self._reserved_by_id = {self._tokenizer.token_to_id(character): character for character in reserved}
         if not self._known_ids.isdisjoint(self._reserved_by_id):
-            raise ConfigError("the tokenizer's vocabulary has holes, so that nothing can be added to it; use another")
+            raise ConfigError(
+                "the tokenizer's vocabulary has gaps, so no tokens can be added to it; use another tokenizer"
+            )
         self._plain = plain
         self._break_id = self._tokenizer.token_to_id(_BREAK)
 
@@ -98,7 +99,7 @@ class Encoder:
         self._setup(serialised)
 
     def count(self, messages: Iterable[MessageLike]) -> int:
-        """How often text of messages from outside spells a control token."""
+        """Returns how often untrusted text in messages spells a control token."""
         return sum(
             self._spellings(text)
             for message in messages
@@ -117,11 +118,11 @@ class Encoder:
         return str(self._normaliser.normalize_str(text))
 
     def protect(self, messages: Iterable[MessageLike], *, placeholder: str = "") -> list[dict[str, Any]]:
-        """Messages to be rendered, with spellings of control tokens in text from outside marked for `encode`.
+        """Marks spellings of control tokens in untrusted text of messages, for `encode`.
 
         Args:
-            messages: The messages.
-            placeholder: A control token that only the template may write, so that trusted text is no exception.
+            messages: Messages to render.
+            placeholder: A control token that only the template may write, so it is marked in trusted text too.
         """
         protected = []
         for message in messages:
@@ -135,11 +136,11 @@ class Encoder:
         return protected
 
     def escape(self, value: Any) -> Any:
-        """Trusted data (tools, say) to be rendered: characters that would be markers are told apart from these."""
+        """Escapes characters that would be markers, in trusted data to render, such as tools."""
         return map_text(value, lambda text: self._reserved_pattern.sub(lambda found: _ESCAPE + found[0], text))
 
     def _sampled_as_such(self, message: SampledMessage) -> frozenset[str]:
-        """Spellings of control tokens that a model sampled, but not those that it wrote with other tokens too."""
+        """Returns the control tokens that a model sampled as such and never spelled with other tokens."""
         sampled: set[str] = set()
         markers: set[str] = set()
         for ids in (list(map(int, completion)) for completion in message.completions):
@@ -151,7 +152,7 @@ class Encoder:
         marked = map_text(value, lambda text: self._marked_text(text, but))
         if isinstance(value, list | tuple):
             pieces = list(_pieces(value))
-            # Templates write the parts of a message one after the other, so parts can spell a token together.
+            # Templates join the parts of a message, so several parts together can spell a token.
             if self._spellings("".join(pieces)) > sum(map(self._spellings, pieces)):
                 marked = [_with_break(part) for part in marked]
         return marked
@@ -165,7 +166,7 @@ class Encoder:
         )
 
     def unmark(self, text: str) -> str:
-        """Rendered text as the model will read it."""
+        """Returns rendered text as the model will read it."""
         if not self._reserved_pattern.search(text):
             return text
         written = {marker: spelling for spelling, marker in self._markers.items()} | {_BREAK: "", _ESCAPE: ""}
@@ -173,7 +174,7 @@ class Encoder:
         return re.sub(pattern, lambda found: found[1] or written[found[2]], text)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of rendered text; control tokens in it are read as such, markers are not, and nothing is added."""
+        """Returns the ids of rendered text. Control tokens in it become control tokens, markers become text."""
         if not self._reserved_pattern.search(text):
             ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
             return ids
@@ -194,24 +195,24 @@ class Encoder:
         return result
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of sampled ids, with nothing left out.
+        """Returns the text of sampled ids, with nothing omitted.
 
-        Special tokens stay visible. So do ids that the tokenizer does not know, since a model's vocabulary may be
-        padded beyond its tokenizer's: they show as U+FFFD.
+        Special tokens stay visible. Ids unknown to the tokenizer show as U+FFFD; a model's vocabulary may be padded
+        beyond its tokenizer's.
         """
         if not ids or max(ids) < self._first_hole:
             return self._decode_known(ids)
         return self._decode(ids, self._known_ids)
 
     def decode_marked(self, ids: Sequence[int]) -> str:
-        """`decode`, with markers for control tokens that other tokens spell, so that none but sampled ones are read so.
+        """Decodes, with markers for control tokens that other tokens spell, so that only sampled ones count as such.
 
-        `unmark` makes the text of it that a checker sees.
+        `unmark` turns the result into the text that a reward function sees.
         """
         text = self.decode(ids)
         if not self._protected_pattern.search(text) and self._normaliser is None:
             return text
-        # Where control tokens were sampled, nothing is read as one, and their spellings come in again afterwards.
+        # Decode with breaks in place of sampled control tokens, and insert their spellings afterwards.
         sampled = [self._spelling_by_id[token] for token in ids if token in self._spelling_by_id]
         rest = self._decode(
             [
@@ -221,7 +222,7 @@ class Encoder:
             self._known_ids | {self._break_id},
         )
         pieces = rest.split(_BREAK)
-        if len(pieces) != len(sampled) + 1:  # the character itself was written, which nobody does in earnest
+        if len(pieces) != len(sampled) + 1:  # The text itself contains the break character; very unlikely.
             return self._marked_text(text)
         marked = map(self._marked_text, pieces)
         return "".join(itertools.chain.from_iterable(zip(marked, [*sampled, ""], strict=True)))
@@ -238,7 +239,7 @@ class Encoder:
 
 
 def map_text(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of JSON-like data with every text in it changed."""
+    """Returns a copy of JSON-like data with ``change`` applied to every text."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -249,7 +250,7 @@ def map_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _texts(value: Any) -> Iterable[str]:
-    """The texts in the value of a message's key; that of content in parts as one."""
+    """Yields the texts in the value of a message's key; content in parts counts as one text."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | tuple):
@@ -261,7 +262,7 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def _pieces(parts: Iterable[Any]) -> Iterable[str]:
-    """The texts of content in parts, without the white space that templates may take away."""
+    """Yields the texts of content in parts, without white space that templates may strip."""
     for part in parts:
         text = part.get("text") if isinstance(part, Mapping) else part
         if isinstance(text, str):
@@ -273,12 +274,12 @@ def _with_break(part: Any) -> Any:
         return {**part, "text": _with_break(part["text"])}
     if not isinstance(part, str):
         return part
-    end = len(part.rstrip())  # in front of white space, so that templates can still take it away
+    end = len(part.rstrip())  # Before white space, so that templates can still strip it.
     return part[:end] + _BREAK + part[end:]
 
 
 def _one_of(words: Iterable[str]) -> str:
-    """A pattern that matches the longest of ``words``; common beginnings are tried once, since there are thousands."""
+    """Returns a pattern for the longest of ``words``; common prefixes are tried once, since there are thousands."""
     rests: dict[str, list[str]] = {}
     for word in words:
         rests.setdefault(word[:1], []).append(word[1:])
@@ -288,7 +289,7 @@ def _one_of(words: Iterable[str]) -> str:
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    plain = Tokenizer(tokenizer.model)  # shared: a large vocabulary takes seconds to build
+    plain = Tokenizer(tokenizer.model)  # Shared, because a large vocabulary takes seconds to build.
     if tokenizer.normalizer is not None:
         plain.normalizer = tokenizer.normalizer
     if tokenizer.pre_tokenizer is not None:
@@ -297,18 +298,20 @@ def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _ids_in_text(plain: Tokenizer, piece: str) -> list[int]:
-    """Ids that spell ``piece`` in the middle of other text."""
+    """Returns ids that spell ``piece`` in the middle of other text."""
     anchor = plain.encode("a", add_special_tokens=False).ids
     whole: list[int] = plain.encode("a" + piece, add_special_tokens=False).ids
-    # Where the anchor merges with the piece, the piece is encoded as if text began with it.
+    # If the anchor merges with the piece, encode the piece as the beginning of a text.
     joins = whole[: len(anchor)] != anchor
     return list(plain.encode(piece, add_special_tokens=False).ids) if joins else whole[len(anchor) :]
 
 
 def _ordinary_ids(plain: Tokenizer, forbidden: frozenset[int], text: str) -> list[int]:
-    """Ids that spell ``text`` in the middle of other text, none of them a control token."""
+    """Returns ids that spell ``text`` in the middle of other text, without control tokens."""
     for pieces in ([text], list(text)):
         ids = [token for piece in pieces for token in _ids_in_text(plain, piece)]
         if ids and forbidden.isdisjoint(ids):
             return ids
-    raise ConfigError(f"the tokenizer has no way to write {text!r} as text, which every prompt may hold; use another")
+    raise ConfigError(
+        f"the tokenizer cannot encode {text!r} as text, which any prompt may contain; use another tokenizer"
+    )

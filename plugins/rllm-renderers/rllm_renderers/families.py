@@ -1,4 +1,4 @@
-"""Which of the package's families a model is of: the one that writes what the model's own template writes."""
+"""Detects a model's family in the package: the family that writes the same tokens as the model's own template."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rllm_renderers.probes import Difference, difference
 from rllm_renderers.template import ChatTemplate, FamilyTemplate
 
 _VISION_KEYS = ("vision_config", "vision_tower", "mm_vision_tower", "image_token_id", "image_token_index")
-_OTHERWISE = 'renderer.family = "..." forces one, and parser = "chat_template" works with any template'
+_OTHERWISE = 'force a family with renderer.family = "...", or set parser = "chat_template", which takes any template'
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Resolved:
     """The family of a model.
 
     Attributes:
-        name: The package's name of it.
-        template: The package's renderer, as what writes conversations.
-        options: What it was built with, beyond the package's defaults.
-        mismatch: How it differs from the model's own template; None if it does not, or if there is no template.
-        own: That template, if there is one.
+        name: Name of the family in the package.
+        template: The package's renderer, as a template.
+        options: Options that differ from the package's defaults.
+        mismatch: First difference from the model's own template; None if there is no difference, or no template.
+        own: The model's own template, if there is one.
     """
 
     name: str
@@ -44,29 +44,29 @@ class Resolved:
 
 
 def refuse_vision(path: str) -> None:
-    """Refuse a model that takes images, as its ``config.json`` says.
+    """Rejects a model whose ``config.json`` declares images.
 
     Raises:
-        ConfigError: If it does; names the parser to use instead.
+        ConfigError: If the model takes images; the message names the parser to use instead.
     """
     config = read_model_config(path)
     if found := [key for key in _VISION_KEYS if config.get(key) is not None]:
         raise ConfigError(
-            f"model {path!r} takes images ({found[0]} in its config.json), which parser 'renderer' cannot carry; "
+            f"model {path!r} takes images ({found[0]} in its config.json), which parser 'renderer' does not support; "
             'set parser = "chat_template"'
         )
 
 
 def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> Resolved:
-    """The family called ``wanted``, or for ``auto`` the one that writes what the model's template writes.
+    """Returns the family ``wanted``, or for ``auto`` the family that matches the model's template.
 
-    Nothing is concluded from names, neither a folder's nor that of the model's architecture, which fine-tunes with
-    other templates share: every family whose tokens the tokenizer has is a candidate, and it must write the corpus of
-    `rllm_renderers.probes` token for token as the template does. If none writes all of it, one that writes first
-    prompts is taken, and what has been answered is written by the template.
+    Names prove nothing, neither the folder's nor the architecture's, which fine-tunes with other templates share. Every
+    family whose tokens the tokenizer has is a candidate, and must write the corpus of `rllm_renderers.probes` token for
+    token like the template. If none writes all of it, the first that writes first prompts is used, and the template
+    writes conversations with answers.
 
     Raises:
-        ConfigError: If there is none, or the one that was asked for cannot be used with this model.
+        ConfigError: If no family matches, or the wanted family cannot be used with this model.
     """
     if wanted != "auto":
         check_family(wanted)
@@ -75,11 +75,11 @@ def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, opt
         except FamilyError as error:
             raise ConfigError(
                 f"renderer.family = {wanted!r} cannot be used with model {path!r}: {error}; "
-                'parser = "chat_template" works with any template'
+                'set parser = "chat_template", which takes any template'
             ) from error
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"model {path!r} has no chat template that could tell its family; "
+            f"model {path!r} has no chat template to detect its family from; "
             f"set renderer.family to one of {', '.join(family_names())}"
         )
     rejected: list[str] = []
@@ -98,17 +98,17 @@ def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, opt
             closest = closest or candidate
         rejected.append(f"{name} ({candidate.mismatch})")
     if closest is not None:
-        # Nobody asked for this family, so what it writes otherwise is written as the model's own template does.
+        # The user did not choose this family, so the model's own template writes where the two differ.
         closest.template.with_answers = closest.own
         return closest
     candidates = ", ".join(rejected) or "none has its special tokens"
     raise ConfigError(
-        f"the chat template of model {path!r} is of no known family; candidates: {candidates}; {_OTHERWISE}"
+        f"the chat template of model {path!r} matches no known family; candidates: {candidates}; {_OTHERWISE}"
     )
 
 
 def _closest(name: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> Resolved:
-    """A family with its options; what it would guess from a model's name is found from the template."""
+    """Returns a family with the options that match the template best; the package would guess some from a name."""
     closest: Resolved | None = None
     for guess in _guesses(name, options):
         template = FamilyTemplate(tokenizer, encoder, *make_family(name, tokenizer, encoder, guess))

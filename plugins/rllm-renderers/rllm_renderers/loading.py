@@ -1,4 +1,4 @@
-"""What a parser needs of a model folder or hub name: its tokenizer, and the tokens that end a turn."""
+"""Loads what a parser needs of a model: its tokenizer, and the tokens that end a turn."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ HUB_SECONDS = 5.0
 
 
 def read_model_config(path: str) -> dict[str, Any]:
-    """``config.json`` of a model folder or hub name; empty if there is none.
+    """Returns ``config.json`` of a model folder or Hugging Face model ID; empty if there is none.
 
     Raises:
-        ConfigError: If it cannot be read.
+        ConfigError: If the file cannot be read.
     """
     from transformers.utils.hub import cached_file
 
@@ -43,23 +43,25 @@ def read_model_config(path: str) -> dict[str, Any]:
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool, parser: str) -> Any:
-    """A tokenizer that nobody else holds.
+    """Loads a tokenizer that is not shared.
 
     Args:
-        path: Model folder or hub name.
-        trust_remote_code: Whether to run code that comes with it.
-        parser: For whom, so that errors name the right section of the run file.
+        path: Model folder or Hugging Face model ID.
+        trust_remote_code: Whether to run code shipped with the tokenizer.
+        parser: Name of the parser, so that errors name the right section of the run file.
 
     Raises:
-        ConfigError: If there is none, or none that may be loaded.
+        ConfigError: If there is no tokenizer, or it must not be loaded.
     """
     if not path:
-        raise ConfigError(f"model.path is not set; the {parser} parser needs a model folder or hub name")
+        raise ConfigError(f"model.path is not set; the {parser} parser needs a model folder or Hugging Face model ID")
     folder = Path(path).expanduser()
     if not folder.is_dir() and (folder.is_absolute() or path.startswith((".", "~")) or folder.exists()):
         raise ConfigError(f"model folder {path} does not exist")
     if not folder.is_dir() and not HUB_NAME.fullmatch(path):
-        raise ConfigError(f"model folder {path} does not exist, and it is no hub name either: those are OWNER/MODEL")
+        raise ConfigError(
+            f"model folder {path} does not exist, and it is not a Hugging Face model ID (OWNER/MODEL) either"
+        )
     offline = is_offline(path)
     from transformers import AutoTokenizer
 
@@ -70,19 +72,19 @@ def load_tokenizer(path: str, *, trust_remote_code: bool, parser: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise ConfigError(
-                f"the tokenizer of model {path!r} is code that comes with the model, and is not run; if you trust it, "
-                f"set {parser}.trust_remote_code = true"
+                f"the tokenizer of model {path!r} needs code shipped with the model, which is not run by default; if "
+                f"you trust it, set {parser}.trust_remote_code = true"
             ) from error
         if offline and not folder.is_dir():
             raise ConfigError(
-                f"model {path!r} is neither a folder nor downloaded, and the hub cannot be asked: it did not answer, "
-                "or HF_HUB_OFFLINE is set. Name the folder of a model, or try again when the hub can be reached"
+                f"model {path!r} is neither a folder nor downloaded, and the Hugging Face Hub cannot be reached: it "
+                "did not answer, or HF_HUB_OFFLINE is set. Set model.path to a model folder, or try again later"
             ) from error
         raise ConfigError(f"model {path!r} has no tokenizer that can be loaded: {_first_line(error)}") from error
 
 
 def is_offline(path: str) -> bool:
-    """Whether a model can only come from this machine; the hub's client would retry each file for half a minute."""
+    """Returns whether to skip the Hugging Face Hub; its client would retry each file for half a minute."""
     from huggingface_hub import constants
 
     return constants.HF_HUB_OFFLINE or (not Path(path).expanduser().is_dir() and not _answers(constants.ENDPOINT))
@@ -93,15 +95,15 @@ def _answers(endpoint: str) -> bool:
     try:
         urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_SECONDS).close()
     except urllib.error.HTTPError:
-        return True  # to whom it says no is another matter
+        return True  # The Hub is reachable; access is checked later.
     except OSError as error:
-        # Its client may know other certificates.
+        # The Hub's client may know other certificates.
         return isinstance(getattr(error, "reason", error), ssl.SSLError)
     return True
 
 
 def stop_token_ids(path: str, tokenizer: Any) -> list[int]:
-    """Ids that end a turn: the tokenizer's end of sequence, then those of ``generation_config.json``.
+    """Returns the ids that end a turn: the tokenizer's end of sequence, then those of ``generation_config.json``.
 
     Raises:
         ConfigError: If there are none.

@@ -1,8 +1,8 @@
-"""Images in messages: the placeholder tokens they become, and what the vision part of a model reads for each.
+"""Images in messages: their placeholder tokens, and the inputs of the model's vision part.
 
-The Hugging Face processor of the model decides both. Parts of a message's content that are images are
+The model's Hugging Face processor determines both. An image is a content part
 ``{"type": "image_url", "image_url": {"url": ...}}`` as in OpenAI's API, or ``{"type": "image", "image": ...}`` (also
-``path``, ``url`` or, for bare base64, ``base64``), with a data URL or a local file. Nothing is ever downloaded.
+``path``, ``url`` or, for bare base64, ``base64``), with a data URL or a local file. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INPUTS_CACHE_BYTES = 256 * 2**20
 _IMAGE_TYPES = ("image", "image_url")
 _OTHER_TYPES = ("video", "video_url", "audio", "audio_url", "input_audio")
 _SOURCE_KEYS = ("image_url", "image", "path", "url", "base64")
-# What processors return for the text around the images.
+# Outputs of processors for the text around the images.
 _OF_THE_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 _PROBE_SIZES = ((48, 64), (160, 96))
 
@@ -43,7 +43,7 @@ ImageInputs = Mapping[str, npt.NDArray[Any]]
 
 
 class ImagePart(dict[str, Any]):
-    """A part of a message that is an image: for the template and for cache keys its hash, and beside that the image."""
+    """An image as a part of a message; templates and cache keys see only its hash."""
 
     def __init__(self, chunk: MediaChunk) -> None:
         super().__init__(type="image", sha256=chunk.sha256)
@@ -51,18 +51,18 @@ class ImagePart(dict[str, Any]):
 
 
 class MediaProcessor:
-    """The images of one model. Safe for threads.
+    """Processes images for one model. Thread-safe.
 
     Args:
-        processor: The model's processor, used by nobody else.
+        processor: Processor of the model, for exclusive use.
 
     Raises:
-        ConfigError: If an image does not stand for one unbroken run of placeholder tokens.
+        ConfigError: If an image is not written as one unbroken run of placeholder tokens.
 
     Attributes:
-        placeholder: What the chat template writes where an image is.
-        placeholder_id: The token it is; an image takes a run of them.
-        chat_template: The processor's, for models whose tokenizer has none.
+        placeholder: Text the chat template writes for an image.
+        placeholder_id: Token of the placeholder; an image takes a run of them.
+        chat_template: Chat template of the processor, for models whose tokenizer has none.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -72,7 +72,7 @@ class MediaProcessor:
         self._inputs: BoundedCache[ImageInputs] = BoundedCache(INPUTS_CACHE_BYTES)
         self.placeholder: str = getattr(processor, "image_token", None) or ""
         if not self.placeholder:
-            raise ConfigError(f"{type(processor).__name__} has no image token, so images cannot be placed")
+            raise ConfigError(f"{type(processor).__name__} has no image token, so prompts cannot contain images")
         self._pattern = re.compile(re.escape(self.placeholder))
         self.chat_template: Any = getattr(processor, "chat_template", None)
         self.placeholder_id = -1
@@ -82,8 +82,8 @@ class MediaProcessor:
                 self.placeholder_id = ids[0]
             if set(ids) != {self.placeholder_id}:
                 raise ConfigError(
-                    f"{type(processor).__name__} writes an image as a sequence of different tokens; only models whose "
-                    f"images stand for one unbroken run of {self.placeholder!r} can be used with images"
+                    f"{type(processor).__name__} writes an image as a sequence of different tokens; images are "
+                    f"supported only for models that write one unbroken run of {self.placeholder!r} per image"
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -93,16 +93,16 @@ class MediaProcessor:
         self.__dict__.update(state, _lock=Lock())
 
     def check_placeholder(self, control_tokens: Mapping[str, int]) -> None:
-        """Check that no text can become the placeholder.
+        """Checks that no text can become the placeholder.
 
         Raises:
-            ConfigError: If it is no control token of the tokenizer.
+            ConfigError: If the placeholder is not a control token of the tokenizer.
         """
         if control_tokens.get(self.placeholder) != self.placeholder_id:
-            raise ConfigError(f"the image placeholder {self.placeholder!r} is no special token of the tokenizer")
+            raise ConfigError(f"the image placeholder {self.placeholder!r} is not a special token of the tokenizer")
 
     def resolve(self, messages: Sequence[MessageLike]) -> list[MessageLike]:
-        """Messages whose images are read and known by their hash; those that were resolved before are kept.
+        """Reads the images in messages and identifies them by hash; images already resolved are kept.
 
         Raises:
             ValueError: If an image cannot be read.
@@ -118,60 +118,62 @@ class MediaProcessor:
         return part if isinstance(part, ImagePart) else ImagePart(self._chunk(_content(part)))
 
     def expanded(self, text: str, images: Sequence[MediaChunk]) -> str:
-        """Rendered text with as many placeholders per image as the image has tokens.
+        """Repeats the placeholder of each image in rendered text once per token of the image.
 
         Raises:
-            ValueError: If the text has not one placeholder per image.
+            ValueError: If the text does not contain exactly one placeholder per image.
         """
         found = len(self._pattern.findall(text))
         if found != len(images):
             raise ValueError(
-                f"the rendered conversation holds {self.placeholder!r} {found} times for {len(images)} images: the "
-                "chat template leaves images out, or some text spells the placeholder"
+                f"the rendered conversation contains {self.placeholder!r} {found} times for {len(images)} images: the "
+                "chat template omits images, or some text contains the placeholder"
             )
         rest = iter(images)
         return self._pattern.sub(lambda _: self.placeholder * next(rest).length_tokens, text)
 
     def place(self, prompt_ids: TokenIds, images: Sequence[MediaChunk], start: int) -> tuple[PlacedMedia, ...]:
-        """Where ``images`` stand in ``prompt_ids[start:]``.
+        """Returns ``images`` with their positions in ``prompt_ids[start:]``.
 
         Raises:
-            ValueError: If the placeholders in it are not theirs.
+            ValueError: If the placeholders do not match the images.
         """
         at = start + np.flatnonzero(prompt_ids[start:] == self.placeholder_id)
         if len(at) != sum(image.length_tokens for image in images):
-            raise ValueError(f"{len(at)} placeholder tokens are not those of {len(images)} images")
+            raise ValueError(f"{len(at)} placeholder tokens do not match {len(images)} images")
         placed, taken = [], 0
         for image in images:
             run = at[taken : taken + image.length_tokens]
             if run[-1] - run[0] != image.length_tokens - 1:
-                raise ValueError("the placeholder tokens of an image are not in one run")
+                raise ValueError("the placeholder tokens of an image are not consecutive")
             placed.append(PlacedMedia(**_fields(image), start=int(run[0])))
             taken += image.length_tokens
         return tuple(placed)
 
     def inputs(self, chunk: MediaChunk) -> ImageInputs:
-        """What the model's vision part reads for an image, by the names of its arguments; with a leading batch axis.
+        """Returns the inputs of the model's vision part for an image, by argument name, with a leading batch axis.
 
         Raises:
-            ValueError: If the image's content is not at hand, as after it was read from JSON.
+            ValueError: If the image has no content, for example after loading from JSON.
         """
         inputs = self._inputs.get(chunk.sha256)
         if inputs is None:
             if chunk.content is None:
-                raise ValueError(f"the content of image {chunk.sha256[:12]} is not at hand: JSON holds only its hash")
+                raise ValueError(
+                    f"the content of image {chunk.sha256[:12]} is not available: JSON contains only its hash"
+                )
             _, inputs = self._processed(_opened(chunk.content))
             self._keep(chunk.sha256, inputs)
         return inputs
 
     def probe_part(self) -> ImagePart:
-        """A small image as a part of a message."""
+        """Returns a small image as a part of a message."""
         file = io.BytesIO()
         _probe_image(_PROBE_SIZES[0]).save(file, "PNG")
         return ImagePart(self._chunk(file.getvalue()))
 
     def with_probe(self, message: MessageLike) -> MessageLike:
-        """A message of text with a small image in it."""
+        """Returns a text message with a small image added."""
         return {**message, "content": [{"type": "text", "text": message["content"]}, self.probe_part()]}
 
     def _chunk(self, content: bytes) -> MediaChunk:
@@ -180,7 +182,7 @@ class MediaProcessor:
         if chunk is None:
             ids, inputs = self._processed(_opened(content))
             if set(ids) != {self.placeholder_id}:
-                raise ValueError(f"image {sha256[:12]} does not stand for one unbroken run of {self.placeholder!r}")
+                raise ValueError(f"image {sha256[:12]} is not written as one unbroken run of {self.placeholder!r}")
             chunk = MediaChunk(sha256=sha256, kind="image", length_tokens=len(ids), content=content)
             self._chunks.put(sha256, chunk, len(content))
             self._keep(sha256, inputs)
@@ -190,7 +192,7 @@ class MediaProcessor:
         self._inputs.put(sha256, inputs, sum(array.nbytes for array in inputs.values()))
 
     def _processed(self, image: Any) -> tuple[list[int], ImageInputs]:
-        """The tokens an image is written as, and the rest of what the processor returns for it."""
+        """Returns the tokens of an image, and the processor's other outputs for it."""
         with self._lock:
             output = self._processor(
                 text=[self.placeholder], images=[image], add_special_tokens=False, return_tensors="np"
@@ -200,10 +202,10 @@ class MediaProcessor:
 
 
 def load_media(path: str, *, trust_remote_code: bool) -> MediaProcessor | str:
-    """The images of the model in a folder (or of a hub name), or why there can be none.
+    """Returns the image processor of a model, or the reason why messages cannot contain images.
 
-    A vision model whose images cannot be used here can still be trained with text, so this is a warning, and an error
-    only once a message holds an image.
+    A vision model with unsupported images can still be trained on text, so this only warns. A message with an image
+    then raises an error.
     """
     if read_model_config(path).get("vision_config") is None:
         return f"model {path!r} takes text only"
@@ -230,7 +232,7 @@ def _load_processor(path: str, trust_remote_code: bool) -> Any:
 
 
 def has_media(messages: Sequence[MessageLike]) -> bool:
-    """Whether there is anything but text in ``messages``."""
+    """Returns whether ``messages`` contain anything but text."""
     return any(
         isinstance(part, Mapping) and part.get("type") in _IMAGE_TYPES + _OTHER_TYPES
         for message in messages
@@ -239,7 +241,7 @@ def has_media(messages: Sequence[MessageLike]) -> bool:
 
 
 def images_of(messages: Sequence[MessageLike]) -> list[MediaChunk]:
-    """The images of resolved messages, in order."""
+    """Returns the images of resolved messages, in order."""
     return [part.chunk for message in messages for part in _parts(message) if isinstance(part, ImagePart)]
 
 
@@ -251,18 +253,18 @@ def _parts(message: MessageLike) -> Iterator[Any]:
 def _is_image(part: Any) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _OTHER_TYPES:
-        raise ConfigError(f"a message holds a part of type {kind!r}; only text and images can be used")
+        raise ConfigError(f"a message contains a part of type {kind!r}; only text and images are supported")
     return kind in _IMAGE_TYPES
 
 
 def _content(part: Mapping[str, Any]) -> bytes:
-    """The encoded image of a message's part."""
+    """Returns the encoded image of a message part."""
     key = next((key for key in _SOURCE_KEYS if part.get(key) is not None), None)
     source = part.get(key) if key is not None else None
     if isinstance(source, Mapping):
         source = source.get("url")
     if key is None or not isinstance(source, str):
-        raise ValueError(f"an image needs one of {', '.join(_SOURCE_KEYS)} with text; got keys {sorted(part)}")
+        raise ValueError(f"an image needs one of {', '.join(_SOURCE_KEYS)} as text; got keys {sorted(part)}")
     if key == "base64":
         return _decoded(source)
     if source.startswith("data:"):
@@ -286,14 +288,14 @@ def _decoded(data: str) -> bytes:
 
 
 def _opened(content: bytes) -> Any:
-    """The image as processors would load it from a file."""
+    """Opens an image the way processors load it from a file."""
     import PIL.Image
     import PIL.ImageOps
 
     try:
         return PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(content))).convert("RGB")
     except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
-        raise ValueError(f"not an image that can be read: {error}") from error
+        raise ValueError(f"not a readable image: {error}") from error
 
 
 def _probe_image(size: tuple[int, int]) -> Any:

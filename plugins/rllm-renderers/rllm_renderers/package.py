@@ -1,4 +1,4 @@
-"""The package ``renderers`` behind a door of our own: its version, its families and the tokenizer it is given."""
+"""Adapter for the package ``renderers``: its version, its families, and the tokenizer it gets."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ from rllm_core.errors import ConfigError
 from rllm_renderers.encoding import Encoder
 
 VERSIONS = ">=0.1.12,<0.1.13"
-"""Releases that differ in the third number differ in the interface."""
+"""Supported releases; even patch releases change the interface."""
 
-_CHARACTERS = 2**24  # ids from here on are characters; no vocabulary reaches it
+_CHARACTERS = 2**24  # Ids from here on are characters; no vocabulary is this large.
 _INSTALL = f"pip install 'renderers{VERSIONS}' httpx"
 
 
 class Family(Protocol):
-    """What is used of the package's renderers."""
+    """The used part of the interface of the package's renderers."""
 
     effective_thinking_retention: str
 
     def render_ids(
         self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, add_generation_prompt: bool
     ) -> list[int]:
-        """The ids of a whole conversation."""
+        """Returns the ids of a whole conversation."""
 
     def parse_response(
         self, token_ids: list[int], *, tools: list[dict[str, Any]] | None, prompt_ids: list[int] | None
     ) -> Any:
-        """The package's reading of a completion."""
+        """Returns the completion as parsed by the package."""
 
     def get_stop_token_ids(self) -> list[int]:
-        """Ids that end a turn."""
+        """Returns the ids that end a turn."""
 
 
 class FamilyError(Exception):
-    """Why a family cannot be used with a tokenizer or with the options it was given; one line."""
+    """Raised if a family cannot be used with a tokenizer or with its options; the message is one line."""
 
 
 class MissingTokensError(FamilyError):
-    """The tokenizer lacks a token of the family, so the model is of another."""
+    """Raised if the tokenizer lacks a token of the family, so the model belongs to another family."""
 
 
 class TextTokenizer:
-    """A tokenizer as the package wants it, whose ordinary tokens are characters.
+    """A tokenizer for the package whose ordinary tokens are characters.
 
-    The package tokenises a conversation piece by piece, so where two pieces meet (a full stop and a line break, say)
-    its tokens would differ from those of the same text as a whole, which models have seen. So the package is given
-    characters, and an `Encoder` makes tokens of what it wrote. It sees neither the tokenizer that others may hold nor
-    the name of a folder, and text that was protected (see `Encoder.protect`) keeps its protection.
+    The package tokenizes a conversation piece by piece. Where two pieces meet, such as a full stop and a line break,
+    its tokens would differ from those of the whole text, which models were trained on. So the package gets characters,
+    and an `Encoder` tokenizes its output. The package sees neither a shared tokenizer nor a folder name, and protected
+    text (see `Encoder.protect`) stays protected.
 
     Args:
-        tokenizer: The parser's tokenizer; read here, and for the ids of single tokens.
-        encoder: Its private copy.
-        name_or_path: Some families read options out of it; empty unless an option has no other way in.
+        tokenizer: Tokenizer of the parser; read on creation, and for the ids of single tokens.
+        encoder: Private copy of the tokenizer.
+        name_or_path: Name from which some families read options; empty unless an option can be set in no other way.
     """
 
     def __init__(self, tokenizer: Any, encoder: Encoder, name_or_path: str = "") -> None:
@@ -77,12 +77,12 @@ class TextTokenizer:
         self._pieces = re.compile("|".join([*spellings, "."]), re.DOTALL)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The ids of control tokens and characters; nothing is added."""
+        """Returns the ids of control tokens and characters; adds nothing."""
         known = self._encoder.control_tokens
         return [known[piece] if piece in known else _CHARACTERS + ord(piece) for piece in self._pieces.findall(text)]
 
     def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of ids; control tokens are never left out."""
+        """Returns the text of ids, including control tokens."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         runs = itertools.groupby(ids, key=lambda token: token >= _CHARACTERS)
         return "".join(
@@ -91,17 +91,17 @@ class TextTokenizer:
         )
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        """The id of one token, the unknown token's or None if there is none."""
+        """Returns the id of a token; if it is missing, the unknown token's id, or None."""
         if token not in self._ids:
             self._ids[token] = self._vocabulary.convert_tokens_to_ids(token)
         return self._ids[token]
 
 
 def load_package() -> ModuleType:
-    """Import ``renderers``.
+    """Imports ``renderers``.
 
     Raises:
-        ConfigError: If it, or the ``httpx`` it does not declare, is missing, or its version is another one.
+        ConfigError: If it is missing or has another version, or its undeclared dependency ``httpx`` is missing.
     """
     try:
         version = importlib.metadata.version("renderers")
@@ -115,21 +115,23 @@ def load_package() -> ModuleType:
 
 
 def family_names() -> tuple[str, ...]:
-    """Names for ``renderer.family``; the package's own fallback to a chat template is not among them."""
+    """Returns the names for ``renderer.family``, without the package's own fallback to a chat template."""
     base = importlib.import_module("renderers.base")
     base._populate_registry()
     return tuple(name for name in base.RENDERER_REGISTRY if name != "default")
 
 
 def check_family(name: str) -> None:
-    """Refuse a family that the package does not have.
+    """Checks that the package has a family.
 
     Raises:
-        ConfigError: With the names that are there.
+        ConfigError: If the family is unknown; the message lists the known ones.
     """
     names = family_names()
     if name == "default":
-        raise ConfigError('renderer.family = "default" cannot bridge; parser = "chat_template" renders any template')
+        raise ConfigError(
+            'renderer.family = "default" cannot bridge; set parser = "chat_template", which takes any template'
+        )
     if name not in names:
         near = get_close_matches(name, names, n=1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
@@ -139,17 +141,17 @@ def check_family(name: str) -> None:
 def make_family(
     name: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]
 ) -> tuple[Family, TextTokenizer]:
-    """Build one of the package's renderers, with the tokenizer that it gets.
+    """Creates one of the package's renderers, and its tokenizer.
 
     Raises:
-        FamilyError: If the tokenizer lacks its tokens, it does not take the options, or it needs the network.
+        FamilyError: If the tokenizer lacks the family's tokens, an option is invalid, or the family needs the network.
     """
     if name == "gpt-oss" and "<|channel|>" not in encoder.control_tokens:
-        # The package would first download the family's vocabulary.
+        # Check first: the package would download the family's vocabulary.
         raise MissingTokensError("Special token '<|channel|>' not found in tokenizer vocabulary")
     renderers = load_package()
     harmony = importlib.import_module("openai_harmony")
-    # Without the name, the package would ignore this option of Nemotron's without a word.
+    # Without the name, the package would silently ignore this option of Nemotron.
     name_or_path = "super" if options.get("low_effort") else ""
     try:
         config = type(renderers.config_from_name(name)).model_validate({"name": name, **options})
@@ -159,12 +161,12 @@ def make_family(
         raise FamilyError("; ".join(_complaints(error))) from error
     except harmony.HarmonyError as error:
         raise FamilyError(f"its vocabulary is not in the model folder and cannot be downloaded ({error})") from error
-    except (AssertionError, ValueError) as error:  # how the package says that a special token is missing
+    except (AssertionError, ValueError) as error:  # Raised by the package for a missing special token.
         raise MissingTokensError(str(error).strip().partition("\n")[0]) from error
 
 
 def template_variables(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a family's options that are variables of its chat template."""
+    """Returns the options of a family that are variables of its chat template."""
     config = type(load_package().config_from_name(name))
     return {key: value for key, value in options.items() if key in config.template_field_names()}
 

@@ -1,4 +1,4 @@
-"""Completions as the package reads them, for families whose calls are in no format of `rllm_renderers.formats`."""
+"""Parses completions with the package, for families whose calls use no format of `rllm_renderers.formats`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rllm_renderers.template import FamilyTemplate
 
 
 class PackageFormat(ToolFormat):
-    """What the package reads, and what it leaves out.
+    """The package's parser, with text that the package drops restored.
 
     Args:
-        template: The family.
+        template: Template of the family.
     """
 
     name = "package"
@@ -26,13 +26,13 @@ class PackageFormat(ToolFormat):
         self._template = template
 
     def opened_by(self, prompt_end: str) -> str:
-        """See `ToolFormat.opened_by`: the package looks at the end of a prompt itself."""
+        """See `ToolFormat.opened_by`; the package reads the end of the prompt itself."""
         return prompt_end
 
     def read(
         self, text: str, *, stopped: bool, opened_by_prompt: str = "", schemas: Schemas | None = None
     ) -> ParsedCompletion:
-        """See `ToolFormat.read`. Text that the package drops, behind a call say, is content too."""
+        """See `ToolFormat.read`. Text that the package drops, such as text after a call, becomes content."""
         pieces = self._template.pieces
         ids = pieces.encode(text)
         try:
@@ -42,7 +42,7 @@ class PackageFormat(ToolFormat):
                 prompt_ids=pieces.encode(opened_by_prompt) or None,
             )
         except (ValueError, RecursionError):
-            # JSON that Python refuses to read: numbers of thousands of digits, nesting of thousands of levels.
+            # JSON that Python cannot read: numbers with thousands of digits, thousands of nested levels.
             calls = (ParsedToolCall(None, None, text, "invalid_json"),)
             return ParsedCompletion("", tool_calls=calls, termination=termination(stopped, calls, None))
         calls = tuple(_call(call, schemas) for call in response.tool_calls)
@@ -59,7 +59,7 @@ class PackageFormat(ToolFormat):
         return parsed.content, parsed.tool_calls
 
     def _outside(self, ids: list[int], calls: list[Any], reasoning: str) -> str:
-        """What stands neither in a call nor in the reasoning, without the control tokens that belong to either."""
+        """Returns the text outside calls and reasoning, without their control tokens."""
         inside = {at for call in calls if call.token_span is not None for at in range(*call.token_span)}
         text = self._template.pieces.decode([token for at, token in enumerate(ids) if at not in inside])
         for call in calls:
@@ -80,7 +80,7 @@ def _tool(name: str, types: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: Any, schemas: Schemas | None) -> ParsedToolCall:
-    """A call of the package's as one of ours: executable only if its name is text and its arguments a JSON object."""
+    """Converts a call of the package; it is executable only if its name is text and its arguments a JSON object."""
     status, name = str(call.status), call.name
     if not isinstance(name, str) or not name:
         name, status = None, "missing_name" if status == "ok" else status
@@ -94,7 +94,7 @@ def _call(call: Any, schemas: Schemas | None) -> ParsedToolCall:
         arguments, status = None, "malformed_structure" if status == "ok" else status
     try:
         arguments = freeze(arguments)
-    except ValueError:  # NaN, half a surrogate pair: the standard has no such JSON
+    except ValueError:  # NaN or an unpaired surrogate, which are not valid JSON.
         arguments, status = None, "invalid_json" if status == "ok" else status
     known = schemas is None or name in schemas
     parsed = ParsedToolCall(name, arguments, call.raw, status, call.id)

@@ -1,9 +1,9 @@
-"""The one corpus of conversations that parsers are probed with, and the one comparison.
+"""The corpus of conversations that probes parsers, and the comparison of renderings.
 
-Everything a parser concludes about a model (whether prompts can be continued token for token, which family of the
-package writes like its template, whether tools are shown) comes from these conversations: with a system message and
-without, of one turn and of several, with reasoning, with one call and several, with text that ends in a full stop, in
-newlines or in other alphabets. A conversation that cannot be rendered proves nothing.
+Everything a parser concludes about a model comes from this corpus: whether prompts can be continued token for token,
+which family of the package matches the template, whether tools are shown. Conversations vary in system message, number
+of turns, reasoning and number of calls, and their text ends in a full stop, in newlines or in other alphabets. A
+conversation that cannot be rendered proves nothing.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from rllm_core.types import MessageLike
 from rllm_renderers.media import has_media
 
 _SENTINEL = "sentinel0of0an0answer"
-_PLAIN_WORDS = re.compile(r"[A-Za-z0-9 ]{5,}")  # which no template and no JSON spells otherwise
+_PLAIN_WORDS = re.compile(r"[A-Za-z0-9 ]{5,}")  # Templates and JSON never escape these.
 _CONTEXT = 30
 _TOKENS_AROUND = 3
 
 
 class Tail(NamedTuple):
-    """A kind of continuation after an assistant's message: ``[tool*, user?]``.
+    """A kind of continuation after an assistant message: ``[tool*, user?]``.
 
     Attributes:
-        answers: How many tools answer; 2 stands for two or more.
-        user: Whether a user's message follows.
+        answers: Number of tool results; 2 means two or more.
+        user: Whether a user message follows.
         tools: Whether tools are offered.
-        images: The roles whose messages hold images.
+        images: Roles whose messages contain images.
     """
 
     answers: int
@@ -41,7 +41,7 @@ class Tail(NamedTuple):
 
     @classmethod
     def of(cls, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> Self | None:
-        """The kind of ``new_messages``; None if it is none of these."""
+        """Returns the kind of ``new_messages``, or None for any other continuation."""
         roles = [message.get("role") for message in new_messages]
         answers = roles.count("tool")
         if not roles or roles[answers:] not in ([], ["user"]):
@@ -52,18 +52,18 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True)
 class Suffix:
-    """The stop token that is written after an assistant's message, and the tokens that follow it."""
+    """The stop token after an assistant message, and the tokens that follow it."""
 
     stop_id: int
     token_ids: list[int]
 
 
 class Rendering(Protocol):
-    """Whatever writes conversations: a chat template, a family of the package, a renderer of the cookbook."""
+    """A way to write conversations: a chat template, a family of the package, or a renderer of the cookbook."""
 
     @property
     def stop_token_ids(self) -> Sequence[int]:
-        """Ids that end an assistant's turn."""
+        """Ids that end an assistant turn."""
 
     def ids_or_none(
         self,
@@ -72,15 +72,15 @@ class Rendering(Protocol):
         *,
         add_generation_prompt: bool = True,
     ) -> list[int] | None:
-        """The ids of a conversation, or None if it is refused."""
+        """Returns the ids of a conversation, or None if it is rejected."""
 
     def suffix(
         self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, called: str | None = None
     ) -> Suffix | None:
-        """What follows an assistant's message when ``new_messages`` come next; None if that cannot be told apart."""
+        """Returns the suffix that appends ``new_messages`` to an assistant message, or None if it is not separable."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, with nothing left out."""
+        """Returns the text of ids, with nothing omitted."""
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ TOOL: dict[str, Any] = {
         "description": "Looks a key up.",
         "parameters": {
             "type": "object",
-            "properties": {  # with descriptions, which some templates print without looking whether there are any
+            "properties": {  # Some templates print descriptions unconditionally.
                 "key": {"type": "string", "description": "What to look for."},
                 "limit": {"type": "integer", "description": "How many."},
             },
@@ -115,12 +115,12 @@ _SOUGHT = "Now I know"
 
 
 def made_up_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call in the shape that templates expect."""
+    """Returns a tool call in the form templates expect."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
 
 
 def answer(text: str, results: int = 0, *, reasoning: bool = False, said: str = "") -> dict[str, Any]:
-    """An assistant's message with ``text``, as many calls as there are ``results``, and ``said`` in each of them."""
+    """Returns an assistant message with ``text`` and ``results`` calls, each with ``said`` in its arguments."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if reasoning:
         message["reasoning_content"] = "There may be more."
@@ -129,20 +129,20 @@ def answer(text: str, results: int = 0, *, reasoning: bool = False, said: str = 
 
 
 def histories() -> Iterator[list[MessageLike]]:
-    """What may stand before an assistant's message, in the order in which differences are told."""
+    """Yields histories before an assistant message, in the order in which differences are reported."""
     yield [QUESTION]
     yield [_SYSTEM, QUESTION]
     yield [_ODD]
     yield [QUESTION, answer(SAYINGS[1]), _ODD]
     yield [_SYSTEM, QUESTION, answer(SAYINGS[0], reasoning=True), _NEXT, answer(SAYINGS[1]), QUESTION]
-    for system in ([], [_SYSTEM]):  # in some templates, a result that is not the last is written otherwise after it
+    for system in ([], [_SYSTEM]):  # Some templates then write earlier results differently.
         yield [*system, QUESTION, answer("", 1, said="of the door"), _RESULTS[0]]
     turn = [answer(SAYINGS[1], 1, reasoning=True, said="a"), _RESULTS[0]]
     yield [_SYSTEM, QUESTION, *turn, answer("\nIt is Öl.\n"), _NEXT]
 
 
 def tails() -> Iterator[list[dict[str, Any]]]:
-    """What may follow an assistant's message."""
+    """Yields continuations after an assistant message."""
     yield [_NEXT]
     for count, user in itertools.product((1, 2), (False, True)):
         yield [*_RESULTS[:count], *([_ODD] if user else [])]
@@ -150,14 +150,14 @@ def tails() -> Iterator[list[dict[str, Any]]]:
 
 
 def answers(results: int) -> Iterator[dict[str, Any]]:
-    """The assistant's message in between; what it says can be found again, also where text next to calls is dropped."""
+    """Yields assistant messages whose text can be found again, even if text next to calls is dropped."""
     for text in (_SOUGHT, f"{_SOUGHT}.", *([""] if results else [])):
         for reasoning in (False, True):
             yield answer(text, results, reasoning=reasoning, said=_SOUGHT)
 
 
 def conversations() -> Iterator[tuple[list[MessageLike], list[ToolSpec]]]:
-    """Whole conversations that ask for an answer, each with the tools on offer."""
+    """Yields conversations that await an answer, each with the offered tools."""
     for tools in ([], [TOOL]):
         for history in histories():
             yield history, tools
@@ -171,16 +171,16 @@ def conversations() -> Iterator[tuple[list[MessageLike], list[ToolSpec]]]:
 
 
 def shows_tools(rendering: Rendering) -> bool:
-    """Whether the tools on offer are written."""
+    """Returns whether offered tools are written into the prompt."""
     offered = rendering.ids_or_none([QUESTION], [TOOL])
     return offered is not None and offered != rendering.ids_or_none([QUESTION])
 
 
 def made_up_history(new_messages: Sequence[MessageLike], called: str | None) -> list[dict[str, Any]]:
-    """A question and an answer that says the sentinel, also in a call for each tool's answer in ``new_messages``."""
+    """Returns a question and an answer with the sentinel, in its text and in one call per tool result to come."""
     said: dict[str, Any] = {"role": "assistant", "content": _SENTINEL}
     calls = [
-        # Some templates leave out the answer's text where there is a call.
+        # Some templates omit an answer's text if it has a call.
         made_up_call(message.get("tool_call_id") or f"call0000{position}", called or "made_up", {"of": _SENTINEL})
         for position, message in enumerate(new_messages)
         if message["role"] == "tool"
@@ -189,7 +189,7 @@ def made_up_history(new_messages: Sequence[MessageLike], called: str | None) -> 
 
 
 def after(rendering: Rendering, ids: Sequence[int], said: str = _SENTINEL, start: int = 0) -> Suffix | None:
-    """The stop token after ``said`` in ``ids[start:]``, and what follows it; None if either is missing."""
+    """Returns the stop token after ``said`` in ``ids[start:]`` and what follows, or None if either is missing."""
     stops = set(rendering.stop_token_ids)
     for at in range(start, len(ids)):
         if ids[at] in stops:
@@ -204,12 +204,12 @@ def bridged_tails(
     reasoning_tags: tuple[str, str],
     with_image: Callable[[MessageLike], MessageLike] | None = None,
 ) -> frozenset[Tail]:
-    """The tails after which appending a suffix equals, token for token, rendering a whole conversation.
+    """Returns the tails for which appending a suffix equals, token for token, rendering the whole conversation.
 
     Args:
-        rendering: What writes the conversations.
-        reasoning_tags: What stands around reasoning, which may be dropped from what was said before.
-        with_image: Adds an image to a message; None where there can be none.
+        rendering: Way to write conversations.
+        reasoning_tags: Tags around reasoning, which may be dropped from earlier turns.
+        with_image: Adds an image to a message; None if images are not supported.
     """
     begin, end = map(re.escape, reasoning_tags)
     thought = re.compile(rf"{begin}.*?{end}|{end}", re.DOTALL)
@@ -233,27 +233,27 @@ def _with_images(
 
 
 class _Histories:
-    """The histories of the corpus, as one way of rendering writes them in front of an answer."""
+    """The histories of the corpus, as a rendering writes them before an answer."""
 
     def __init__(self, rendering: Rendering, tools: Sequence[ToolSpec], thought: re.Pattern[str]) -> None:
         self._rendering, self._tools, self._thought = rendering, tools, thought
         self._plain = [(history, self._prompts(history)) for history in histories()]
 
     def go_on_with(self, tail: Sequence[MessageLike], with_image: Callable[[MessageLike], MessageLike] | None) -> bool:
-        """Whether every answer to every history is followed by the suffix."""
+        """Returns whether the suffix follows every answer to every history."""
         suffix, shown = self._rendering.suffix(tail, self._tools, NAME), False
         if suffix is None or not _says(self._rendering.decode(suffix.token_ids), tail):
             return False
         results = sum(message["role"] == "tool" for message in tail)
         for number, (history, asked) in enumerate(self._plain):
-            if with_image is not None:  # some templates number the images of a conversation
+            if with_image is not None:  # Some templates number images.
                 history = [with_image(history[0]), *history[1:]]
                 asked = self._prompts(history)
-            # The first history meets every answer of the corpus, the others only the first answer.
+            # Combine the first history with every answer of the corpus, the others with the first answer only.
             for said in itertools.islice(answers(results), None if not number else 1) if asked else ():
                 whole = self._rendering.ids_or_none([*history, said, *tail], self._tools)
                 if whole is None or _SOUGHT not in self._rendering.decode(whole):
-                    continue  # which proves nothing
+                    continue  # This proves nothing.
                 if not self._is_exact(asked, whole, suffix):
                     return False
                 shown = True
@@ -266,16 +266,16 @@ class _Histories:
         said = whole[: -len(ending)]
         stops = self._rendering.stop_token_ids
         last = next((at for at in range(len(said) - 1, -1, -1) if said[at] in stops), -1)
-        # Where later messages change what stands before the answer, a suffix could not know it.
+        # If later messages change the text before the answer, appending a suffix cannot reproduce that.
         text = self._rendering.decode(whole)
         return any(self._begins_with(text, prompt) for prompt in asked) and _SOUGHT in self._rendering.decode(
             said[last + 1 :]
         )
 
     def _begins_with(self, text: str, prompt: str) -> bool:
-        """Whether ``prompt`` stands before the rest, perhaps without its reasoning, and with other white space.
+        """Returns whether ``text`` starts with ``prompt``, ignoring reasoning and white space.
 
-        Some templates write a line break behind a result once something follows it.
+        Some templates write a line break after a result once something follows it.
         """
         if text.startswith(prompt):
             return True
@@ -283,9 +283,9 @@ class _Histories:
         return next(bare).startswith(next(bare))
 
     def _prompts(self, history: Sequence[MessageLike]) -> list[str]:
-        """What the history may look like in front of an answer; nothing if it is refused.
+        """Returns the possible texts of a history before an answer, or nothing if it is rejected.
 
-        With a prompt for the answer, and without one: some templates close a conversation that asks for none.
+        Variants with and without a generation prompt: some templates close a conversation that awaits no answer.
         """
         forgotten = [{key: value for key, value in one.items() if key != "reasoning_content"} for one in history]
         found = [
@@ -299,16 +299,16 @@ class _Histories:
 
 
 def _says(text: str, messages: Sequence[MessageLike]) -> bool:
-    """Whether the plain words of messages stand in ``text``.
+    """Returns whether ``text`` contains the plain words of messages.
 
-    Where the token that begins a user's turn ends the assistant's, results stand before it.
+    If the token that begins a user turn also ends the assistant's, results come before it.
     """
     found = (_PLAIN_WORDS.search(one["content"]) for one in messages if isinstance(one["content"], str))
     return all(words[0].strip() in text for words in found if words is not None)
 
 
 def names_calls(rendering: Rendering, kinds: frozenset[Tail]) -> bool:
-    """Whether what is written after a call depends on the name of what was called."""
+    """Returns whether the text after a call depends on the name of the called tool."""
     return any(
         rendering.suffix(unnamed, tools, NAME) != rendering.suffix(unnamed, tools, "other")
         for tail in tails()
@@ -320,13 +320,13 @@ def names_calls(rendering: Rendering, kinds: frozenset[Tail]) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two ways of writing a conversation differ first.
+    """The first difference between two renderings of a conversation.
 
     Attributes:
         outcome: ``"other text"``, ``"same text, other tokens"``, or ``"refused"`` by the second.
-        where: In which kind of conversation.
-        spot: The first place, as both write it.
-        of_prompt: Whether it is in a conversation that has no answer yet.
+        where: Kind of the conversation.
+        spot: Both renderings around the first difference.
+        of_prompt: Whether the conversation has no answer yet.
     """
 
     outcome: str
@@ -339,9 +339,9 @@ class Difference:
 
 
 def difference(expected: Rendering, other: Rendering) -> Difference | None:
-    """How ``other`` differs first from ``expected`` on the corpus, in what has no answer yet if it does there.
+    """Returns the first difference of ``other`` from ``expected`` on the corpus, preferably without answers.
 
-    Conversations that ``expected`` refuses are left out. None if all others are the same, token for token.
+    Conversations that ``expected`` rejects are skipped. Returns None if all others are equal, token for token.
     """
     first: Difference | None = None
     for messages, tools in conversations():
@@ -364,7 +364,7 @@ def difference(expected: Rendering, other: Rendering) -> Difference | None:
 
 
 def has_answers(messages: Sequence[MessageLike]) -> bool:
-    """Whether somebody answered already."""
+    """Returns whether the conversation contains an assistant or tool message."""
     return any(one["role"] in ("assistant", "tool") for one in messages)
 
 

@@ -1,4 +1,4 @@
-"""``renderer``: the hand-written renderers of the package ``renderers``, one per model family."""
+"""``renderer``: uses the package ``renderers``, with one hand-written renderer per model family."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from rllm_renderers.template import FamilyTemplate
 from rllm_renderers.text_parser import TextParser
 
 FAMILY_KEY = "renderer_family"
-"""Key of a model's ``tokenizer_config.json`` that names its family."""
+"""Key of ``tokenizer_config.json`` that names a model's family."""
 
 
 class RendererConfig(Section):
-    """``[renderer]``: which of the package's renderers is used, and how."""
+    """``[renderer]``: choice and settings of the renderer."""
 
     family: Annotated[
         str,
         Field(
-            description="Name of a model family in the package; auto is the one that the model's tokenizer_config.json "
-            "names as renderer_family, else the one that renders what the model's own chat template renders."
+            description="Model family, as named by the package. auto uses renderer_family of the model's "
+            "tokenizer_config.json, or else the family whose output matches the model's chat template."
         ),
     ] = "auto"
     family_options: Annotated[
         dict[str, Any],
-        Field(description="Options of that family in the package, e.g. {enable_thinking = false}; others are errors."),
+        Field(description="Options of the family, for example {enable_thinking = false}. Unknown options are errors."),
     ] = Field(default_factory=dict)
     thinking_retention: Annotated[
         Literal["all", "tool_cycle", "template"],
         Field(
-            description="Where reasoning stays in the next prompt: everywhere, until the user speaks again, or as the "
-            "family's template has it. What it leaves out cannot be continued token for token."
+            description="Reasoning to keep in the next prompt: all of it (all), that since the last user message "
+            "(tool_cycle), or as the family's template decides (template). A turn that loses reasoning cannot be "
+            "continued token for token."
         ),
     ] = "all"
     bridge: Annotated[
         bool,
         Field(
-            description="Carry a conversation's sampled tokens into its next prompt; true is an error for a model "
-            "where that is not proven exact, false renders every turn anew."
+            description="Carry a conversation's sampled tokens into its next prompt where this is proven exact; an "
+            "error if thinking_retention rules it out for the model. If false, every turn is rendered again."
         ),
     ] = True
     trust_remote_code: Annotated[
-        bool, Field(description="Run tokenizer code that comes with the model; only for models you trust.")
+        bool, Field(description="Run tokenizer code shipped with the model. Enable only for models you trust.")
     ] = False
 
     @field_validator("family_options")
@@ -60,26 +61,25 @@ class RendererConfig(Section):
     def _check_names(cls, value: dict[str, Any]) -> dict[str, Any]:
         for taken, instead in (("name", "renderer.family"), ("thinking_retention", "renderer.thinking_retention")):
             if taken in value:
-                raise ValueError(f"{taken!r} is set with {instead}")
+                raise ValueError(f"{taken!r} must be set with {instead}")
         return value
 
 
 class RendererParser(TextParser):
-    """Renders with the renderer that the package has for the model's family; see `TextParser`.
+    """Renders with the package's renderer for the model's family; see `TextParser`.
 
-    Calls that are written in one of the formats of `rllm_renderers.formats` are read as such; for others there is the
-    package's own reading.
+    Calls in a format of `rllm_renderers.formats` are parsed with that format, others with the package's own parser.
 
     Args:
-        tokenizer: A tokenizer, which from now on is the parser's alone.
-        config: Its section of the run file.
-        path: Model folder or hub name, for messages.
+        tokenizer: A tokenizer, owned by the parser from now on.
+        config: Settings from the run file.
+        path: Model folder or Hugging Face model ID, for messages.
 
     Attributes:
-        family: The package's name of the family.
-        family_options: What it was built with, beyond the package's defaults.
-        mismatch: How the family differs from the model's own chat template; None if it does not.
-        bridged_tails: The kinds of tail that are bridged.
+        family: Name of the family in the package.
+        family_options: Options that differ from the package's defaults.
+        mismatch: First difference of the family from the model's own chat template; None if there is none.
+        bridged_tails: Kinds of tail that are bridged.
     """
 
     name: ClassVar[str] = "renderer"
@@ -92,7 +92,7 @@ class RendererParser(TextParser):
         if self.config.thinking_retention != "template":
             options["thinking_retention"] = self.config.thinking_retention
         wanted = self.config.family
-        if wanted == "auto":  # who changed the template, but not the family, can say so in tokenizer_config.json
+        if wanted == "auto":  # A changed template of the same family can be declared.
             wanted = str(getattr(tokenizer, "init_kwargs", {}).get(FAMILY_KEY) or wanted)
         resolved = resolve_family(wanted, path, tokenizer, Encoder(tokenizer), options)
         self.family = resolved.name
@@ -108,18 +108,22 @@ class RendererParser(TextParser):
             self.supports_bridge = bool(self.bridged_tails)
         if self.config.bridge and retention != "all" and not self.supports_bridge:
             raise ConfigError(
-                f"family {self.family!r} of parser 'renderer' does not continue conversations token for token with "
-                f'renderer.thinking_retention = "{self.config.thinking_retention}"; choose another, or set '
-                "renderer.bridge = false to render every turn anew"
+                f"family {self.family!r} of parser 'renderer' cannot continue conversations token for token with "
+                f'renderer.thinking_retention = "{self.config.thinking_retention}"; choose another value, or set '
+                "renderer.bridge = false to render every turn again"
             )
 
     @classmethod
     def from_model(cls, path: str | Path, config: BaseModel | None = None) -> RendererParser:
-        """Find the family of a model folder (or hub name), and load its tokenizer for this parser alone.
+        """Detects a model's family, and loads its tokenizer for this parser alone.
+
+        Args:
+            path: Model folder or Hugging Face model ID.
+            config: Settings from the run file.
 
         Raises:
-            ConfigError: If the package is missing or another version, the model takes images, its family is unknown or
-                cannot do what the section asks for.
+            ConfigError: If the package is missing or has another version, the model takes images, or its family is
+                unknown or does not support the settings.
         """
         section = RendererConfig.model_validate({} if config is None else config)
         load_package()
@@ -127,15 +131,15 @@ class RendererParser(TextParser):
         if is_folder:
             refuse_vision(str(path))
         tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code, parser=cls.name)
-        if not is_folder:  # the tokenizer's complaints about a wrong name are better
+        if not is_folder:  # Loading the tokenizer first gives better errors for a wrong name.
             refuse_vision(str(path))
         return cls(tokenizer, section, path=str(path))
 
     def describe(self) -> Mapping[str, Any]:
-        """See `BaseParser.describe`: the family, and how it compares with the model's own chat template."""
+        """See `BaseParser.describe`; reports the family, and its difference from the model's own chat template."""
         compared = "renders the same" if self.mismatch is None else str(self.mismatch)
         if self.template.with_answers is not None:
-            compared += "; so it writes what has answers itself, and the family first prompts"
+            compared += "; so it renders conversations with answers, and the family only first prompts"
         return {
             "family": self.family,
             "family_options": self.family_options,

@@ -1,7 +1,7 @@
-"""Text in place of tokens: what writes conversations, a model's chat template or a family of the package.
+"""Templates that write conversations as text: a model's chat template, or a family of the package.
 
-Both write text, which a private `Encoder` makes tokens of in one go. So neither depends on how the pieces of a
-conversation are cut, and what they write can be compared letter by letter.
+A private `Encoder` tokenizes the whole text at once. Tokens thus do not depend on how a conversation is split into
+pieces, and the two kinds of template can be compared character by character.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from rllm_renderers.package import Family, TextTokenizer
 from rllm_renderers.probes import QUESTION, TOOL, Suffix, has_answers, made_up_call, made_up_history
 
 _SENTINEL = "sentinel0of0an0answer"
-# What templates and families raise on conversations they do not take, on purpose or not.
+# Errors that templates and families raise on conversations they reject, deliberately or not.
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
 
 
 class Template(ABC):
-    """What writes conversations for one tokenizer.
+    """Writes conversations for one tokenizer.
 
-    The tokenizer only renders; text becomes ids and ids become text in a private `Encoder`, so that nobody who
-    truncates or pads with the tokenizer reaches a prompt.
+    The tokenizer only renders. A private `Encoder` encodes and decodes, so that truncation or padding set on the
+    tokenizer does not affect prompts.
 
     Args:
-        tokenizer: The model's.
-        encoder: Its private copy.
-        stop_token_ids: Ids that end an assistant's turn.
-        media: The model's images, or why messages cannot hold any.
+        tokenizer: Tokenizer of the model.
+        encoder: Private copy of the tokenizer.
+        stop_token_ids: Ids that end an assistant turn.
+        media: Image processor of the model, or the reason why messages cannot contain images.
     """
 
     what = "the chat template"
@@ -64,7 +64,7 @@ class Template(ABC):
     def _write(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, add_generation_prompt: bool
     ) -> str:
-        """The text of protected messages; raises one of `_REFUSALS` if they are not taken."""
+        """Returns the text of protected messages; raises one of `_REFUSALS` if it rejects them."""
 
     def text(
         self,
@@ -73,7 +73,7 @@ class Template(ABC):
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The rendered conversation as the model reads it; raises what `rendered` raises."""
+        """Returns the rendered conversation as the model reads it; raises the same errors as `rendered`."""
         return self.encoder.unmark(self.rendered(messages, tools, add_generation_prompt=add_generation_prompt))
 
     def rendered(
@@ -83,11 +83,11 @@ class Template(ABC):
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The rendered conversation for `Encoder.encode`.
+        """Returns the rendered conversation for `Encoder.encode`.
 
         Raises:
-            ConfigError: If a message holds what the model does not take.
-            RefusedConversation: If the conversation is not taken.
+            ConfigError: If a message contains something the model does not support.
+            RefusedConversation: If the conversation is rejected.
         """
         messages = self.resolved(messages)
         placeholder = "" if self.media is None else self.media.placeholder
@@ -100,26 +100,26 @@ class Template(ABC):
             )
         except _REFUSALS as error:
             if any(type(one) is SampledMessage and one.completions for one in messages):
-                # Some templates refuse control tokens that a model left in its content; they are text then.
+                # Some templates reject control tokens that a model left in its content. Retry with these as text.
                 as_text = [SampledMessage(one, ()) if type(one) is SampledMessage else one for one in messages]
                 return self.rendered(as_text, tools, add_generation_prompt=add_generation_prompt)
             reason = " ".join((str(error) or type(error).__name__).split())
-            raise RefusedConversation(f"{self.what} does not take this conversation: {reason}") from error
+            raise RefusedConversation(f"{self.what} does not accept this conversation: {reason}") from error
         return text if self.media is None else self.media.expanded(text, images_of(messages))
 
     def resolved(self, messages: Sequence[MessageLike]) -> Sequence[MessageLike]:
-        """Messages with their images read, see `MediaProcessor.resolve`.
+        """Returns messages with their images read, see `MediaProcessor.resolve`.
 
         Raises:
-            ConfigError: If there are any, but the model or this installation takes text only.
+            ConfigError: If there are images, but the model or this installation supports text only.
         """
         for one in messages:
             if not isinstance(one, Mapping):
-                message(one)  # which says what is wrong with it
+                message(one)  # Raises an error that describes the problem.
         if not has_media(messages):
             return messages
         if self.media is None:
-            raise ConfigError(f"a message holds an image, but {self._why_no_media}")
+            raise ConfigError(f"a message contains an image, but {self._why_no_media}")
         return self.media.resolve(messages)
 
     def rendered_or_none(
@@ -129,7 +129,7 @@ class Template(ABC):
         *,
         add_generation_prompt: bool = True,
     ) -> str | None:
-        """The rendered conversation for `Encoder.encode`, or None if it is refused."""
+        """Returns the rendered conversation for `Encoder.encode`, or None if it is rejected."""
         try:
             return self.rendered(messages, tools, add_generation_prompt=add_generation_prompt)
         except ValueError:
@@ -151,19 +151,19 @@ class Template(ABC):
         return self.encoder.decode(ids)
 
     def first_stop(self, text: str, position: int) -> tuple[int, int] | None:
-        """Where the first stop token at or after ``position`` begins and ends."""
+        """Returns start and end of the first stop token at or after ``position``, or None."""
         found = self._stop_pattern.search(text, position)
         return found.span() if found is not None else None
 
     def suffix(
         self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, called: str | None = None
     ) -> Suffix | None:
-        """What follows an assistant's message when ``new_messages`` come next; None if that cannot be told apart.
+        """Returns the suffix that appends ``new_messages`` to an assistant message, or None if it is not separable.
 
         Args:
-            new_messages: What comes next.
-            tools: The tools on offer.
-            called: The tool that the assistant called, for templates that repeat its name in front of its answer.
+            new_messages: Messages that follow.
+            tools: Offered tools.
+            called: Tool that the assistant called, for templates that repeat its name before its result.
         """
         text = self.rendered_or_none([*made_up_history(new_messages, called), *new_messages], tools)
         at = text.find(_SENTINEL) if text is not None else -1
@@ -172,28 +172,28 @@ class Template(ABC):
         stop = self.first_stop(text, at + len(_SENTINEL))
         if stop is None:
             return None
-        # Encoded with the stop token in front: some tokenizers treat the beginning of a text differently.
+        # Encode with the stop token in front, because some tokenizers treat the beginning of a text differently.
         begin, end = stop
         first, *following = self.encoder.encode(text[begin:])
         return Suffix(first, following) if first == self._stop_ids_by_text[text[begin:end]] else None
 
     def for_template(self, plain: dict[str, Any]) -> dict[str, Any]:
-        """A message in the form that is written without loss."""
+        """Returns a message in the form that the template writes without loss."""
         return plain
 
 
 class ChatTemplate(Template):
-    """A tokenizer with its chat template, and the forms in which that writes messages without loss.
+    """A chat template, with the forms of messages that it writes without loss.
 
     Args:
         tokenizer: A tokenizer with a chat template.
-        encoder: Its private copy.
-        stop_token_ids: Ids that end an assistant's turn.
+        encoder: Private copy of the tokenizer.
+        stop_token_ids: Ids that end an assistant turn.
         variables: Variables of the template.
-        media: The model's images, or why messages cannot hold any.
+        media: Image processor of the model, or the reason why messages cannot contain images.
 
     Raises:
-        ConfigError: If the template takes no conversation, or does not write what a user says.
+        ConfigError: If the template accepts no conversation, or omits user messages.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class ChatTemplate(Template):
         return text
 
     def for_template(self, plain: dict[str, Any]) -> dict[str, Any]:
-        """A message with its text and its calls' arguments in the form that the template writes."""
+        """Returns a message with text and call arguments in the form that the template writes."""
         if plain.get("content") is None:
             plain["content"] = ""
         if plain.get("tool_calls"):
@@ -233,7 +233,7 @@ class ChatTemplate(Template):
         return plain
 
     def _find_form_of_text(self) -> None:
-        """Some templates write text only, those of some vision models only text that comes in parts."""
+        """Finds the form of text: some templates accept only strings, those of some vision models only parts."""
         part = [{"type": "text", "text": _SENTINEL}]
         complaint, rendered = "", False
         takes: dict[str, bool] = {}
@@ -248,7 +248,7 @@ class ChatTemplate(Template):
                     rendered = True
                     takes[form] = takes[form] or (_SENTINEL in text and "'text'" not in text and '"text"' not in text)
         if not any(takes.values()):
-            problem = "it leaves out what a user says" if rendered else complaint
+            problem = "it omits user messages" if rendered else complaint
             raise ConfigError(
                 f"the chat template of this model cannot be used: {problem}; set chat_template.chat_template_kwargs to "
                 "the variables it needs, or put another chat template into the model folder"
@@ -259,9 +259,9 @@ class ChatTemplate(Template):
             self._convert_text = _as_text_only
 
     def _find_form_of_calls(self) -> None:
-        """Whether arguments are data or text, and what stands for the text that a call comes without.
+        """Finds the form of call arguments (data or text), and of the missing text of a call.
 
-        Templates that join arguments to other text take them as text; some write calls only where there is no content.
+        Templates that join arguments to other text need them as text. Some write calls only if there is no content.
         """
         call = made_up_call("call00001", "made_up", {"key": _SENTINEL})
         result = {"role": "tool", "tool_call_id": "call00001", "name": "made_up", "content": "1"}
@@ -277,16 +277,16 @@ class ChatTemplate(Template):
 
 
 class FamilyTemplate(Template):
-    """One of the package's families, as what writes text.
+    """A family of the package, as a template.
 
     Args:
-        tokenizer: The model's.
-        encoder: Its private copy.
-        family: The package's renderer, made with a `TextTokenizer`.
-        pieces: That tokenizer.
+        tokenizer: Tokenizer of the model.
+        encoder: Private copy of the tokenizer.
+        family: The package's renderer, created with a `TextTokenizer`.
+        pieces: The `TextTokenizer` of ``family``.
 
     Attributes:
-        with_answers: What writes conversations that have answers, if the family writes these otherwise.
+        with_answers: Chat template for conversations with answers, if the family writes these differently.
     """
 
     what = "the package's renderer"
@@ -316,7 +316,7 @@ class FamilyTemplate(Template):
         return writer.rendered(messages, tools, add_generation_prompt=add_generation_prompt)
 
     def for_template(self, plain: dict[str, Any]) -> dict[str, Any]:
-        """A message as every family of the package takes it."""
+        """Returns a message in the form that every family of the package accepts."""
         plain["content"] = _as_text_only(plain.get("content") or "")
         for alias in ("reasoning", "thinking"):
             spelt = plain.pop(alias, None)
@@ -330,7 +330,7 @@ class FamilyTemplate(Template):
 
 
 def _enveloped(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool in OpenAI's envelope, which is what models saw in training."""
+    """Returns a tool in OpenAI's envelope, the form that models saw in training."""
     return tool if "function" in tool else {"type": "function", "function": tool}
 
 
@@ -351,10 +351,10 @@ def _as_parts(content: Any) -> Any:
 
 
 def _as_text_only(content: Any) -> Any:
-    """Parts as one text.
+    """Joins parts to one text.
 
     Raises:
-        ConfigError: If one of them is none.
+        ConfigError: If a part is not text.
     """
     return content if isinstance(content, str) else "".join(map(_text_of_part, content))
 
@@ -365,7 +365,7 @@ def _text_of_part(part: Any) -> str:
     if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise ConfigError(f"a message holds {kind!r}, but this takes text only")
+    raise ConfigError(f"a message contains {kind!r}, but only text is supported here")
 
 
 def _as_data(arguments: Any) -> Any:
@@ -373,7 +373,7 @@ def _as_data(arguments: Any) -> Any:
         return arguments
     try:
         return json.loads(arguments)
-    except (ValueError, RecursionError):  # the template gets the text as it is
+    except (ValueError, RecursionError):  # Pass the text to the template unchanged.
         return arguments
 
 

@@ -1,4 +1,4 @@
-"""What parsers have in common that write text: rendering, reading, and continuing conversations token for token."""
+"""Base of parsers that write text: renders, parses, and continues conversations token for token."""
 
 from __future__ import annotations
 
@@ -25,33 +25,34 @@ _write_key = json.JSONEncoder(default=dict).encode
 
 
 class TextParser(BaseParser):
-    """Renders with a template; reads reasoning, and tool calls in the format that it writes.
+    """Renders with a template; parses reasoning, and tool calls in the template's format.
 
-    ``supports_tools`` means that the template shows tools to the model and that the format of calls is known; where
-    ``tool_format`` is `NoCalls`, what may be a call is content.
+    ``supports_tools`` means that the template shows tools to the model and that the format of calls is known. If
+    ``tool_format`` is `NoCalls`, possible calls are content.
 
-    Bridging, the suffix method: a short made-up conversation whose assistant says a sentinel is rendered together with
-    the new messages. What follows the first stop token after the sentinel is what every conversation goes on with; it
-    is appended to the prompt and the completion as they are. So the prefix holds by construction, and reasoning stays
-    in the prompt even where the template would drop it from a full rendering (``bridge = false`` turns this off).
+    Bridging uses the suffix method. The parser renders a short artificial conversation, in which the assistant says a
+    sentinel, together with the new messages. The tokens after the first stop token behind the sentinel continue every
+    conversation; they are appended to the unchanged prompt and completion. The prefix is therefore kept by
+    construction. Reasoning stays in the prompt even if a full rendering would drop it (``bridge = false`` turns this
+    off).
 
-    Bridging is on only for the kinds of tail in ``bridged_tails``, for which the corpus of `rllm_renderers.probes`
-    found it equal, token for token, to rendering a whole conversation; ``supports_bridge`` tells whether there is any.
+    Only the kinds of tail in ``bridged_tails`` are bridged. For these, the corpus of `rllm_renderers.probes` showed
+    that bridging equals, token for token, rendering the whole conversation. ``supports_bridge`` is True if there are
+    any.
 
-    A completion that was cut off gets the stop token it lacks *as prompt*: the contract binds the bridge to
-    ``prompt + completion`` and leaves what follows to it, and a token nobody sampled must not be trained on. There is
-    no bridge after unfinished reasoning, nor where another stop token was sampled than the one the template writes, nor
-    where anything follows the stop token: the template has no form for such a conversation, so nothing can be proven
-    about it. Some templates repeat the name of the called tool in front of its answer; after calls of several tools at
-    once there is no bridge with these.
+    A truncated completion gets its missing stop token *as prompt*. The contract requires only that the bridge starts
+    with ``prompt + completion``, and a token the policy did not sample must not be trained on. The template has no form
+    for some conversations, so nothing can be proven about them and they are not bridged: after unfinished reasoning,
+    after a stop token other than the template's, and if anything follows the stop token. Some templates repeat the name
+    of the called tool before its result; with these, calls of several tools at once are not bridged.
 
     Args:
-        template: What writes conversations.
-        tool_format: How calls are written.
-        bridge: Whether to look for tails that can be continued.
+        template: Template that writes conversations.
+        tool_format: Format of tool calls.
+        bridge: Whether to search for tails that can be bridged.
 
     Raises:
-        ConfigError: If no conversation could be both written and read.
+        ConfigError: If no conversation can be both written and parsed.
     """
 
     def __init__(self, template: Template, tool_format: ToolFormat, *, bridge: bool) -> None:
@@ -61,9 +62,9 @@ class TextParser(BaseParser):
         self.supports_tools = shows_tools(template) and not isinstance(tool_format, NoCalls)
         if not self.supports_tools and template.ids_or_none([QUESTION]) is None:
             raise ConfigError(
-                f"{template.what} of this model takes conversations with tools only, and writes calls in a format that "
-                "is not known: set chat_template.tool_format if you know it, or put another chat template into the "
-                "model folder"
+                f"{template.what} of this model accepts only conversations with tools, and writes calls in an unknown "
+                "format: set chat_template.tool_format if you know it, or put another chat template into the model "
+                "folder"
             )
         with_image = None if template.media is None else template.media.with_probe
         self.bridged_tails = bridged_tails(template, tool_format.reasoning_tags, with_image) if bridge else frozenset()
@@ -71,13 +72,13 @@ class TextParser(BaseParser):
         if self._names_calls and isinstance(tool_format, NoCalls):
             self.bridged_tails = frozenset(tail for tail in self.bridged_tails if not tail.answers)
         self.supports_bridge = bool(self.bridged_tails)
-        # The rollouts of a group ask the same first question, and are often told the same next.
+        # Rollouts of a group share the first prompt, and often the next messages too.
         self._rendered: BoundedCache[list[int]] = BoundedCache(CACHE_CHARACTERS)
         self._suffixes: BoundedCache[Suffix] = BoundedCache(CACHE_CHARACTERS)
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer whose template is rendered; what it truncates or pads for others does not reach a prompt."""
+        """Tokenizer of the template; truncation or padding set on it does not affect prompts."""
         return self.template.tokenizer
 
     def get_stop_token_ids(self) -> tuple[int, ...]:
@@ -91,14 +92,15 @@ class TextParser(BaseParser):
         tools: Sequence[ToolSpec] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """See `BaseParser.render`; what was rendered before comes from a cache.
+        """See `BaseParser.render`; repeated renderings come from a cache.
 
         Raises:
-            ConfigError: If a message holds something that the model does not take.
-            RefusedConversation: If the template does not take the conversation.
+            ConfigError: If a message contains something the model does not support.
+            RefusedConversation: If the template rejects the conversation.
         """
         messages = self.template.resolved(messages)
-        # What was sampled is rendered in its own way, and not for the first time in a group.
+        # Do not cache conversations with sampled messages: their rendering depends on the sampled tokens, and they are
+        # not the first prompt that a group shares.
         key = (
             "" if any(type(one) is SampledMessage for one in messages) else _key(messages, tools, add_generation_prompt)
         )
@@ -119,8 +121,8 @@ class TextParser(BaseParser):
     ) -> ParsedCompletion:
         """See `BaseParser.parse_completion` and `rllm_renderers.formats.ToolFormat.read`.
 
-        Nothing sampled vanishes from the text that a checker sees (see `Encoder.decode`), and only control tokens that
-        were sampled as such are read as these: text that spells them is text.
+        No sampled token disappears from the text that a reward function sees (see `Encoder.decode`). Only control
+        tokens that were sampled as such are parsed as control tokens; text that spells them stays text.
         """
         sampled: list[int] = token_ids(completion_ids).tolist()
         stop = _first(sampled, self.template.stop_token_ids)
@@ -160,7 +162,7 @@ class TextParser(BaseParser):
         *,
         tools: Sequence[ToolSpec] | None = None,
     ) -> TokenIds | None:
-        """See `BaseParser.bridge_to_next_turn`, and the class for when there is none."""
+        """See `BaseParser.bridge_to_next_turn`; the class lists what is not bridged."""
         tail = Tail.of(new_messages, tools)
         if not len(prompt_ids) or tail not in self.bridged_tails:
             return None
@@ -197,7 +199,7 @@ class TextParser(BaseParser):
 def bridged(
     prompt_ids: Sequence[int] | TokenIds, completion: TokenIds, suffix: Suffix, stops: Sequence[int]
 ) -> TokenIds | None:
-    """Prompt, completion and suffix in one; None if it ended with another stop token, or went on after it."""
+    """Joins prompt, completion and suffix; None if the completion has another stop token, or continues after it."""
     sampled: list[int] = completion.tolist()
     stop = _first(sampled, stops)
     if stop is not None and (sampled[stop] != suffix.stop_id or not set(sampled[stop:]).issubset(stops)):
@@ -205,15 +207,15 @@ def bridged(
     closing = [suffix.stop_id] if stop is None else []
     following = np.array([*closing, *suffix.token_ids], np.int32)
     ids = np.concatenate((np.asarray(prompt_ids, np.int32), completion, following))
-    ids.setflags(write=False)  # handed on without a copy
+    ids.setflags(write=False)  # Shared without a copy.
     return ids
 
 
 def _key(messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, add_generation_prompt: bool) -> str:
-    """Everything a rendering depends on, as one string. Keys keep their order, because templates print it."""
+    """Returns everything a rendering depends on, as one string. Keys keep their order, because templates print it."""
     return _write_key([list(messages), list(tools or ()), add_generation_prompt])
 
 
 def _first(ids: list[int], wanted: Sequence[int]) -> int | None:
-    """Position of the first id that is one of ``wanted``."""
+    """Returns the position of the first id in ``wanted``, or None."""
     return next((position for position, token in enumerate(ids) if token in wanted), None)

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 
-# A ChatML dialect like those of reasoning models: old reasoning is dropped once a user speaks again.
+# A ChatML dialect as in reasoning models: old reasoning is dropped after the next user message.
 CHATML = """\
 {%- set last = namespace(user=0) -%}
 {%- for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor -%}
@@ -53,7 +53,7 @@ CORPUS = [
 
 
 def byte_level() -> Tokenizer:
-    """A byte-level BPE trained on a few lines: every text can be written, and non-canonical spellings exist."""
+    """Trains a byte-level BPE on a few lines: any text can be encoded, and non-canonical encodings exist."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -69,7 +69,7 @@ def byte_level() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def metaspace() -> Tokenizer:
-    """A tokenizer that writes the beginning of a text differently from its middle, as SentencePiece's do."""
+    """Makes a tokenizer that encodes the beginning of a text differently from its middle, like SentencePiece."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -146,7 +146,7 @@ def make_family_parser(byte_tokenizer_json: str) -> MakeParser:
 
 @pytest.fixture
 def model_folder(tmp_path, byte_tokenizer_json):
-    """A folder as `save_pretrained` leaves it, without weights."""
+    """Returns a folder as written by `save_pretrained`, without weights."""
     folder = tmp_path / "model"
     wrap(Tokenizer.from_str(byte_tokenizer_json), CHATML).save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
@@ -155,7 +155,7 @@ def model_folder(tmp_path, byte_tokenizer_json):
 
 @pytest.fixture(scope="session")
 def make_tokenizer(byte_tokenizer_json: str) -> Callable[..., Any]:
-    """``make_tokenizer(template=None, tokens=(), eos="<|im_end|>")``: with ChatML's tokens, and others on top."""
+    """``make_tokenizer(template=None, tokens=(), eos="<|im_end|>")``: with ChatML's tokens and additional ones."""
 
     def make(template: str | None = None, tokens: Sequence[str] = (), eos: str = "<|im_end|>") -> Any:
         wrapped = wrap(Tokenizer.from_str(byte_tokenizer_json), template)
@@ -168,7 +168,7 @@ def make_tokenizer(byte_tokenizer_json: str) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def make_renderer(make_tokenizer: Callable[..., Any]) -> Callable[..., RendererParser]:
-    """``make_renderer(template=None, tokens=(), eos=..., **section)``; of the family qwen3 unless it says otherwise."""
+    """``make_renderer(template=None, tokens=(), eos=..., **section)``; family qwen3 by default."""
 
     def make(
         template: str | None = None, *, tokens: Sequence[str] = (), eos: str = "<|im_end|>", **section: Any
@@ -218,7 +218,7 @@ _HY3 = [
 
 @pytest.fixture(scope="session")
 def family_tokens() -> dict[str, list[str]]:
-    """The special tokens that each family of the package needs, beyond ChatML's."""
+    """Returns the special tokens of each family of the package, except ChatML's."""
     return {
         "qwen3": [],
         "prime-qwen3": [],

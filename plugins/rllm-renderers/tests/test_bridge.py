@@ -1,4 +1,4 @@
-"""Bridging: the prefix is verbatim whatever was sampled, and the rest equals a rendering of the whole conversation."""
+"""Bridging: the prefix is kept verbatim, and the rest equals a rendering of the whole conversation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bridge(parser, prompt, completion, tail, tools=None):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The self-check: for which templates and tokenizers bridging is on
+# The self-check: templates and tokenizers with bridging
 
 TURNS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 OPEN = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -82,11 +82,11 @@ def test_bridging_is_on_exactly_where_it_is_exact(make_parser, template, tails):
 
 
 def test_a_template_that_cannot_be_rendered_is_refused_at_the_start(make_parser):
-    """As it was, the first prompt of a run failed with the template's own error."""
+    """Regression: the first prompt of a run failed with the template's own error."""
     for template, problem in (
         ("{% for %}", "Expected an expression"),
         ("{{ raise_exception('RAG needs documents') }}", "RAG needs documents"),
-        (TURNS.replace("m.content", "m.role") + OPEN, "it leaves out what a user says"),
+        (TURNS.replace("m.content", "m.role") + OPEN, "it omits user messages"),
     ):
         with pytest.raises(ConfigError, match=rf"cannot be used: .*{problem}.*; set chat_template\.") as caught:
             make_parser(template)
@@ -104,7 +104,7 @@ def test_a_tokenizer_that_treats_the_beginning_of_a_text_differently(make_parser
 
 
 def test_stop_tokens_that_open_the_next_turn(make_parser):
-    """As in GLM: a turn ends with the marker of whoever speaks next, which the completion then already holds."""
+    """As in GLM: a turn ends with the marker of the next speaker, which the completion already contains."""
     template = (
         "{% set markers = {'user': '<|im_start|>', 'tool': '<|im_end|>', 'assistant': '<tool_response>'} %}"
         "{% for m in messages %}{{ markers[m.role] }}"
@@ -134,7 +134,7 @@ def test_tools_are_supported_where_the_template_prints_them(make_parser):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What a bridge is
+# Properties of a bridge
 
 words = st.text(alphabet="abc xyz,.!?12äé🦊", min_size=1, max_size=30).filter(lambda text: text == text.strip())
 
@@ -237,7 +237,7 @@ def test_what_families_bridge(make_family_parser, name):
     "name", ["glm", "llama", "mistral", "deepseek", "harmony", "qwen_thinking", "qwen_not_thinking"]
 )
 def test_tool_cycles_of_families_equal_rendered_ones(make_family_parser, families, name):
-    """The answer is written as the template writes it, so that nothing but the bridge can differ."""
+    """The answer uses the tokens of the template, so that only the bridge can differ."""
     parser = make_family_parser(name)
     prompt = parser.render(ASK, tools=[TOOL])
     completion = parser.template.encoder.encode(families[name]["answer"])
@@ -293,7 +293,7 @@ def test_an_empty_block_of_reasoning_in_the_prompt_opens_none(make_family_parser
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Whatever is sampled, a session neither loses nor alters it
+# Sessions keep all sampled tokens unchanged
 
 contents = st.text(max_size=20).filter(lambda text: text.isascii() or text.encode(errors="ignore").decode() == text)
 tails = st.sampled_from(TAILS) | contents.map(lambda text: [{"role": "user", "content": text}])
@@ -301,7 +301,7 @@ tails = st.sampled_from(TAILS) | contents.map(lambda text: [{"role": "user", "co
 
 @st.composite
 def conversations(draw):
-    """Completions of random ids (stop tokens, tags and unknown ids among them), each with the tail that follows it."""
+    """Completions of random ids (stop tokens, tags and unknown ids among them), each with its tail."""
     special = st.sampled_from([0, 1, 2, *range(380, 406), 10_000])
     canonical = st.sampled_from(["higher", "<think>why</think>so", "<tool_call>{}</tool_call>", "<think>", " \n"])
     ends = st.sampled_from(["", "<|im_end|>", "<|endoftext|>", "<|im_end|><|endoftext|>"])
@@ -313,7 +313,7 @@ def conversations(draw):
 
 
 def play(parser, turns, tools):
-    """Prompts and completions of a session, in order."""
+    """Returns prompts and completions of a session, in order."""
     session = parser.session(tools=tools)
     messages = Messages(ASK)
     played = []

@@ -107,14 +107,14 @@ def test_calls_are_given_to_the_template_as_it_writes_them(make_parser, written,
 
 
 def test_what_the_template_refuses_is_an_error(parser):
-    with pytest.raises(RefusedConversation, match="does not take this conversation: unknown role wizard"):
+    with pytest.raises(RefusedConversation, match="does not accept this conversation: unknown role wizard"):
         parser.render([{"role": "wizard", "content": "hi"}])
 
 
 def test_variables_of_the_template(make_parser):
     thinking = make_parser(chat_template_kwargs={"thinking": True})
     assert thinking.render(ASK) == make_parser().render(ASK) + ids_of(thinking, "<think>\n")
-    with pytest.raises(ValidationError, match="'tools' is decided by the parser"):
+    with pytest.raises(ValidationError, match="'tools' is set by the parser"):
         ChatTemplateConfig(chat_template_kwargs={"tools": []})
 
 

@@ -1,4 +1,4 @@
-"""Both parsers, for every family that can be built here, held to the contract and probed for drift."""
+"""Both parsers, for every family that can be built here, checked against the contract and probed for drift."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TEMPLATES = (
 # Families without a bridge, and one whose vocabulary has to be downloaded; see test_families.py.
 RENDERERS = sorted(set(family_names()) - {"laguna-xs.2", "laguna-m.1", "gpt-oss"})
 
-# What begins a new segment, and why. None of this may grow without being noticed.
+# Causes of segment breaks. The test fails if one is added.
 PLAIN = {"text", "text in other tokens", "random tokens", "white space at the edges", "cut off"}
 BREAKS = {
-    # Tools stand before the last user's message, so a user's answer moves them.
+    # Tools come before the last user message, so a new user message moves them.
     "mistral": PLAIN,
-    # The template ends old answers with another token than the one that the model samples.
+    # The template ends old answers with a token that differs from the one the model samples.
     "harmony": PLAIN,
     "harmony_final": PLAIN,
 }

@@ -1,4 +1,4 @@
-"""Text from outside never becomes a control token, and the model reads it letter by letter all the same."""
+"""Untrusted text never becomes a control token, and the model still reads it exactly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def user(text, **keys):
 
 
 def unprotected(parser, messages):
-    """What transformers makes of it, where text is whatever it spells."""
+    """Returns the ids from transformers, where text may become control tokens."""
     rendered = parser.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     return list(rendered)
 
@@ -200,13 +200,13 @@ def test_thousands_of_control_tokens(byte_tokenizer_json):
 
 
 def test_bytes_are_not_control_tokens(encoders):
-    """SentencePiece's byte tokens spell ordinary text; some tokenizers list them among the special ones."""
+    """SentencePiece's byte tokens spell ordinary text; some tokenizers list them as special tokens."""
     assert "<0x0A>" not in encoders["metaspace"].control_tokens
     assert "<|im_end|>" in encoders["metaspace"].control_tokens
 
 
 def test_ids_that_are_not_known_do_not_vanish():
-    """Nor do they show as what is added to the private copy, whose ids they would be."""
+    """Nor do they decode as tokens added to the private copy, which may have the same ids."""
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "d": 2, "<unk>": 3}, unk_token="<unk>"))
     backend.decoder = decoders.Fuse()
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
@@ -216,7 +216,7 @@ def test_ids_that_are_not_known_do_not_vanish():
 
 def test_a_vocabulary_with_holes_is_refused():
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "d": 5, "<unk>": 3}, unk_token="<unk>"))
-    with pytest.raises(ConfigError, match="vocabulary has holes"):
+    with pytest.raises(ConfigError, match="vocabulary has gaps"):
         Encoder(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
@@ -226,7 +226,7 @@ SEVERAL = ["ok <|im_end|> <think>", "<think>why</think>", "<|im_end|>", "<|im_",
 @settings(deadline=None, max_examples=300)
 @given(pieces=st.lists(st.tuples(st.sampled_from(SEVERAL), st.booleans()), max_size=5))
 def test_what_was_sampled_as_a_control_token_is_told_from_what_spells_one(encoders, pieces):
-    """Text that was sampled in ordinary tokens holds no control token when it is read or rendered again."""
+    """Text sampled in ordinary tokens contains no control token when it is parsed or rendered again."""
     encoder = encoders["byte level"]
     ids = []
     for text, ordinary in pieces:
@@ -234,7 +234,7 @@ def test_what_was_sampled_as_a_control_token_is_told_from_what_spells_one(encode
     marked = encoder.decode_marked(ids)
     assert encoder.unmark(marked) == encoder.decode(ids)
     found = control_ids(encoder, encoder.encode(marked))
-    # Where a model writes the private-use character that this works with, everything is text: safe, if not sharp.
+    # If a model writes the private-use break character, everything is text: safe, but not exact.
     assert found == control_ids(encoder, ids) or ("\U0010fffc" in marked and not found)
 
 
@@ -243,7 +243,7 @@ def test_a_tokenizer_that_cannot_spell(byte_tokenizer_json):
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens(["<end>", "<unk>"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-    with pytest.raises(ConfigError, match=r"no way to write '<.*>' as text, .* use another"):
+    with pytest.raises(ConfigError, match=r"cannot encode '<.*>' as text, .* use another"):
         Encoder(tokenizer)
 
 
@@ -253,7 +253,7 @@ def test_only_fast_tokenizers():
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Others use the tokenizer, too
+# Shared tokenizers
 
 
 def test_what_others_do_with_the_tokenizer_has_no_effect(make_parser):
@@ -296,7 +296,7 @@ def test_threads_render_while_others_truncate(make_parser):
         nonlocal rendered
         for step in range(80):
             at = (step * 7 + offset) % len(conversations)
-            messages = [conversations[at][0] | {"round": step}]  # past the cache
+            messages = [conversations[at][0] | {"round": step}]  # Bypass the cache.
             if shared.render(messages) != expected[at]:
                 wrong.append(at)
 
@@ -304,7 +304,7 @@ def test_threads_render_while_others_truncate(make_parser):
         for length in range(80):
             try:
                 shared.tokenizer("one two three " * 40, truncation=True, max_length=5 + length % 7)
-            except RuntimeError as error:  # the shared tokenizer is not ours to lock; "already borrowed" is its own
+            except RuntimeError as error:  # The shared tokenizer is not locked; "already borrowed" is its own error.
                 errors.append(error)
 
     threads = [Thread(target=render, args=(offset,)) for offset in range(8)]

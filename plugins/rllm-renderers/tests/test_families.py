@@ -1,4 +1,4 @@
-"""Every family of the package, on a trained tokenizer with its special tokens: what it can do, and what it cannot."""
+"""Capabilities of every family of the package, with a trained tokenizer and its special tokens."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ EVERY_TAIL = frozenset(
     for tools in (False, True)
 )
 
-# What is not bridged, and why. None of this may grow without being noticed.
+# Tails that are not bridged, with the reason. The test fails if one is added.
 PARTLY = {
-    # Its template knows no tools.
+    # The template does not support tools.
     "deepseek-v3": {tail for tail in EVERY_TAIL if not tail.tools},
     "deepseek-r1": {tail for tail in EVERY_TAIL if not tail.tools},
-    # The template takes one call per message.
+    # The template accepts one call per message.
     "llama-3": {tail for tail in EVERY_TAIL if tail.answers < 2},
-    # The template moves the text of an answer with a call behind the tool's answer.
+    # The template moves the text of an answer with a call after the tool result.
     "gemma4": {tail for tail in EVERY_TAIL if not tail.answers},
 }
 NOT_OFFLINE = {"gpt-oss": "its vocabulary is not in the model folder"}
@@ -99,7 +99,7 @@ def test_a_family_renders_and_reads(families, name):
 
 @pytest.mark.parametrize("name", [name for name in CONSTRUCTED if name not in PARTLY])
 def test_a_call_that_a_family_writes_is_read_back(families, name):
-    """What a family renders for a call, sampled, is that call."""
+    """Parsing what a family renders for a call returns that call."""
     parser = families(name)
     function = {"name": "add", "arguments": {"a": 7}}
     calls = [{"id": "functions.add:0", "type": "function", "function": function}]

@@ -112,12 +112,12 @@ def test_what_is_neither_a_folder_nor_a_hub_name_is_not_asked_for(path, monkeypa
 
     monkeypatch.setattr("urllib.request.urlopen", asked)
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", asked)
-    with pytest.raises(ConfigError, match="does not exist, and it is no hub name"):
+    with pytest.raises(ConfigError, match="does not exist, and it is not a Hugging Face model ID"):
         ChatTemplateParser.from_model(path)
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
-    """Its client would retry each file for half a minute."""
+    """The Hub's client would retry each file for half a minute."""
     asked = []
 
     def refuses(request, timeout):
@@ -129,7 +129,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")
     monkeypatch.setattr("urllib.request.urlopen", refuses)
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"owner/nope.*the hub cannot be asked") as caught:
+        with pytest.raises(ConfigError, match=r"owner/nope.*the Hugging Face Hub cannot be reached") as caught:
             ChatTemplateParser.from_model("owner/nope")
         assert "\n" not in str(caught.value)
     assert asked == [("https://hub.invalid", loading.HUB_SECONDS)]

@@ -1,4 +1,4 @@
-"""Images in conversations: the tokens of the model's own processor, in one segment, and nobody else's placeholders."""
+"""Images in conversations: the tokens of the model's own processor, in one segment, and only genuine placeholders."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
-# As LLaVA 1.5 has it: text that does not come in parts is left out.
+# As in LLaVA 1.5: text that is not in parts is omitted.
 PARTS_ONLY = """\
 {%- for m in messages -%}
 {{ '<|im_start|>' + m.role + '\\n' }}
@@ -62,7 +62,7 @@ PARTS_ONLY = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
-# Qwen-VL templates can number pictures.
+# Qwen-VL templates can number images.
 NUMBERED = """\
 {%- set seen = namespace(images=0) -%}
 {%- for m in messages -%}
@@ -148,7 +148,7 @@ def user(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def written_by_transformers(folder: Path, messages: list[dict[str, Any]]) -> list[int]:
-    """The prompt by nothing but the model's processor."""
+    """Returns the prompt from the model's processor alone."""
     processor: Any = AutoProcessor.from_pretrained(folder)
     images, plain = [], []
     for message in messages:
@@ -263,7 +263,7 @@ def test_a_sampled_placeholder_is_no_image(vision: ChatTemplateParser) -> None:
     session, steps = play(vision, [(user(image()), sampled), (user(image("blue")), sampled)])
     assert len(session.segments) == 1
     assert [piece.content for piece in steps[1].prompt_media] == [png("red"), png("blue")]
-    # Rendered anew, as after an edit of the conversation, what was sampled is text.
+    # Rendered again, as after an edit of the conversation, sampled placeholders are text.
     edited = [user(image()), steps[0].response, user(text("?"))]
     ids = vision.render(edited)
     assert ids.count(PLACEHOLDER) == TOKENS
@@ -309,8 +309,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"type": "image", "path": "no/such/cat.png"}, "No such file"),
     ({"type": "image", "image": "data:image/png,raw"}, "base64"),
     ({"type": "image", "image": "data:image/png;base64,%%%"}, "not valid base64"),
-    ({"type": "image", "base64": base64.b64encode(b"no image").decode()}, "not an image"),
-    ({"type": "image", "base64": base64.b64encode(png("red")[:40]).decode()}, "not an image"),
+    ({"type": "image", "base64": base64.b64encode(b"no image").decode()}, "not a readable image"),
+    ({"type": "image", "base64": base64.b64encode(png("red")[:40]).decode()}, "not a readable image"),
     ({"type": "image"}, "needs one of"),
     ({"type": "image_url", "image_url": {"uri": "x"}}, "needs one of"),
 ]
@@ -324,7 +324,7 @@ def test_what_is_no_image_is_refused(vision: ChatTemplateParser, part: dict[str,
 
 def test_supervised_rows_with_images_are_refused(vision: ChatTemplateParser) -> None:
     conversation = [user(image(), text("?")), {"role": "assistant", "content": "red"}]
-    with pytest.raises(ConfigError, match="holds an image"):
+    with pytest.raises(ConfigError, match="contains an image"):
         vision.tokenize_and_mask(conversation)
 
 
@@ -371,17 +371,17 @@ def test_inputs_are_those_of_the_processor_and_come_back_after_they_were_dropped
     inputs = parser.media_inputs(chunk)
     assert inputs.keys() == {"pixel_values"}
     np.testing.assert_array_equal(inputs["pixel_values"], expected["pixel_values"])
-    with pytest.raises(ValueError, match="not at hand"):
+    with pytest.raises(ValueError, match="is not available"):
         parser.media_inputs(PlacedMedia.from_json(chunk.to_json()))
 
 
 def test_photographs_stand_upright(vision: ChatTemplateParser) -> None:
-    """Cameras store pixels as they lie and say in the metadata how to turn them."""
+    """Cameras store unrotated pixels and the rotation in the metadata."""
     upright = PIL.Image.new("RGB", (16, 16), "red")
     upright.paste("blue", (0, 0, 16, 8))
     lying, file, plain = upright.transpose(PIL.Image.Transpose.ROTATE_90), io.BytesIO(), io.BytesIO()
     exif = PIL.Image.Exif()
-    exif[0x0112] = 6  # turn it by 90 degrees to the right
+    exif[0x0112] = 6  # Rotate by 90 degrees clockwise.
     lying.save(file, "PNG", exif=exif)
     upright.save(plain, "PNG")
     arrays = []
@@ -486,7 +486,7 @@ def test_images_in_rows_of_tokens_are_refused(tmp_path: Path, caplog: pytest.Log
 def test_the_placeholder_must_be_a_special_token(vision_folder: Path) -> None:
     processor: Any = AutoProcessor.from_pretrained(vision_folder)
     media = MediaProcessor(processor)
-    with pytest.raises(ConfigError, match="no special token"):
+    with pytest.raises(ConfigError, match="not a special token"):
         media.check_placeholder({"<|im_end|>": 2})
 
 

@@ -72,7 +72,7 @@ def test_messages_may_be_written_in_any_of_the_usual_ways(renderer):
 
 def test_images_are_refused_by_name(renderer):
     picture = {"role": "user", "content": [{"type": "image", "url": "x.png"}, {"type": "text", "text": "?"}]}
-    with pytest.raises(ConfigError, match="a message holds an image, but the model takes text only"):
+    with pytest.raises(ConfigError, match="a message contains an image, but the model takes text only"):
         renderer.render([picture])
     assert renderer.bridge_to_next_turn(renderer.render(ASK), ids_of(renderer, "x<|im_end|>"), [picture]) is None
 

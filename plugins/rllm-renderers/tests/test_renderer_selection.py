@@ -1,4 +1,4 @@
-"""Which family is used, with which options, of which package."""
+"""Selection of family, options and package version."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_line(caught):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Which family
+# Families
 
 
 def test_the_family_is_the_one_that_renders_what_the_template_renders(make_renderer):
@@ -59,7 +59,7 @@ def test_a_model_can_name_its_family(make_renderer, model_folder):
     with pytest.raises(ConfigError, match=r"'qwen33' is unknown \(did you mean 'qwen3'"):
         RendererParser.from_model(model_folder)
     path.write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match="is of no known family"):
+    with pytest.raises(ConfigError, match="matches no known family"):
         RendererParser.from_model(model_folder)
 
 
@@ -73,7 +73,7 @@ def test_a_model_can_name_its_family(make_renderer, model_folder):
     ids=str,
 )
 def test_a_template_that_differs_anywhere_is_another_family(make_renderer, change):
-    with pytest.raises(ConfigError, match=r"of no known family.*qwen3 \(other text without tools"):
+    with pytest.raises(ConfigError, match=r"matches no known family.*qwen3 \(other text without tools"):
         make_renderer(PLAIN_CHATML.replace(*change), family="auto")
 
 
@@ -82,13 +82,13 @@ def test_a_template_of_no_family_is_one_clear_line(parser):
         RendererParser(parser.tokenizer, path="m")
     complaint = one_line(caught)
     assert "qwen3 (other text with" in complaint
-    assert "kimi-k2" not in complaint  # its tokens are not there, so it is no candidate
-    assert 'renderer.family = "..." forces one' in complaint
+    assert "kimi-k2" not in complaint  # The tokenizer lacks its tokens, so it is not a candidate.
+    assert 'force a family with renderer.family = "..."' in complaint
     assert 'parser = "chat_template"' in complaint
 
 
 def test_a_template_that_nobody_can_render(make_renderer):
-    with pytest.raises(ConfigError, match="does not take this conversation: no"):
+    with pytest.raises(ConfigError, match="does not accept this conversation: no"):
         make_renderer("{{ raise_exception('no') }}", family="auto")
 
 
@@ -112,7 +112,7 @@ def test_what_the_package_reads_from_a_name_is_read_from_the_template(make_rende
     parser = make_renderer(template, family="auto", tokens=family_tokens["qwen3.5"])
     assert parser.family == "qwen3.5"
     assert parser.family_options["enable_thinking"] is thinking
-    # What the family writes for answers is another matter: there the template is right.
+    # For conversations with answers, the template writes instead of the family.
     asked = [*ASK, {"role": "assistant", "content": "higher"}, USER]
     text = parser.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     assert parser.tokenizer.decode(parser.render(asked)) == text
@@ -134,7 +134,7 @@ def test_what_was_resolved_is_told(parser, make_renderer):
     assert make_renderer().describe() == {**told, "chat_template": "none in the model folder"}
     partly = str(make_renderer(PLAIN_CHATML, family="auto").describe()["chat_template"])
     assert partly.startswith("other text without tools, 3 messages: ")
-    assert partly.endswith("; so it writes what has answers itself, and the family first prompts")
+    assert partly.endswith("; so it renders conversations with answers, and the family only first prompts")
     named = RendererParser(parser.tokenizer, RendererConfig(family="qwen3"))
     assert str(named.describe()["chat_template"]).startswith("other text with tools, 1 messages: ")
 
@@ -145,7 +145,7 @@ def test_what_was_resolved_is_told(parser, make_renderer):
         ("kimi-k2", r"cannot be used with model 'a-model': Special token '<\|im_user\|>' not found.*chat_template"),
         ("deepseek-v3", r"cannot be used with model 'a-model': Expected single token.*chat_template"),
         ("qwen", r"'qwen' is unknown \(did you mean 'qwen3.*choose auto, qwen3, "),
-        ("default", r'cannot bridge; parser = "chat_template"'),
+        ("default", r'cannot bridge; set parser = "chat_template"'),
     ],
 )
 def test_a_family_that_cannot_be_used_is_one_clear_line(make_renderer, family, complaint):
@@ -236,7 +236,7 @@ def test_options_that_a_family_does_not_take(make_renderer, family, options, com
 
 def test_options_that_have_a_key_of_their_own():
     for taken in ("name", "thinking_retention"):
-        with pytest.raises(ValidationError, match=f"{taken!r} is set with renderer."):
+        with pytest.raises(ValidationError, match=f"{taken!r} must be set with renderer."):
             RendererConfig(family_options={taken: "all"})
 
 
@@ -244,7 +244,7 @@ def test_an_option_that_needs_a_name_is_not_dropped(make_renderer):
     options = {"low_effort": True}
     hinted = make_renderer(family="nemotron-3", family_options=options, bridge=False)
     assert "effort: low" in hinted.tokenizer.decode(hinted.render(ASK))
-    # The hint moves to the newest message of a user.
+    # The hint moves to the latest user message.
     assert {tail.user for tail in make_renderer(family="nemotron-3", family_options=options).bridged_tails} == {False}
 
 

@@ -1,4 +1,4 @@
-"""Supervised data through a chat template: the rows of a rollout, and transformers' own mask."""
+"""Supervised data through a chat template: rows as in rollouts, and transformers' own mask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAID = [
 
 @pytest.fixture
 def marked(parser):
-    """The template with marks around the text of answers, and around nothing else."""
+    """Returns the template with marks around the text of answers only."""
     text = "{{ m.content }}"
     inside = "{% generation %}" + text + "{% endgeneration %}"
     return parser.tokenizer.chat_template.replace(
@@ -117,8 +117,11 @@ def test_hf_template_uses_the_variables_of_the_section(make_parser, marked):
 @pytest.mark.parametrize(
     ("conversation", "words"),
     [
-        (CONVERSATION[:1], r"marks nothing"),
-        ([*CONVERSATION[:-1], {**CONVERSATION[-1], "weight": 0}], r"message 5: hf_template .* no weight"),
+        (CONVERSATION[:1], r"marks no part"),
+        (
+            [*CONVERSATION[:-1], {**CONVERSATION[-1], "weight": 0}],
+            r"message 5: hf_template .* does not support weights",
+        ),
     ],
 )
 def test_hf_template_never_masks_everything_in_silence(make_parser, marked, conversation, words):

@@ -1,4 +1,4 @@
-"""Workflows for rllm-core; each is in the module of its name, and imported when it is selected."""
+"""Workflows for rllm-core, each in the module of its name and imported when selected."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def workflows() -> list[Workflow]:
-    """Those of this package."""
+    """The workflows of this package."""
     return [
         Workflow(
             name="sort",
             load="rllm_workflows.sort:SortWorkflow",
             config="rllm_workflows.sort:SortConfig",
             run_file="rllm_workflows.sort:run_file",
-            summary="Put four letters in order; the starter task.",
+            summary="Sort four letters; the starter task.",
         ),
         Workflow(
             name="guess",
@@ -33,28 +33,28 @@ def workflows() -> list[Workflow]:
             load="rllm_workflows.calculator:CalculatorWorkflow",
             config="rllm_workflows.calculator:CalculatorConfig",
             run_file="rllm_workflows.calculator:run_file",
-            summary="Call a tool, read its result, report it; several turns.",
+            summary="Call a tool, read its result and report it, over several turns.",
         ),
         Workflow(
             name="countdown",
             load="rllm_workflows.countdown:CountdownWorkflow",
             config="rllm_workflows.countdown:CountdownConfig",
             run_file="rllm_workflows.countdown:run_file",
-            summary="Reach a target from given numbers with + - * /.",
+            summary="Reach a target from the given numbers with + - * /.",
         ),
         Workflow(
             name="math",
             load="rllm_workflows.math:MathWorkflow",
             config="rllm_workflows.math:MathConfig",
             run_file="rllm_workflows.math:run_file",
-            summary="Problems with a final answer, which is compared by value.",
+            summary="Solve math problems; final answers are compared by value.",
         ),
         Workflow(
             name="dataset",
             load="rllm_workflows.dataset:DatasetWorkflow",
             config="rllm_workflows.dataset:DatasetConfig",
             run_file="rllm_workflows.dataset:run_file",
-            summary="Questions and answers from rows: JSON lines, parquet, Hugging Face datasets.",
+            summary="Answer questions from JSON Lines, Parquet or Hugging Face datasets.",
         ),
         Workflow(
             name="solver_judge",
@@ -68,12 +68,12 @@ def workflows() -> list[Workflow]:
 
 @hookimpl
 def reward_functions() -> list[RewardFunction]:
-    """The standard ones, for any workflow."""
+    """The standard reward functions, for any workflow."""
     return [
         RewardFunction(
             name="exact_match",
             load="rllm_workflows.rewards:exact_match",
-            summary="1 if the text is the answer.",
+            summary="1 if the text equals the answer.",
         ),
         RewardFunction(
             name="contains",
@@ -83,7 +83,7 @@ def reward_functions() -> list[RewardFunction]:
         RewardFunction(
             name="numeric",
             load="rllm_workflows.rewards:numeric",
-            summary="1 if the last number in the text is that of the answer.",
+            summary="1 if the last numbers in text and answer are equal.",
         ),
         RewardFunction(
             name="multiple_choice",
@@ -93,6 +93,6 @@ def reward_functions() -> list[RewardFunction]:
         RewardFunction(
             name="f1",
             load="rllm_workflows.rewards:f1",
-            summary="Overlap of the words of text and answer.",
+            summary="Word overlap of text and answer.",
         ),
     ]

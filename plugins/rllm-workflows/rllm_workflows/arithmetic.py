@@ -1,7 +1,7 @@
-"""Arithmetic written by a model, computed without ever executing it.
+"""Evaluates model-written arithmetic without executing it as code.
 
-An expression may hold integers, ``+ - * /``, minus signs and parentheses, nothing else; no power, since ``9**9**9`` is
-seven characters that never finish. Its size is bounded before it is parsed, and it is computed in exact fractions.
+An expression may contain integers, ``+ - * /``, minus signs and parentheses. Powers are excluded: ``9**9**9`` has seven
+characters and never finishes. The size is checked before parsing, and values are exact fractions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_CHARACTERS = 256
 MAX_DIGITS = 64
 MAX_NODES = 100
 
-# ASCII only: the parser of Python folds other digits and letters into these.
+# ASCII only: Python's parser normalizes other digits and letters to ASCII.
 _ALPHABET = re.compile(r"[0-9+\-*/() \t]+")
 _LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -29,34 +29,34 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 
 class ExpressionError(ValueError):
-    """The text is not an expression of the allowed kind."""
+    """Raised for text that is not an allowed expression."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression that passed every check.
+    """A checked expression.
 
     Attributes:
-        numbers: Its integers, in the order they are written; a minus sign is not part of a number.
+        numbers: The integers, in order of appearance. A minus sign is not part of a number.
     """
 
     tree: ast.expr
     numbers: tuple[int, ...]
 
     def value(self) -> Fraction:
-        """Its exact value.
+        """Returns the exact value.
 
         Raises:
-            ZeroDivisionError: If it divides by zero.
+            ZeroDivisionError: If the expression divides by zero.
         """
         return _value(self.tree)
 
 
 def parse(text: str) -> Expression:
-    """Check and parse an expression.
+    """Checks and parses an expression.
 
     Raises:
-        ExpressionError: If it is too large or holds anything that is not allowed.
+        ExpressionError: If the text is too long or contains anything that is not allowed.
     """
     text = text.strip(" \t\r\n")
     if len(text) > MAX_CHARACTERS:

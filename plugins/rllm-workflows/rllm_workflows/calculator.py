@@ -1,4 +1,4 @@
-"""``calculator``: call a tool, read what it returns, report it. The answer cannot be had without the call."""
+"""``calculator``: call a tool, read its result and report it. The answer cannot be known without the call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rllm_workflows.mcp_tools import ROLLOUT_SEED, McpServers, McpTools
 
 HELD_OUT_ONE_IN = 5
 TOOLS = {"plus": "add", "minus": "sub", "times": "mul"}
-"""The tool for each word of a question."""
+"""Maps each word of a question to its tool."""
 
 EXECUTED, RIGHT_PARTS = 0.1, 0.9
 SOLVED, COPIED_WRONG_RESULT, RIGHT_DIGITS = 1.0, 0.3, 0.3
@@ -38,37 +38,40 @@ _INSTRUCTIONS = (
 
 
 class CalculatorConfig(WorkflowConfig):
-    """``[calculator]``: the size of the numbers, and what the model is told."""
+    """``[calculator]``: the size of the numbers, the tools and the prompt."""
 
-    largest: Annotated[int, Field(ge=1, le=99, description="Questions are about numbers between 0 and this.")] = 9
+    largest: Annotated[int, Field(ge=1, le=99, description="Largest number in a question. The smallest is 0.")] = 9
     max_calls: Annotated[
-        int, Field(ge=1, le=100, description="Tool calls per rollout; with more than one, a bad one can be repaired.")
+        int, Field(ge=1, le=100, description="Maximum tool calls per rollout. Above 1, the model can correct a call.")
     ] = 3
     show_tools: Annotated[
         bool,
         Field(
-            description="Describe the tools and the rules in the prompt; false asks the bare question, for a model "
-            "that was taught the format."
+            description="Describe the tools and the rules in the prompt. If false, the prompt is the bare question, "
+            "for a model that already knows the format."
         ),
     ] = True
     servers: Annotated[
         McpServers,
-        Field(default_factory=dict, description="MCP servers whose tools are used instead of the built-in ones."),
+        Field(default_factory=dict, description="MCP servers whose tools replace the built-in ones."),
     ]
 
 
 class ToolError(Exception):
-    """A tool cannot do what it was asked; the message is for the model, and ours repeat nothing that it wrote."""
+    """Raised if a tool call cannot be executed.
+
+    The model reads the message. Messages of the built-in tools never repeat text that the model wrote.
+    """
 
 
 class Calculator:
-    """The tools: everything that a rollout executes is executed by `call`.
+    """The built-in tools; `call` executes everything a rollout executes.
 
-    Its display shows two digits and is off by an offset drawn per rollout: whatever the numbers, each of
-    the `DISPLAYS` results is equally likely, so that only a call tells which one it is.
+    The display shows two digits, shifted by an offset drawn per rollout. Each of the `DISPLAYS` results is equally
+    likely for any numbers, so only a call reveals the result.
 
     Args:
-        seed: Decides the offset.
+        seed: Determines the offset.
     """
 
     SPECS: ClassVar[Sequence[Mapping[str, Any]]] = tuple(
@@ -92,17 +95,17 @@ class Calculator:
         self._offset = seed % DISPLAYS
 
     def call(self, name: str, arguments: Any) -> str:
-        """Execute one call.
+        """Executes one call.
 
         Args:
-            name: Of the tool, as the model wrote it.
-            arguments: Anything that JSON can hold.
+            name: Name of the tool, as the model wrote it.
+            arguments: Any JSON value.
 
         Returns:
-            What the display shows.
+            The display.
 
         Raises:
-            ToolError: If there is no such tool, or the arguments are not exactly two integers of bounded size.
+            ToolError: If the tool does not exist, or the arguments are not exactly two integers of bounded size.
         """
         operation = _OPERATIONS.get(name)
         if operation is None:
@@ -119,35 +122,37 @@ def _is_operand(value: object) -> bool:
 
 
 def is_held_out(a: int, word: str, b: int) -> bool:
-    """Whether a question belongs to the validation split: about one in five, by a hash that is the same everywhere."""
+    """Returns whether a question is in the validation split: about one in five, by a machine-independent hash."""
     digest = blake2b(f"calculator:{a} {word} {b}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
 
 
 def prompt(a: int, word: str, b: int) -> str:
-    """What the model is asked."""
+    """Returns the question to the model."""
     return f"{a} {word} {b}"
 
 
 class CalculatorWorkflow(Workflow):
-    """Prompt ``3 plus 4``; the model calls ``add`` with a = 3 and b = 4, reads ``52``, and answers ``52``.
+    """Multi-turn task: for ``3 plus 4``, the model calls ``add`` with a = 3, b = 4, reads ``52`` and answers ``52``.
 
-    A call is what the parser finds in the format of the model's family; its result, or an error message if it cannot
-    be executed, comes back as a ``tool`` message, and the model may call again until ``max_calls`` are spent. An
-    answer without any call in it ends the rollout.
+    The parser finds calls in the format of the model's family. The result of a call, or an error message if it cannot
+    be executed, returns as a ``tool`` message. The model may call up to ``max_calls`` times; an answer without a call
+    ends the rollout.
 
-    Reward per turn: a call gets 0.1 if it can be executed and 0.9 times the share of tool, a and b that are right, but
-    only for what it is better than the calls before it, or repeating a call would pay. The answer gets 1 if it is what
-    the display showed last and that call was the right one, 0.3 if it is what the display showed after a wrong one,
-    else 0.3 times the share of right digits: copying whatever the tool returns must not be enough. Out of format (no
-    call before the answer, several calls at once, an answer that is not a number, a turn that was cut off) gets -1
-    and ends the rollout, which is worse than every other turn.
+    Rewards are per turn:
 
-    Held out is about one question in five, by a hash. The two numbers differ, so that their order matters.
+    - A call earns 0.1 if it can be executed, plus 0.9 times the correct share of tool, a and b. Only the improvement
+      over earlier calls counts, so repeating a call does not pay.
+    - An answer earns 1 if it equals the last display and that call was correct, and 0.3 if it equals the display of
+      a wrong call. Otherwise it earns 0.3 times the share of correct digits. Copying any tool result is not enough.
+    - A turn in the wrong format earns -1, less than any other turn, and ends the rollout. This covers an answer without
+      an earlier call, several calls at once, an answer that is not a number, and a truncated turn.
 
-    With ``servers``, calls are executed by MCP servers (see `rllm_workflows.mcp_tools`), which must have the tools
-    ``add``, ``sub`` and ``mul``, each of them once; other tools may be called too, and earn the 0.1. A server is told
-    the seed of the rollout's display; a failure of one is an error of the rollout.
+    About one question in five is held out, by hash. The two numbers differ, so their order matters.
+
+    With ``servers``, MCP servers execute the calls (see `rllm_workflows.mcp_tools`). Exactly one of them must provide
+    each of ``add``, ``sub`` and ``mul``; other tools may be called too, and earn the 0.1. Servers receive the seed of
+    the rollout's display. If a server fails, the rollout fails.
     """
 
     name: ClassVar[str] = "calculator"
@@ -171,14 +176,14 @@ class CalculatorWorkflow(Workflow):
                     self._asked[task.task_id] = Messages([*system, question])
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """All questions of a split."""
+        """Returns all questions of a split."""
         return self._tasks[split]
 
     async def open(self) -> None:
-        """Start the servers.
+        """Starts the servers.
 
         Raises:
-            ConfigError: If one cannot be started, or the tools are not there.
+            ConfigError: If a server cannot be started, or a tool is missing.
         """
         if self._servers is None:
             return
@@ -187,17 +192,17 @@ class CalculatorWorkflow(Workflow):
         missing = [name for name in TOOLS.values() if name not in names]
         if missing:
             raise ConfigError(
-                f"calculator.servers: exactly one server must have the tool {missing[0]!r}; there are "
+                f"calculator.servers: exactly one server must have the tool {missing[0]!r}; available tools: "
                 f"{', '.join(sorted(names))}"
             )
 
     async def close(self) -> None:
-        """Stop the servers."""
+        """Stops the servers."""
         if self._servers is not None:
             await self._servers.close()
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Execute calls until there is an answer, the calls are spent, or a turn is out of format."""
+        """Executes calls until the model answers, uses up its calls, or writes a turn in the wrong format."""
         seed = derive_seed(completer.seed, "calculator")
         calculator = Calculator(seed)
         specs: Sequence[ToolSpec] | None = None
@@ -264,14 +269,20 @@ async def _call_server(servers: McpTools, name: str, arguments: Any, seed: int) 
 
 
 def right_share(wanted: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> float:
-    """How much of an executed call is right: the tool, ``a`` and ``b`` count a third each."""
+    """Returns the correct share of an executed call; the tool, ``a`` and ``b`` count a third each."""
     values = {key: arguments.get(key) for key in ("a", "b")}
     right = [name == wanted["tool"], *(_is_operand(value) and value == wanted[key] for key, value in values.items())]
     return sum(map(bool, right)) / len(right)
 
 
 def score_answer(answer: str, display: str, is_right: bool) -> float:
-    """The reward of an answer, given what the display showed last ("" if nothing) and whether that call was right."""
+    """Returns the reward of an answer.
+
+    Args:
+        answer: Answer of the model.
+        display: Last display, or "" if no call was executed.
+        is_right: Whether the last executed call was correct.
+    """
     if not _NUMBER.fullmatch(answer):
         return INVALID
     if answer == display:
@@ -280,7 +291,7 @@ def score_answer(answer: str, display: str, is_right: bool) -> float:
 
 
 def run_file() -> dict[str, Any]:
-    """A run on backend ``local`` that learns on every seed tried, in under a minute on one CPU core."""
+    """Settings for backend ``local``; learned on every seed tried, in under a minute on one CPU core."""
     return {
         "training": {"steps": 160, "groups_per_step": 16, "rollouts_per_group": 8},
         "rollout": {"max_response_tokens": 20},

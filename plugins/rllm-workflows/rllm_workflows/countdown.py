@@ -1,4 +1,4 @@
-"""``countdown``: reach a target with given numbers and ``+ - * /``, each number used exactly once."""
+"""``countdown``: reach a target with the given numbers and ``+ - * /``, using each number exactly once."""
 
 from __future__ import annotations
 
@@ -24,37 +24,42 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 class CountdownConfig(WorkflowConfig):
-    """``[countdown]``: where the tasks come from. Without files they are made, the same on every machine."""
+    """``[countdown]``: the source of the tasks. Without files they are generated, identically on every machine."""
 
     train_file: Annotated[
         Path | None,
-        Field(description="JSONL with question, target, nums and ground_truth per line; unset makes tasks up."),
+        Field(
+            description="JSONL file with question, target, nums and ground_truth per line. "
+            "If unset, tasks are generated."
+        ),
     ] = None
     validation_file: Annotated[
         Path | None,
-        Field(description="Like train_file; unset holds about one in seven of the training file's rows out."),
+        Field(description="Like train_file. If unset, about one in seven rows of train_file are held out."),
     ] = None
-    numbers: Annotated[int, Field(ge=2, le=6, description="Numbers per made-up task.")] = 3
-    largest: Annotated[int, Field(ge=2, le=10_000, description="Made-up numbers lie between 1 and this.")] = 50
-    largest_target: Annotated[int, Field(ge=1, description="Made-up targets lie between 1 and this.")] = 200
-    train_tasks: Annotated[int, Field(ge=1, le=100_000, description="How many tasks to make up.")] = 4096
-    validation_tasks: Annotated[int, Field(ge=1, le=100_000, description="How many tasks to make up.")] = 512
+    numbers: Annotated[int, Field(ge=2, le=6, description="Numbers per generated task.")] = 3
+    largest: Annotated[int, Field(ge=2, le=10_000, description="Largest generated number. The smallest is 1.")] = 50
+    largest_target: Annotated[int, Field(ge=1, description="Largest generated target. The smallest is 1.")] = 200
+    train_tasks: Annotated[int, Field(ge=1, le=100_000, description="Number of training tasks to generate.")] = 4096
+    validation_tasks: Annotated[int, Field(ge=1, le=100_000, description="Number of validation tasks to generate.")] = (
+        512
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.validation_file is not None and self.train_file is None:
-            raise ValueError("validation_file needs train_file: made-up training tasks could overlap with it")
+            raise ValueError("validation_file needs train_file: generated training tasks could overlap with it")
         return self
 
 
 class Row(BaseModel):
-    """One task.
+    """A task.
 
     Attributes:
-        question: What the model is asked.
-        target: The value to reach.
-        nums: The numbers to use, each exactly once.
-        ground_truth: A solution, or what the data set has in its place; recorded, never used for the reward.
+        question: Question to the model.
+        target: Value to reach.
+        nums: Numbers to use, each exactly once.
+        ground_truth: A solution, or whatever the dataset has in its place. Recorded, but never used for the reward.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -66,30 +71,31 @@ class Row(BaseModel):
 
     @property
     def identity(self) -> tuple[int, tuple[int, ...]]:
-        """What makes two tasks the same, whatever the order of the numbers."""
+        """Key that is equal for equal tasks, regardless of the order of the numbers."""
         return self.target, tuple(sorted(self.nums))
 
     @property
     def task_id(self) -> str:
-        """The same for the same task, everywhere."""
+        """Id of the task, identical on every machine."""
         target, nums = self.identity
         return f"countdown-{target}-{'-'.join(map(str, nums))}"
 
     @property
     def is_held_out(self) -> bool:
-        """Whether it belongs to the validation split where one source serves both: about one in seven."""
+        """Whether the task is held out when one source serves both splits; true for about one in seven."""
         digest = blake2b(repr(self.identity).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
 
 
 class CountdownWorkflow(Workflow):
-    """One question, one answer: an expression, in ``<answer>...</answer>`` (the last of them) or alone.
+    """Single-turn task: the answer is an expression, in the last ``<answer>...</answer>`` or alone.
 
-    Reward 1 if it reaches the target with every number used exactly once, 0.1 if it uses the right numbers and has
-    another value, 0 otherwise. Expressions are parsed and computed by `rllm_workflows.arithmetic`, never executed.
+    The reward is 1 if the expression reaches the target and uses every number exactly once, 0.1 if it uses the right
+    numbers but has another value, and 0 otherwise. `rllm_workflows.arithmetic` evaluates expressions without executing
+    them.
 
-    The splits never share a target with the same numbers: made-up tasks and the rows of a single file are split by a
-    hash, and of two files neither may hold a task of the other.
+    The splits never share a target with the same numbers. Generated tasks and the rows of a single file are split by
+    hash; two files must not share a task.
     """
 
     name: ClassVar[str] = "countdown"
@@ -101,7 +107,7 @@ class CountdownWorkflow(Workflow):
         self._tasks: dict[Split, list[Task]] | None = None
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The tasks of a split, in the order of their file or of their making."""
+        """Returns the tasks of a split, in file order or in the order they were generated."""
         if self._tasks is None:
             train, validation = self.config.train_file, self.config.validation_file
             rows = _made_up(self.config) if train is None else _from_files(train, validation)
@@ -111,7 +117,7 @@ class CountdownWorkflow(Workflow):
         return self._tasks[split]
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """One question, one answer."""
+        """Asks the question and scores the answer."""
         step = await completer.complete([{"role": "user", "content": task.data["question"]}])
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         reward = score(step.text, target=task.data["target"], nums=task.data["nums"])
@@ -125,7 +131,7 @@ class CountdownWorkflow(Workflow):
 
 
 def score(text: str, *, target: int, nums: Sequence[int]) -> float:
-    """The reward of an answer."""
+    """Returns the reward of an answer."""
     answer = extract_answer(text)
     if answer is None:
         return WRONG
@@ -142,7 +148,7 @@ def score(text: str, *, target: int, nums: Sequence[int]) -> float:
 
 
 def extract_answer(text: str) -> str | None:
-    """The last complete ``<answer>...</answer>``; the whole text if there is no such tag; None if none is complete."""
+    """Returns the last complete ``<answer>...</answer>``, the whole text without such a tag, or None if none closes."""
     if _OPEN not in text:
         return text
     end = text.rfind(_CLOSE)
@@ -151,7 +157,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def question(nums: Sequence[int], target: int) -> str:
-    """What the model is asked in a made-up task."""
+    """Returns the question of a generated task."""
     return (
         f"Reach {target} with the numbers {', '.join(map(str, nums))}. Use + - * / and parentheses, and every number "
         "exactly once. Give only the expression, in <answer> </answer>, for example <answer>(1 + 2) / 3</answer>."
@@ -172,8 +178,8 @@ def _made_up(config: CountdownConfig) -> dict[Split, list[Row]]:
             if without_new > 100_000:
                 raise ConfigError(
                     f"countdown: {config.numbers} numbers up to {config.largest} with targets up to "
-                    f"{config.largest_target} do not make {config.train_tasks} training and {config.validation_tasks} "
-                    "validation tasks; ask for fewer, or widen the ranges"
+                    f"{config.largest_target} do not yield {config.train_tasks} training and {config.validation_tasks} "
+                    "validation tasks; request fewer tasks or widen the ranges"
                 )
             continue
         without_new = 0
@@ -183,7 +189,7 @@ def _made_up(config: CountdownConfig) -> dict[Split, list[Row]]:
 
 
 def _make_up(generator: random.Random, config: CountdownConfig) -> Row | None:
-    """A random expression, if its value is a target."""
+    """Returns a task from a random expression, or None if its value cannot be a target."""
     nums = [generator.randint(1, config.largest) for _ in range(config.numbers)]
     parts = [(str(number), number) for number in nums]
     while len(parts) > 1:
@@ -213,7 +219,7 @@ def _from_files(train_file: Path, validation_file: Path | None) -> dict[Split, l
         kept = [row for row in train.values() if not row.is_held_out]
         if not held_out or not kept:
             raise ConfigError(
-                f"{train_file}: {len(train)} rows are too few to hold some out; name a countdown.validation_file"
+                f"{train_file}: {len(train)} rows are too few to hold some out; set countdown.validation_file"
             )
         return {"train": kept, "validation": held_out}
     validation = dict(_read(validation_file))
@@ -228,7 +234,7 @@ def _from_files(train_file: Path, validation_file: Path | None) -> dict[Split, l
 
 
 def _read(path: Path) -> Iterator[tuple[int, Row]]:
-    """Line numbers and rows of a JSONL file; later rows that repeat a task are errors."""
+    """Yields line numbers and rows of a JSONL file; a repeated task is an error."""
     try:
         lines = path.expanduser().read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -239,7 +245,7 @@ def _read(path: Path) -> Iterator[tuple[int, Row]]:
             continue
         row = _row(line, f"{path}:{number}")
         if row.identity in seen:
-            raise ConfigError(f"{path}:{number}: the task is the same as that of line {seen[row.identity]}")
+            raise ConfigError(f"{path}:{number}: same task as line {seen[row.identity]}")
         seen[row.identity] = number
         yield number, row
     if not seen:

@@ -1,4 +1,4 @@
-"""``dataset``: questions and answers from rows, rewarded by a function that is chosen by name."""
+"""``dataset``: questions and answers from rows, with a reward function selected by name."""
 
 from __future__ import annotations
 
@@ -24,58 +24,66 @@ from rllm_workflows.dataset_rows import Rows, open_file, open_hub, open_saved
 
 
 class DatasetConfig(WorkflowConfig):
-    """``[dataset]``: where rows are, which column is what, and who rewards. One source is needed."""
+    """``[dataset]``: source, columns and reward function. Set exactly one source."""
 
-    train_file: Annotated[str, Field(description="File of rows, .jsonl or .parquet.")] = ""
+    train_file: Annotated[str, Field(description="Training rows: a .jsonl or .parquet file.")] = ""
     validation_file: Annotated[
-        str, Field(description="File of held-out rows; unset holds held_out_share of the training rows out.")
+        str, Field(description="File of validation rows. If unset, held_out_share of the training rows is held out.")
     ] = ""
-    saved: Annotated[str, Field(description="Folder that save_to_disk of Hugging Face datasets wrote.")] = ""
-    hub_dataset: Annotated[str, Field(description="Name of a data set on the Hugging Face hub.")] = ""
-    hub_subset: Annotated[str, Field(description="Which of its configurations; unset is its only one.")] = ""
-    hub_revision: Annotated[str, Field(description="Its commit or tag; unset is the newest.")] = ""
-    allow_download: Annotated[
-        bool, Field(description="Let hub_dataset use the network; without it, it is refused.")
-    ] = False
-    train_split: Annotated[str, Field(min_length=1, description="Split to train on, of saved and hub_dataset.")] = (
-        "train"
-    )
+    saved: Annotated[str, Field(description="Folder written by save_to_disk of Hugging Face datasets.")] = ""
+    hub_dataset: Annotated[str, Field(description="Hugging Face dataset ID.")] = ""
+    hub_subset: Annotated[str, Field(description="Configuration of hub_dataset. Defaults to its only one.")] = ""
+    hub_revision: Annotated[str, Field(description="Commit or tag of hub_dataset. Defaults to the latest.")] = ""
+    allow_download: Annotated[bool, Field(description="Allow network access, which hub_dataset requires.")] = False
+    train_split: Annotated[
+        str, Field(min_length=1, description="Training split; applies to saved and hub_dataset.")
+    ] = "train"
     validation_split: Annotated[
-        str, Field(description="Held-out split of saved and hub_dataset; unset holds held_out_share out.")
+        str,
+        Field(
+            description="Validation split; applies to saved and hub_dataset. If unset, held_out_share of the "
+            "training rows is held out."
+        ),
     ] = ""
     held_out_share: Annotated[
         float,
-        Field(ge=0, lt=1, allow_inf_nan=False, description="Share of rows held out by a hash, where nothing else is."),
+        Field(
+            ge=0,
+            lt=1,
+            allow_inf_nan=False,
+            description="Share of training rows to hold out, by hash, if no validation rows are set.",
+        ),
     ] = 0.1
-    question: Annotated[str, Field(min_length=1, description="Column with what the model is asked.")] = "question"
+    question: Annotated[str, Field(min_length=1, description="Column with the question.")] = "question"
     answer: Annotated[
         str,
         Field(
             min_length=1,
-            description="Column with the right answer: text, a number, or several texts, any of them right.",
+            description="Column with the correct answer: text, a number, or a list of texts of which any is correct.",
         ),
     ] = "answer"
-    system: Annotated[str, Field(description="Column with a system message; unset is none.")] = ""
-    tools: Annotated[str, Field(description="Column with tools the model may call, as JSON; unset is none.")] = ""
-    id: Annotated[str, Field(description="Column that names a row; unset is a hash of the row.")] = ""
+    system: Annotated[str, Field(description="Column with a system message. If unset, there is none.")] = ""
+    tools: Annotated[
+        str, Field(description="Column with the tools the model may call, as JSON. If unset, there are none.")
+    ] = ""
+    id: Annotated[str, Field(description="Column with unique row ids. Defaults to a hash of the row.")] = ""
     reward: Annotated[str, Field(min_length=1, description="Name of the reward function.")] = "exact_match"
     reward_columns: Annotated[
-        tuple[str, ...], Field(description="Further columns for the reward function, in task.data['row'].")
+        tuple[str, ...], Field(description="Additional columns for the reward function, as task.data['row'].")
     ] = ()
     reward_timeout_seconds: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="For one call of the reward function.")
+        float, Field(gt=0, allow_inf_nan=False, description="Timeout of one reward call, in seconds.")
     ] = 10.0
     solved_at: Annotated[
-        float, Field(allow_inf_nan=False, description="From which reward on a task counts as solved.")
+        float, Field(allow_inf_nan=False, description="Minimum reward at which a task counts as solved.")
     ] = 1.0
 
 
 class DatasetWorkflow(Workflow):
-    """One question, one answer, one reward in [0, 1] or whatever the function gives.
+    """Single-turn workflow over the rows of a dataset; the reward function decides the range of rewards.
 
-    Every row is checked when the workflow is made, before anything is allocated, and read again when its turn comes.
-    The reward function runs in a child process that is killed when it takes too long; whatever goes wrong in it is a
-    failed rollout, and never a reward.
+    Every row is checked when the workflow is created, before anything is allocated, and is read again for its rollouts.
+    The reward function runs in a child process with a timeout. If it fails, the rollout fails and gets no reward.
     """
 
     name: ClassVar[str] = "dataset"
@@ -87,19 +95,19 @@ class DatasetWorkflow(Workflow):
         self._tasks = _splits(self.config)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """See `Workflow.tasks`; made when they are asked for.
+        """See `Workflow.tasks`; each task is created on access.
 
         Raises:
-            rllm_core.errors.PluginError: If there is no reward function of that name.
+            rllm_core.errors.PluginError: If the reward function does not exist.
         """
-        _ = self._reward  # found now, or an error before anything is allocated
+        _ = self._reward  # Look it up now, so that a wrong name fails before anything is allocated.
         return self._tasks[split]
 
     async def open(self) -> None:
-        """Give the first task a reward for an empty text: a function that cannot read the rows says so here.
+        """Rewards an empty text for the first task, so that a function that cannot read the rows fails early.
 
         Raises:
-            ConfigError: If it fails.
+            ConfigError: If the function fails.
         """
         try:
             await self._reward(self._tasks["train"][0], "")
@@ -109,7 +117,7 @@ class DatasetWorkflow(Workflow):
             ) from error
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """One question, one answer."""
+        """Asks the question and rewards the answer."""
         messages = [{"role": "user", "content": task.data["question"]}]
         if "system" in task.data:
             messages.insert(0, {"role": "system", "content": task.data["system"]})
@@ -131,14 +139,14 @@ class DatasetWorkflow(Workflow):
 
 
 def graded_text(step: Step) -> str:
-    """What the reward function is given: the answer's text, and a line of JSON for each tool that it calls."""
+    """Returns the text for the reward function: the answer's text and one line of JSON per tool call."""
     calls = [call["function"] for call in step.response.get("tool_calls", ())]
     lines = [json.dumps({"name": call["name"], "arguments": json.loads(call["arguments"])}) for call in calls]
     return "\n".join([step.text, *lines] if step.text or not lines else lines)
 
 
 class _Tasks(Sequence[Task]):
-    """A task per chosen row."""
+    """One task per chosen row."""
 
     def __init__(self, examples: Examples, chosen: Sequence[int]) -> None:
         self._examples = examples
@@ -159,10 +167,10 @@ class _Tasks(Sequence[Task]):
 
 
 def _splits(config: DatasetConfig) -> dict[Split, Sequence[Task]]:
-    """The tasks of both splits.
+    """Returns the tasks of both splits.
 
     Raises:
-        ConfigError: If the source or a row is wrong.
+        ConfigError: If the source or a row is invalid.
     """
     columns = Columns(
         question=config.question,
@@ -181,26 +189,26 @@ def _splits(config: DatasetConfig) -> dict[Split, Sequence[Task]]:
     held_out = train.held_out(config.held_out_share)
     if config.held_out_share > 0 and len(np.unique(held_out)) < 2:
         raise ConfigError(
-            f"{train_rows.source}: {len(train)} rows are too few to hold {config.held_out_share:g} of them out; name "
-            "other rows to validate on, or set dataset.held_out_share = 0"
+            f"{train_rows.source}: {len(train)} rows are too few to hold {config.held_out_share:g} of them out; set "
+            "other rows for validation, or dataset.held_out_share = 0"
         )
     return {"train": _Tasks(train, _where(~held_out)), "validation": _Tasks(train, _where(held_out))}
 
 
 def _where(mask: npt.NDArray[np.bool_]) -> Sequence[int]:
-    """The indices at which ``mask`` is true, eight bytes each."""
+    """Returns the indices at which ``mask`` is true, eight bytes each."""
     return array("Q", np.flatnonzero(mask).astype(np.uint64).tobytes())
 
 
 def _sources(config: DatasetConfig, columns: Sequence[str]) -> tuple[Rows, Rows | None]:
-    """The rows to train on, and those to validate on if they are kept apart."""
+    """Returns the training rows, and the validation rows if they have a source of their own."""
     named = [key for key in ("train_file", "saved", "hub_dataset") if getattr(config, key)]
     if len(named) != 1:
-        which = f"not {' and '.join(named)}" if named else "none is there"
-        raise ConfigError(f"dataset needs one of train_file, saved and hub_dataset: {which}")
+        which = f"set only one of {' and '.join(named)}" if named else "none is set"
+        raise ConfigError(f"dataset needs exactly one of train_file, saved and hub_dataset: {which}")
     for key, owners in _BELONGS_TO.items():
         if getattr(config, key) != DatasetConfig.model_fields[key].default and named[0] not in owners:
-            raise ConfigError(f"dataset.{key} goes with {' or '.join(owners)}, not with {named[0]}")
+            raise ConfigError(f"dataset.{key} applies to {' or '.join(owners)}, not to {named[0]}")
     if config.train_file:
         train = open_file(Path(config.train_file).expanduser(), columns)
         held_out = config.validation_file
@@ -209,12 +217,12 @@ def _sources(config: DatasetConfig, columns: Sequence[str]) -> tuple[Rows, Rows 
         folder, split = Path(config.saved).expanduser(), config.validation_split
         train, splits = open_saved(folder, config.train_split, columns)
         if split and not splits:
-            raise ConfigError(f"{folder} has no splits, and so no validation_split; unset it to hold rows out")
+            raise ConfigError(f"{folder} has no splits; unset dataset.validation_split to hold rows out")
         return train, open_saved(folder, split, columns)[0] if split else None
     if not config.allow_download:
         raise ConfigError(
             f"dataset.hub_dataset = {config.hub_dataset!r} needs the network: set dataset.allow_download = true, or "
-            "save it once with save_to_disk and name the folder as dataset.saved"
+            "save the dataset with save_to_disk and set dataset.saved to the folder"
         )
     splits = [config.train_split, *([config.validation_split] if config.validation_split else [])]
     opened = [open_hub(config.hub_dataset, config.hub_subset, config.hub_revision, s, columns) for s in splits]
@@ -232,7 +240,7 @@ _BELONGS_TO = {
 
 
 def run_file() -> dict[str, Any]:
-    """Settings for a small instruction-tuned model; short answers need fewer tokens, reasoning needs more."""
+    """Settings for a small instruction-tuned model. Short answers need fewer tokens, reasoning needs more."""
     return {
         "training": {"steps": 200, "groups_per_step": 16, "rollouts_per_group": 8},
         "rollout": {"max_response_tokens": 256},

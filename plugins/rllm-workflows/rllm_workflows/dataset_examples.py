@@ -1,4 +1,4 @@
-"""Rows as questions with answers: which column is what, what may be in it, and what makes two rows the same."""
+"""Converts rows to questions with answers: roles of columns, allowed values, and identity of rows."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ TEXT, NUMBER, TEXTS = "text", "a number", "a list of texts"
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of columns; "" for what a data set does not have.
+    """Column names; "" for a column the dataset does not have.
 
     Attributes:
-        question: What the model is asked.
-        answer: What the reward function compares with.
-        system: A system message.
-        tools: Tools the model may call, in OpenAI's shape.
-        id: What names the row.
-        kept: Others, which the reward function reads.
+        question: Question to the model.
+        answer: Answer the reward function compares with.
+        system: System message.
+        tools: Tools the model may call, in OpenAI format.
+        id: Unique id of the row.
+        kept: Additional columns for the reward function.
     """
 
     question: str
@@ -46,7 +46,7 @@ class Columns:
 
     @property
     def wanted(self) -> list[str]:
-        """All of them, each once."""
+        """All column names, each once."""
         return list(dict.fromkeys(name for name in (*self._named, *self.kept) if name))
 
     @property
@@ -56,13 +56,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class Example:
-    """One row, checked.
+    """A checked row.
 
     Attributes:
-        data: Of its task: ``question``, ``answer``, where there are such columns ``system`` and ``tools``, and ``row``
-            with the columns that the reward function reads.
-        answer_kind: What sort of thing the answer is; the same for a whole column.
-        given_id: From the column that names rows, else None.
+        data: Data of its task: ``question``, ``answer``, ``system`` and ``tools`` if there are such columns, and
+            ``row`` with the columns for the reward function.
+        answer_kind: Type of the answer; the same for the whole column.
+        given_id: Value of the id column, or None if there is no such column.
     """
 
     data: dict[str, Any]
@@ -71,30 +71,30 @@ class Example:
 
     @cached_property
     def digest(self) -> int:
-        """64 bits that are the same for equal content, whatever it is kept in."""
+        """64-bit hash of the content, independent of the storage format."""
         return _digest(json.dumps(self.data, sort_keys=True, ensure_ascii=False))
 
     @property
     def key(self) -> int:
-        """64 bits of what names the row: its id if it has one, else its content."""
+        """64-bit hash of the row's id, or of its content if it has no id."""
         return self.digest if self.given_id is None else _digest(self.given_id)
 
     @property
     def task_id(self) -> str:
-        """The given id, or the digest."""
+        """The row's id, or the digest if it has none."""
         return f"{self.digest:016x}" if self.given_id is None else self.given_id
 
 
 def read(row: Row, columns: Columns, reward: str) -> Example:
-    """A row as an example.
+    """Converts a row to an example.
 
     Args:
-        row: What was read.
-        columns: What is where.
-        reward: Name of the reward function the answer is for.
+        row: Row to convert.
+        columns: Roles of the columns.
+        reward: Name of the reward function that reads the answer.
 
     Raises:
-        ConfigError: If something is missing or wrong; says in which column, and what is there.
+        ConfigError: If a value is missing or invalid; the message names the column and the value.
     """
     answer, kind = _answer(_value(row, columns.answer), columns.answer, reward)
     data: dict[str, Any] = {"question": _text(_value(row, columns.question), columns.question), "answer": answer}
@@ -108,15 +108,15 @@ def read(row: Row, columns: Columns, reward: str) -> Example:
 
 
 class Examples:
-    """The rows of a source, all checked once, none kept.
+    """The rows of a source; checks each row once and keeps none.
 
     Attributes:
-        rows: Where they are read again.
-        digests: ``(rows,)`` of the content, to see that it is still the same.
-        keys: ``(rows,)`` of what names a row.
+        rows: Source to read rows from again.
+        digests: Hashes of the content, ``(rows,)``, to detect later changes.
+        keys: Hashes of the rows' identities, ``(rows,)``.
 
     Raises:
-        ConfigError: If there are no rows, one is wrong, or two have one id; names them.
+        ConfigError: If there are no rows, a row is invalid, or two rows share an id; the message names them.
     """
 
     def __init__(self, rows: Rows, columns: Columns, reward: str) -> None:
@@ -130,8 +130,8 @@ class Examples:
             kind = kind or example.answer_kind
             if example.answer_kind != kind:
                 raise ConfigError(
-                    f"{rows.where(index)}: {columns.answer!r} is {example.answer_kind}, and {kind} in {rows.where(0)}; "
-                    "all answers must be of one type"
+                    f"{rows.where(index)}: {columns.answer!r} is {example.answer_kind}, but {kind} in {rows.where(0)}; "
+                    "all answers must have the same type"
                 )
             digests.append(example.digest)
             keys.append(example.key)
@@ -146,11 +146,13 @@ class Examples:
     def __getitem__(self, index: int) -> Example:
         example = self._read(index, self.rows[index])
         if example.digest != self.digests[index]:
-            raise ConfigError(f"{self.rows.where(index)} is another row than at the start: the source was changed")
+            raise ConfigError(
+                f"{self.rows.where(index)} has changed since the run started; do not edit the source during a run"
+            )
         return example
 
     def held_out(self, share: float) -> npt.NDArray[np.bool_]:
-        """``(rows,)`` which of them are held out: about ``share``, by a hash that is the same everywhere."""
+        """Returns a mask of held-out rows, ``(rows,)``: about ``share``, by a machine-independent hash."""
         return np.asarray(self.keys.astype(np.float64) / 2.0**64 < share)
 
     def _read(self, index: int, row: Row) -> Example:
@@ -169,22 +171,22 @@ class Examples:
         place = min(again, key=lambda position: order[position])
         first, second = (self.rows.where(int(order[at])) for at in (place - 1, place))
         if self._columns.id:
-            raise ConfigError(f"{second}: {self._columns.id!r} is that of {first} too; ids must be unique")
-        raise ConfigError(f"{second} is the same as {first}: remove one, or name a column dataset.id")
+            raise ConfigError(f"{second}: {self._columns.id!r} is the same as in {first}; ids must be unique")
+        raise ConfigError(f"{second} is the same as {first}; remove one, or set dataset.id to a column with unique ids")
 
 
 def check_no_overlap(train: Examples, validation: Examples) -> None:
-    """Hold two sources against each other.
+    """Checks that two sources share no row.
 
     Raises:
-        ConfigError: If a row of one is also in the other.
+        ConfigError: If a row is in both.
     """
     both, at, other = np.intersect1d(validation.digests, train.digests, return_indices=True)
     if len(both):
         place = int(np.argmin(at))
         raise ConfigError(
-            f"{validation.rows.where(int(at[place]))} is also {train.rows.where(int(other[place]))}; training and "
-            "validation must not overlap"
+            f"{validation.rows.where(int(at[place]))} is the same as {train.rows.where(int(other[place]))}; training "
+            "and validation must not overlap"
         )
 
 
@@ -201,7 +203,7 @@ def _value(row: Row, column: str) -> Any:
 
 def _text(value: Any, column: str) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{column!r} is {_shown(value)}, and must be text")
+        raise ConfigError(f"{column!r} must be text, got {_shown(value)}")
     if not value.strip():
         raise ConfigError(f"{column!r} is empty")
     return _encodable(value, column)
@@ -212,7 +214,7 @@ def _encodable(value: str, column: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{column!r} holds half a character (\\u{ord(value[error.start]):04x}), which no encoding can write"
+            f"{column!r} contains an unpaired surrogate (\\u{ord(value[error.start]):04x}), which cannot be encoded"
         ) from None
     return value
 
@@ -235,11 +237,11 @@ def _kind(value: Any, column: str) -> str:
         return TEXT
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
-            raise ConfigError(f"{column!r} is {value}, which is no answer")
+            raise ConfigError(f"{column!r} must be a finite number, got {value}")
         return NUMBER
     if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
         return TEXTS
-    raise ConfigError(f"{column!r} is {_shown(value)}, and must be {TEXT}, {NUMBER} or {TEXTS}")
+    raise ConfigError(f"{column!r} must be {TEXT}, {NUMBER} or {TEXTS}, got {_shown(value)}")
 
 
 def _tools(value: Any, column: str) -> list[Any]:
@@ -250,7 +252,7 @@ def _tools(value: Any, column: str) -> list[Any]:
             raise ConfigError(f"{column!r} is text that is not JSON: {error}") from None
     if not isinstance(value, list) or not all(_is_tool(tool) for tool in value):
         raise ConfigError(
-            f'{column!r} is {_shown(value)}, and must be a list of {{"type": "function", "function": {{"name": ...}}}}'
+            f'{column!r} must be a list of {{"type": "function", "function": {{"name": ...}}}}, got {_shown(value)}'
         )
     _json(value, column)
     return value
@@ -265,18 +267,16 @@ def _json(value: Any, column: str) -> Any:
     try:
         _encodable(json.dumps(value, allow_nan=False, ensure_ascii=False), column)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{column!r} is {_shown(value)}, which is not JSON: {error}") from None
+        raise ConfigError(f"{column!r} must be valid JSON, got {_shown(value)}: {error}") from None
     return value
 
 
 def _id(value: Any, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ConfigError(f"{column!r} is {_shown(value)}, and must be text or a whole number")
+        raise ConfigError(f"{column!r} must be text or an integer, got {_shown(value)}")
     text = _text(str(value), column)
     if len(text) > MAX_ID_CHARACTERS or not text.isprintable():
-        raise ConfigError(
-            f"{column!r} is {_shown(value)}, and must be one line of at most {MAX_ID_CHARACTERS} characters"
-        )
+        raise ConfigError(f"{column!r} must be one line of at most {MAX_ID_CHARACTERS} characters, got {_shown(value)}")
     return text
 
 

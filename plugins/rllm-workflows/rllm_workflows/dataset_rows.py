@@ -1,6 +1,6 @@
-"""Rows of a data set, whatever it is kept in: JSON lines, parquet, a saved data set of Hugging Face, or one of its hub.
+"""Rows of datasets: JSON Lines, Parquet, saved Hugging Face datasets, and datasets on the Hugging Face Hub.
 
-What stays in memory of a row is its place in the file, or Arrow's columns; it becomes Python objects when it is read.
+Only a row's position in the file, or its Arrow columns, stays in memory. Reading a row creates the Python objects.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Row = Mapping[str, Any]
 
 
 class Rows(ABC):
-    """Rows with a place that people can find again.
+    """Rows of one source, with locations for messages.
 
     Args:
-        source: Name of the file, the folder or the data set, for messages.
+        source: Name of the file, folder or dataset, for messages.
     """
 
     def __init__(self, source: str) -> None:
@@ -35,19 +35,19 @@ class Rows(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Row]:
-        """All rows in order."""
+        """Yields all rows in order."""
 
     @abstractmethod
     def __getitem__(self, index: int) -> Row:
-        """One row, read now."""
+        """Reads one row."""
 
     @abstractmethod
     def where(self, index: int) -> str:
-        """The place of a row."""
+        """Returns the location of a row, for messages."""
 
 
 class JsonLines(Rows):
-    """An object per line; of each line, only its place stays in memory."""
+    """A file with one JSON object per line; only the position of each line stays in memory."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -83,7 +83,7 @@ class JsonLines(Rows):
                 file.seek(self._starts[index])
                 return self._parsed(index, file.read(end - self._starts[index]))
         except OSError as error:
-            raise ConfigError(f"{self.where(index)} cannot be read any more: {error.strerror}") from error
+            raise ConfigError(f"{self.where(index)} can no longer be read: {error.strerror}") from error
 
     def where(self, index: int) -> str:
         """See `Rows`."""
@@ -94,13 +94,13 @@ class JsonLines(Rows):
             row = json.loads(line.decode("utf-8-sig" if index == 0 else "utf-8"))
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"{self.where(index)} is not UTF-8: byte {line[error.start]:#04x} at place {error.start + 1}; "
-                "write the file anew in UTF-8"
+                f"{self.where(index)} is not UTF-8: byte {line[error.start]:#04x} at position {error.start + 1}; "
+                "save the file as UTF-8"
             ) from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{self.where(index)} is not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise ConfigError(f"{self.where(index)} is {type(row).__name__}; every line must be an object {{...}}")
+            raise ConfigError(f"{self.where(index)} is {type(row).__name__}; each line must be a JSON object {{...}}")
         return row
 
 
@@ -121,11 +121,11 @@ class _ArrowRows(Rows):
 
     @abstractmethod
     def _table(self, start: int, stop: int) -> Any:
-        """Some rows as a table."""
+        """Returns a range of rows as a table."""
 
 
 class Parquet(_ArrowRows):
-    """A file of parquet, whose wanted columns stay in memory as Arrow keeps them."""
+    """A Parquet file, whose wanted columns stay in memory in Arrow's format."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         super().__init__(str(path))
@@ -138,7 +138,7 @@ class Parquet(_ArrowRows):
             check_columns(self.source, columns, known)
             self._whole = parquet.read_table(path, columns=list(columns))
         except (ArrowException, OSError) as error:
-            raise ConfigError(f"{path} cannot be read as parquet: {_one_line(error)}") from error
+            raise ConfigError(f"{path} cannot be read as Parquet: {_one_line(error)}") from error
 
     def __len__(self) -> int:
         return int(self._whole.num_rows)
@@ -148,12 +148,12 @@ class Parquet(_ArrowRows):
 
 
 class HuggingFace(_ArrowRows):
-    """A data set of the library ``datasets``, which maps its files into memory.
+    """A dataset of the library ``datasets``, which maps its files into memory.
 
     Args:
-        source: What it was opened from, for messages.
+        source: Origin of the dataset, for messages.
         dataset: A `datasets.Dataset`.
-        columns: Those that are wanted.
+        columns: Wanted columns.
     """
 
     def __init__(self, source: str, dataset: Any, columns: Sequence[str]) -> None:
@@ -169,10 +169,10 @@ class HuggingFace(_ArrowRows):
 
 
 def open_file(path: Path, columns: Sequence[str]) -> Rows:
-    """The rows of a file, by its name's ending.
+    """Opens a file; its suffix determines the format.
 
     Raises:
-        ConfigError: If there is no such file, it is of no known format or lacks a column.
+        ConfigError: If the file does not exist, its format is unknown, or it lacks a column.
     """
     if not path.is_file():
         raise ConfigError(f"{path} does not exist" + (", or is not a file" if path.exists() else ""))
@@ -184,21 +184,21 @@ def open_file(path: Path, columns: Sequence[str]) -> Rows:
 
 
 def open_saved(folder: Path, split: str, columns: Sequence[str]) -> tuple[Rows, list[str]]:
-    """The rows that ``save_to_disk`` wrote.
+    """Opens a folder written by ``save_to_disk``.
 
     Returns:
-        The rows, and the splits that are there; none if the folder holds a data set without splits.
+        The rows, and the names of the splits; no names if the dataset has no splits.
 
     Raises:
-        ConfigError: If it holds none, lacks the split or a column, or ``datasets`` is not installed.
+        ConfigError: If the folder contains no dataset, lacks the split or a column, or ``datasets`` is not installed.
     """
     datasets = _library(str(folder))
     if not folder.is_dir():
-        raise ConfigError(f"{folder} does not exist, or is not a folder that save_to_disk wrote")
+        raise ConfigError(f"{folder} does not exist, or was not written by save_to_disk")
     try:
         found = datasets.load_from_disk(folder)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder} cannot be opened as a saved data set: {_one_line(error)}") from error
+        raise ConfigError(f"{folder} cannot be opened as a saved dataset: {_one_line(error)}") from error
     if not isinstance(found, datasets.DatasetDict):
         return HuggingFace(str(folder), found, columns), []
     if split not in found:
@@ -207,24 +207,26 @@ def open_saved(folder: Path, split: str, columns: Sequence[str]) -> tuple[Rows, 
 
 
 def open_hub(name: str, subset: str, revision: str, split: str, columns: Sequence[str]) -> Rows:
-    """One split of a data set of the hub, downloaded if it is not in the cache of ``datasets`` already.
+    """Opens one split of a dataset on the Hugging Face Hub, from the cache of ``datasets`` or by downloading it.
 
     Raises:
-        ConfigError: If there is none, it lacks a column, it cannot be had, or ``datasets`` is not installed.
+        ConfigError: If the split does not exist, lacks a column or cannot be loaded, or ``datasets`` is not installed.
     """
     datasets = _library(name)
     try:
         found = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigError(f"{name} split {split!r} cannot be had from the hub: {_one_line(error)}") from error
+        raise ConfigError(
+            f"{name} split {split!r} cannot be loaded from the Hugging Face Hub: {_one_line(error)}"
+        ) from error
     return HuggingFace(f"{name} split {split!r}", found, columns)
 
 
 def check_columns(source: str, wanted: Sequence[str], known: Sequence[str]) -> None:
-    """Compare names of columns.
+    """Checks that all wanted columns exist.
 
     Raises:
-        ConfigError: If a wanted one is not known; suggests the nearest.
+        ConfigError: If a wanted column is unknown; the message suggests the closest name.
     """
     for column in wanted:
         if column not in known:
@@ -240,12 +242,12 @@ def _library(source: str) -> Any:
 
 
 def _row(row: Row) -> Row:
-    """As JSON lines would have it, but with every column, so that it can be told which is null."""
+    """Returns a row as JSON Lines would have it, but with null columns kept, so that messages can name them."""
     return {column: _without_nulls(value) for column, value in row.items()}
 
 
 def _without_nulls(value: Any) -> Any:
-    """Without the keys that other rows have and this one lacks, which Arrow fills in."""
+    """Removes keys that Arrow fills in because other rows have them."""
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     return [_without_nulls(part) for part in value] if isinstance(value, list) else value

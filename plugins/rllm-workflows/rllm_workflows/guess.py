@@ -18,10 +18,10 @@ SOLVED, MISSED, INVALID = 1.0, 0.0, -1.0
 
 
 class GuessConfig(WorkflowConfig):
-    """``[guess]``: the range of the secret and the number of guesses."""
+    """``[guess]``: the range of the secret number and the number of guesses."""
 
-    low: Annotated[int, Field(ge=0, le=999, description="Smallest secret.")] = 1
-    high: Annotated[int, Field(ge=0, le=999, description="Largest secret.")] = 5
+    low: Annotated[int, Field(ge=0, le=999, description="Smallest secret number.")] = 1
+    high: Annotated[int, Field(ge=0, le=999, description="Largest secret number.")] = 5
     turns: Annotated[int, Field(ge=1, le=100, description="Guesses per rollout.")] = 3
 
     @model_validator(mode="after")
@@ -32,29 +32,28 @@ class GuessConfig(WorkflowConfig):
 
 
 def prompt(low: int, high: int) -> str:
-    """What the model is asked first."""
+    """Returns the first question to the model."""
     return f"{low}-{high}?"
 
 
 def feedback(guess: int, secret: int) -> str:
-    """What the model is told about a wrong guess."""
+    """Returns the reply to a wrong guess."""
     return "higher" if guess < secret else "lower"
 
 
 class GuessWorkflow(Workflow):
-    """Prompt ``1-5?``; the model guesses, hears ``higher`` or ``lower``, and guesses again.
+    """Multi-turn game: the prompt is ``1-5?``, the model guesses, and ``higher`` or ``lower`` follows.
 
-    From the second turn on an answer must restate the last guess and what was said about it, then guess:
-    ``3higher5``. This echo makes the task easier: the model writes down what it knows before it decides.
+    From the second turn on, an answer must repeat the last guess and its feedback before the new guess: ``3higher5``.
+    This echo makes the task easier, because the model writes down what it knows before it decides.
 
-    Reward by outcome only, at the end: 1 if the secret was found, 0 if the turns ran out, and -1 for an answer out of
-    format. The last is the worst, or an invalid answer would be a cheap way out. A guess outside the range is valid
-    and wasted.
+    The reward depends on the outcome only: 1 if the secret was found, 0 if the turns ran out, -1 for an answer in the
+    wrong format. The wrong format costs most, so that an invalid answer is not a cheap way out. A guess outside the
+    range is valid but wasted.
 
-    Splits: the prompt is the same in every task and nothing in it tells the secret, so there is no item to hold out:
-    a policy must find *every* secret, and one that never met some secret would have learnt to rule it out. Both splits
-    therefore hold every secret, under ids of their own. Validation samples fresh rollouts at the same secrets; it
-    measures how well the strategy works, not whether it carries over to other ranges.
+    Both splits contain every secret, under different ids. The prompt is the same in every task and does not reveal the
+    secret, so no item can be held out: a policy that never met some secret would have learned to rule it out.
+    Validation measures how well the strategy works on fresh rollouts, not whether it transfers to other ranges.
     """
 
     name: ClassVar[str] = "guess"
@@ -66,14 +65,14 @@ class GuessWorkflow(Workflow):
         self._opening = Messages([{"role": "user", "content": prompt(self.config.low, self.config.high)}])
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """One task per secret."""
+        """Returns one task per secret."""
         return [
             Task(task_id=f"guess-{split}-{secret}", data={"secret": secret})
             for secret in range(self.config.low, self.config.high + 1)
         ]
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Ask until the secret is found, the turns run out, or an answer is invalid."""
+        """Runs turns until the secret is found, the turns run out, or an answer is invalid."""
         secret: int = task.data["secret"]
         messages = self._opening.copy()
         steps: list[Step] = []
@@ -109,14 +108,14 @@ class GuessWorkflow(Workflow):
 
 
 def parse_guess(answer: str, echo: str) -> int | None:
-    """The guess in an answer, or None if the answer is not ``echo`` followed by a number."""
+    """Returns the guess in an answer, or None if the answer is not ``echo`` followed by a number."""
     answer = answer.strip()
     number = answer[len(echo) :]
     return int(number) if answer.startswith(echo) and _NUMBER.fullmatch(number) else None
 
 
 def run_file() -> dict[str, Any]:
-    """A run on backend ``local`` that learns on every seed tried, in about half a minute on one CPU core."""
+    """Settings for backend ``local``; learned on every seed tried, in about half a minute on one CPU core."""
     return {
         "training": {"steps": 250, "groups_per_step": 25, "rollouts_per_group": 8},
         "rollout": {"max_response_tokens": 6},

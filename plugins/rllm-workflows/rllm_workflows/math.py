@@ -1,4 +1,4 @@
-r"""``math``: problems with a final answer, from files or made up; answers are compared by value."""
+r"""``math``: problems with a final answer, from files or generated. Answers are compared by value."""
 
 from __future__ import annotations
 
@@ -29,51 +29,58 @@ ASK_FOR_BOX = r"Think step by step, and put the final answer in \boxed{}."
 
 
 class MathConfig(WorkflowConfig):
-    """``[math]``: where the problems come from, and how answers are compared."""
+    """``[math]``: the source of the problems, and how answers are compared."""
 
     train_file: Annotated[
-        Path | None, Field(description="JSONL with a problem and its answer per line; unset makes problems up.")
+        Path | None,
+        Field(description="JSONL file with a problem and its answer per line. If unset, problems are generated."),
     ] = None
     validation_file: Annotated[
-        Path | None, Field(description="Like train_file; unset holds about one in five of the training rows out.")
+        Path | None,
+        Field(description="Like train_file. If unset, about one in five training rows are held out."),
     ] = None
-    problem_field: Annotated[
-        str, Field(min_length=1, description="Name of the field with what the model is asked.")
-    ] = "problem"
+    problem_field: Annotated[str, Field(min_length=1, description="Name of the field with the problem.")] = "problem"
     answer_field: Annotated[
         str,
         Field(
-            min_length=1, description="Name of the field with the answer, alone or at the end of a solution (GSM8K)."
+            min_length=1,
+            description="Name of the field with the answer, alone or at the end of a solution (as in GSM8K).",
         ),
     ] = "answer"
     instructions: Annotated[
         str | None,
         Field(
-            description="System message; unset asks for a boxed answer to problems of a file, and has none otherwise."
+            description="System message. If unset, problems from a file get a request for a boxed answer, and "
+            "generated problems get none."
         ),
     ] = None
     symbolic: Annotated[
-        bool, Field(description="Ask math-verify about answers that our own rules cannot read; needs the extra [math].")
+        bool, Field(description="Use math-verify for answers the built-in rules cannot read. Needs the extra [math].")
     ] = False
     check_timeout_seconds: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="A comparison that takes longer counts as a wrong answer.")
+        float,
+        Field(
+            gt=0,
+            allow_inf_nan=False,
+            description="Timeout of one comparison, in seconds. On timeout, the answer is wrong.",
+        ),
     ] = 5.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.validation_file is not None and self.train_file is None:
-            raise ValueError("validation_file needs train_file: made-up training problems could overlap with it")
+            raise ValueError("validation_file needs train_file: generated training problems could overlap with it")
         return self
 
 
 class MathWorkflow(Workflow):
-    r"""One problem, one answer: the last ``\boxed{...}``, what follows ``####``, or the last number.
+    r"""Single-turn task: the answer is the last ``\boxed{...}``, the text after ``####``, or the last number.
 
-    Reward 1 if it is the same as the row's (see `rllm_workflows.math_answers`), else 0; a completion that was cut off
-    has no answer. Answers are never executed. They are compared in child processes with a wall clock and a memory
-    limit: one that exceeds them is wrong, and counted (``grader_timeouts``); a comparison that crashes is an error.
+    The reward is 1 if the answer equals the row's (see `rllm_workflows.math_answers`), else 0. A truncated completion
+    has no answer. Answers are never executed. Child processes compare them under time and memory limits: an answer
+    that exceeds a limit is wrong and counts in ``grader_timeouts``. If a comparison crashes, the rollout fails.
 
-    Made up are numbers of three digits, none of them 0, less their whole hundreds: ``473-400?`` is 73.
+    Generated problems subtract the hundreds from a three-digit number without zeros: ``473-400?`` is 73.
     """
 
     name: ClassVar[str] = "math"
@@ -92,17 +99,17 @@ class MathWorkflow(Workflow):
         self._children: ChildFunction | None = None
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The problems of a split, in the order of their file or of their making."""
+        """Returns the problems of a split, in file order or in the order they were generated."""
         return self._tasks[split]
 
     async def close(self) -> None:
-        """End the processes that compare."""
+        """Stops the child processes that compare answers."""
         if self._children is not None:
             self._children.close()
             self._children = None
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """One problem, one answer."""
+        """Asks the question and scores the answer."""
         step = await completer.complete(Messages([*self._system, {"role": "user", "content": task.data["problem"]}]))
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         answer = None if is_cut_off else extract(step.text)
@@ -142,7 +149,7 @@ def _made_up() -> dict[Split, list[Task]]:
 
 
 def _is_held_out(problem: str) -> bool:
-    """Whether a problem belongs to the validation split where one source serves both: about one in five."""
+    """Returns whether a problem is held out when one source serves both splits; true for about one in five."""
     digest = blake2b(f"math:{problem}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
 
@@ -155,7 +162,7 @@ def _from_files(config: MathConfig) -> dict[Split, list[Task]]:
         kept = [task for task in train.values() if not _is_held_out(task.data["problem"])]
         if not held_out or not kept:
             raise ConfigError(
-                f"{config.train_file}: {len(train)} rows are too few to hold some out; name a math.validation_file"
+                f"{config.train_file}: {len(train)} rows are too few to hold some out; set math.validation_file"
             )
         return {"train": kept, "validation": held_out}
     lines = {task.task_id: line for line, task in train.items()}
@@ -170,7 +177,7 @@ def _from_files(config: MathConfig) -> dict[Split, list[Task]]:
 
 
 def _read(path: Path, config: MathConfig) -> Iterator[tuple[int, Task]]:
-    """Line numbers and tasks of a JSONL file; rows that repeat a problem are errors."""
+    """Yields line numbers and tasks of a JSONL file; a repeated problem is an error."""
     try:
         lines = path.expanduser().read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -181,7 +188,7 @@ def _read(path: Path, config: MathConfig) -> Iterator[tuple[int, Task]]:
             continue
         task = _task(line, f"{path}:{number}", config)
         if task.task_id in seen:
-            raise ConfigError(f"{path}:{number}: the problem is the same as that of line {seen[task.task_id]}")
+            raise ConfigError(f"{path}:{number}: same problem as line {seen[task.task_id]}")
         seen[task.task_id] = number
         yield number, task
     if not seen:
@@ -199,7 +206,8 @@ def _task(line: str, where: str, config: MathConfig) -> Task:
     answer = stated(_field(row, config.answer_field, where))
     if not 0 < len(answer) <= MAX_CHARACTERS:
         raise ConfigError(
-            f"{where}: field {config.answer_field!r}: an answer has 1 to {MAX_CHARACTERS} characters, not {len(answer)}"
+            f"{where}: field {config.answer_field!r}: an answer must have 1 to {MAX_CHARACTERS} characters, "
+            f"got {len(answer)}"
         )
     digest = blake2b(problem.encode(), digest_size=12).hexdigest()
     return Task(task_id=f"math-{digest}", data={"problem": problem, "answer": answer})
@@ -217,7 +225,7 @@ def _field(row: dict[str, Any], name: str, where: str) -> str:
 
 
 def run_file() -> dict[str, Any]:
-    """A run on backend ``local`` that learns the made-up problems on every seed tried; others need more tokens."""
+    """Settings for backend ``local``; learned generated problems on every seed tried. Others need more tokens."""
     return {
         "training": {"steps": 150, "groups_per_step": 16, "rollouts_per_group": 16},
         "rollout": {"max_response_tokens": 4},

@@ -1,12 +1,12 @@
-r"""Final answers: where they are in a text, and whether two of them are the same.
+r"""Extracts and compares final answers.
 
-An answer is, in this order, what the last complete ``\boxed{...}`` holds, what follows the last ``####`` on its line,
-or the last number of the text.
+The answer is the content of the last complete ``\boxed{...}``, or else the rest of the line after the last ``####``,
+or else the last number.
 
-Two answers are the same if they have the same value, however it is written (see `rllm_workflows.math_expressions`):
-integers, decimals, fractions, percentages, mixed numbers, powers of ten, roots, simple expressions. Lists and sets are
-compared whatever their order, points and intervals part by part, brackets included. What has no value (words,
-relations) is compared as text, without spaces, font and case. Nothing is rounded: a third is not 0.333.
+Two answers are equal if they have the same value in any notation (see `rllm_workflows.math_expressions`): integers,
+decimals, fractions, percentages, mixed numbers, powers of ten, roots, simple expressions. Lists and sets are compared
+in any order, points and intervals part by part, including brackets. Answers without a value (words, relations) are
+compared as text, ignoring spaces, fonts and case. Nothing is rounded: a third is not 0.333.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMBERS = re.compile(
 _REPLACED = (
     (re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits)(?![A-Za-z])"), ""),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\{,\}"), "\N{FULLWIDTH COMMA}"),  # digits are grouped here, wherever it stands
+    (re.compile(r"\{,\}"), "\N{FULLWIDTH COMMA}"),  # Always a thousands separator, never a list separator.
     (re.compile(r"\\[()\[\]]|\$|£|€|\\\$"), ""),
     (re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])"), " "),
     (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])|°"), ""),
@@ -61,7 +61,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def extract(text: str) -> str | None:
-    r"""The final answer in a text; None if there is none."""
+    r"""Returns the final answer in a text, or None if there is none."""
     for box in reversed(list(_BOX.finditer(text))[-MAX_BOXES:]):
         content = _group(text, box.end())
         if content is not None:
@@ -73,19 +73,19 @@ def extract(text: str) -> str | None:
 
 
 def stated(answer: str) -> str:
-    r"""The answer in a data set's field, which may hold a whole solution with ``\boxed`` or ``####`` in it."""
+    r"""Returns the answer from a dataset field, which may contain a whole solution with ``\boxed`` or ``####``."""
     if _BOX.search(answer) or "####" in answer:
         return extract(answer) or ""
     return answer.strip()
 
 
 def same(given: str, wanted: str) -> bool:
-    """Whether two answers are the same."""
+    """Returns whether two answers are equal."""
     return compare(given, wanted) is True
 
 
 def compare(given: str, wanted: str) -> bool | None:
-    """Whether two answers are the same; None if one of them has no value and their texts differ."""
+    """Returns whether two answers are equal, or None if one has no value and their texts differ."""
     if len(given) > MAX_CHARACTERS:
         return False
     given, wanted = _cleaned(given), _cleaned(wanted)
@@ -95,12 +95,12 @@ def compare(given: str, wanted: str) -> bool | None:
 
 
 def is_plain(answer: str) -> bool:
-    """Whether an answer is an integer like any other, whose text says whether it is the same as another such one."""
+    """Returns whether an answer is an integer in canonical form, so that comparing texts is enough."""
     return _INTEGER.fullmatch(answer) is not None
 
 
 def _group(text: str, start: int) -> str | None:
-    """What the braces at ``start`` hold, or the one character there; None if they do not end soon."""
+    """Returns the content of the braces at ``start``, or the character there; None if the braces do not close soon."""
     if text[start : start + 1] != "{":
         return text[start : start + 1] or None
     depth = 0
@@ -113,7 +113,7 @@ def _group(text: str, start: int) -> str | None:
 
 
 def _cleaned(answer: str) -> str:
-    """One way to write what can be written in several."""
+    """Normalizes notation."""
     for pattern, replacement in _REPLACED:
         answer = pattern.sub(replacement, answer)
     answer = answer.strip().rstrip(".,;").strip()
@@ -149,7 +149,7 @@ def _compared_in_any_order(given: Sequence[str], wanted: Sequence[str], nesting:
 
 
 def _parts(answer: str) -> tuple[str, Sequence[str]] | None:
-    r"""The brackets and parts of a collection; None if the answer is a single value."""
+    r"""Returns the brackets and parts of a collection, or None if the answer is a single value."""
     answer = answer.strip()
     union = _split(answer, r"\cup")
     if len(union) > 1:
@@ -170,14 +170,14 @@ def _parts(answer: str) -> tuple[str, Sequence[str]] | None:
 
 
 def _ungrouped(answer: str) -> str:
-    """Without the commas that group digits; inside brackets, a comma separates."""
+    """Removes commas that group digits; inside brackets, a comma separates parts."""
     if any(bracket in answer for bracket in "([{"):
         return answer
     return _GROUPED.sub(lambda found: found[0].replace(",", ""), answer)
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """The parts between separators outside of all brackets; at most `MAX_PARTS`, or it counts as one."""
+    """Splits at separators outside all brackets; text with more than `MAX_PARTS` parts stays whole."""
     parts, depth, start, position = [], 0, 0, 0
     while position < len(text):
         if text[position] in _OPENING:
@@ -206,7 +206,7 @@ def _compared_values(given: str, wanted: str) -> bool | None:
 
 
 def _readings(answer: str) -> tuple[str, Sequence[Expression]] | None:
-    """The unit of a value ("" if it has none) and what it may be: a percent sign divides by 100, or is a unit."""
+    """Returns the unit of a value ("" if none) and its possible readings: a percent sign may divide by 100 or not."""
     answer = _ungrouped(answer.strip()).replace("\N{FULLWIDTH COMMA}", "")
     unit = ""
     if found := _UNIT.search(answer):
@@ -225,5 +225,5 @@ def _readings(answer: str) -> tuple[str, Sequence[Expression]] | None:
 
 
 def _text(answer: str) -> str:
-    """What is left of an answer where only its characters count."""
+    """Returns an answer without fonts, spaces and case, for comparison as text."""
     return "".join(_FONT.sub(r"\1", answer).replace("\N{FULLWIDTH COMMA}", ",").split()).casefold()

@@ -1,10 +1,11 @@
-r"""Mathematical expressions written by a model, in LaTeX or plain text, compared without ever executing them.
+r"""Compares model-written expressions, in LaTeX or plain text, without executing them as code.
 
-Numbers, variables, ``+ - * / ^``, fractions, roots, logarithms, ``\pi`` and ``e``. Everything is bounded: the text,
-the digits of a number, the nodes of the tree, the size of every power: ``9^{9^{9^9}}`` is refused and not tried.
+Expressions consist of numbers, variables, ``+ - * / ^``, fractions, roots, logarithms, ``\pi`` and ``e``. Limits apply
+to the text, the digits of a number, the nodes of the tree and the size of every power: ``9^{9^{9^9}}`` is rejected
+without being computed.
 
-Values are exact fractions as long as they are rational, decimals of 80 digits otherwise. Two expressions are equal if
-they have the same value wherever both have one, at fixed rational points for their variables.
+Values are exact fractions if rational, and decimals of 80 digits otherwise. Two expressions are equal if their values
+agree at fixed rational points for the variables, wherever both are defined.
 """
 
 from __future__ import annotations
@@ -38,30 +39,33 @@ Node = tuple[str, *tuple["Node | Fraction | str", ...]]
 
 
 class UnreadableError(ValueError):
-    """The text is not an expression of the allowed kind and size."""
+    """Raised for text that is not an allowed expression, or too large."""
 
 
 class UndefinedError(ArithmeticError):
-    """The expression has no real value, or one that is too large, at this point."""
+    """Raised if an expression has no real value at a point, or one that is too large."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression that passed every check.
+    """A checked expression.
 
     Attributes:
-        tree: Its operations.
-        variables: The names of its variables.
+        tree: Tree of operations.
+        variables: Names of the variables.
     """
 
     tree: Node
     variables: frozenset[str]
 
     def value(self, point: Mapping[str, Fraction]) -> Value:
-        """Its value where its variables have these values.
+        """Returns the value at a point.
+
+        Args:
+            point: Values of the variables.
 
         Raises:
-            UndefinedError: If it has none there.
+            UndefinedError: If the expression has no value there.
         """
         with decimal.localcontext(_PRECISION):
             try:
@@ -71,10 +75,10 @@ class Expression:
 
 
 def parse(text: str) -> Expression:
-    """Check and parse an expression.
+    """Checks and parses an expression.
 
     Raises:
-        UnreadableError: If it is too large or holds anything that is not allowed.
+        UnreadableError: If the text is too large or contains anything that is not allowed.
     """
     if len(text) > MAX_CHARACTERS:
         raise UnreadableError(f"longer than {MAX_CHARACTERS} characters")
@@ -86,11 +90,11 @@ def parse(text: str) -> Expression:
 
 
 def equal(one: Expression, other: Expression) -> bool | None:
-    """Whether two expressions are equal; None if they have no values to compare."""
+    """Returns whether two expressions are equal, or None if they have no values to compare."""
     names = sorted(one.variables | other.variables)
     compared = 0
     for attempt in range(POINTS_TRIED if names else 1):
-        # Any points do, if no expression has its zeros there: positive and negative ones, of no simple relation.
+        # Arbitrary points of both signs, without simple relations, at which no expression is likely to have its zeros.
         point = {
             name: Fraction(7919 * (position + 1) + 104_729 * attempt, 7 + 2 * attempt) * (-1 if attempt % 3 == 2 else 1)
             for position, name in enumerate(names)
@@ -129,7 +133,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 class _Parser:
-    """Recursive descent: a sum of products of signed powers of atoms; what stands side by side is multiplied."""
+    """Recursive-descent parser: sums of products of signed powers of atoms; adjacent factors are multiplied."""
 
     def __init__(self, tokens: Iterator[tuple[str, str]]) -> None:
         self._tokens = tokens
@@ -236,7 +240,7 @@ class _Parser:
         raise UnreadableError(f"unknown {command}")
 
     def _argument(self) -> Node:
-        r"""A group, or a single character as LaTeX takes it: ``\frac12`` is a half."""
+        r"""Parses a group, or a single character as in LaTeX: ``\frac12`` is a half."""
         if self.kind != "number":
             return self._atom()
         first, rest = self.text[0], self.text[1:]
@@ -320,7 +324,7 @@ def _root(value: Value, degree: Value) -> Value:
 
 
 def _exact_root(number: int, degree: int) -> int | None:
-    """The integer whose power is ``number``, by halving the interval it must lie in."""
+    """Returns the integer whose power is ``number``, by bisection, or None if there is none."""
     low, high = 0, 1 << (number.bit_length() // degree + 1)
     if degree == 2:
         low = high = math.isqrt(number)

@@ -1,7 +1,7 @@
-r"""What `rllm_workflows.math_answers` cannot tell, asked of math-verify: matrices, trigonometry, inequalities, ...
+r"""Compares answers with math-verify that `rllm_workflows.math_answers` cannot: matrices, trigonometry, inequalities.
 
-It imports sympy, which can take any time and memory, so this is only ever called in a child process that is killed.
-Only its LaTeX grammar reads the answer: its reader of plain expressions would execute them.
+math-verify uses sympy, whose time and memory are unbounded, so run this only in a child process with limits. Only its
+LaTeX grammar reads answers: its reader of plain expressions would execute them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from rllm_workflows.math_answers import compare
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no time limit: the process has one
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # It warns that it has no time limit, but the process has one.
 _LATEX = [LatexExtractionConfig()]
 
 
 def same(given: str, wanted: str) -> bool:
-    """Whether two answers are the same."""
+    """Returns whether two answers are equal."""
     verdict = compare(given, wanted)
     if verdict is not None:
         return verdict

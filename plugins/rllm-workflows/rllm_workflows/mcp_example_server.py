@@ -2,8 +2,8 @@
 
     python -m rllm_workflows.mcp_example_server sums
 
-``sums`` has ``add`` and ``sub``, ``products`` has ``mul``, and both have ``about``, so that one name clashes. The
-display is off by what the seed in a call's ``_meta`` says, the same on both servers: the model sees neither.
+``sums`` has ``add`` and ``sub``, ``products`` has ``mul``. Both have ``about``, to demonstrate a name clash. The seed
+in a call's ``_meta`` sets the offset of the display, the same on both servers. The model sees neither.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORDS = {tool: word for word, tool in TOOLS.items()}
 
 
 def make_server(kind: str) -> MCPServer:
-    """A server of one kind of `SERVERS`."""
+    """Creates a server of the given kind, a key of `SERVERS`."""
     server = MCPServer(f"calculator-{kind}")
     for name in SERVERS[kind]:
         server.tool(name, description=f"Calculates a {_WORDS[name]} b and returns what the display shows.")(_tool(name))
@@ -54,7 +54,7 @@ def _tool(name: str) -> Any:
 
 
 def main() -> None:
-    """Serve over standard input and output until the input ends."""
+    """Serves over standard input and output until the input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=list(SERVERS))
     make_server(parser.parse_args().kind).run("stdio")

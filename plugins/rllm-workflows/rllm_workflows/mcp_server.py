@@ -1,4 +1,4 @@
-"""One MCP server's process, session and restarts; imports the SDK, so `rllm_workflows.mcp_tools` imports it late."""
+"""Process, session and restarts of an MCP server. Imports the SDK, so `rllm_workflows.mcp_tools` imports it late."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from rllm_workflows.mcp_tools import McpServer, ToolResult, ToolServerError
 
 MAX_RESULT_CHARACTERS = 20_000
 MAX_TOOL_PAGES = 100
-STOP_TIMEOUT_SECONDS = 15.0  # the SDK takes up to 7 to ask, to terminate and to kill
+STOP_TIMEOUT_SECONDS = 15.0  # The SDK takes up to 7 s to ask, terminate and kill.
 _KEPT_BYTES, _SHOWN_CHARACTERS = 8192, 500
 
 
 class Server:
-    """A server by its name: connected when it is needed, connected anew after it failed.
+    """A named server, connected on first use and reconnected after a failure.
 
-    A process that missed a deadline gets no further calls; it is stopped when those that it still has are over, so
-    that one slow call costs no other one.
+    A process that missed a deadline gets no further calls. It is stopped once its remaining calls end, so that one slow
+    call does not fail the others.
     """
 
     def __init__(self, name: str, config: McpServer) -> None:
@@ -47,7 +47,7 @@ class Server:
         self._is_stopped = False
 
     async def list_tools(self) -> list[Mapping[str, Any]]:
-        """``name``, ``description`` and ``parameters`` (JSON schema) of each tool."""
+        """Returns ``name``, ``description`` and ``parameters`` (JSON schema) of each tool."""
         connection = await self._connected()
         found: list[Mapping[str, Any]] = []
         cursor: str | None = None
@@ -70,13 +70,13 @@ class Server:
             raise ToolServerError(
                 f"MCP server {self.name!r} did not list its tools: {error}{connection.last_words()}"
             ) from error
-        raise ToolServerError(f"MCP server {self.name!r} lists its tools on more than {MAX_TOOL_PAGES} pages")
+        raise ToolServerError(f"MCP server {self.name!r} lists its tools in more than {MAX_TOOL_PAGES} pages")
 
     async def call(self, tool: str, arguments: Mapping[str, Any], meta: Mapping[str, Any]) -> ToolResult:
-        """Call one of its tools.
+        """Calls a tool of this server.
 
         Raises:
-            ToolServerError: If it died, missed the deadline, or broke the protocol.
+            ToolServerError: If the server died, missed the deadline, or violated the protocol.
         """
         seconds = self.config.call_timeout_seconds
         sent: Any = dict(meta)
@@ -89,29 +89,29 @@ class Server:
             except TimeoutError:
                 connection.is_failed = True
                 raise ToolServerError(
-                    f"MCP server {self.name!r} did not answer {tool!r} within {seconds:g} s; it is started anew"
+                    f"MCP server {self.name!r} did not answer {tool!r} within {seconds:g} s and is being restarted"
                 ) from None
             except MCPError as error:
                 if error.code == INVALID_PARAMS:
                     return ToolResult("error: the arguments do not fit the tool", is_error=True)
                 if error.code != CONNECTION_CLOSED:
-                    raise ToolServerError(f"MCP server {self.name!r} failed at {tool!r}: {error}") from error
+                    raise ToolServerError(f"MCP server {self.name!r} failed in {tool!r}: {error}") from error
                 connection.is_failed = True
                 raise ToolServerError(
-                    f"MCP server {self.name!r} ended at {tool!r}; it is started anew{connection.last_words()}"
+                    f"MCP server {self.name!r} exited during {tool!r} and is being restarted{connection.last_words()}"
                 ) from error
-            except (ValueError, RuntimeError) as error:  # the SDK on results that are none, or not of the tool's schema
-                raise ToolServerError(f"MCP server {self.name!r} broke the protocol at {tool!r}: {error}") from error
+            except (ValueError, RuntimeError) as error:  # The SDK's errors for invalid results.
+                raise ToolServerError(f"MCP server {self.name!r} violated the protocol in {tool!r}: {error}") from error
             finally:
                 connection.calls -= 1
                 if connection.is_failed:
                     self._retire(connection)
 
     async def stop(self) -> None:
-        """Stop its processes, for good; calls that wait for an answer have none.
+        """Stops the server permanently; pending calls get no answer.
 
         Raises:
-            ToolServerError: If one could not be stopped in time.
+            ToolServerError: If a process could not be stopped in time.
         """
         self._is_stopped = True
         async with self._connecting:
@@ -150,16 +150,16 @@ class Server:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is None:
-            self._ending.discard(task)  # one that failed stays, for `stop` to tell
+            self._ending.discard(task)  # Failed tasks stay, so that `stop` raises their errors.
 
 
 class _Connection:
-    """One process and the session with it, which live and end in a task of their own, as the SDK demands.
+    """A process and its session. One task opens and closes both, as the SDK requires.
 
     Attributes:
-        client: The SDK's, once started.
-        calls: How many wait for an answer.
-        is_failed: Whether it gets no further ones.
+        client: Client of the SDK, once started.
+        calls: Number of pending calls.
+        is_failed: Whether the process failed, so that it gets no further calls.
     """
 
     client: Client
@@ -176,7 +176,7 @@ class _Connection:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the process and shake hands.
+        """Starts the process and initializes the session.
 
         Raises:
             ConfigError: If an environment variable is not set.
@@ -201,7 +201,7 @@ class _Connection:
             raise ToolServerError(f"{what} did not start: {error}{self.last_words()}") from error
 
     async def stop(self) -> None:
-        """End the session and the process."""
+        """Ends the session and the process."""
         if self._task is None:
             return
         if self._is_started:
@@ -211,18 +211,18 @@ class _Connection:
         done, _ = await asyncio.wait({self._task}, timeout=STOP_TIMEOUT_SECONDS)
         if not done:
             self._task.cancel()
-            raise ToolServerError(f"MCP server {self.name!r} could not be stopped within {STOP_TIMEOUT_SECONDS:g} s")
+            raise ToolServerError(f"MCP server {self.name!r} did not stop within {STOP_TIMEOUT_SECONDS:g} s")
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
-            raise ToolServerError(f"MCP server {self.name!r} ended with {type(error).__name__}: {error}") from error
+            raise ToolServerError(f"MCP server {self.name!r} failed with {type(error).__name__}: {error}") from error
 
     def last_words(self) -> str:
-        """What it wrote on its standard error last, without the values of the variables it was passed."""
+        """Returns the end of the process's stderr, with the values of passed environment variables masked."""
         said = bytes(self._stderr.kept).decode(errors="replace")
         for name, value in self._secrets.items():
             if value:
                 said = said.replace(value, f"[{name}]")
         said = " ".join(said.split())[-_SHOWN_CHARACTERS:]
-        return f"; it wrote: {said}" if said else ""
+        return f"; its stderr: {said}" if said else ""
 
     async def _live(self, started: asyncio.Future[None]) -> None:
         program, *arguments = self.config.command
@@ -232,7 +232,7 @@ class _Connection:
                 stderr = await self._stderr.opened()
                 try:
                     async with Client(stdio_client(params, errlog=stderr), cache=None) as self.client:
-                        stderr.close()  # the process has its own
+                        stderr.close()  # The process has its own copy.
                         if not started.done():
                             started.set_result(None)
                         await self._stopping.wait()
@@ -242,20 +242,20 @@ class _Connection:
         except Exception as error:
             if started.done():
                 raise
-            while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:  # from the SDK's task groups
+            while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:  # Raised by the SDK's task groups.
                 [error] = error.exceptions
             started.set_exception(error)
 
 
 class _Tail(asyncio.Protocol):
-    """The last bytes that came through a pipe."""
+    """Keeps the last bytes from a pipe."""
 
     def __init__(self) -> None:
         self.kept = bytearray()
         self._transport: asyncio.BaseTransport | None = None
 
     async def opened(self) -> TextIO:
-        """The end of the pipe to write to."""
+        """Opens the pipe and returns its writing end."""
         reading, writing = os.pipe()
         self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: self, os.fdopen(reading, "rb", buffering=0)
@@ -263,18 +263,18 @@ class _Tail(asyncio.Protocol):
         return os.fdopen(writing, "w")
 
     def data_received(self, data: bytes) -> None:
-        """Keep the end of it."""
+        """Keeps the end of the data."""
         self.kept += data
         del self.kept[:-_KEPT_BYTES]
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stops reading."""
         if self._transport is not None:
             self._transport.close()
 
 
 def _shown(result: CallToolResult) -> ToolResult:
-    """A result as text; what is none is named, not shown."""
+    """Converts a result to text; content other than text is named, not shown."""
     parts = []
     for content in result.content:
         match content:

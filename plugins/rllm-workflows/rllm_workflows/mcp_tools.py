@@ -1,4 +1,4 @@
-"""Tools of MCP servers, for any workflow: configured in the run file, started once per run, called by name.
+"""Tools of MCP servers for any workflow, configured in the run file and started once per run.
 
     class MyConfig(WorkflowConfig):
         servers: Annotated[McpServers, Field(description="...")] = {}
@@ -16,7 +16,7 @@
             ...
             result = await self.tools.call(name, arguments, meta={ROLLOUT_SEED: seed})
 
-Needs the extra ``rllm-workflows[mcp]``; this module imports without it.
+`McpTools.open` needs the extra ``rllm-workflows[mcp]``; importing this module does not.
 """
 
 from __future__ import annotations
@@ -40,59 +40,71 @@ if TYPE_CHECKING:
     from rllm_workflows.mcp_server import Server
 
 ROLLOUT_SEED = "rllm-core/rollout-seed"
-"""Key of a call's ``meta`` for the rollout's seed: a server reads it from ``_meta``, and the model neither sees nor
-sets it."""
+"""Key of a call's ``meta`` for the rollout's seed. Servers read it from ``_meta``; the model neither sees nor sets
+it."""
 
 MAX_NAME_CHARACTERS = 64
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class McpServer(WorkflowConfig):
-    """``[WORKFLOW.servers.NAME]``: an MCP server that is spoken to over its standard input and output."""
+    """``[WORKFLOW.servers.NAME]``: an MCP server, connected over standard input and output."""
 
     command: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...],
-        Field(min_length=1, description="Program (an absolute path, or a name on the PATH) and arguments; no shell."),
+        Field(
+            min_length=1,
+            description="Program (an absolute path, or a name on the PATH) and its arguments. Run without a shell.",
+        ),
     ]
     pass_environment: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
-        Field(description="Names of the environment variables it gets besides HOME, LOGNAME, PATH, SHELL, TERM, USER."),
+        Field(
+            description="Names of environment variables to pass in addition to HOME, LOGNAME, PATH, SHELL, TERM "
+            "and USER."
+        ),
     ] = ()
     start_timeout_seconds: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="Deadline of starting it and listing its tools.")
+        float,
+        Field(
+            gt=0, allow_inf_nan=False, description="Timeout for starting the server and listing its tools, in seconds."
+        ),
     ] = 30.0
     call_timeout_seconds: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="Deadline of one call; one that misses it restarts it.")
+        float,
+        Field(
+            gt=0,
+            allow_inf_nan=False,
+            description="Timeout of one call, in seconds. On timeout, the server is restarted.",
+        ),
     ] = 30.0
-    max_concurrent_calls: Annotated[
-        int, Field(ge=1, description="Calls it is sent at once; further ones wait for their turn.")
-    ] = 64
+    max_concurrent_calls: Annotated[int, Field(ge=1, description="Maximum concurrent calls. Further calls wait.")] = 64
 
     @field_validator("command")
     @classmethod
     def _is_found_the_same_everywhere(cls, command: tuple[str, ...]) -> tuple[str, ...]:
         if Path(command[0]).name != command[0] and not Path(command[0]).is_absolute():
             raise ValueError(
-                f"{command[0]!r} must be an absolute path, or a name on the PATH: it is not looked for here"
+                f"{command[0]!r} must be an absolute path or a name on the PATH; relative paths are not resolved"
             )
         return command
 
 
 McpServers = dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,24}$")], McpServer]
-"""Type of a workflow's key ``servers``: by name, in letters, digits and hyphens."""
+"""Type of a workflow's key ``servers``: servers by name. Names consist of letters, digits and hyphens."""
 
 
 class ToolServerError(RuntimeError):
-    """A server died, took too long, or broke the protocol: the environment failed, which is never a reward."""
+    """Raised if a server died, timed out or violated the protocol; the rollout fails and gets no reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model is told about a call.
+    """Result of a call, for the model.
 
     Attributes:
-        text: The result, or what was wrong with the call.
-        is_error: Whether the call failed, for reasons that the model can do something about.
+        text: The result, or an error message.
+        is_error: Whether the call failed for a reason the model can correct.
     """
 
     text: str
@@ -100,17 +112,17 @@ class ToolResult:
 
 
 class McpTools:
-    """The tools of several servers under one roof.
+    """The combined tools of several servers.
 
-    A tool is called what its server calls it, with ``_`` for whatever a function's name cannot hold in every model's
-    format (letters, digits, ``_`` and ``-``). Where several servers have a tool of that name, each of them is called
-    ``SERVER__TOOL`` instead. So names depend on the servers of the run file alone, and on no order.
+    A tool keeps its server's name for it, with ``_`` in place of characters that some model formats do not allow
+    (anything but letters, digits, ``_`` and ``-``). If several servers have a tool of the same name, each becomes
+    ``SERVER__TOOL``. Names thus depend only on the servers in the run file, not on their order.
 
-    Servers are started by `open` and stopped by `close`, each in a folder of its own that is empty and goes with it.
-    One that dies or misses a deadline fails the calls it had (`ToolServerError`), and is started anew by the next.
+    `open` starts the servers and `close` stops them. Each runs in its own empty temporary folder. If a server dies or
+    misses a deadline, its calls fail with `ToolServerError`, and the next call restarts it.
 
     Args:
-        servers: By name.
+        servers: Server settings by name.
     """
 
     def __init__(self, servers: Mapping[str, McpServer]) -> None:
@@ -120,17 +132,17 @@ class McpTools:
         self.specs: Sequence[ToolSpec] = ()
 
     async def open(self) -> None:
-        """Start all servers and list their tools.
+        """Starts all servers and lists their tools.
 
         Raises:
-            ConfigError: If the extra is not installed, a server cannot be started, or two tools have one name.
+            ConfigError: If the extra is not installed, a server cannot be started, or two tools share a name.
         """
         try:
             from rllm_workflows.mcp_server import Server
         except ModuleNotFoundError as error:
             if error.name != "mcp":
                 raise
-            raise ConfigError("tools over MCP need the SDK: pip install 'rllm-workflows[mcp]'") from error
+            raise ConfigError("MCP tools need the MCP SDK: pip install 'rllm-workflows[mcp]'") from error
         self._servers, self._tools = {name: Server(name, config) for name, config in self._config.items()}, {}
         listed = await asyncio.gather(*map(_list_tools, self._servers.values()), return_exceptions=True)
         found: list[tuple[Server, str, Mapping[str, Any]]] = []
@@ -144,13 +156,13 @@ class McpTools:
             name = short if owners[short] == 1 else f"{server.name}__{short}"
             if len(name) > MAX_NAME_CHARACTERS:
                 raise ConfigError(
-                    f"MCP server {server.name!r}: the tool {name!r} has {len(name)} characters, and models' formats "
-                    f"take {MAX_NAME_CHARACTERS}"
+                    f"MCP server {server.name!r}: the tool name {name!r} has {len(name)} characters; model formats "
+                    f"allow at most {MAX_NAME_CHARACTERS}"
                 )
             if name in self._tools:
                 first, first_tool = self._tools[name]
                 raise ConfigError(
-                    f"two tools are called {name!r}: {first_tool!r} of MCP server {first.name!r} and "
+                    f"two tools are named {name!r}: {first_tool!r} of MCP server {first.name!r} and "
                     f"{tool['name']!r} of {server.name!r}"
                 )
             self._tools[name] = server, tool["name"]
@@ -159,10 +171,10 @@ class McpTools:
         self.specs = tuple(specs)
 
     async def close(self) -> None:
-        """Stop all servers.
+        """Stops all servers.
 
         Raises:
-            ToolServerError: If one could not be stopped; the others are.
+            ToolServerError: If a server could not be stopped; the others are stopped anyway.
         """
         servers, self._servers = list(self._servers.values()), {}
         self._tools, self.specs = {}, ()
@@ -186,18 +198,18 @@ class McpTools:
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, meta: Mapping[str, Any] | None = None
     ) -> ToolResult:
-        """Call a tool; many calls may wait at once.
+        """Calls a tool. Calls may run concurrently.
 
         Args:
-            name: As the model wrote it.
-            arguments: As the model wrote them; checked by the server.
-            meta: What the server is told besides, unseen by the model (see `ROLLOUT_SEED`).
+            name: Name of the tool, as the model wrote it.
+            arguments: Arguments, as the model wrote them. The server checks them.
+            meta: Metadata for the server, invisible to the model (see `ROLLOUT_SEED`).
 
         Raises:
-            ToolServerError: If the server died, missed the deadline, or broke the protocol.
+            ToolServerError: If the server died, missed the deadline, or violated the protocol.
         """
         if not self._servers:
-            raise RuntimeError("the MCP servers have not been started: await McpTools.open() first")
+            raise RuntimeError("the MCP servers are not running: await McpTools.open() first")
         found = self._tools.get(name)
         if found is None:
             return ToolResult("error: no such tool", is_error=True)

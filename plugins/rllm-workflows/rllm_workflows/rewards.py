@@ -1,7 +1,7 @@
-"""Standard reward functions, for workflow ``dataset`` and for any other that asks for one by name.
+"""Standard reward functions, for ``dataset`` and any other workflow that selects one by name.
 
-Each takes a task, whose ``data["answer"]`` is a text, a number or a list of texts of which any is right, and the text
-of the model. Texts of the model are read with bounded patterns and never executed.
+Each takes a task and the model's text. The task's ``data["answer"]`` is text, a number, or a list of texts of which any
+is correct. Model output is read with bounded patterns and never executed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RIGHT, WRONG = 1.0, 0.0
 
 Answer = str | int | float | Sequence[str]
 
-# No more than 40 digits on either side of the point: more is nobody's answer, and costs time to compute with.
+# At most 40 digits on either side of the point: no answer needs more, and long numbers take time to compute.
 _NUMBER = re.compile(r"(?<![0-9.])-?[0-9](?:[0-9]|,(?=[0-9]{3})){0,40}(?:\.[0-9]{1,40})?(?:/[0-9]{1,40}(?![0-9.]))?")
 _LETTER_ALONE = re.compile(r"[(\[]?([A-Za-z])[)\].:]{0,2}")
 _ANSWER_IS = re.compile(r"\banswer(?: is)?\s{0,3}[:=]?\s{0,3}[(\[]?([A-Z])\b", re.IGNORECASE)
@@ -29,21 +29,21 @@ _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def exact_match(task: Task, text: str) -> float:
-    """1 if the text is the answer, white space around it aside; else 0."""
+    """Returns 1 if the text equals the answer, ignoring surrounding white space; else 0."""
     return RIGHT if text.strip() in (answer.strip() for answer in _answers(task)) else WRONG
 
 
 def contains(task: Task, text: str) -> float:
-    """1 if the answer occurs in the text as whole words, whatever their case; else 0.
+    """Returns 1 if the answer occurs in the text as whole words, ignoring case; else 0.
 
-    A text that lists every possible answer contains the right one too: where that is possible, use another function.
+    A text that lists every possible answer also contains the correct one. If that is possible, use another function.
     """
     words = _words(text)
     return RIGHT if any(_is_part(_words(answer), words) for answer in _answers(task)) else WRONG
 
 
 def numeric(task: Task, text: str) -> float:
-    """1 if the last number in the text equals the last number in the answer, exactly; else 0.
+    """Returns 1 if the last number in the text exactly equals the last number in the answer; else 0.
 
     ``1,234.50``, ``1234.5`` and ``2469/2`` are equal. Answers such as ``... #### 42`` are read as 42.
     """
@@ -52,25 +52,25 @@ def numeric(task: Task, text: str) -> float:
 
 
 def multiple_choice(task: Task, text: str) -> float:
-    """1 if the text chooses the answer's letter; else 0.
+    """Returns 1 if the text chooses the answer's letter; else 0.
 
-    A choice is a text of one letter (``B``, ``(b)``, ``B.``), else the last ``answer is B`` or ``answer: B`` in it,
-    else the last ``(B)``. A letter in running text is no choice.
+    The choice is the text itself if it is one letter (``B``, ``(b)``, ``B.``), or else the last ``answer is B`` or
+    ``answer: B``, or else the last ``(B)``. Letters in running text do not count.
     """
     choice = chosen_letter(text)
     return RIGHT if choice is not None and choice in map(chosen_letter, _answers(task)) else WRONG
 
 
 def f1(task: Task, text: str) -> float:
-    """Overlap of the words of text and answer as in SQuAD (arXiv 1606.05250): harmonic mean of precision and recall.
+    """Returns the F1 score of the words as in SQuAD (arXiv 1606.05250): harmonic mean of precision and recall.
 
-    Without case, punctuation and articles; with several answers, the best of them.
+    Case, punctuation and articles are ignored. With several answers, the best score counts.
     """
     return max(_f1(_plain_words(text), _plain_words(answer)) for answer in _answers(task))
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number in a text; None if there is none, or one divided by zero."""
+    """Returns the last number in a text, or None if there is none or it divides by zero."""
     found = _NUMBER.findall(text)
     if not found:
         return None
@@ -81,7 +81,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def chosen_letter(text: str) -> str | None:
-    """The letter that a text chooses, as a capital; None if it chooses none."""
+    """Returns the letter a text chooses, in upper case, or None."""
     alone = _LETTER_ALONE.fullmatch(text.strip())
     if alone:
         return alone[1].upper()
@@ -90,11 +90,11 @@ def chosen_letter(text: str) -> str | None:
 
 
 def unusable(reward: str, answer: Answer) -> str | None:
-    """What keeps one of these functions from ever giving a reward for an answer; None if nothing does.
+    """Returns why a reward function can never reward an answer, or None if it can.
 
     Args:
-        reward: Name of a reward function; of others than these, nothing is known.
-        answer: The task's.
+        reward: Name of a reward function. Functions of other packages are not checked.
+        answer: Answer of the task.
     """
     needs: dict[str, tuple[Callable[[str], object], str]] = {
         "numeric": (last_number, "a number"),
@@ -106,7 +106,7 @@ def unusable(reward: str, answer: Answer) -> str | None:
         return None
     read, wanted = needs[reward]
     without = [text for text in _texts(answer) if read(text) in (None, [])]
-    return f"{without[0]!r:.60} does not hold {wanted}" if without else None
+    return f"{without[0]!r:.60} does not contain {wanted}" if without else None
 
 
 def _answers(task: Task) -> list[str]:
@@ -120,7 +120,7 @@ def _texts(answer: Answer) -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    """Letters and digits in unbroken runs; a sign or a point between digits belongs to the number."""
+    """Splits text into words; signs and points inside a number belong to the number."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     return re.findall(r"-?[0-9]+(?:[.,][0-9]+)*|\w+", folded)
 

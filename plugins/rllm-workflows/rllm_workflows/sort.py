@@ -1,4 +1,4 @@
-"""``sort``: put the letters of a short word in order. Single turn; small enough to learn on a CPU in seconds."""
+"""``sort``: put the letters of a short word in order. Single turn; a CPU learns it in seconds."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MAX_WORDS = 100_000
 
 
 class SortConfig(WorkflowConfig):
-    """``[sort]``: which words there are. All ``len(letters) ** length`` of them are used."""
+    """``[sort]``: the words. All ``len(letters) ** length`` of them are used."""
 
-    letters: Annotated[str, Field(min_length=2, description="The alphabet, in its order.")] = "abcdefgh"
-    length: Annotated[int, Field(ge=2, le=16, description="Letters per word; a letter may come more than once.")] = 4
+    letters: Annotated[str, Field(min_length=2, description="The alphabet, in sort order.")] = "abcdefgh"
+    length: Annotated[int, Field(ge=2, le=16, description="Letters per word. Letters may repeat.")] = 4
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.letters)) != len(self.letters) or not all(c.isalnum() for c in self.letters):
-            raise ValueError(f"letters = {self.letters!r} must be letters or digits, each of them once")
+            raise ValueError(f"letters = {self.letters!r} must be distinct letters or digits")
         if len(self.letters) ** self.length > MAX_WORDS:
             raise ValueError(
                 f"{len(self.letters)} letters and length {self.length} make more than {MAX_WORDS:,} words; "
@@ -36,21 +36,21 @@ class SortConfig(WorkflowConfig):
 
 
 def is_held_out(word: str) -> bool:
-    """Whether a word belongs to the validation split: about one in seven, by a hash that is the same everywhere."""
+    """Returns whether a word is in the validation split: about one in seven, by a machine-independent hash."""
     digest = blake2b(f"sort:{word}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
 
 
 def prompt(word: str) -> str:
-    """What the model is asked."""
+    """Returns the question to the model."""
     return f"sort: {word}"
 
 
 class SortWorkflow(Workflow):
-    """Prompt ``sort: dbca``, answer ``abcd``.
+    """Single-turn task: the prompt is ``sort: dbca``, the answer ``abcd``.
 
-    Reward 1 for the exact answer; otherwise half the share of right positions, or 0 if the length is wrong or the
-    completion was cut off. Only the exact answer is correct. The letters' order is that of ``letters``.
+    The reward is 1 for the exact answer, otherwise half the share of correct positions. It is 0 if the length is wrong
+    or the completion was truncated. Only the exact answer counts as correct. ``letters`` defines the order.
     """
 
     name: ClassVar[str] = "sort"
@@ -69,11 +69,11 @@ class SortWorkflow(Workflow):
             self._asked[word] = Messages([{"role": "user", "content": prompt(word)}])
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """All words of a split, in the order of the alphabet."""
+        """Returns all words of a split, in alphabetical order."""
         return self._tasks[split]
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """One question, one answer."""
+        """Asks the question and scores the answer."""
         step = await completer.complete(self._asked[task.data["word"]])
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         reward = 0.0 if is_cut_off else score(step.text.strip(), task.data["answer"])
@@ -87,7 +87,7 @@ class SortWorkflow(Workflow):
 
 
 def score(given: str, answer: str) -> float:
-    """1 for the exact answer, else half the share of right positions; 0 if the length is wrong."""
+    """Returns 1 for the exact answer, otherwise half the share of correct positions, or 0 for a wrong length."""
     if given == answer:
         return 1.0
     if len(given) != len(answer):
@@ -96,7 +96,7 @@ def score(given: str, answer: str) -> float:
 
 
 def run_file() -> dict[str, Any]:
-    """A run on backend ``local`` that learns on every seed tried, in under a minute on one CPU core."""
+    """Settings for backend ``local``; learned on every seed tried, in under a minute on one CPU core."""
     return {
         "training": {"steps": 250, "groups_per_step": 16, "rollouts_per_group": 16},
         "rollout": {"max_response_tokens": 6},

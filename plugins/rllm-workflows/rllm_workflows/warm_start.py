@@ -1,20 +1,22 @@
-"""Conversations a model from scratch is shown before RL, so that it answers in the format at all.
+"""Warm-start conversations that teach a model from scratch the answer formats before RL.
 
-What they teach: to end a turn; on ``sort: dbca``, to answer with *some* permutation of the letters in the prompt; in
-``guess``, to repeat the last guess and what was said about it, then to name *some* number; in ``calculator``, to call
-*some* tool with numbers of the question, then to answer with *some* number that it has seen.
+The conversations teach the model to end a turn, and the format of each task:
 
-What they do not teach: the order of the letters, that ``higher`` and ``lower`` mean anything, which tool a word asks
-for, which number is a and which is b, or that the tool's result is the answer. A permutation is drawn uniformly
-whatever the letters are, a guess uniformly from `GUESSES` whatever was said before (many lie outside the range), the
-tool and each of its numbers uniformly and independently of the question, and so is the answer from the question's
-numbers and the result. A model that has learnt them perfectly sorts as well as chance (one in 24 for four different
-letters), its guesses are no better than blind ones, and it makes the right call and reports its result once in 36
-times. Held-out words and questions never occur.
+- ``sort``: answer with *some* permutation of the letters in the prompt.
+- ``guess``: repeat the last guess and its feedback, then name *some* number.
+- ``calculator``: call *some* tool with numbers of the question, then answer with *some* number seen so far.
 
-What makes the tasks easier all the same: copying the prompt's letters rather than arbitrary ones leaves RL 24 answers
-to choose from instead of 4096, the echo puts the fact that decides the next guess right in front of it, and in
-``calculator`` every call has the format already and a third of the answers are copies of the result.
+They do not teach the order of the letters, the meaning of ``higher`` and ``lower``, the tool for a word, which number
+is a and which is b, or that the tool's result is the answer. All choices are uniform: the permutation regardless of the
+letters, the guess from `GUESSES` regardless of the feedback (many lie outside the range), and the tool and each of its
+numbers regardless of the question. The answer is drawn from the question's numbers and the result.
+
+A model that has learned them perfectly sorts as well as chance (one in 24 for four different letters) and guesses
+blindly. It makes the right call and reports its result once in 36 times. Held-out words and questions never occur.
+
+The conversations still make the tasks easier. Copying the prompt's letters leaves RL 24 answers to choose from instead
+of 4096. The echo puts the decisive fact right before the next guess. In ``calculator``, every call has the right
+format, and a third of the answers are copies of the result.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 from rllm_workflows import calculator, guess, sort
 
 GUESSES = range(10)
-"""Numbers the random guesses are drawn from: more than the default range 1 to 5, so that they cannot have used it."""
+"""Range of the random guesses; wider than the default range 1 to 5, so that guesses reveal nothing about it."""
 
 Conversation = list[dict[str, Any]]
 
@@ -36,10 +38,10 @@ _CALCULATOR = calculator.CalculatorConfig()
 
 
 def conversations(rng: random.Random) -> Iterator[Conversation]:
-    """Endless random conversations of three workflows; the assistant's messages are to be learnt.
+    """Yields random conversations of three workflows endlessly; the assistant messages are the targets.
 
     Args:
-        rng: Decides everything; equal states give equal conversations.
+        rng: Source of all randomness; equal states yield equal conversations.
     """
     while True:
         [make] = rng.choices(_KINDS, _WEIGHTS)
@@ -47,7 +49,7 @@ def conversations(rng: random.Random) -> Iterator[Conversation]:
 
 
 def sort_conversation(rng: random.Random) -> Conversation:
-    """A word of the training split, answered with a random permutation of its letters."""
+    """Returns a word of the training split, answered with a random permutation of its letters."""
     while sort.is_held_out(word := "".join(rng.choices(_SORT.letters, k=_SORT.length))):
         pass
     shuffled = "".join(rng.sample(word, k=len(word)))
@@ -55,7 +57,7 @@ def sort_conversation(rng: random.Random) -> Conversation:
 
 
 def guess_conversation(rng: random.Random) -> Conversation:
-    """A game with true feedback, correct echoes, and guesses that ignore both; it ends as a rollout would."""
+    """Returns a game with true feedback, correct echoes and guesses that ignore both; it ends as a rollout would."""
     secret = rng.randint(_GUESS.low, _GUESS.high)
     messages: Conversation = [{"role": "user", "content": guess.prompt(_GUESS.low, _GUESS.high)}]
     echo = ""
@@ -71,7 +73,7 @@ def guess_conversation(rng: random.Random) -> Conversation:
 
 
 def calculator_conversation(rng: random.Random) -> Conversation:
-    """A training question, a random call with its true result, and a random one of the numbers seen as the answer."""
+    """Returns a training question, a random call with its true result, and a random answer from the numbers seen."""
     numbers = range(_CALCULATOR.largest + 1)
     while True:
         word, (a, b) = rng.choice(list(calculator.TOOLS)), rng.sample(numbers, k=2)
@@ -90,4 +92,4 @@ def calculator_conversation(rng: random.Random) -> Conversation:
 
 
 _KINDS = (sort_conversation, guess_conversation, calculator_conversation)
-_WEIGHTS = (2, 1, 2)  # a guess copies nothing but its echo, and is learnt long before the others
+_WEIGHTS = (2, 1, 2)  # Guesses copy only their echo, so they are learned much sooner than the others.

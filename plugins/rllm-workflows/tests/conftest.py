@@ -15,7 +15,7 @@ CUT_OFF = "[cut off]"
 
 
 class Answers(RolloutEngine):
-    """Gives fixed answers in order; one that ends in `CUT_OFF` has no stop token. Remembers the prompts."""
+    """Returns fixed answers in order and records the prompts. An answer that ends in `CUT_OFF` has no stop token."""
 
     name = "answers"
 
@@ -48,7 +48,7 @@ Play = Callable[..., tuple[Episode, Answers]]
 
 @pytest.fixture
 def play() -> Play:
-    """``play(workflow, task, *answers)``: one rollout against fixed answers, and the engine that gave them."""
+    """``play(workflow, task, *answers)``: one rollout with fixed answers, and its engine."""
 
     def run(workflow: Workflow, task: Task, *answers: str) -> tuple[Episode, Answers]:
         engine = Answers(answers)
@@ -61,7 +61,7 @@ def play() -> Play:
 
 @pytest.fixture
 def make_completer() -> Callable[..., tuple[Answers, TITOCompleter]]:
-    """``make_completer(*answers)``: an engine with fixed answers, and a conversation with it."""
+    """``make_completer(*answers)``: an engine with fixed answers, and its completer."""
 
     def make(*answers: str) -> tuple[Answers, TITOCompleter]:
         engine = Answers(answers)

@@ -1,4 +1,4 @@
-"""An MCP server in plain JSON lines, of an older version of the protocol, with tools that go wrong in every way."""
+"""An MCP server in plain JSON Lines, with an older protocol version and tools that fail in every way."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main():
 
 
 def page(names, cursor):
-    """Two tools per page."""
+    """Lists two tools per page."""
     start = int(cursor or 0)
     tools = [{"name": name, "inputSchema": SCHEMA} for name in names[start : start + 2]]
     return {"tools": tools} | ({"nextCursor": str(start + 2)} if start + 2 < len(names) else {})

@@ -42,7 +42,7 @@ def call(name="add", **arguments):
 
 
 class CallParser(ByteParser):
-    """Reads a completion that is a JSON list of calls as these calls."""
+    """Parses a completion that is a JSON list of calls."""
 
     supports_tools = True
 
@@ -58,7 +58,7 @@ class CallParser(ByteParser):
 
 
 class Model(RolloutEngine):
-    """Plays moves in order: text, a list of calls, or a function of the last prompt that returns either."""
+    """Makes moves in order: text, a list of calls, or a function from the last prompt to either."""
 
     name = "model"
 
@@ -149,7 +149,7 @@ def test_rewards(moves, rewards, is_correct, reason):
 
 
 def test_no_way_to_end_is_worse_than_out_of_format():
-    """At every point of a rollout, the invalid turn has the lowest return that can be had from there."""
+    """At every point of a rollout, an invalid turn has the lowest possible return."""
     endings = [[[RIGHT], copy], [[WRONG_TOOL], copy], [[NO_TOOL], "1"], [[NO_TOOL]] * 4, [[RIGHT]] * 4]
     for moves in endings:
         rewards = [step.reward for step in play(*moves)[0].trajectories[0].steps]

@@ -30,7 +30,7 @@ QUESTION = "calculator-3-minus-4"
 
 
 class CallParser(ByteParser):
-    """Reads a completion that is a JSON object as a call."""
+    """Parses a completion that is a JSON object as a call."""
 
     supports_tools = True
 
@@ -46,7 +46,7 @@ class CallParser(ByteParser):
 
 
 class Model(RolloutEngine):
-    """Makes fixed calls, then copies what the tool said last."""
+    """Makes fixed calls, then copies the last tool result."""
 
     name = "model"
 
@@ -75,7 +75,7 @@ class Model(RolloutEngine):
 
 
 def play(workflow, *rollouts, before=None):
-    """The rollouts, given by their calls, at once and with running servers."""
+    """Runs rollouts, given by their calls, concurrently and with running servers."""
 
     async def run():
         await workflow.open()
@@ -142,7 +142,7 @@ def test_a_server_that_died_is_an_error_and_never_a_reward():
 
 @pytest.mark.parametrize(
     ("tools", "message"),
-    [(["add", "sub"], "tool 'mul'; there are add, sub"), (["add", "sub", "mul", "x"], "tool 'add'")],
+    [(["add", "sub"], "tool 'mul'; available tools: add, sub"), (["add", "sub", "mul", "x"], "tool 'add'")],
 )
 def test_each_tool_must_be_there_once(tools, message):
     plain = {"command": [sys.executable, PLAIN, *(f"tool={tool}" for tool in tools)]}
@@ -186,7 +186,7 @@ def test_three_steps_of_training_over_two_servers(tmp_path):
 
 @pytest.mark.slow
 def test_calls_over_two_servers_are_learnt(tmp_path):
-    """Before: one question in 36 by chance. After 60 steps of the 160 that it takes: at least one in five."""
+    """By chance, one question in 36 is solved. After 60 of the full 160 steps, at least one in five."""
     summary = train(tmp_path, steps=60, validation_rollouts=256)
     assert summary["validation"][0]["solved"] <= 0.05
     assert summary["validation"][-1]["solved"] >= 0.2

@@ -111,7 +111,7 @@ def test_made_up_tasks_are_the_same_in_another_process():
 
 def test_ranges_that_cannot_make_the_tasks_are_refused():
     config = CountdownConfig(numbers=2, largest=2, largest_target=2)
-    with pytest.raises(ConfigError, match="ask for fewer, or widen the ranges"):
+    with pytest.raises(ConfigError, match="request fewer tasks or widen the ranges"):
         CountdownWorkflow(config).tasks("train")
 
 
@@ -184,7 +184,7 @@ def test_bad_rows(tmp_path, row, complaint):
 
 def test_a_repeated_task_is_refused(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", ROW, ROW | {"nums": [6, 4, 1]})
-    with pytest.raises(ConfigError, match=r"rows.jsonl:2: the task is the same as that of line 1"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl:2: same task as line 1"):
         CountdownWorkflow(CountdownConfig(train_file=path)).tasks("train")
 
 

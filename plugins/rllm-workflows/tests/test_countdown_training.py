@@ -1,4 +1,4 @@
-"""``countdown`` is learnt by a model that was taught the form of an answer, and nothing about the target."""
+"""A model that was taught only the form of an answer learns ``countdown``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWER = re.compile(r"<answer>(\d+) ([-+*/]) (\d+)</answer>")
 
 
 def test_the_warm_start_teaches_form_only():
-    """Signs and orders are uniform, whatever the target is; held-out tasks never occur."""
+    """Signs and orders are uniform for any target, and held-out tasks never occur."""
     tasks = CountdownWorkflow(CountdownConfig.model_validate(countdown_warm_start.SETTINGS))
     by_question = {task.data["question"]: task.data for task in tasks.tasks("train")}
     signs, orders = Counter(), Counter()
@@ -40,7 +40,7 @@ def test_the_warm_start_teaches_form_only():
 
 
 def solve_rates(example, run_dir, *overrides):
-    """The share of the 200 held-out tasks solved before and after training with an example of rllm-local."""
+    """Returns the solve rate on 200 held-out tasks before and after training with an example of rllm-local."""
     options = [
         part for override in (f"model.path={starter_model(task='countdown')}", *overrides) for part in ("-o", override)
     ]
@@ -58,7 +58,7 @@ def solve_rates(example, run_dir, *overrides):
 
 @pytest.mark.slow
 def test_countdown_is_learnt(tmp_path):
-    """The first steps: chance moves a share of 200 held-out tasks by about 0.03."""
+    """Runs the first steps only; chance moves a solve rate on 200 held-out tasks by about 0.03."""
     before, after = solve_rates("countdown.toml", tmp_path / "run", "training.steps=120")
     assert 0 < before < 0.2
     assert after > before + 0.1

@@ -52,7 +52,7 @@ def all_tasks(workflow):
 
 
 def sources(folder, rows):
-    """The same rows in every format: sections of a run file."""
+    """Returns run-file sections with the same rows in every format."""
     saved, parts = folder / "saved", folder / "parts"
     datasets.Dataset.from_list(rows).save_to_disk(saved)
     datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(parts)
@@ -108,14 +108,14 @@ def test_a_hub_data_set_that_is_a_folder_on_this_machine(tmp_path, monkeypatch):
     found = all_tasks(DatasetWorkflow(DatasetConfig(**section, allow_download=True)))
     assert [task.data["question"] for task in found["train"]] == [row["question"] for row in ROWS[:20]]
     assert len(found["validation"]) == 5
-    with pytest.raises(ConfigError, match=r"split 'nowhere' cannot be had from the hub: Unknown split"):
+    with pytest.raises(ConfigError, match=r"split 'nowhere' cannot be loaded from the Hugging Face Hub: Unknown split"):
         DatasetWorkflow(DatasetConfig(**section | {"validation_split": "nowhere"}, allow_download=True))
 
 
 def test_without_the_network_a_hub_data_set_is_one_line(monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ConfigError, match="'train' cannot be had from the hub") as caught:
+    with pytest.raises(ConfigError, match="'train' cannot be loaded from the Hugging Face Hub") as caught:
         DatasetWorkflow(DatasetConfig(hub_dataset="nobody/nothing-at-all", allow_download=True))
     assert "\n" not in str(caught.value)
 
@@ -158,7 +158,7 @@ def test_two_files(tmp_path):
     assert [task.data["answer"] for task in workflow.tasks("validation")[1:]] == ["20", "22"]
     parquet.write_table(pyarrow.Table.from_pylist(ROWS[7:12]), validation)
     with pytest.raises(
-        ConfigError, match=r"b.parquet row 1 is also .*a.jsonl line 8; training and validation must not"
+        ConfigError, match=r"b.parquet row 1 is the same as .*a.jsonl line 8; training and validation must"
     ):
         workflow_of(train, validation_file=str(validation))
 
@@ -170,22 +170,28 @@ BAD_ROWS = [
     (GOOD | {"answer": None}, r"line 2: 'answer' is null"),
     (GOOD | {"answer": "  "}, r"line 2: 'answer' is empty"),
     (GOOD | {"question": ""}, r"line 2: 'question' is empty"),
-    (GOOD | {"question": 7}, r"line 2: 'question' is 7 \(int\), and must be text"),
-    (GOOD | {"question": math.nan}, r"line 2: 'question' is nan \(float\), and must be text"),
-    (GOOD | {"question": ["a"]}, r"line 2: 'question' is \['a'\] \(list\), and must be text"),
-    (GOOD | {"answer": {"a": 1}}, r"line 2: 'answer' is \{'a': 1\} \(dict\), and must be text, a number or a list"),
-    (GOOD | {"answer": []}, r"line 2: 'answer' is \[\] \(list\)"),
-    (GOOD | {"answer": ["b", 1]}, r"line 2: 'answer' is \['b', 1\] \(list\)"),
+    (GOOD | {"question": 7}, r"line 2: 'question' must be text, got 7 \(int\)"),
+    (GOOD | {"question": math.nan}, r"line 2: 'question' must be text, got nan \(float\)"),
+    (GOOD | {"question": ["a"]}, r"line 2: 'question' must be text, got \['a'\] \(list\)"),
+    (
+        GOOD | {"answer": {"a": 1}},
+        r"line 2: 'answer' must be text, a number or a list of texts, got \{'a': 1\} \(dict\)",
+    ),
+    (GOOD | {"answer": []}, r"line 2: 'answer' must be .*, got \[\] \(list\)"),
+    (GOOD | {"answer": ["b", 1]}, r"line 2: 'answer' must be .*, got \['b', 1\] \(list\)"),
     (GOOD | {"answer": ["b", " "]}, r"line 2: 'answer' is empty"),
-    (GOOD | {"answer": True}, r"line 2: 'answer' is True \(bool\)"),
-    (GOOD | {"answer": math.nan}, r"line 2: 'answer' is nan, which is no answer"),
-    (GOOD | {"answer": math.inf}, r"line 2: 'answer' is inf, which is no answer"),
-    (GOOD | {"answer": 3}, r"line 2: 'answer' is a number, and text in .*line 1; all answers must be of one type"),
-    (GOOD | {"question": "\ud800"}, r"line 2: 'question' holds half a character \(\\ud800\)"),
+    (GOOD | {"answer": True}, r"line 2: 'answer' must be .*, got True \(bool\)"),
+    (GOOD | {"answer": math.nan}, r"line 2: 'answer' must be a finite number, got nan"),
+    (GOOD | {"answer": math.inf}, r"line 2: 'answer' must be a finite number, got inf"),
+    (GOOD | {"answer": 3}, r"line 2: 'answer' is a number, but text in .*line 1; all answers must have the same type"),
+    (GOOD | {"question": "\ud800"}, r"line 2: 'question' contains an unpaired surrogate \(\\ud800\)"),
     ("{", "line 2 is not JSON: Expecting property name"),
-    ("[1]", r"line 2 is list; every line must be an object"),
+    ("[1]", r"line 2 is list; each line must be a JSON object"),
     ("[" * 100_000, "line 2 is not JSON"),
-    ({"question": "first?", "answer": "b"}, r"line 2 is the same as .*line 1: remove one, or name a column dataset.id"),
+    (
+        {"question": "first?", "answer": "b"},
+        r"line 2 is the same as .*line 1; remove one, or set dataset.id to a column",
+    ),
 ]
 
 
@@ -204,17 +210,17 @@ def test_bad_rows(tmp_path, row, complaint):
         (
             {"reward": "numeric"},
             {"answer": "none"},
-            "'answer': 'none' does not hold a number, which reward 'numeric' needs",
+            "'answer': 'none' does not contain a number, which reward 'numeric' needs",
         ),
         ({"question": "qestion"}, {}, "it has no column 'qestion'; did you mean 'question'"),
         ({"answer": "label"}, {}, "it has no column 'label'; known: question, answer"),
-        ({"id": "key"}, {"key": 1.5}, r"'key' is 1.5 \(float\), and must be text or a whole number"),
+        ({"id": "key"}, {"key": 1.5}, r"'key' must be text or an integer, got 1.5 \(float\)"),
         ({"id": "key"}, {"key": "a\nb"}, "must be one line of at most"),
         ({"id": "key"}, {"key": "k" * 300}, "must be one line of at most 256 characters"),
-        ({"system": "rules"}, {"rules": 5}, r"'rules' is 5 \(int\), and must be text"),
+        ({"system": "rules"}, {"rules": 5}, r"'rules' must be text, got 5 \(int\)"),
         ({"tools": "tools"}, {"tools": "["}, "'tools' is text that is not JSON"),
         ({"tools": "tools"}, {"tools": [{"name": "add"}]}, "must be a list of"),
-        ({"reward_columns": ("x",)}, {"x": [math.nan]}, r"'x' is \[nan\] \(list\), which is not JSON"),
+        ({"reward_columns": ("x",)}, {"x": [math.nan]}, r"'x' must be valid JSON, got \[nan\] \(list\)"),
     ],
 )
 def test_bad_columns(tmp_path, section, row, complaint):
@@ -225,7 +231,7 @@ def test_bad_columns(tmp_path, section, row, complaint):
 
 def test_ids_must_differ(tmp_path):
     rows = [{"question": str(number), "answer": "a", "key": number % 4} for number in range(6)]
-    with pytest.raises(ConfigError, match=r"line 5: 'key' is that of .*line 1 too; ids must be unique"):
+    with pytest.raises(ConfigError, match=r"line 5: 'key' is the same as in .*line 1; ids must be unique"):
         workflow_of(lines(tmp_path / "rows.jsonl", *rows), id="key")
 
 
@@ -241,7 +247,9 @@ def test_columns_of_tables_are_checked_by_their_schema(tmp_path):
 def test_cells_that_are_no_text_are_refused_by_name(tmp_path):
     day = pyarrow.Table.from_pydict({"question": ["a?"], "answer": pyarrow.array([0], pyarrow.date32())})
     parquet.write_table(day, tmp_path / "rows.parquet")
-    with pytest.raises(ConfigError, match=r"rows.parquet row 1: 'answer' is datetime.date\(1970, 1, 1\) \(date\)"):
+    with pytest.raises(
+        ConfigError, match=r"rows.parquet row 1: 'answer' must be .*, got datetime.date\(1970, 1, 1\) \(date\)"
+    ):
         workflow_of(tmp_path / "rows.parquet")
     parquet.write_table(pyarrow.Table.from_pylist([GOOD, GOOD | {"answer": None}]), tmp_path / "rows.parquet")
     with pytest.raises(ConfigError, match=r"rows.parquet row 2: 'answer' is null"):
@@ -253,29 +261,29 @@ def test_encodings(tmp_path):
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
     assert workflow_of(path, held_out_share=0).tasks("train")[0].data["question"] == "a?"
     path.write_bytes(json.dumps(GOOD).encode() + b'\n{"question": "caf\xe9", "answer": "b"}\n')
-    with pytest.raises(ConfigError, match=r"rows.jsonl line 2 is not UTF-8: byte 0xe9 at place 18"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl line 2 is not UTF-8: byte 0xe9 at position 18"):
         workflow_of(path)
     path.write_bytes(json.dumps(GOOD).encode("utf-16"))
-    with pytest.raises(ConfigError, match=r"rows.jsonl line 1 is not UTF-8: byte 0xff at place 1"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl line 1 is not UTF-8: byte 0xff at position 1"):
         workflow_of(path)
 
 
 @pytest.mark.parametrize(
     ("section", "complaint"),
     [
-        ({}, "dataset needs one of train_file, saved and hub_dataset: none is there"),
-        ({"train_file": "a.jsonl", "saved": "b"}, "needs one of .*: not train_file and saved"),
+        ({}, "dataset needs exactly one of train_file, saved and hub_dataset: none is set"),
+        ({"train_file": "a.jsonl", "saved": "b"}, "needs exactly one of .*: set only one of train_file and saved"),
         ({"train_file": "nowhere.jsonl"}, "nowhere.jsonl does not exist"),
         ({"train_file": "."}, ". does not exist, or is not a file"),
         ({"train_file": __file__}, "must end in .jsonl or .parquet"),
-        ({"saved": "nowhere"}, "nowhere does not exist, or is not a folder"),
-        ({"saved": "."}, ". cannot be opened as a saved data set"),
+        ({"saved": "nowhere"}, "nowhere does not exist, or was not written by save_to_disk"),
+        ({"saved": "."}, ". cannot be opened as a saved dataset"),
         (
             {"train_file": "a.jsonl", "validation_split": "test"},
-            "dataset.validation_split goes with saved or hub_dataset",
+            "dataset.validation_split applies to saved or hub_dataset",
         ),
-        ({"saved": "a", "validation_file": "b"}, "dataset.validation_file goes with train_file, not with saved"),
-        ({"saved": "a", "allow_download": True}, "dataset.allow_download goes with hub_dataset, not with saved"),
+        ({"saved": "a", "validation_file": "b"}, "dataset.validation_file applies to train_file, not to saved"),
+        ({"saved": "a", "allow_download": True}, "dataset.allow_download applies to hub_dataset, not to saved"),
     ],
 )
 def test_bad_sections(section, complaint):
@@ -288,7 +296,7 @@ def test_splits_that_are_not_there(tmp_path):
     with pytest.raises(ConfigError, match="has no split 'trian'; did you mean 'train'"):
         DatasetWorkflow(DatasetConfig(saved=str(tmp_path / "parts"), train_split="trian"))
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
-    with pytest.raises(ConfigError, match="has no splits, and so no validation_split"):
+    with pytest.raises(ConfigError, match=r"has no splits; unset dataset.validation_split"):
         DatasetWorkflow(DatasetConfig(saved=str(tmp_path / "one"), validation_split="test"))
 
 
@@ -299,7 +307,7 @@ def test_empty_and_too_small_files(tmp_path):
     with pytest.raises(ConfigError, match=r"empty.parquet has no rows"):
         workflow_of(tmp_path / "empty.parquet")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match=r"broken.parquet cannot be read as parquet") as caught:
+    with pytest.raises(ConfigError, match=r"broken.parquet cannot be read as Parquet") as caught:
         workflow_of(tmp_path / "broken.parquet")
     assert "\n" not in str(caught.value)
     one = lines(tmp_path / "one.jsonl", GOOD)
@@ -312,7 +320,7 @@ def test_a_file_that_changes_under_a_run_is_an_error(tmp_path):
     path = lines(tmp_path / "rows.jsonl", *ROWS[:3])
     tasks = workflow_of(path, held_out_share=0).tasks("train")
     lines(path, *(row | {"answer": str(int(row["answer"]) + 1)} for row in ROWS[:3]))
-    with pytest.raises(ConfigError, match=r"rows.jsonl line 2 is another row than at the start"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl line 2 has changed since the run started"):
         tasks[1]
 
 
@@ -330,7 +338,7 @@ def test_a_missing_library_is_one_line_with_the_command(tmp_path, monkeypatch, e
 
 
 def played(workflow, *rollouts):
-    """The episodes of pairs of a task and a completer, in one run."""
+    """Runs pairs of task and completer, and returns their episodes."""
     return asyncio.run(_played(workflow, rollouts))
 
 

@@ -1,4 +1,4 @@
-"""Rows of a file, rewarded in a child process, are learnt."""
+"""A model learns rows of a file, with rewards from a child process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_wrong_with_a_row_is_known_before_anything_is_allocated(tmp_path
 
 @pytest.mark.slow
 def test_the_starter_model_learns_to_sort_from_rows(tmp_path):
-    """At most 10 % of held-out rows are solved at first, as by chance, and at least half after 80 steps."""
+    """At most 10 % of held-out rows are solved initially, by chance, and at least half after 80 steps."""
     words = ["".join(letters) for letters in itertools.product("abcdefgh", repeat=4)]
     rows = {False: [], True: []}
     for word in words:

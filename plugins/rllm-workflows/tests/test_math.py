@@ -68,7 +68,7 @@ def test_what_was_cut_off_has_no_answer(play, workflow):
 
 
 def together(make_workflow, engine_of, wanted, said):
-    """The outcomes of rollouts that are compared at once."""
+    """Returns the outcomes of rollouts that are graded concurrently."""
 
     async def run():
         workflow = make_workflow()
@@ -88,7 +88,7 @@ def engine_of(play, workflow):
 
 
 def test_of_64_comparisons_at_once_five_hang(monkeypatch, engine_of):
-    """The comparison is a search for the regular expression that the model wrote, of which some never end."""
+    """The comparison runs model-written regular expressions, some of which never end."""
     monkeypatch.setattr(math_workflow, "CHECK", "re:search")
     said = [r"\boxed{(a+)+$}" if i % 13 == 0 else rf"\boxed{{x{i}}}" for i in range(64)]
     episodes = together(lambda: MathWorkflow(MathConfig(check_timeout_seconds=1.0)), engine_of, "a" * 60 + "b", said)
@@ -182,9 +182,9 @@ def test_fields_and_solutions_of_data_sets(tmp_path):
         ('{"problem": "a", "answer": null}', "rows.jsonl:2: field 'answer'"),
         ('{"problem": "a", "answer": " "}', "rows.jsonl:2: field 'answer'"),
         (r'{"problem": "\ud800", "answer": "1"}', "rows.jsonl:2: field 'problem'"),
-        ('{"problem": "a", "answer": "#### "}', "rows.jsonl:2: field 'answer': an answer has 1 to 512"),
-        (json.dumps({"problem": "a", "answer": "x" * 513}), "an answer has 1 to 512 characters, not 513"),
-        ('{"problem": "0 + 0", "answer": "7"}', "rows.jsonl:2: the problem is the same as that of line 1"),
+        ('{"problem": "a", "answer": "#### "}', "rows.jsonl:2: field 'answer': an answer must have 1 to 512"),
+        (json.dumps({"problem": "a", "answer": "x" * 513}), "an answer must have 1 to 512 characters, got 513"),
+        ('{"problem": "0 + 0", "answer": "7"}', "rows.jsonl:2: same problem as line 1"),
     ],
 )
 def test_rows_that_are_wrong(tmp_path, row, message):
@@ -217,7 +217,7 @@ def test_bad_sections(section):
 
 @pytest.mark.slow
 def test_made_up_problems_are_learnt(tmp_path):
-    """On problems never trained on: before, at most one in ten; after, at least nine in ten."""
+    """On held-out problems, at most one in ten is solved before training, and at least nine in ten after it."""
     run_dir = tmp_path / "run"
     done = subprocess.run(
         [sys.executable, "-m", "rllm_core", "train", "math", "--backend", "local", "--run-dir", str(run_dir)],

@@ -29,7 +29,7 @@ def example(kind):
 
 
 def with_tools(servers, play):
-    """What ``await play(tools)`` returns, with the servers running meanwhile."""
+    """Returns the result of ``await play(tools)`` with running servers."""
 
     async def run():
         async with McpTools(servers) as tools:
@@ -68,7 +68,7 @@ def test_two_servers_with_the_sdk_answer_as_the_built_in_calculator_does():
                 assert await tools.call(name, {"a": 3, "b": 5}, meta={ROLLOUT_SEED: seed}) == ToolResult(wanted)
         for wrong in ({}, {"a": 1}, {"a": "x", "b": 1}, {"a": 10**10, "b": 1}):
             assert (await tools.call("mul", wrong, meta={ROLLOUT_SEED: 1})).is_error
-        with pytest.raises(ToolServerError, match=r"'products' failed at 'mul'.*rollout-seed"):
+        with pytest.raises(ToolServerError, match=r"'products' failed in 'mul'.*rollout-seed"):
             await tools.call("mul", {"a": 1, "b": 2})
         numbers = [tools.call("add", {"a": i, "b": 0}, meta={ROLLOUT_SEED: 0}) for i in range(128)]
         answered = [result.text for result in await asyncio.gather(*numbers)]
@@ -104,8 +104,8 @@ def test_a_qualified_name_leads_to_its_server():
 @pytest.mark.parametrize(
     ("servers", "message"),
     [
-        ({"a": plain("b__x", "pid"), "b": plain("x"), "c": plain("x")}, "two tools are called 'b__x'"),
-        ({"a": plain("x.y", "x/y")}, "two tools are called 'a__x_y'"),
+        ({"a": plain("b__x", "pid"), "b": plain("x"), "c": plain("x")}, "two tools are named 'b__x'"),
+        ({"a": plain("x.y", "x/y")}, "two tools are named 'a__x_y'"),
         ({"a": plain("x" * 65)}, "has 65 characters"),
     ],
 )
@@ -170,10 +170,10 @@ def test_a_server_that_dies_fails_its_calls_and_is_started_anew(monkeypatch):
         first = await pid_of(tools)
         waiting = asyncio.create_task(tools.call("hang", {}))
         await asyncio.sleep(0.1)
-        with pytest.raises(ToolServerError, match="'x' ended at 'die'; it is started anew") as died:
+        with pytest.raises(ToolServerError, match="'x' exited during 'die' and is being restarted") as died:
             await tools.call("die", {})
         assert "s3cret" not in str(died.value)
-        with pytest.raises(ToolServerError, match="'x' ended at 'hang'"):
+        with pytest.raises(ToolServerError, match="'x' exited during 'hang'"):
             await waiting
         wait_until_gone(first)
         assert await pid_of(tools) != first
@@ -263,7 +263,7 @@ asyncio.run(main())
         (("no-such-program-here",), "(no-such-program-here) did not start: .*No such file"),
         (("/bin/false", "--token=s3cret"), "(/bin/false) did not start: Connection closed"),
         (("/bin/cat",), "(/bin/cat) did not start"),
-        (("/bin/sh", "-c", "echo what went wrong >&2"), "it wrote: what went wrong"),
+        (("/bin/sh", "-c", "echo what went wrong >&2"), "its stderr: what went wrong"),
         (("/bin/sleep", "60"), r"did not start within 0\.5 s"),
     ],
 )

@@ -95,12 +95,12 @@ def test_they_are_found_by_name_and_run_in_a_child(record):
 @pytest.mark.parametrize(
     ("name", "answer", "problem"),
     [
-        ("numeric", "none", "'none' does not hold a number"),
-        ("numeric", ["1", "one"], "'one' does not hold a number"),
-        ("multiple_choice", "Paris", "does not hold a letter"),
-        ("multiple_choice", 2, "does not hold a letter"),
-        ("contains", "?!", "does not hold a word"),
-        ("f1", "the", "does not hold a word"),
+        ("numeric", "none", "'none' does not contain a number"),
+        ("numeric", ["1", "one"], "'one' does not contain a number"),
+        ("multiple_choice", "Paris", "does not contain a letter"),
+        ("multiple_choice", 2, "does not contain a letter"),
+        ("contains", "?!", "does not contain a word"),
+        ("f1", "the", "does not contain a word"),
     ],
 )
 def test_answers_that_could_never_be_matched(name, answer, problem):

@@ -101,7 +101,7 @@ def test_held_out_words_do_not_depend_on_the_section():
 @pytest.mark.parametrize(
     ("section", "complaint"),
     [
-        ({"letters": "aab"}, "each of them once"),
+        ({"letters": "aab"}, "must be distinct letters or digits"),
         ({"letters": "a b"}, "letters or digits"),
         ({"letters": "a"}, "at least 2"),
         ({"length": 1}, "greater than or equal to 2"),

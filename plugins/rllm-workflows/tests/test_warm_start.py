@@ -29,7 +29,7 @@ def guesses(examples):
 
 @pytest.fixture(scope="module")
 def calculations(examples):
-    """Question's first number, word and second number, tool called, a, b, result, answer."""
+    """Returns the question's numbers and word, the tool, a, b, the result and the answer."""
     found = []
     for asked, called, returned, answered in (m for m in examples if len(m) == 4 and m[2]["role"] == "tool"):
         first, word, second = asked["content"].split()
@@ -63,7 +63,7 @@ def test_sort_answers_are_uniform_permutations(sorts):
     assert len(ranks) == 24
     expected = len(different) / 24
     chi_squared = sum((count - expected) ** 2 / expected for count in ranks.values())
-    assert chi_squared < 49.7  # the 0.999 quantile with 23 degrees of freedom
+    assert chi_squared < 49.7  # 0.999 quantile with 23 degrees of freedom.
 
 
 def is_played_with(secret, conversation):
@@ -102,7 +102,7 @@ def test_many_guesses_lie_outside_the_range():
 
 
 def chi_squared(counts, kinds):
-    """Distance of counts from an even distribution over so many kinds."""
+    """Returns the chi-squared distance of counts from a uniform distribution."""
     assert len(counts) == kinds
     expected = counts.total() / kinds
     return sum((count - expected) ** 2 / expected for count in counts.values())

@@ -1,4 +1,4 @@
-"""Formats of tool calls by family."""
+"""Tool-call formats by model family."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rllm_renderers.formats.tool_format import Schemas, ToolFormat, checked_call
 _BAR = "\N{FULLWIDTH VERTICAL LINE}"
 _ALL, _END_OF_ALL = f"<{_BAR}tool▁calls▁begin{_BAR}>", f"<{_BAR}tool▁calls▁end{_BAR}>"
 OPEN, SEPARATOR, CLOSE = (f"<{_BAR}tool▁{part}{_BAR}>" for part in ("call▁begin", "sep", "call▁end"))
-# The markers around all calls belong to the raw text of the first and the last.
+# The markers around all calls belong to the raw text of the first and the last call.
 _OPENING = re.compile(rf"(?:{re.escape(_ALL)}\s*)?{re.escape(OPEN)}")
 _CLOSING = re.compile(rf"{re.escape(CLOSE)}(?:\s*{re.escape(_END_OF_ALL)})?")
 _FENCE = "```"
@@ -43,7 +43,7 @@ def _call(inside: str, raw: str, schemas: Schemas | None) -> ParsedToolCall:
     if not separator:
         return ParsedToolCall(None, None, raw, "malformed_structure")
     name, arguments = left.strip(), right
-    if not right.lstrip().startswith("{"):  # a bare value may hold a fence itself
+    if not right.lstrip().startswith("{"):  # A bare value may contain a fence itself.
         before, fence, after = right.partition(_FENCE)
         if fence:
             name, arguments = before.strip(), after.rstrip().removesuffix(_FENCE).removeprefix("json")

@@ -1,4 +1,4 @@
-"""Which format of tool calls something writes: it is given a made-up call to write, which is read back."""
+"""Detects the tool-call format of a template: it renders an artificial call, and a format must parse it back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rllm_renderers.probes import ARGUMENTS, NAME, QUESTION, SAYINGS, TOOL, answ
 if TYPE_CHECKING:
     from rllm_renderers.template import Template
 
-# Those with unmistakable marks first.
+# Formats with unmistakable marks first.
 FORMATS: dict[str, ToolFormat] = {
     known.name: known for known in (QwenXml(), Glm(), Hermes(), DeepSeek(), Mistral(), Harmony(), Llama())
 }
@@ -31,12 +31,12 @@ _TAG_AFTER = re.compile(r"\s*(<[^<>\s]+>|\[/?[A-Z_]+\])")
 
 @dataclass(frozen=True)
 class _Written:
-    """What is written for an answer.
+    """A rendered answer.
 
     Attributes:
-        text: From where it differs from the prompt on, up to its end.
-        before: What stands before that.
-        header: The part of the prompt that may stand in ``text`` again.
+        text: Text of the answer, from its first difference from the prompt.
+        before: Text before ``text``.
+        header: Part of the prompt that ``text`` may repeat.
     """
 
     text: str
@@ -45,10 +45,10 @@ class _Written:
 
 
 def tool_format(template: Template, among: Sequence[ToolFormat] = tuple(FORMATS.values())) -> ToolFormat:
-    """The format of tool calls that the template writes, with its tags around calls and reasoning.
+    """Returns the tool-call format of a template, with its tags around calls and reasoning.
 
-    It must read a made-up call, and with text beside it, without leaving anything over. Where the template writes no
-    calls, the marks in its text tell. `NoCalls` if nothing does, or if calls are written in a way that is not known.
+    The format must parse an artificial call, alone or next to text, without leftovers. If the template writes no
+    calls, the marks in its source decide. Returns `NoCalls` if there are no marks, or if calls have an unknown form.
     """
     tags = _reasoning_tags(template)
     calls = [*_written(template, "", 1), *_written(template, SAYINGS[0], 1)]
@@ -70,13 +70,13 @@ def _reads(known: ToolFormat, written: _Written) -> bool:
     )
     if [(call.name, call.arguments) for call in parsed.tool_calls if call.status == "ok"] != [(NAME, ARGUMENTS)]:
         return False
-    # What closes the reasoning that a prompt opened is none of the call's.
+    # The end tag of reasoning that the prompt opened does not belong to the call.
     left_over = parsed.content.replace(SAYINGS[0], "", 1).replace(known.reasoning_tags[1], "").strip()
     return len(parsed.tool_calls) == 1 and left_over in written.header and not parsed.reasoning
 
 
 def _written(template: Template, said: str, calls: int, reasoning: str = "") -> Iterator[_Written]:
-    """What the template writes for an answer, with and without its header."""
+    """Yields what the template writes for an answer, with and without its header."""
     asked = template.rendered_or_none([QUESTION], [TOOL], add_generation_prompt=False)
     prompt = template.rendered_or_none([QUESTION], [TOOL])
     message = answer(said, calls, said=ARGUMENTS["key"])
@@ -97,7 +97,7 @@ def _written(template: Template, said: str, calls: int, reasoning: str = "") -> 
 
 
 def _reasoning_tags(template: Template) -> tuple[str, str] | None:
-    """What stands around the reasoning of an answer; None if the template writes none, or none in tags."""
+    """Returns the tags around an answer's reasoning, or None if the template writes no reasoning, or no tags."""
     plain = [written.before + written.text for written in _written(template, SAYINGS[0], 0)]
     for written in [*_written(template, SAYINGS[0], 0, _THOUGHT), *_written(template, SAYINGS[0], 1, _THOUGHT)]:
         before, thought, rest = (written.before + written.text).partition(_THOUGHT)

@@ -11,13 +11,13 @@ from rllm_renderers.formats.typed_text import typed_call
 
 _NAME = re.compile(rf"{OPEN}\s*([^<\n]*)")
 _KEY = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
-# A value may spell its own end; what must follow tells.
+# A value may contain its own end tag; the text that must follow a real one decides.
 _END_OF_VALUE = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{CLOSE}))")
 _END = re.compile(rf"\s*{CLOSE}")
 
 
 class Glm(ToolFormat):
-    """The name, then keys and values in turns."""
+    """The name, then alternating keys and values."""
 
     name = "glm"
     signs = ("<arg_key>",)

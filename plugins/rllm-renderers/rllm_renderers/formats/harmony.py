@@ -1,6 +1,6 @@
-"""Harmony, of gpt-oss: an answer is several messages, each in a channel; calls are messages to a recipient.
+"""Harmony (gpt-oss): an answer is several messages, each in a channel; calls are messages to a recipient.
 
-Read from the text with its special tokens visible, so nothing but the model's own tokenizer is needed.
+Parses text with visible special tokens, so only the model's own tokenizer is needed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from rllm_core.parser import ParsedCompletion, ParsedToolCall
 from rllm_renderers.formats.tool_format import Schemas, ToolFormat, checked_call, termination
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-# Calls end with another token than messages; not every model folder has it among those that end a turn.
+# Calls end with a different token from messages, which not every model folder lists as a stop token.
 _ENDS = re.compile(r"<\|(?:end|call)\|>")
 _HEADER = re.compile(
     r"(?:assistant)?(?:\s*+to=(?P<early>[^\s<]+))?"
@@ -22,17 +22,17 @@ _FUNCTIONS = "functions."
 
 
 class Harmony(ToolFormat):
-    """Reasoning is what the channel ``analysis`` holds, content what the others hold.
+    """The channel ``analysis`` holds reasoning, the other channels hold content.
 
-    A message to anybody but ``assistant`` is a call; ``functions.`` is left out of its name. What has no header, a
-    strange one, or one that never ends, is content as it stands.
+    A message to any recipient but ``assistant`` is a call, whose name loses the prefix ``functions.``. A message with a
+    missing, unknown or unfinished header is content, unchanged.
     """
 
     name = "harmony"
     signs = (CHANNEL,)
 
     def opened_by(self, prompt_end: str) -> str:
-        """See `ToolFormat.opened_by`: the header of a message that the prompt began."""
+        """See `ToolFormat.opened_by`; returns the header of a message that the prompt began."""
         _, start, header = prompt_end.rpartition(START)
         return header.removeprefix("assistant") if start and END not in header else ""
 

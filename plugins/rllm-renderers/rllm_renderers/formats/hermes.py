@@ -14,10 +14,10 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Hermes(ToolFormat):
-    """One JSON object in tags per call, or a list of them.
+    """One JSON object in tags per call, or a list of objects.
 
     Args:
-        tags: What begins and ends a call.
+        tags: Tags around a call.
     """
 
     name = "hermes"
@@ -30,7 +30,7 @@ class Hermes(ToolFormat):
         self._closing = re.compile(r"\s*" + re.escape(tags[1]))
 
     def variants(self, written: str) -> Iterator[ToolFormat]:
-        """See `ToolFormat.variants`: with the tags around the first JSON."""
+        """See `ToolFormat.variants`; yields the format with the tags around the first JSON."""
         yield from map(Hermes, tags_around(written, r"[\[{]", r"[\]}]"))
 
     def split_calls(self, text: str, schemas: Schemas | None) -> tuple[str, tuple[ParsedToolCall, ...]]:
@@ -53,7 +53,7 @@ class Hermes(ToolFormat):
 
 
 def tags_around(written: str, begin: str, end: str) -> Iterator[tuple[str, str]]:
-    """Pairs of tags around what begins and ends with the patterns."""
+    """Yields the tags around text that begins and ends with the patterns."""
     first = re.search(rf"({_TAG})\s*{begin}", written)
     last = re.search(rf"{end}\s*({_TAG})(?!.*{end})", written, re.DOTALL)
     if first is not None and last is not None and first[1] != last[1]:
@@ -61,7 +61,7 @@ def tags_around(written: str, begin: str, end: str) -> Iterator[tuple[str, str]]
 
 
 def end_of_block(text: str, inside: int, tags: tuple[str, str] = (OPEN, CLOSE)) -> tuple[int, str]:
-    """Where a block that cannot be read ends, and why it is no call."""
+    """Returns the end of a block that cannot be parsed, and the status of its call."""
     begin, close = tags
     end, following = text.find(close, inside), text.find(begin, inside)
     if end < 0 or 0 <= following < end:

@@ -1,4 +1,4 @@
-"""JSON as the standard has it, read from what a model wrote."""
+"""Strict JSON in model output."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rllm_core.types import freeze
 
 
 def read_json(text: str) -> Any:
-    """A JSON text (no NaN, no half surrogate pairs), frozen.
+    """Parses and freezes a JSON text; NaN and unpaired surrogates are errors.
 
     Raises:
-        ValueError: If it is none, or one that is nested too deeply to be read.
+        ValueError: If the text is not JSON, or nested too deeply.
     """
     value, end = json_at(text, 0)
     if text[end:].strip():
@@ -21,10 +21,10 @@ def read_json(text: str) -> Any:
 
 
 def json_at(text: str, position: int) -> tuple[Any, int]:
-    """The JSON value that begins at ``position`` or after white space there, frozen, and where it ends.
+    """Returns the frozen JSON value at ``position``, after optional white space, and its end.
 
     Raises:
-        ValueError: If there is none; `UnfinishedJson` if ``text`` ends before it does.
+        ValueError: If there is no JSON value; `UnfinishedJson` if ``text`` ends within it.
     """
     while position < len(text) and text[position] in " \t\r\n":
         position += 1
@@ -40,7 +40,7 @@ def json_at(text: str, position: int) -> tuple[Any, int]:
 
 
 class UnfinishedJson(ValueError):
-    """JSON that may be right as far as it goes."""
+    """Raised for JSON that ends too early, but is valid up to its end."""
 
 
 def _refuse(constant: str) -> NoReturn:

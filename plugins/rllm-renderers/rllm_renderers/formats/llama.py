@@ -1,4 +1,4 @@
-"""Llama 3: ``{"name": ..., "parameters": {...}}`` in place of an answer, perhaps after ``<|python_tag|>``."""
+"""Llama 3: ``{"name": ..., "parameters": {...}}`` instead of an answer, optionally after ``<|python_tag|>``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BETWEEN = re.compile(r"\s*+(?:(?:;|,|<\|python_tag\|>)\s*+)?(?=\{)")
 
 
 class Llama(ToolFormat):
-    """Bare JSON objects, several of them separated by ``;``.
+    """Bare JSON objects, separated by ``;``.
 
-    Without the tag, an answer is a call if it begins with a JSON object that has a ``name`` and ``parameters``, or with
-    what can only be the beginning of one; other JSON is content.
+    Without the tag, an answer is a call if it begins with a JSON object with ``name`` and ``parameters``, or with text
+    that can only be the beginning of one. Other JSON is content.
     """
 
     name = "llama"
@@ -29,7 +29,7 @@ class Llama(ToolFormat):
     arguments_keys: tuple[str, ...] = ("parameters", "arguments")
 
     def as_written(self, written: str) -> Self:
-        """See `ToolFormat.as_written`: with the one key that the template writes."""
+        """See `ToolFormat.as_written`; accepts only the key that the template writes."""
         changed = copy.copy(self)
         changed.arguments_keys = tuple(key for key in self.arguments_keys if f'"{key}"' in written)
         return changed if changed.arguments_keys else self
@@ -46,7 +46,7 @@ class Llama(ToolFormat):
     def _calls_at(
         self, text: str, start: int, position: int, schemas: Schemas | None, *, is_tagged: bool
     ) -> tuple[tuple[ParsedToolCall, ...], int]:
-        """The calls in a row from ``position`` on, the first one's raw text from ``start``; and where they end."""
+        """Returns the consecutive calls from ``position``, and their end. The first raw text begins at ``start``."""
         calls: list[ParsedToolCall] = []
         while True:
             try:

@@ -16,13 +16,13 @@ _ARRAY = re.compile(r"\s*\[(?=\s*[\]{])")
 _BETWEEN = re.compile(r"\s*+,\s*+(?=\{)")
 _END_OF_ARRAY = re.compile(r"\s*\]")
 _NAMED = re.compile(r"\s*+([^\s\[\]{}\"]*+)(?:\[CALL_ID\]([^\[\]{]*+))?(?:\[ARGS\])?(?=\s*(?:\{|\Z))")
-_ID_CHARACTERS = 9  # what the family's templates insist on
+_ID_CHARACTERS = 9  # Required by the family's templates.
 
 
 class Mistral(ToolFormat):
     """An array of calls after one marker, or one marker per call.
 
-    Calls without an id get one of the nine characters that the family's templates ask for, made from their text.
+    Calls without an id get one with the nine characters that the family's templates require, derived from their text.
     """
 
     name = "mistral"
@@ -44,11 +44,11 @@ def _calls_at(text: str, opening: re.Match[str], schemas: Schemas | None) -> tup
 
 
 def _calls_in_array(text: str, start: int, position: int, schemas: Schemas | None) -> tuple[int, list[ParsedToolCall]]:
-    """Each call's raw text goes on to the next one's beginning."""
+    """Parses an array of calls; the raw text of each call extends to the next one."""
     calls: list[ParsedToolCall] = []
     while True:
         closing = _END_OF_ARRAY.match(text, position)
-        if closing is not None:  # of an empty array
+        if closing is not None:  # An empty array.
             return closing.end(), [ParsedToolCall(None, None, text[start : closing.end()], "malformed_structure")]
         try:
             value, end = json_at(text, position)
@@ -80,7 +80,7 @@ def _named_call(text: str, start: int, schemas: Schemas | None) -> tuple[int, li
 def _unreadable(
     text: str, start: int, error: ValueError, calls: list[ParsedToolCall]
 ) -> tuple[int, list[ParsedToolCall]]:
-    """What follows up to the next marker is one attempt."""
+    """Treats the text up to the next marker as one failed call."""
     following = text.find(OPEN, start + 1)
     end = following if following >= 0 else len(text)
     at_end = not text[start + len(OPEN) : end].strip() or isinstance(error, UnfinishedJson)

@@ -15,7 +15,7 @@ from rllm_renderers.formats.typed_text import typed_call
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
-# What looks like the end of a value inside of one (code that writes this format, say) is not followed by what must be.
+# A value may contain its own end tag, in code that writes this format for example; the required next tag decides.
 _END_OF_VALUE = re.compile(r"</parameter>(?=\s*(?:<parameter=[^>\n]*>|</function>))")
 _END_OF_FUNCTION = re.compile(r"\s*</function>")
 
@@ -23,10 +23,10 @@ _END_OF_FUNCTION = re.compile(r"\s*</function>")
 class QwenXml(ToolFormat):
     """One XML-like element per function and parameter.
 
-    A value loses one line break at its beginning and one at its end, which the format adds; everything else is content.
+    The format adds one line break at the beginning and end of a value, which parsing removes again.
 
     Args:
-        tags: What stands around a function.
+        tags: Tags around a function.
     """
 
     name = "qwen_xml"
@@ -39,11 +39,11 @@ class QwenXml(ToolFormat):
         self._closings = [_END_OF_FUNCTION, re.compile(r"\s*" + re.escape(tags[1]))]
 
     def variants(self, written: str) -> Iterator[ToolFormat]:
-        """See `ToolFormat.variants`: with the tags around the first function."""
+        """See `ToolFormat.variants`; yields the format with the tags around the first function."""
         yield from map(QwenXml, tags_around(written, "<function=", "</function>"))
 
     def split_calls(self, text: str, schemas: Schemas | None) -> tuple[str, tuple[ParsedToolCall, ...]]:
-        """See `ToolFormat.split_calls`. Calls without ``<tool_call>`` around them, which models write too, are read."""
+        """See `ToolFormat.split_calls`. Also parses calls without ``<tool_call>``, which models write too."""
         return scan_calls(text, self._opening, lambda opening: self._calls_at(text, opening, schemas))
 
     def _calls_at(self, text: str, opening: re.Match[str], schemas: Schemas | None) -> tuple[int, list[ParsedToolCall]]:
@@ -69,7 +69,7 @@ class QwenXml(ToolFormat):
         return position, [typed_call(name, values, raw, schemas)]
 
     def _unreadable(self, text: str, opening: re.Match[str], status: str) -> tuple[int, list[ParsedToolCall]]:
-        """The block up to where it would end, or the next one begins."""
+        """Returns the failed block, up to its end tag or the next block."""
         close = self.tags[1] if opening[0] == self.tags[0] else "</function>"
         stop, found = end_of_block(text, opening.end(), (opening[0], close))
         status = found if found == "unclosed_block" else status

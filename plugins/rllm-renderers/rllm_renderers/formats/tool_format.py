@@ -1,12 +1,12 @@
-"""What a format of tool calls is: it reads a completion as a message, and raises on nothing that a model writes.
+"""Base of tool-call formats, which parse a completion as a message and never raise on model output.
 
-Every attempt at a call is reported with a status:
+Every attempted call is reported with a status:
 
-* ``ok``: it can be executed;
-* ``invalid_json``: its arguments (or all of it) are not JSON, or not of the type its schema asks for;
-* ``unclosed_block``: it began and never ended;
-* ``missing_name``: it names no function;
-* ``malformed_structure``: it is well written, but not a call;
+* ``ok``: the call can be executed;
+* ``invalid_json``: the arguments or the call are not JSON, or not of the type that the schema requires;
+* ``unclosed_block``: the call has no end;
+* ``missing_name``: the call names no function;
+* ``malformed_structure``: the syntax is valid, but it is not a call;
 * ``unknown_tool``: no tool of this name was offered.
 """
 
@@ -22,11 +22,11 @@ from rllm_core.parser import ParsedCompletion, ParsedToolCall, Termination, Tool
 from rllm_renderers.formats.json_text import read_json
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON schemas of the tools' parameters: by tool, then by parameter."""
+"""JSON schemas of the tools' parameters, by tool and parameter."""
 
 
 def schemas_of(tools: Sequence[ToolSpec]) -> Schemas:
-    """Of specifications, flat or in OpenAI's envelope."""
+    """Returns the schemas of tool specifications, flat or in OpenAI's envelope."""
     return {
         str(function.get("name", "")): (function.get("parameters") or {}).get("properties") or {}
         for function in (tool.get("function", tool) for tool in tools)
@@ -34,13 +34,13 @@ def schemas_of(tools: Sequence[ToolSpec]) -> Schemas:
 
 
 class ToolFormat(ABC):
-    """How a family of models writes tool calls and reasoning.
+    """The format of tool calls and reasoning of a model family.
 
     Attributes:
-        name: What the run file calls it.
-        signs: Texts one of which stands in every template that writes this format.
-        openings: Texts that begin a call wherever they stand, also in reasoning, which they end.
-        reasoning_tags: What begins and ends reasoning.
+        name: Name in the run file.
+        signs: Texts of which every template with this format contains at least one.
+        openings: Texts that begin a call anywhere, including in reasoning, which they end.
+        reasoning_tags: Tags around reasoning.
     """
 
     name: str
@@ -49,15 +49,15 @@ class ToolFormat(ABC):
     reasoning_tags: tuple[str, str] = ("<think>", "</think>")
 
     def variants(self, written: str) -> Iterator[ToolFormat]:
-        """This format with other tags, as they stand around the call in ``written``."""
+        """Yields this format with other tags, those around the call in ``written``."""
         return iter(())
 
     def as_written(self, written: str) -> Self:
-        """This format as strict as a template is that writes calls like ``written``."""
+        """Returns this format, restricted to calls as in ``written``."""
         return self
 
     def with_reasoning_tags(self, tags: tuple[str, str]) -> Self:
-        """The same format with other tags around reasoning."""
+        """Returns this format with other tags around reasoning."""
         changed = copy.copy(self)
         changed.reasoning_tags = tags
         return changed
@@ -65,18 +65,18 @@ class ToolFormat(ABC):
     def read(
         self, text: str, *, stopped: bool, opened_by_prompt: str = "", schemas: Schemas | None = None
     ) -> ParsedCompletion:
-        """Read a completion without its stop token.
+        """Parses a completion without its stop token.
 
         Args:
-            text: What was sampled before the first stop token.
+            text: Text sampled before the first stop token.
             stopped: Whether a stop token was sampled.
-            opened_by_prompt: What the prompt already began of the answer (see `opened_by`).
-            schemas: The tools a call may name; None allows all.
+            opened_by_prompt: Beginning of the answer that the prompt already contains (see `opened_by`).
+            schemas: Tools a call may name; None allows all.
 
         Returns:
-            The message. Text without any construct is its content unchanged; otherwise content and reasoning are
-            stripped of white space at their edges. A tool call inside the reasoning ends the reasoning. Reasoning
-            that never ends leaves no content.
+            The message. Text without calls and reasoning is returned as content, unchanged. Otherwise, surrounding
+            white space is stripped from content and reasoning. A tool call inside reasoning ends the reasoning.
+            Unfinished reasoning leaves no content.
         """
         reasoning, rest, complete = self._split_reasoning(text, bool(opened_by_prompt))
         content, calls = self.split_calls(rest, schemas)
@@ -90,17 +90,17 @@ class ToolFormat(ABC):
         )
 
     def opened_by(self, prompt_end: str) -> str:
-        """The part of a prompt's end with which the answer already begins: an opened reasoning, or nothing."""
+        """Returns the part of the prompt's end that begins the answer: an opening reasoning tag, or nothing."""
         begin, end = self.reasoning_tags
         _, tag, after = prompt_end.rpartition(begin)
         return tag if tag and end not in after and not after.strip() else ""
 
     @abstractmethod
     def split_calls(self, text: str, schemas: Schemas | None) -> tuple[str, tuple[ParsedToolCall, ...]]:
-        """The text outside of tool calls, and the calls."""
+        """Returns the text outside of tool calls, and the calls."""
 
     def _split_reasoning(self, text: str, opened_by_prompt: bool) -> tuple[str | None, str, bool | None]:
-        """The reasoning, what follows it, and whether it ended; reasoning counts only at the very beginning."""
+        """Returns the reasoning, the rest, and whether the reasoning ended. Reasoning must begin the text."""
         begin, end = self.reasoning_tags
         body = text.lstrip()
         if body.startswith(begin):
@@ -121,12 +121,12 @@ class ToolFormat(ABC):
 def scan_calls(
     text: str, opening: re.Pattern[str], read: Callable[[re.Match[str]], tuple[int, Sequence[ParsedToolCall]]]
 ) -> tuple[str, tuple[ParsedToolCall, ...]]:
-    """Split a text at what opens calls.
+    """Splits a text at the openings of calls.
 
     Args:
-        text: The text.
-        opening: What calls begin with.
-        read: From an opening to where its calls end, and these calls.
+        text: Text to split.
+        opening: Pattern at the beginning of calls.
+        read: Function from an opening to the end of its calls, and the calls.
 
     Returns:
         The text outside of the calls, and the calls.
@@ -143,7 +143,7 @@ def scan_calls(
 
 
 class NoCalls(ToolFormat):
-    """Where nothing is known about calls: all text is content."""
+    """The format for unknown calls: all text is content."""
 
     name = "none"
 
@@ -153,23 +153,23 @@ class NoCalls(ToolFormat):
 
 
 def termination(stopped: bool, calls: Sequence[ParsedToolCall], reasoning_complete: bool | None) -> Termination:
-    """How a completion ended, given what was read from it."""
+    """Returns how a completion ended, given its parsed parts."""
     if not stopped:
         return Termination.TRUNCATED
     unfinished = reasoning_complete is False or any(call.status == "unclosed_block" for call in calls)
     return Termination.MALFORMED if unfinished else Termination.STOP
 
 
-_KEYS = frozenset({"name", "id", "type"})  # what a call may have besides its arguments
+_KEYS = frozenset({"name", "id", "type"})  # Allowed keys besides the arguments.
 
 
 def call_of_object(
     value: Any, raw: str, schemas: Schemas | None, *, arguments_keys: Sequence[str] = ("arguments",)
 ) -> ParsedToolCall:
-    """A call written as one JSON object: its name, its arguments (perhaps as JSON in a string), perhaps an id.
+    """Returns a call from one JSON object with a name, arguments (also as JSON in a string) and an optional id.
 
-    A function that takes nothing may be called without arguments. What stands under another key is meant for something,
-    so a call with such a key in their place has none that could be executed.
+    A function without parameters may be called without arguments. If there is an unknown key instead of arguments, the
+    call cannot be executed, because the key's value was meant for something.
     """
     if not isinstance(value, Mapping):
         return ParsedToolCall(None, None, raw, "malformed_structure")
@@ -182,7 +182,7 @@ def call_of_object(
 def checked_call(
     name: Any, arguments: Any, raw: str, schemas: Schemas | None, call_id: str | None = None
 ) -> ParsedToolCall:
-    """A call, with its status; arguments in a string are read as JSON."""
+    """Returns a call with its status; arguments in a string are parsed as JSON."""
     if isinstance(arguments, str):
         try:
             arguments = read_json(arguments)

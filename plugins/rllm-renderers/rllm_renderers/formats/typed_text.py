@@ -1,4 +1,4 @@
-"""Arguments that a format writes as bare text: their types come from the tool's schema."""
+"""Arguments written as bare text, whose types come from the tool's schema."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rllm_core.parser import ParsedToolCall
 from rllm_renderers.formats.json_text import read_json
 from rllm_renderers.formats.tool_format import Schemas, checked_call
 
-# As templates print them from data, in Python's spelling.
+# Templates print these values in Python's spelling.
 _CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 def typed(text: str, schema: Any) -> Any:
-    """A value from its text; without a schema, JSON is read as such, and everything else is a string.
+    """Returns a value from its text. Without a schema, JSON is parsed, and everything else is a string.
 
     Raises:
-        ValueError: If it is not what the schema asks for.
+        ValueError: If the text does not match the schema.
     """
     types = frozenset(_types(schema))
     if "string" in types:
@@ -34,7 +34,7 @@ def typed(text: str, schema: Any) -> Any:
 
 
 def typed_call(name: str, values: Mapping[str, str], raw: str, schemas: Schemas | None) -> ParsedToolCall:
-    """A call whose arguments are bare text, with its status."""
+    """Returns a call with arguments from bare text, and its status."""
     types = (schemas or {}).get(name, {})
     try:
         arguments = {key: typed(value, types.get(key)) for key, value in values.items()}
@@ -44,7 +44,7 @@ def typed_call(name: str, values: Mapping[str, str], raw: str, schemas: Schemas 
 
 
 def _types(schema: Any) -> Iterable[str]:
-    """The JSON types a schema allows; none where it does not say."""
+    """Yields the JSON types a schema allows, or nothing if it does not restrict them."""
     if not isinstance(schema, Mapping):
         return
     declared = schema.get("type")
