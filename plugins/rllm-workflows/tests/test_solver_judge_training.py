@@ -82,8 +82,9 @@ def test_each_step_trains_both_roles(taught, tmp_path):
 def test_both_roles_are_learned_in_one_run(taught, tmp_path, seed):
     """Margins, on held-out words: a judge within 0.1 of a blind pick becomes better than one by 0.15 or more.
 
-    Solvers of which at most 0.4 are right become right in 0.65 of all cases; with one letter of four hidden, 0.75 is the
-    best they can do."""
+    Solvers of which at most 0.4 are right become right in 0.65 of all cases; with one letter of four hidden, 0.75 is
+    the best they can do.
+    """
     settings = {
         "model.path": taught,
         "training.seed": seed,
