@@ -1,4 +1,4 @@
-"""The two sides of a comparison take turns: a child computes only while its gate is open."""
+"""Tests that the two sides of a comparison take turns: a child computes only while its gate is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public checks of parsers: they pass honest parsers, and catch every kind of liar."""
+"""Tests the public parser checks: compliant parsers pass, and each kind of noncompliant one fails."""
 
 from __future__ import annotations
 

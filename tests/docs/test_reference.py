@@ -1,4 +1,4 @@
-"""The reference pages against the code: configuration models, a real run folder, the command line."""
+"""Tests the reference pages against configuration models, a real run folder and the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rllm-core plugins check``: whatever a plugin does, there is a verdict, and an honest one passes."""
+"""Tests ``rllm-core plugins check``: every plugin gets a verdict, and compliant ones pass."""
 
 from __future__ import annotations
 

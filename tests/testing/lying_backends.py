@@ -1,4 +1,4 @@
-"""Backends that break one rule each, and the check that has to catch them."""
+"""Backends that break one rule each, with the check that must fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows that break one rule each, and the check that has to catch them."""
+"""Workflows that break one rule each, with the check that must fail."""
 
 from __future__ import annotations
 
