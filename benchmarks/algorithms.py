@@ -1,11 +1,11 @@
-"""Do the algorithms learn? Final solved rates of the starter task with each of the main ones.
+"""Final solve rates of the starter task with each of the main algorithms.
 
     python -m benchmarks.algorithms
     python -m benchmarks.algorithms --algorithms grpo gspo --seeds 1000
 
-Each trains ``sort`` by ``rllm-core train`` in a process of its own, with the run file that the workflow comes with but
-for ``[algorithm]``. Figures, per algorithm: ``..._solved_after_min`` and ``..._solved_after_mean`` over the seeds,
-``..._cpu_seconds`` (median), and ``solved_before_max``.
+Each algorithm trains ``sort`` with ``rllm-core train`` in a separate process. Only ``[algorithm]`` differs from the
+workflow's run file. Figures per algorithm: ``..._solved_after_min`` and ``..._solved_after_mean`` over the seeds, and
+``..._cpu_seconds`` (median). Also ``solved_before_max``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "loss": "ppo_clip",
         "loss_options": CLIP_HIGHER,
         "filter_uniform_groups": "true",
-        # Nearly all words are solved in the end; and right answers fill the budget, so overlong punishment is left out.
+        # Without refilling, because nearly all words are solved in the end. Without an overlong penalty, because
+        # correct answers fill the token budget.
         "refill_filtered_groups": "false",
     },
     "rloo": {"name": "rloo"},
@@ -48,7 +49,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
 
 
 def command(changes: dict[str, str], seed: int, run_dir: Path) -> list[str]:
-    """The command line that trains ``sort`` with settings of ``[algorithm]``."""
+    """Returns the command line that trains ``sort`` with settings of ``[algorithm]``."""
     made = [str(Path(sys.executable).with_name("rllm-core")), "train", "sort", "--backend", "local"]
     made += ["--run-dir", str(run_dir), "-o", f"training.seed={seed}", "-o", f"local.starter_seed={seed}"]
     for key, value in changes.items():
@@ -57,7 +58,7 @@ def command(changes: dict[str, str], seed: int, run_dir: Path) -> list[str]:
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Train every algorithm on every seed."""
+    """Trains every algorithm on every seed."""
     environment = {**os.environ, **SETTINGS}
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as executor:
         for seed in options.seeds:
@@ -76,7 +77,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The figures of what was trained."""
+    """Computes the figures."""
     found: Figures = {}
     for name in ALGORITHMS:
         runs = of_kind(rows, "run", algorithm=name)
@@ -92,11 +93,11 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.algorithms", description=__doc__)
     parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel runs (default 2)")
     run("algorithms", parser, measure, figures, arguments)
 
 

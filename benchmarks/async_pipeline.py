@@ -1,11 +1,11 @@
-"""What asynchrony buys: the trainer itself, on a virtual clock.
+"""Speed gained by asynchrony, measured with the real trainer on a virtual clock.
 
     python -m benchmarks.async_pipeline
 
-Trainer, coordinator, buffer, generation, journal and checkpoints are those of ``rllm-core train``. The engine and the
-backend are scripted, and the event loop's clock jumps from one timer to the next, so that a run of hours takes
-seconds. Figures: ``ideal_share_eta4``, ``speedup_over_sync_eta4``, ``drain_speedup_over_sync`` and, per mode, what
-else the table shows. `rllm_core.training.verify` checks the folder of every run.
+Trainer, coordinator, buffer, generation, journal and checkpoints are those of ``rllm-core train``. Engine and backend
+are scripted, and the event loop's clock jumps from one timer to the next, so hours take seconds. Figures:
+``ideal_share_eta4``, ``speedup_over_sync_eta4``, ``drain_speedup_over_sync`` and, per mode, the other columns of the
+table. `rllm_core.training.verify` checks every run folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SLOTS = 256
 GROUPS_PER_STEP = 64
 ROLLOUTS_PER_GROUP = 8
 FILLING_STEPS = 10
-"""The first steps, which wait for a pipeline that is still empty; they count in ``..._with_start`` only."""
+"""First steps, in which the pipeline fills; counted in ``..._with_start`` only."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ NO_TAIL_MODES = ("synchronous", "one_step_off", "in_flight_eta1", "in_flight_eta
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Simulate every mode; the same rollouts take the same seconds in all of them."""
+    """Simulates every mode, with the same rollout times in all of them."""
     jobs = [(mode, 1.0, options.steps) for mode in MODES]
     jobs += [(mode, 0.0, options.no_tail_steps) for mode in MODES if mode.name in NO_TAIL_MODES]
     for mode, deviation, steps in jobs:
@@ -78,10 +78,10 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def simulate(mode: Mode, steps: int, seed: int, folder: Path, *, log_standard_deviation: float = 1.0) -> Row:
-    """One run.
+    """Simulates one run.
 
     Raises:
-        RuntimeError: If its books do not balance.
+        RuntimeError: If verification fails.
     """
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_core.testing.plugin, "testing")
@@ -108,7 +108,7 @@ def simulate(mode: Mode, steps: int, seed: int, folder: Path, *, log_standard_de
     real, cpu = time.monotonic() - began, time.process_time() - cpu
     checked = verify(folder)
     if not checked.holds:
-        raise RuntimeError(f"the run of mode {mode.name} does not hold: {checked.problems[:3]}")
+        raise RuntimeError(f"verification of mode {mode.name} failed: {checked.problems[:3]}")
     timings = [json.loads(line) for line in (folder / "timings.jsonl").read_text(encoding="utf-8").splitlines()]
     ages = ages_of_groups(folder / "events.jsonl")
     assert isinstance(assembly.backend, SimulatedBackend)
@@ -133,7 +133,7 @@ def simulate(mode: Mode, steps: int, seed: int, folder: Path, *, log_standard_de
 
 
 def ages_of_groups(journal: Path) -> Counter[int]:
-    """How many groups were how many versions old when training took them."""
+    """Counts trained groups by staleness, in weight versions."""
     sampled: dict[int, int] = {}
     ages: Counter[int] = Counter()
     for line in journal.read_text(encoding="utf-8").splitlines():
@@ -171,25 +171,25 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 def step_seconds(row: Row) -> float:
-    """Mean virtual seconds of a step once the pipeline is full."""
+    """Returns the mean virtual seconds of a step once the pipeline is full."""
     steps: list[float] = row["step_seconds"]
     return statistics.fmean(steps[FILLING_STEPS:])
 
 
 def ideal_seconds(row: Row) -> float:
-    """``max(g, t)``: the slots always busy, or the trainer always busy, whichever takes longer."""
+    """Returns ``max(g, t)``: the time with all slots always busy, or the trainer always busy."""
     generation: float = row["rollout_seconds_mean"] * GROUPS_PER_STEP * ROLLOUTS_PER_GROUP / SLOTS
     return max(generation, TRAIN_SECONDS)
 
 
 def staleness(row: Row) -> tuple[float, int, int]:
-    """Mean, 99th percentile and maximum over the trained groups."""
+    """Returns mean, 99th percentile and maximum staleness of the trained groups."""
     ages = sorted(int(age) for age, count in row["groups_by_staleness"].items() for _ in range(count))
     return statistics.fmean(ages), ages[math.ceil(0.99 * len(ages)) - 1], ages[-1]
 
 
 def table(runs: Sequence[Row]) -> str:
-    """What a person wants to see; the first run is what the others are compared with."""
+    """Formats a table that compares the runs with the first one."""
     synchronous = step_seconds(runs[0])
     lines = [f"{'mode':<18} {'step s':>7} {'speed-up':>9} {'% of ideal':>11} {'staleness mean/p99/max':>23}"]
     for row in runs:
@@ -203,11 +203,11 @@ def table(runs: Sequence[Row]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.async_pipeline", description=__doc__)
     parser.add_argument("--steps", type=int, default=150, help="optimizer steps per mode")
-    parser.add_argument("--no-tail-steps", type=int, default=30, help="the same where all rollouts are equally long")
-    parser.add_argument("--seed", type=int, default=0, help="of tasks and rollout times")
+    parser.add_argument("--no-tail-steps", type=int, default=30, help="steps per mode, equally long rollouts")
+    parser.add_argument("--seed", type=int, default=0, help="seed of tasks and rollout times")
     run("async_pipeline", parser, measure, figures, arguments)
 
 

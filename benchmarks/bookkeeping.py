@@ -1,17 +1,16 @@
-"""What the core's own bookkeeping costs: CPU time with an engine that answers at once, less what is not the core's.
+"""CPU time of the core's own bookkeeping, measured with an engine that answers at once.
 
-Per turn, three sides play the same rollouts of the same workflow:
+Per turn, three sides run the same rollouts of the same workflow:
 
-* ``whole``: as a run does it, with rollout runner, request merger, completer and session;
-* ``completer``: a completer that asks the engine directly, without runner and merger;
-* ``bare``: what is left without the core: the workflow's messages, the parser's tokens, the engine's answers.
+* ``whole``: as in a run, with rollout runner, request merger, completer and session;
+* ``completer``: a completer that calls the engine directly, without runner and merger;
+* ``bare``: without the core: only the workflow's messages, the parser's tokens and the engine's answers.
 
-The cost of a turn is a slope: a long conversation less a short one. An engine that answers at once lets the bare side
-play one conversation after the other, while the whole, which waits for equal requests of the tick, goes from one
-to the next at every turn. So all sides are measured a second time (``_suspended``) with an engine that lets the others
-run before it answers, as every engine does that works elsewhere. Per group, generation with coordinator, buffer,
-books and journal gets rollouts that have been played before (``whole``), beside asyncio tasks that only return them
-(``bare``).
+The cost of a turn is a slope: a long conversation minus a short one, per turn. With an engine that answers at once, the
+bare side runs conversations one after the other, while the whole side switches between them at every turn, because it
+waits for equal requests. So all sides are measured again (``_suspended``) with an engine that lets others run before
+it answers, like every remote engine. Per group, generation with coordinator, buffer, rollout accounting and journal
+gets recorded rollouts (``whole``); asyncio tasks that only return them are the baseline (``bare``).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Side = Callable[[], Coroutine[Any, Any, object]]
 
 
 def measure(trials: RawTrials, count: int) -> None:
-    """Alternate the sides, trial by trial; the first trial warms up."""
+    """Alternates the sides, trial by trial; the first trial warms up."""
     groups = Groups()
     for trial in range(-1, count):
         rows = [*_turn_rows(), *groups.rows()]
@@ -84,7 +83,7 @@ def _config(plugins: PluginManager) -> RunConfig:
 
 
 def cpu_seconds(side: Side) -> float:
-    """CPU time of this process while ``side`` runs, collections of garbage before it left out."""
+    """Returns the CPU time of this process while ``side`` runs; collects garbage first."""
     gc.collect()
 
     async def timed() -> float:
@@ -100,7 +99,7 @@ def cpu_seconds(side: Side) -> float:
 
 
 class SuspendingEngine(ScriptedEngine):
-    """Lets everybody else run before it answers."""
+    """Lets other tasks run before it answers."""
 
     name: ClassVar[str] = "suspending"
 
@@ -124,7 +123,7 @@ def _workflow(turns: int) -> OwnPrompts:
 
 
 def whole_rollouts(turns: int, engine: ScriptedEngine) -> Side:
-    """As in a run."""
+    """Runs rollouts as in a run."""
     workflow, plugins = _workflow(turns), _plugins()
     config, tasks = _config(plugins), workflow.tasks("train")
 
@@ -137,7 +136,7 @@ def whole_rollouts(turns: int, engine: ScriptedEngine) -> Side:
 
 
 def completer_rollouts(turns: int, engine: ScriptedEngine) -> Side:
-    """With completers that ask the engine themselves."""
+    """Runs rollouts with completers that call the engine directly."""
     workflow = _workflow(turns)
     tasks = workflow.tasks("train")
 
@@ -152,7 +151,7 @@ def completer_rollouts(turns: int, engine: ScriptedEngine) -> Side:
 
 
 def bare_rollouts(turns: int, engine: ScriptedEngine) -> Side:
-    """Without the core."""
+    """Runs rollouts without the core."""
     workflow, parser = _workflow(turns), ByteParser()
     tasks = workflow.tasks("train")
 
@@ -181,7 +180,7 @@ def bare_rollouts(turns: int, engine: ScriptedEngine) -> Side:
 
 
 class Played(RolloutRunner):
-    """Every rollout has been played before."""
+    """Returns recorded rollouts."""
 
     episodes: dict[tuple[int, int], Episode]
 
@@ -191,7 +190,7 @@ class Played(RolloutRunner):
 
 
 class Groups:
-    """Rollouts to make groups of, played once."""
+    """Recorded rollouts for groups."""
 
     def __init__(self) -> None:
         self.plugins = _plugins()
@@ -213,7 +212,7 @@ class Groups:
         }
 
     def rows(self) -> list[Row]:
-        """One trial of both sides."""
+        """Measures one trial of both sides."""
         with tempfile.TemporaryDirectory() as temporary:
             run_dir = RunDir(Path(temporary) / "run", self.assembly.config, resume=False)
             seconds = {"whole": cpu_seconds(self.whole(run_dir)), "bare": cpu_seconds(self.bare)}
@@ -221,7 +220,7 @@ class Groups:
         return [{"kind": "groups", "side": side, "groups": GROUPS, "cpu_seconds": cpu} for side, cpu in seconds.items()]
 
     def whole(self, run_dir: RunDir) -> Side:
-        """As in a run, up to where training has a step's groups in its hands."""
+        """Generates as in a run, until training has taken a step's groups."""
         trainer = Trainer(
             config=self.assembly.config,
             workflow=self.assembly.workflow,
@@ -249,7 +248,7 @@ class Groups:
         return side
 
     async def bare(self) -> None:
-        """Only the tasks."""
+        """Runs only the asyncio tasks."""
 
         async def group(ordinal: int) -> None:
             async with asyncio.TaskGroup() as rollouts:
@@ -264,7 +263,7 @@ class Groups:
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """Medians over the trials of differences between neighbouring sides, in microseconds."""
+    """Computes medians over the trials of the differences between sides, in microseconds."""
     groups = of_kind(rows, "groups")
     if not groups:
         return {}

@@ -1,4 +1,4 @@
-"""The core's side of a comparison: `rllm_core.training.launch.train`, as ``rllm-core train`` calls it."""
+"""The core's side of a comparison: calls `rllm_core.training.launch.train` like ``rllm-core train``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTS = ("sampled_tokens", "trained_tokens", "reward_mean")
 
 
 class _GatedProgress(Progress):
-    """Waits at the gate where the trainer tells people that a step is done."""
+    """Waits at the gate whenever the trainer reports the end of a step."""
 
     def __init__(self, gate: Gate, config: RunConfig) -> None:
         self._gate = gate
@@ -29,28 +29,28 @@ class _GatedProgress(Progress):
         self._validates = config.training.validation_rollouts > 0
 
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
-        """Nothing is allocated yet; without a validation, the first step's time includes the allocation."""
+        """See `Progress`. Without validation, the first step's time includes allocation."""
         if self._steps and not self._validates:
             self._gate.open_first()
 
     def validated(self, result: ValidationResult) -> None:
-        """See `Progress`; the first step begins after the first validation."""
+        """See `Progress`. The first step starts after the first validation."""
         if self._steps and result.step == 0:
             self._gate.open_first()
 
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """See `Progress`."""
-        # What is trained depends on the backend's layout, and only some say how much that is.
+        # Not all backends report the number of trained tokens, which depends on their layout.
         counts = {name: metrics[name] for name in COUNTS if name in metrics}
         self._gate.step_ended(metrics["step"], **counts)
 
 
 def train(request: Row, gate: Gate) -> Row:
-    """Train one run, or only validate a model (``steps`` 0).
+    """Trains one run, or only validates a model (``steps`` 0).
 
     Args:
-        request: ``workload``, ``model``, ``seed``, ``steps``.
-        gate: Where to wait between steps.
+        request: ``workload``, ``model``, ``seed`` and ``steps``.
+        gate: Gate at which to wait between steps.
     """
     plugins = plugin_manager()
     config = run_config(
@@ -60,7 +60,7 @@ def train(request: Row, gate: Gate) -> Row:
 
 
 def train_gated(config: RunConfig, plugins: PluginManager, gate: Gate) -> Row:
-    """Train a run that waits at the gate between steps; what its last validation found."""
+    """Trains a run that waits at the gate between steps; returns the result of its last validation."""
     assembly = launch.assemble(config, plugins)
     with tempfile.TemporaryDirectory() as folder:
         progress = _GatedProgress(gate, config)

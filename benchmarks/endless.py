@@ -1,7 +1,7 @@
-"""Completions that never stop: a workflow, and a copy of the starter model whose end-of-turn token it cannot sample.
+"""Completions that never stop: a workflow, and a copy of the starter model that cannot sample its end-of-turn token.
 
 The copy has the same weights. Its tokenizer has one token more than the model has logits, and the chat template ends
-turns with that one, so every sampler that looks for it goes on until its token limit, at no extra cost for either side.
+turns with that token. So every sampler continues until its token limit, at no extra cost for either side.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ TEMPLATE = (
 
 
 class EndlessWorkflow(Workflow):
-    """Prompt: random letters, one token each. Reward: the share of the answer's characters whose code is even.
+    """Prompt: random letters, one token each. Reward: the share of the answer's characters with an even code.
 
-    It differs between almost any two completions, so no advantage is zero and neither side can leave work out.
+    The reward differs between almost all completions, so no advantage is zero and neither side can skip work.
     """
 
     name: ClassVar[str] = "endless"
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Random words, other ones per split."""
+        """Returns random words, different in each split."""
         rng = random.Random(split)
         words = ("".join(rng.choices(LETTERS, k=PROMPT_TOKENS)) for _ in range(TASKS))
         return [Task(task_id=f"{split}-{number}", data={"word": word}) for number, word in enumerate(words)]
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """One question, one answer."""
+        """Asks one question."""
         step = await completer.complete([{"role": "user", "content": task.data["word"]}])
         return self.episode(task, [step], reward=even_share(step.text))
 
 
 def even_share(text: str) -> float:
-    """The share of characters whose code is even."""
+    """Returns the share of characters with an even code."""
     return sum(ord(character) % 2 == 0 for character in text) / max(1, len(text))
 
 
 @hookimpl
 def workflows() -> list[providers.Workflow]:
-    """The workflow above; registered by the side that trains with the core."""
+    """The workflow above. Registered by the side that trains with the core."""
     return [providers.Workflow(name="endless", load=f"{__name__}:EndlessWorkflow", summary="Never stops.")]
 
 
 def make_endless_model(starter: Path, folder: Path) -> Path:
-    """Copy the starter model's weights to ``folder``, with the tokenizer that never stops."""
+    """Copies the starter model's weights to ``folder``, with the tokenizer that never stops."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -67,7 +67,7 @@ def make_endless_model(starter: Path, folder: Path) -> Path:
     tokenizer.chat_template = TEMPLATE
     model = AutoModelForCausalLM.from_pretrained(starter)
     if tokenizer.eos_token_id < model.config.vocab_size:
-        raise ValueError(f"token {tokenizer.eos_token_id} could be sampled: {model.config.vocab_size} logits")
+        raise ValueError(f"the model can sample token {tokenizer.eos_token_id} ({model.config.vocab_size} logits)")
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: one thread, no model hub, and beside the peer it is compared with."""
+"""Environments of benchmarks: one thread, no model hub, and the peer of the comparison installed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
 }
-"""OpenMP reads its variable once, when the first library that uses it is loaded."""
+"""Set these early: OpenMP reads its variable once, when the first library that uses it is loaded."""
 
 
 def enter_peer_environment(module: str, arguments: list[str]) -> None:
-    """Go on in the environment that holds the peer, making it first if need be.
+    """Restarts a benchmark in the environment with the peer; creates that environment if needed.
 
     Args:
-        module: The benchmark that asks, to be started again there.
-        arguments: Its command line.
+        module: Module of the benchmark.
+        arguments: Command-line arguments.
     """
     os.environ.update(SETTINGS)
     if Path(sys.prefix).resolve() == PEER_ENVIRONMENT.resolve():
@@ -40,10 +40,10 @@ def enter_peer_environment(module: str, arguments: list[str]) -> None:
 
 
 def make_peer_environment() -> Path:
-    """Install torch, TRL, the core and the plugins in ``.venv-bench``; quick if it is as it should be.
+    """Installs torch, TRL, the core and the plugins in ``.venv-bench``; quick if it is up to date.
 
     Returns:
-        Its Python.
+        Path of its Python interpreter.
     """
     python, stamp = PEER_ENVIRONMENT / "bin" / "python", PEER_ENVIRONMENT / ".installed"
     wanted = _fingerprint()
@@ -56,7 +56,7 @@ def make_peer_environment() -> Path:
         stamp.unlink(missing_ok=True)
         if not _runs(python):
             _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(PEER_ENVIRONMENT))
-        # Torch goes first and exactly pinned: any other version would bring CUDA along.
+        # Install torch first, with an exact pin: other versions would pull in CUDA.
         _install(python, "-c", "constraints.txt", "torch", "hatchling", "editables")
         editable = [argument for package in PACKAGES for argument in ("-e", package)]
         _install(python, "-c", "constraints.txt", "--no-build-isolation", PEER, *editable)
@@ -65,7 +65,7 @@ def make_peer_environment() -> Path:
 
 
 def _fingerprint() -> str:
-    """A hash of everything the environment depends on."""
+    """Returns a hash of everything the environment depends on."""
     files = ["constraints.txt", *(f"{package}/pyproject.toml" for package in PACKAGES)]
     parts = [PEER, sys.version, *(Path(ROOT, file).read_text(encoding="utf-8") for file in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""How long the core takes to import, beside the dependencies it loads, and how long ``rllm-core plugins`` takes.
+"""Import time of the core relative to its dependencies, and duration of ``rllm-core plugins``.
 
     python -m benchmarks.imports
 
@@ -40,10 +40,10 @@ print(json.dumps({{"wall_seconds": wall, "cpu_seconds": cpu, "modules": modules}
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Alternate fresh interpreters: ours, its dependencies, ours, ..."""
+    """Alternates fresh interpreters for the core and for its dependencies."""
     for what, ours in IMPORTS.items():
         theirs = "\n".join(f"import {name}" for name in third_party(_import(ours)["modules"]))
-        _import(theirs)  # neither side pays for reading files the first time
+        _import(theirs)  # warm the file cache, so that neither side pays for the first read
         for trial in range(options.trials):
             for side, code in alternating({"core": ours, "dependencies": theirs}, trial):
                 seconds = _import(code)
@@ -55,14 +55,14 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def alternating(sides: dict[str, Any], trial: int) -> list[tuple[str, Any]]:
-    """The sides of one trial; who goes first changes with every trial."""
+    """Returns the sides in the order of one trial; the order changes with every trial."""
     return list(sides.items())[:: 1 if trial % 2 == 0 else -1]
 
 
 def third_party(modules: Sequence[str]) -> list[str]:
-    """The modules that are neither of the standard library, nor the core's, nor installation machinery's, in order.
+    """Returns the third-party modules, in order, without installation machinery.
 
-    Every one is named, for a package may put off most of its own import until it is used.
+    All modules are listed, because a package may delay most of its import until it is used.
     """
     return [
         name
@@ -74,7 +74,7 @@ def third_party(modules: Sequence[str]) -> list[str]:
 
 
 def _import(code: str) -> dict[str, Any]:
-    # In a folder of its own: the repository's root on sys.path would answer some imports faster.
+    # In an empty folder, because the repository root on sys.path would speed up some imports.
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-c", TIMED.format(code=code)],
@@ -97,7 +97,7 @@ def _plugins_command() -> Row:
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The figures of a run."""
+    """Computes the figures."""
     over_dependencies = {}
     for what in IMPORTS:
         dependencies, core = (
@@ -116,7 +116,7 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.imports", description=__doc__)
     parser.add_argument("--trials", type=int, default=30, help="fresh interpreters per side (default 30)")
     run("imports", parser, measure, figures, arguments)

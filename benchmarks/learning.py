@@ -1,13 +1,12 @@
-"""Does the starter model learn, on every seed, and what does it cost?
+"""Solve rates and CPU time of the starter model on every seed.
 
     python -m benchmarks.learning
     python -m benchmarks.learning --workflows sort --seeds 1000 1001
 
-Per seed a starter model is made from scratch and trained by ``rllm-core train`` in a process of its own, with the
-settings the workflow comes with. Figures: ``solved_before_max``, ``solved_after_min``, ``cpu_seconds_max``, and the
-same for the workflow ``guess`` under ``guess_...`` and for ``calculator`` with each parser under
-``calculator_PARSER_...``, where also the share of final trajectories with an executed tool call and the segment breaks
-of the whole run are counted.
+For each seed, a starter model is created from scratch and trained with ``rllm-core train`` in a separate process, with
+the workflow's own settings. Figures: ``solved_before_max``, ``solved_after_min`` and ``cpu_seconds_max``; the same for
+workflow ``guess`` (``guess_...``), and for ``calculator`` with each parser (``calculator_PARSER_...``). The latter also
+have the share of final trajectories with an executed tool call, and the segment breaks of the whole run.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ PREFIXES = {
 }
 TRAJECTORIES_PER_STEP = 16
 FINAL_SHARE = 0.1
-"""The final trajectories: those kept of the last validation and of this share of the training steps."""
+"""Final trajectories are those kept from the last validation and from this last share of the training steps."""
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Train every workflow on every seed."""
+    """Trains every workflow on every seed."""
     chosen = {name: options.seeds or list(SEEDS[name]) for name in options.workflows}
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as executor:
         seeds = sorted({seed for seeds in chosen.values() for seed in seeds})
@@ -54,7 +53,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def train_seed(seed: int, workflows: Sequence[str], folder: Path) -> list[Row]:
-    """Make the seed's starter model, then train each workflow from it."""
+    """Creates the seed's starter model, then trains each workflow from it."""
     environment = {**os.environ, **SETTINGS, "RLLM_CACHE_DIR": str(folder / f"cache-{seed}")}
     python = sys.executable
     made = measured([python, "-m", "rllm_local.starter", "--seed", str(seed)], environment)
@@ -78,15 +77,15 @@ def train_seed(seed: int, workflows: Sequence[str], folder: Path) -> list[Row]:
 
 
 def read_lines(path: Path) -> list[Row]:
-    """The objects of a ``.jsonl`` file."""
+    """Reads the objects of a ``.jsonl`` file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def tool_call_share(kept: Sequence[Row]) -> float:
-    """Share of the final trajectories in which a tool answered a call that the parser had found.
+    """Returns the share of final trajectories in which a tool replied to a parsed call.
 
     Args:
-        kept: The lines of ``trajectories.jsonl``.
+        kept: Lines of ``trajectories.jsonl``.
     """
     final_steps_begin = (1 - FINAL_SHARE) * max(line["step"] for line in kept)
     episodes = [Episode.model_validate(line["episode"]) for line in kept if line["step"] > final_steps_begin]
@@ -94,14 +93,14 @@ def tool_call_share(kept: Sequence[Row]) -> float:
 
 
 def executes_a_call(episode: Episode) -> bool:
-    """Whether a number from a tool, and not its complaint, answers a call in what the model saw last."""
+    """Returns whether the last prompt contains a tool's number, rather than an error, as the reply to a call."""
     messages = episode.trajectories[0].steps[-1].messages
     called = {call["id"] for message in messages for call in message.get("tool_calls", ())}
     return any(m["role"] == "tool" and m["tool_call_id"] in called and m["content"].isdigit() for m in messages)
 
 
 def outcome(summary: dict[str, Any]) -> Row:
-    """What a run's ``summary.json`` says about learning."""
+    """Extracts the learning results from a run's ``summary.json``."""
     validations = summary["validation"]
     before, after = validations[0], validations[-1]
     return {
@@ -116,10 +115,10 @@ def outcome(summary: dict[str, Any]) -> Row:
 
 
 def measured(command: Sequence[str], environment: dict[str, str]) -> dict[str, float]:
-    """Run a command; wall and CPU seconds, those of its own children included.
+    """Runs a command; returns wall and CPU seconds, including its children.
 
     Raises:
-        subprocess.CalledProcessError: If it fails; its messages were shown.
+        subprocess.CalledProcessError: If it fails; its messages have been printed.
     """
     started = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
@@ -132,7 +131,7 @@ def measured(command: Sequence[str], environment: dict[str, str]) -> dict[str, f
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The worst seed of each kind."""
+    """Computes the figures of the worst seeds."""
     found: Figures = {}
     for (workflow, parser), prefix in PREFIXES.items():
         runs = of_kind(rows, "training", workflow=workflow, parser=parser)
@@ -151,7 +150,7 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("--workflows", nargs="+", choices=list(SEEDS), default=list(SEEDS))
     parser.add_argument(
@@ -159,9 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         nargs="+",
         type=int,
         metavar="SEED",
-        help="instead of ten for sort, five for guess, three for calculator",
+        help="seeds (default: ten for sort, five for guess, three for calculator)",
     )
-    parser.add_argument("--jobs", type=int, default=2, help="seeds at a time (default 2; 1 gives lower CPU seconds)")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel seeds (default 2; 1 gives lower CPU seconds)")
     run("learning", parser, measure, figures, arguments)
 
 

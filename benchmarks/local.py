@@ -1,9 +1,9 @@
-"""The embedded backend beside TRL and transformers, on one thread.
+"""Speed of backend ``local`` relative to TRL and transformers, on one thread.
 
     python -m benchmarks.local
 
 Figures: ``steps_per_second_over_trl``, ``steps_per_second_over_trl_long``, ``tokens_per_second_over_hf_generate``,
-``reward_after_equal_steps``. Makes the environment ``.venv-bench``, which holds TRL, on first use.
+``reward_after_equal_steps``. Creates the environment ``.venv-bench`` with TRL on first use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS = ("sampling", "sort", "endless")
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Measure all parts."""
+    """Measures the selected parts."""
     from rllm_local.starter import starter_model
 
     from benchmarks import sampling
@@ -44,7 +44,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def train_in_turns(workload: str, model: Path, seed: int, steps: int, folder: Path, trials: RawTrials) -> None:
-    """Train both sides from the same weights, step by step in turn, then compare what they have learnt."""
+    """Trains both sides from the same weights, taking turns at every step, then compares their rewards."""
     from benchmarks.sides import Side, take_turns
 
     with Side("core", "benchmarks.core_side") as core, Side("trl", "benchmarks.trl_side") as trl:
@@ -67,7 +67,7 @@ def train_in_turns(workload: str, model: Path, seed: int, steps: int, folder: Pa
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The figures of what was measured; a part that was left out has none."""
+    """Computes the figures of the measured parts."""
     found: Figures = {}
     for workload, name in (("sort", "steps_per_second_over_trl"), ("endless", "steps_per_second_over_trl_long")):
         if of_kind(rows, "step", workload=workload):
@@ -91,19 +91,19 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 def step_seconds(rows: Sequence[Row], workload: str, side: str, clock: str) -> dict[tuple[int, int], float]:
-    """Seconds by seed and step, without the first steps of each run, which warm up."""
+    """Returns seconds by seed and step, without the warm-up steps of each run."""
     steps = of_kind(rows, "step", workload=workload, side=side)
     return {(row["seed"], row["step"]): row[clock] for row in steps if row["step"] > WARM_UP_STEPS}
 
 
 def steps_ratio(rows: Sequence[Row], workload: str, clock: str) -> float:
-    """How many steps we do in the time of one of TRL's: the median over neighbouring steps."""
+    """Returns the steps we do in the time of one TRL step: the median over adjacent steps."""
     core, trl = (step_seconds(rows, workload, side, clock) for side in ("core", "trl"))
     return paired_ratio((core[step], trl[step]) for step in core.keys() & trl.keys())
 
 
 def sampling_ratios(rows: Sequence[Row], clock: str) -> dict[str, float]:
-    """Tokens per second over transformers', by model and batch: medians over neighbouring trials."""
+    """Returns tokens per second relative to transformers, by model and batch: medians over adjacent trials."""
     seconds: dict[str, dict[str, dict[int, float]]] = {}
     for row in of_kind(rows, "sampling"):
         place = seconds.setdefault(f"{row['model']}/{row['batch']}", {}).setdefault(row["side"], {})
@@ -115,11 +115,11 @@ def sampling_ratios(rows: Sequence[Row], clock: str) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     given: list[str] = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.local", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default all)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of the starter task, each of another seed")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of the starter task, each with another seed")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps per run")
     parser.add_argument("--long-steps", type=int, default=10, help="optimizer steps with long completions")
     parser.add_argument("--sampling-trials", type=int, default=15, help="trials per model, batch and side")

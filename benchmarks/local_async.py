@@ -1,12 +1,12 @@
-"""What asynchrony buys on backend ``local``, where a workflow waits between its turns, and what it costs in learning.
+"""Speed and solve rate of asynchronous training on backend ``local``, with a workflow that waits between turns.
 
     python -m benchmarks.local_async
     python -m benchmarks.local_async --modes synchronous in_flight_eta1 --seeds 1000 --steps 50
 
-Every mode trains the game ``guess`` with the run file it comes with, from the same starter model per seed, in one
-process; after each guess a rollout waits for a while (`benchmarks.waiting`). The modes of one seed run one after the
-other, for odd seeds in the opposite order. Figures: ``local_async_over_sync`` and, per mode, ``..._over_sync`` (wall
-and CPU seconds per step), ``step_ms``, ``solved_after_min``, ``solved_after_mean``, ``staleness_mean``.
+Every mode trains the game ``guess`` with its own run file, in one process, from the same starter model per seed. After
+each guess, the rollout waits for a while (`benchmarks.waiting`). The modes of a seed run one after the other, in
+reverse order for odd seeds. Figures: ``local_async_over_sync`` and, per mode, ``..._over_sync`` (wall and CPU seconds
+per step), ``step_ms``, ``solved_after_min``, ``solved_after_mean`` and ``staleness_mean``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify
 
 WARM_UP_STEPS = 5
-"""The first steps, in which the pipeline fills."""
+"""First steps, in which the pipeline fills."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """Where the engine samples, and settings of ``[training]``."""
+    """Placement of the engine, and settings of ``[training]``."""
 
     name: str
     generation: str = "separated"
@@ -47,7 +47,7 @@ class Mode:
     partial_rollout: bool = False
 
     def overrides(self) -> list[str]:
-        """For `load_run_config`."""
+        """Returns the overrides for `load_run_config`."""
         return [
             f"local.generation={self.generation}",
             f"training.staleness_threshold={self.staleness_threshold}",
@@ -57,7 +57,7 @@ class Mode:
 
 SYNCHRONOUS = Mode("synchronous", "colocated")
 IN_FLIGHT = Mode("in_flight_eta1", staleness_threshold=1.0, partial_rollout=True)
-"""The setting that the documentation of asynchronous training on ``local`` advises."""
+"""Setting recommended in the documentation for asynchronous training on ``local``."""
 
 MODES = {
     mode.name: mode
@@ -72,7 +72,7 @@ MODES = {
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Train every seed in every mode."""
+    """Trains every seed in every mode."""
     os.environ.update(SETTINGS)
     for seed in options.seeds:
         for name in options.modes if seed % 2 == 0 else reversed(options.modes):
@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def configured(plugins: PluginManager, mode: Mode, seed: int, steps: int | None) -> RunConfig:
-    """The run file of ``guess`` in a mode; ``steps`` None is its own number of them."""
+    """Resolves the run file of ``guess`` for a mode; ``steps`` defaults to the run file's."""
     settings = [f"training.seed={seed}", f"local.starter_seed={seed}", "local.device=cpu", *mode.overrides()]
     if steps is not None:
         settings.append(f"training.steps={steps}")
@@ -91,21 +91,21 @@ def configured(plugins: PluginManager, mode: Mode, seed: int, steps: int | None)
 
 
 def train(mode: Mode, seed: int, steps: int | None, folder: Path) -> Row:
-    """One run.
+    """Trains one run.
 
     Raises:
-        RuntimeError: If its books do not balance.
+        RuntimeError: If verification fails.
     """
     plugins = PluginManager.from_environment()
     plugins.register(waiting, "waiting")
     assembly = launch.assemble(configured(plugins, mode, seed, steps), plugins)
-    assembly.backend.model_path()  # makes the starter model, which is no part of the run
+    assembly.backend.model_path()  # creates the starter model, which is not part of the run
     wall, cpu = time.perf_counter(), time.process_time()
     summary = asyncio.run(launch.train(assembly, folder, resume=False, progress=Progress()))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     checked = verify(folder)
     if not checked.holds:
-        raise RuntimeError(f"the run of mode {mode.name} does not hold: {checked.problems[:3]}")
+        raise RuntimeError(f"verification of mode {mode.name} failed: {checked.problems[:3]}")
     metrics, timings = read_lines(folder / "metrics.jsonl"), read_lines(folder / "timings.jsonl")
     return {
         "kind": "run",
@@ -122,7 +122,7 @@ def train(mode: Mode, seed: int, steps: int | None, folder: Path) -> Row:
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The figures of what was trained; ratios are medians over the seeds."""
+    """Computes the figures; ratios are medians over the seeds."""
     found: Figures = {}
     synchronous = {row["seed"]: row for row in of_kind(rows, "run", mode=SYNCHRONOUS.name)}
     for name in MODES:
@@ -146,16 +146,16 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 def step_seconds(row: Row) -> float:
-    """Mean wall seconds of a step once the pipeline is full; asynchronous steps are uneven, so no median."""
+    """Returns the mean wall seconds of a step once the pipeline is full; a mean, as asynchronous steps are uneven."""
     return statistics.fmean(row["step_seconds"][WARM_UP_STEPS:])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.local_async", description=__doc__)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1000, 1001, 1002])
-    parser.add_argument("--steps", type=int, help="optimizer steps per run, if not those of the run file")
+    parser.add_argument("--steps", type=int, help="optimizer steps per run (default: the run file's)")
     run("local_async", parser, measure, figures, arguments)
 
 

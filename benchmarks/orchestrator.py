@@ -1,10 +1,10 @@
-"""How many rollouts one process carries, and what the core's bookkeeping costs.
+"""Concurrent rollouts per process, and the cost of the core's bookkeeping.
 
     python -m benchmarks.orchestrator
 
-Ten thousand rollouts at a time, on the real clock, through the trainer itself with a scripted engine:
-``wall_over_ideal``, ``loop_lag_p99_ms``, ``extra_mb``, and with ``_at_once`` the same where all of them ask in one
-moment, turn after turn. The core's own CPU time, without engine, parser and workflow: ``us_per_turn``,
+Runs ten thousand rollouts at a time, on the real clock, through the trainer with a scripted engine:
+``wall_over_ideal``, ``loop_lag_p99_ms``, ``extra_mb``; with the suffix ``_at_once``, all rollouts call the engine at
+the same moment in every turn. The core's own CPU time, without engine, parser and workflow: ``us_per_turn``,
 ``us_per_group``.
 """
 
@@ -45,7 +45,7 @@ PARTS = ("concurrency", "bookkeeping")
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Measure all parts; every trial of concurrency has a process of its own, whose memory nothing else has used."""
+    """Measures the selected parts; each concurrency trial runs in a fresh process, to measure its memory."""
     if "concurrency" in options.parts:
         for number, spread in product(range(options.trials), (True, False)):
             command = [sys.executable, "-m", "benchmarks.orchestrator", "--one-trial", "--rollouts", options.rollouts]
@@ -69,16 +69,16 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def carry(rollouts: int, turns: int, turn_seconds: float, *, spread: bool) -> Row:
-    """Train with ``rollouts`` of them at a time, each of ``turns`` turns of ``turn_seconds``.
+    """Trains with many concurrent rollouts.
 
     Args:
-        rollouts: All are dispatched at the beginning.
-        turns: Of each.
-        turn_seconds: How long the engine takes, always.
-        spread: Environments take up to one turn's time to start, so that requests come evenly.
+        rollouts: Number of rollouts, all dispatched at the start.
+        turns: Turns per rollout.
+        turn_seconds: Duration of every engine call, in seconds.
+        spread: Whether environments take up to one turn to start, to spread requests evenly.
 
     Raises:
-        RuntimeError: If the run's books do not balance.
+        RuntimeError: If verification fails.
     """
     with tempfile.TemporaryDirectory() as temporary:
         small = ROLLOUTS_PER_GROUP * GROUPS_PER_STEP
@@ -90,13 +90,13 @@ def carry(rollouts: int, turns: int, turn_seconds: float, *, spread: bool) -> Ro
         wait_seconds = turn_seconds if spread else 0.0
         row, summary = asyncio.run(_watched(_assembly(rollouts, turns, turn_seconds, wait_seconds), folder))
         if not verify(folder).holds or summary["books"]["trained"] != rollouts:
-            raise RuntimeError(f"the books of the run do not balance: {summary['books']}")
+            raise RuntimeError(f"verification failed; rollout accounting: {summary['books']}")
     about = {"kind": "concurrency", "spread": spread, "rollouts": rollouts, "turns": turns}
     return {**about, "ideal_seconds": turns * turn_seconds + wait_seconds, **row}
 
 
 def _assembly(rollouts: int, turns: int, turn_seconds: float, wait_seconds: float) -> launch.Assembly:
-    """All rollouts of the run are dispatched at once: their groups are one window."""
+    """Assembles a run that dispatches all rollouts at once: their groups form one sync window."""
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_core.testing.plugin, "testing")
     plugins.register(SimulationPlugin(), "simulation")
@@ -142,11 +142,11 @@ async def _watched(assembly: launch.Assembly, folder: Path) -> tuple[Row, dict[s
 
 
 class Pulse:
-    """A heartbeat on the event loop: how late each beat came.
+    """Measures the lag of a heartbeat on the event loop.
 
-    A beat that could not come while something blocked the loop is late, too: it counts with the time until the loop
-    was free, so that a second of blocking is a hundred late beats and not one. Beside the lag stands what it
-    would be on a core of its own: the lag times the share of the core that the loop's thread got since the last beat.
+    Beats missed while the loop was blocked count too, with the time until the loop was free: a second of blocking is
+    a hundred late beats, not one. The lag on a dedicated core is estimated as well: the lag times the share of the core
+    that the loop's thread got since the last beat.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class Pulse:
         self.peak_bytes = 0
 
     async def beat(self) -> None:
-        """Beat until cancelled."""
+        """Beats until cancelled."""
         before, cpu_before = time.perf_counter(), time.thread_time()
         due = before + BEAT_SECONDS
         while True:
@@ -172,13 +172,13 @@ class Pulse:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM now."""
+    """Returns the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of all are not above."""
+    """Returns the smallest value that at least ``share`` of all values do not exceed."""
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
@@ -187,7 +187,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The figures of what was measured: medians over the trials, and the worst of them."""
+    """Computes medians over the trials and the worst trial."""
     found: Figures = {}
     for spread, ending in ((True, ""), (False, "_at_once")):
         trials = of_kind(rows, "concurrency", spread=spread)
@@ -206,14 +206,14 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.orchestrator", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default all)")
-    parser.add_argument("--rollouts", type=int, default=10_000, help="at a time; a multiple of 400")
-    parser.add_argument("--turns", type=int, default=2, help="turns of each")
-    parser.add_argument("--turn-seconds", type=float, default=10.0, help="how long the engine takes for one")
-    parser.add_argument("--trials", type=int, default=3, help="of concurrency")
-    parser.add_argument("--bookkeeping-trials", type=int, default=15, help="pairs")
+    parser.add_argument("--rollouts", type=int, default=10_000, help="concurrent rollouts; a multiple of 400")
+    parser.add_argument("--turns", type=int, default=2, help="turns per rollout")
+    parser.add_argument("--turn-seconds", type=float, default=10.0, help="duration of a turn in the engine, in seconds")
+    parser.add_argument("--trials", type=int, default=3, help="trials of concurrency")
+    parser.add_argument("--bookkeeping-trials", type=int, default=15, help="paired trials of bookkeeping")
     parser.add_argument("--one-trial", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--spread", action="store_true", help=argparse.SUPPRESS)
     given = list(sys.argv[1:] if arguments is None else arguments)

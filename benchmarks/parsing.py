@@ -1,9 +1,9 @@
-"""What a turn of a long conversation costs with a session, and how many turns re-rendering would lose.
+"""Cost of a turn in a long conversation with a session, and the share of turns that re-rendering would lose.
 
     python -m benchmarks.parsing
 
 Figures: ``turn100_over_turn5``, ``rerender_over_bridge_20_turns``, ``identity_lost_share`` and
-``identity_lost_share_rerendered``. Trains its tokenizer on this repository's text first.
+``identity_lost_share_rerendered``. First trains a tokenizer on this repository's text.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ BACK_OFF = 0.1
 
 
 class Script:
-    """Growing tool conversations over the repository's text; equal seeds make equal ones.
+    """Draws growing tool conversations from the repository's text; equal seeds give equal conversations.
 
     Args:
-        tokenizer: The tokenizer of the parsers.
-        corpus_ids: ``(tokens,)`` the text.
-        seed: Where in the text they begin.
+        tokenizer: Tokenizer of the parsers.
+        corpus_ids: ``(tokens,)`` of the text.
+        seed: Seed of the excerpts.
     """
 
     def __init__(self, tokenizer: Any, corpus_ids: Sequence[int], seed: int) -> None:
@@ -49,19 +49,19 @@ class Script:
         self._rng = random.Random(seed)
 
     def excerpt(self, tokens: int) -> list[int]:
-        """Some text, in its own tokens."""
+        """Returns some text in its original tokens."""
         start = self._rng.randrange(len(self._ids) - tokens)
         return list(self._ids[start : start + tokens])
 
     def opening(self) -> list[dict[str, Any]]:
-        """What a rollout begins with; the instructions are the same in all of them."""
+        """Returns the first messages of a rollout; instructions are always the same."""
         from rllm_core.testing.completions import QUESTION
 
         instructions: str = self._tokenizer.decode(self._ids[:SYSTEM_TOKENS])
         return [{"role": "system", "content": instructions}, QUESTION]
 
     def completion(self) -> list[int]:
-        """What the model says: some text and a tool call."""
+        """Returns a completion: some text and a tool call."""
         arguments = {"city": "Zürich", "days": self._rng.randint(1, 9), "hourly": True}
         call = {"name": "get_weather", "arguments": arguments}
         text = f"\n<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call><|im_end|>"
@@ -69,13 +69,13 @@ class Script:
         return [*self.excerpt(COMPLETION_TOKENS - len(end)), *end]
 
     def result(self) -> str:
-        """What the tool answers."""
+        """Returns a tool result."""
         text: str = self._tokenizer.decode(self.excerpt(RESULT_TOKENS))
         return text
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Time both sides in turn, then count what each loses."""
+    """Times both sides in turn, then counts the lost turns."""
     os.environ.update(SETTINGS)
     from benchmarks.parsing_model import corpus, make_parsers
 
@@ -84,9 +84,9 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
         parsers = make_parsers(Path(folder), texts, options.vocabulary)
     tokenizer = parsers["chat_template"].tokenizer
     encoded = tokenizer.encode("\n".join(texts), add_special_tokens=False)
-    for parser in parsers.values():  # tokenizers remember words: all of them have read the same text before
+    for parser in parsers.values():  # fill all tokenizer caches with the same text
         parser.render([{"role": "user", "content": "\n".join(texts)}])
-    chat_tokens = frozenset(tokenizer.get_added_vocab().values())  # the sources spell them; here they are no text
+    chat_tokens = frozenset(tokenizer.get_added_vocab().values())  # spelled in the sources, but not text here
     ids = [token for token in encoded if token not in chat_tokens]
     trials.add(
         {
@@ -104,7 +104,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
         sides = {**dict.fromkeys(parsers, session_seconds), "rerender": rerender_seconds}
         for trial in range(-1, options.trials):  # the first one warms up
             for side, seconds_of in alternating(sides, trial):
-                # Seeds that were not used before: what was rendered once may come from a cache.
+                # Use new seeds, because earlier renderings may come from a cache.
                 script = Script(tokenizer, ids, 1000 + trial)
                 turns = seconds_of(parsers.get(side, parsers["chat_template"]), script, SHORT_TURNS)
                 sums = {key: sum(turn[key] for turn in turns) for key in turns[0]}
@@ -121,7 +121,7 @@ def _timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, di
 
 
 def session_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
-    """Seconds of every turn with a session: its prompt, and reading its completion."""
+    """Times every turn with a session: building its prompt and parsing its completion."""
     from rllm_core.testing.completions import TOOL
     from rllm_core.types import Messages
 
@@ -138,7 +138,7 @@ def session_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
 
 
 def rerender_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
-    """Seconds of every turn of the same conversation when transformers renders it again."""
+    """Times every turn of the same conversation when transformers renders it again."""
     from rllm_core.testing.completions import TOOL
 
     conversation, rows = script.opening(), []
@@ -158,7 +158,7 @@ def _result_message(answer: Mapping[str, Any], result: str) -> dict[str, Any]:
 
 
 def _with_data(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer as templates take it."""
+    """Returns an answer in the form templates expect."""
     [call] = answer["tool_calls"]
     function = {**call["function"], "arguments": json.loads(call["function"]["arguments"])}
     return {**answer, "tool_calls": [{**call, "function": function}]}
@@ -169,11 +169,11 @@ def _with_data(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 class Ngrams:
-    """Token sequences like the repository's, drawn token by token from what follows the last two; as a model samples.
+    """Samples text like the repository's from a trigram model, token by token, as a language model does.
 
     Args:
-        corpus_ids: ``(tokens,)`` the text.
-        openers: Tokens that an answer may begin with.
+        corpus_ids: ``(tokens,)`` of the text.
+        openers: Tokens that may start an answer.
     """
 
     def __init__(self, corpus_ids: Sequence[int], openers: Collection[int]) -> None:
@@ -186,7 +186,7 @@ class Ngrams:
             self._after_two[first, second].append(third)
 
     def draw(self, rng: random.Random, tokens: int) -> list[int]:
-        """A sequence; at times only the last token counts for the next one."""
+        """Draws a sequence; sometimes the next token depends on the previous one only."""
         start = rng.choice(self._starts)
         drawn = list(self._ids[start : start + 2])
         while len(drawn) < tokens:
@@ -196,12 +196,12 @@ class Ngrams:
 
 
 def identity(parsers: Mapping[str, Any], ids: Sequence[int], options: argparse.Namespace, trials: RawTrials) -> None:
-    """Count the turns whose tokens the next prompt does not begin with, per kind of completion."""
+    """Counts turns whose tokens the next prompt does not start with, per kind of completion."""
     from rllm_core.testing.drift import KINDS, probe_drift
 
     tokenizer = parsers["chat_template"].tokenizer
     words = frozenset(token for token in set(ids) if tokenizer.decode([token])[:1].isalpha())
-    ngrams = Ngrams(ids, words)  # text that begins with white space is a kind of its own
+    ngrams = Ngrams(ids, words)  # leading white space is a separate kind
     kinds = {**KINDS, **{f"n-grams, {tokens} tokens": partial(_sampled, ngrams, tokens) for tokens in NGRAM_TOKENS}}
     for name, parser in parsers.items():
         for drift in probe_drift(parser, kinds=kinds, conversations=options.conversations, turns=options.turns):
@@ -228,7 +228,7 @@ def _sampled(ngrams: Ngrams, tokens: int, completions: Any) -> list[int]:
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The figures of what was measured; a part that was left out has none."""
+    """Computes the figures of the measured parts."""
     found: Figures = {}
     for row in of_kind(rows, "tokenizer"):
         found["vocabulary"] = row["vocabulary"]
@@ -274,31 +274,31 @@ def _window(rows: Sequence[Row], parser: str, turns: range, clock: str) -> dict[
 
 
 def late_over_early(rows: Sequence[Row], parser: str, clock: str) -> float:
-    """What the turns about the 100th cost over those about the 5th of the same conversation."""
+    """Returns the cost of turns around the 100th relative to turns around the 5th of the same conversation."""
     early, late = (_window(rows, parser, turns, clock) for turns in (EARLY, LATE))
     return round(paired_ratio((early[trial], late[trial]) for trial in early), 2)
 
 
 def over_bridge(rows: Sequence[Row], side: str, clocks: Sequence[str]) -> float:
-    """What rendering a conversation again costs at every turn, over what a session costs, counting ``clocks``."""
+    """Returns the cost of rendering again at every turn relative to a session, counting ``clocks``."""
     ours = {row["trial"]: sum(row[clock] for clock in clocks) for row in of_kind(rows, "conversation", side=side)}
     theirs = {row["trial"]: row[clocks[0]] for row in of_kind(rows, "conversation", side="rerender")}
     return round(paired_ratio((ours[trial], theirs[trial]) for trial in ours.keys() & theirs.keys()), 1)
 
 
 def share(rows: Sequence[Row], what: str) -> float:
-    """Turns that were lost, of all."""
+    """Returns the share of lost turns."""
     return round(sum(row[what] for row in rows) / sum(row["turns"] for row in rows), 4)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parsing", description=__doc__)
     parser.add_argument("--vocabulary", type=int, default=8192, help="entries of the trained vocabulary (default 8192)")
-    parser.add_argument("--trials", type=int, default=9, help="conversations per side that are timed (default 9)")
+    parser.add_argument("--trials", type=int, default=9, help="timed conversations per side (default 9)")
     parser.add_argument("--conversations", type=int, default=25, help="conversations per kind and parser (default 25)")
-    parser.add_argument("--turns", type=int, default=8, help="turns of each (default 8)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="leave parts out")
+    parser.add_argument("--turns", type=int, default=8, help="turns per conversation (default 8)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="parts to measure (default all)")
     run("parsing", parser, measure, figures, arguments)
 
 

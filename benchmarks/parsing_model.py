@@ -1,7 +1,7 @@
 """A model folder without weights: a tokenizer trained on this repository's text, and a chat template.
 
-No vocabulary and no template of anybody else is needed. The template drops old reasoning once the user speaks again, as
-those of reasoning models do, and writes tool calls as JSON.
+No third-party vocabulary or template is needed. Like those of reasoning models, the template drops old reasoning after
+the next user message, and writes tool calls as JSON.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ TEMPLATE = """\
 
 
 def corpus() -> list[str]:
-    """The documentation and sources of this repository, in a fixed order."""
+    """Returns the documentation and sources of this repository, in a fixed order."""
     patterns = ("docs/*.md", "rllm_core/**/*.py", "plugins/*/rllm_*/**/*.py", "tests/**/*.py", "benchmarks/*.py")
     return [path.read_text(encoding="utf-8") for pattern in patterns for path in sorted(ROOT.glob(pattern))]
 
 
 def make_tokenizer(texts: list[str], vocabulary_size: int) -> Any:
-    """A byte-level BPE with the chat tokens of the template."""
+    """Trains a byte-level BPE tokenizer with the chat tokens of the template."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -81,7 +81,7 @@ def make_tokenizer(texts: list[str], vocabulary_size: int) -> Any:
 
 
 def make_parsers(folder: Path, texts: list[str], vocabulary_size: int) -> dict[str, Any]:
-    """Both parsers for one tokenizer, each with a copy of its own."""
+    """Creates both parsers, each with its own copy of the same tokenizer."""
     from rllm_renderers.chat_template import ChatTemplateParser
     from rllm_renderers.renderer import RendererConfig, RendererParser
 

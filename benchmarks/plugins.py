@@ -1,4 +1,4 @@
-"""What many installed packages cost ``rllm-core plugins``, and what ``rllm-core --help`` costs beside what it rests on.
+"""Cost of many installed packages for ``rllm-core plugins``, and of ``rllm-core --help`` relative to its dependencies.
 
     python -m benchmarks.plugins
 
@@ -28,7 +28,7 @@ from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, ru
 MANY_DISTRIBUTIONS, MANY_PLUGINS, FEW_PLUGINS = 300, 30, 3
 README_CHARACTERS = 6_000
 
-# Light modules are what a plugin has at least; --help asks each of them for its commands.
+# The minimum of a plugin is its entry module; --help asks each of them for its commands.
 PLUGIN = """
 from rllm_core import hookimpl
 from rllm_core.providers import Workflow
@@ -50,12 +50,12 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
 
 
 class Environment:
-    """A virtual environment with the core, what it needs, and made-up packages.
+    """Virtual environment with the core, its dependencies and made-up packages.
 
     Args:
-        folder: Where to make it.
-        distributions: How many are installed in all; None for no more than there have to be.
-        plugins: How many of them are plugins.
+        folder: Folder of the environment.
+        distributions: Number of installed distributions; None for as few as possible.
+        plugins: Number of plugins among them.
     """
 
     def __init__(self, folder: Path, distributions: int | None, plugins: int) -> None:
@@ -87,7 +87,7 @@ class Environment:
             (folder / "entry_points.txt").write_text("\n".join([*entry_points, ""]))
 
     def seconds(self, *arguments: str) -> Row:
-        """What a command of a fresh interpreter takes."""
+        """Times a command in a fresh interpreter."""
         started, before = time.perf_counter(), os.times()
         self._run("-m", "rllm_core", *arguments)
         wall, after = time.perf_counter() - started, os.times()
@@ -95,13 +95,13 @@ class Environment:
         return {"wall_seconds": wall, "cpu_seconds": cpu}
 
     def timed(self, code: str) -> Row:
-        """What code takes in a fresh interpreter, from when that has started, and the modules it imports."""
+        """Times code in a fresh interpreter, without its start, and lists the imported modules."""
         found: Row = json.loads(self._run("-c", TIMED.format(code=code)))
         return found
 
     def _run(self, *arguments: str) -> str:
         environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "RLLM_"))}
-        # Not in the repository: its root on sys.path would answer some imports faster.
+        # Not in the repository, because its root on sys.path would speed up some imports.
         done = subprocess.run(
             [self.python, *arguments],
             check=True,
@@ -114,7 +114,7 @@ class Environment:
 
 
 def needed_by_the_core() -> Iterator[Path]:
-    """The installed files and folders of everything that the core depends on."""
+    """Yields the installed files and folders of the core's dependencies."""
     seen, queue = set[str](), ["rllm-core"]
     names = set[str]()
     while queue:
@@ -131,7 +131,7 @@ def needed_by_the_core() -> Iterator[Path]:
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Alternate fresh interpreters in the environments, then the command line beside its dependencies."""
+    """Alternates fresh interpreters in the environments, then the command line and its dependencies."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         sides = {
@@ -150,7 +150,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
                 }
             )
         for command in (("plugins",), ("--help",)):
-            for trial in range(-1, options.trials):  # the first one reads the files
+            for trial in range(-1, options.trials):  # the first one warms the file cache
                 for side, environment in alternating(sides, trial):
                     seconds = environment.seconds(*command)
                     if trial >= 0:
@@ -166,7 +166,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The figures of a run."""
+    """Computes the figures."""
     found: Figures = {}
     for command, name in (("plugins", "many_over_few"), ("--help", "help_many_over_few")):
         for clock, suffix in (("wall_seconds", ""), ("cpu_seconds", "_cpu")):
@@ -193,7 +193,7 @@ def _ratio(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plugins", description=__doc__)
     parser.add_argument("--trials", type=int, default=30, help="fresh interpreters per side (default 30)")
     run("plugins", parser, measure, figures, arguments)

@@ -1,7 +1,7 @@
-"""Sampling alone: the embedded engine against ``generate`` of transformers, in one process and one precision.
+"""Sampling speed: the engine of ``local`` against ``generate`` of transformers, in one process and one precision.
 
-Both get the same prompts, all different, and sample the same number of tokens at temperature 1 from the whole
-vocabulary, with no token that stops them. Ours also returns every token's log-probability.
+Both get the same set of distinct prompts and sample the same number of tokens at temperature 1 from the whole
+vocabulary, without stop tokens. Ours also returns every token's log-probability.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ HALF_MILLION = Qwen3Config(
     eos_token_id=None,
     pad_token_id=0,
 )
-"""A Qwen3 of 0.5 million parameters."""
+"""Configuration of a Qwen3 with 0.5 million parameters."""
 
 
 def make_random_model(folder: Path) -> Path:
-    """Save a randomly initialised model of `HALF_MILLION`."""
+    """Saves a randomly initialized model of `HALF_MILLION`."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         Qwen3ForCausalLM(HALF_MILLION).save_pretrained(folder)
@@ -55,7 +55,7 @@ def make_random_model(folder: Path) -> Path:
 
 
 def measure(models: dict[str, Path], trials: RawTrials, count: int) -> None:
-    """Alternate both samplers, trial by trial, for every model and batch."""
+    """Alternates both samplers, trial by trial, for every model and batch."""
     config = LocalConfig(device="cpu", dtype="float32", threads=1)
     for name, path in models.items():
         model = load_model(path, config)

@@ -1,9 +1,8 @@
 """Two trainings in two processes that take turns, one optimizer step each.
 
-A side runs ``python -m benchmarks.MODULE``. Wherever a step of its training ends it waits at a `Gate`, which the
-parent opens; so exactly one of the two computes at any time, and what else the machine does hits neighbouring steps
-of both alike. A side that went on computing behind a closed gate would be timed too low: the CPU time it used while
-waiting is reported with every step and checked.
+A side runs ``python -m benchmarks.MODULE``. After each training step it waits at a `Gate`, which the parent opens. So
+only one side computes at a time, and other load on the machine affects adjacent steps of both equally. A side that
+kept computing behind a closed gate would look too fast, so its CPU time while waiting is checked at every step.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from benchmarks.trials import Row
 IDLE_CPU_SECONDS = 0.002
 IDLE_CPU_SHARE = 0.05
 HEARTBEAT_SHARE = 0.01
-"""Of the time it waits: clients of servers keep their sessions alive."""
+"""Allowed CPU share of the waiting time, because clients of servers keep their sessions alive."""
 
 
 class SideError(RuntimeError):
-    """A side ended early, or computed when it was not its turn."""
+    """A side ended early, or computed while it should wait."""
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The parent's end
+# Parent process
 
 
 class Side:
-    """A child process that trains when it is told to.
+    """Child process that trains on request.
 
     Args:
-        name: What its rows are marked with.
-        module: Its module in this package.
+        name: Name of the side in rows.
+        module: Module of the side.
     """
 
     def __init__(self, name: str, module: str) -> None:
@@ -64,28 +63,28 @@ class Side:
             self._process.kill()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # a child that has gone cannot take what is still in the buffer
+        with contextlib.suppress(BrokenPipeError):  # the child may have exited before reading the buffer
             self._process.stdin.close()
         self._process.stdout.close()
         self._process.wait()
 
     def begin(self, request: Row) -> None:
-        """Start a training; returns when it waits before its first step."""
+        """Starts a training; returns when it waits before its first step."""
         self._send(request)
         self._receive("ready")
 
     def step(self) -> Row:
-        """Let it do one step; returns its times and counts."""
+        """Runs one step; returns its times and counts."""
         self._send({"go": True})
         return self._receive("step")
 
     def end(self) -> Row:
-        """Let it finish (validate, save); returns what the training came to."""
+        """Lets the training finish (validate, save); returns its result."""
         self._send({"go": True})
         return self._receive("result")
 
     def run(self, request: Row) -> Row:
-        """Let it do what has no steps; returns what that came to."""
+        """Runs a request without steps; returns its result."""
         self._send(request)
         return self._receive("result")
 
@@ -109,15 +108,15 @@ class Side:
         return found
 
     def _gone(self) -> SideError:
-        return SideError(f"side {self.name} ended with exit code {self._process.wait()}; see its messages above")
+        return SideError(f"side {self.name} ended with exit code {self._process.wait()}; see its output above")
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The child's end
+# Child process
 
 
 class Gate:
-    """What a training passes between two steps."""
+    """Gate at which a training waits between two steps."""
 
     def __init__(self, requests: IO[str], answers: IO[str]) -> None:
         self._requests = requests
@@ -125,27 +124,27 @@ class Gate:
         self._wall = self._cpu = 0.0
 
     def open_first(self) -> None:
-        """Say that everything is allocated, and wait for the first step's turn."""
+        """Reports that everything is allocated, and waits for the first turn."""
         self._answer("ready", {})
         self._wait()
 
     def step_ended(self, step: int, **counts: float) -> None:
-        """Report a step, then wait for the next one's turn. The clocks stand still meanwhile."""
+        """Reports a step, then waits for the next turn; waiting is not timed."""
         now, cpu = time.perf_counter(), time.process_time()
         row = {"step": step, "wall_seconds": now - self._wall, "cpu_seconds": cpu - self._cpu, **counts}
         if self._idle_cpu > max(IDLE_CPU_SECONDS, IDLE_CPU_SHARE * row["cpu_seconds"], HEARTBEAT_SHARE * self._waited):
-            raise SideError(f"step {step}: {self._idle_cpu:.3f} CPU seconds were used before it was allowed to begin")
+            raise SideError(f"step {step}: the side used {self._idle_cpu:.3f} CPU seconds while it should wait")
         self._answer("step", row)
         self._wait()
 
     def ended(self, result: Row) -> None:
-        """Report what the training came to."""
+        """Reports the result of the training."""
         self._answer("result", result)
 
     def _wait(self) -> None:
         before, since = time.process_time(), time.perf_counter()
         if not self._requests.readline():
-            raise SystemExit("the parent is gone")
+            raise SystemExit("the parent process has exited")
         self._wall, self._cpu = time.perf_counter(), time.process_time()
         self._idle_cpu, self._waited = self._cpu - before, self._wall - since
 
@@ -155,7 +154,7 @@ class Gate:
 
 
 def serve(train: Callable[[Row, Gate], Row]) -> None:
-    """Run trainings as they are asked for. Whatever they print goes to standard error."""
+    """Runs the requested trainings; redirects their output to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     gate = Gate(sys.stdin, answers)
@@ -164,7 +163,7 @@ def serve(train: Callable[[Row, Gate], Row]) -> None:
 
 
 def take_turns(sides: tuple[Side, Side], requests: tuple[Row, Row], steps: int) -> Iterator[tuple[Side, Row]]:
-    """Train both, step by step in turn; who goes first changes with every step."""
+    """Trains both sides, taking turns at every step; the order changes with every step."""
     for side, request in zip(sides, requests, strict=True):
         side.begin(request)
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""Scripted backends that take their time, and a workflow whose rollouts have nothing in common."""
+"""Scripted backends with delays, and a workflow whose rollouts share no prompts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SYNC_SECONDS = 4.0
 
 
 def rollout_seconds(generator: random.Random, log_standard_deviation: float) -> float:
-    """Log-normal, with a mean of ``MEAN_ROLLOUT_SECONDS`` before it is capped."""
+    """Draws a log-normal duration with mean ``MEAN_ROLLOUT_SECONDS``, then caps it."""
     mu = math.log(MEAN_ROLLOUT_SECONDS) - log_standard_deviation**2 / 2
     return min(generator.lognormvariate(mu, log_standard_deviation), MAX_ROLLOUT_SECONDS)
 
@@ -33,14 +33,14 @@ class SimulatedConfig(Section):
     """``[simulated]``.
 
     Attributes:
-        log_standard_deviation: Of the rollouts' times; 0 makes them all equally long.
+        log_standard_deviation: Log standard deviation of the rollout times; 0 makes all equally long.
     """
 
     log_standard_deviation: float = 1.0
 
 
 class SimulatedBackend(ScriptedBackend):
-    """Takes as long as the workload says, and samples while it trains."""
+    """Takes the workload's times, and samples while it trains."""
 
     name: ClassVar[str] = "simulated"
     seconds_per_step: ClassVar[float] = TRAIN_SECONDS
@@ -60,7 +60,7 @@ class SimulatedBackend(ScriptedBackend):
         return self.rollout_seconds[-1]
 
     async def on_policy_updated(self, update: PolicyUpdate) -> None:
-        """See `BackendProtocol.on_policy_updated`; the first weights are there already."""
+        """See `BackendProtocol.on_policy_updated`; sending the initial weights takes no time."""
         if update.reason == "step":
             await asyncio.sleep(SYNC_SECONDS)
         await super().on_policy_updated(update)
@@ -73,7 +73,7 @@ class PunctualConfig(Section):
 
 
 class PunctualBackend(ScriptedBackend):
-    """Its engine takes equally long for every turn, and training no time at all."""
+    """Takes equally long for every turn, and no time for training."""
 
     name: ClassVar[str] = "punctual"
 
@@ -86,9 +86,9 @@ class PunctualBackend(ScriptedBackend):
 
 
 class OwnPrompts(ScriptedWorkflow):
-    """Opens with a prompt of the rollout's own: equal prompts would be one call, and end together.
+    """Starts each rollout with its own prompt, because equal prompts would share one call and end together.
 
-    Before that its environment takes up to ``wait_seconds`` to start.
+    Before that, the environment takes up to ``wait_seconds`` to start.
     """
 
     name: ClassVar[str] = "own_prompts"
@@ -99,7 +99,7 @@ class OwnPrompts(ScriptedWorkflow):
         return self.episode(task, steps, reward=sum(step.text == "yes" for step in steps) / len(steps))
 
     async def converse(self, task: Task, completer: Completer) -> list[Step]:
-        """The steps of ``turns`` turns."""
+        """Runs ``turns`` turns and returns their steps."""
         if self.config.wait_seconds:
             await asyncio.sleep(random.Random(completer.seed).uniform(0.0, self.config.wait_seconds))
         messages = Messages([{"role": "user", "content": f"{task.task_id} {completer.seed}"}])
@@ -113,7 +113,7 @@ class OwnPrompts(ScriptedWorkflow):
 
 
 class SimulationPlugin:
-    """Provides them."""
+    """Provides the backends and the workflow above."""
 
     @hookimpl
     def backends(self) -> list[Backend]:
@@ -123,14 +123,14 @@ class SimulationPlugin:
             Backend(
                 name="simulated",
                 load=load,
-                summary="A long tail.",
+                summary="Simulated times with a long tail.",
                 default_parser="bytes",
                 config=f"{__name__}:SimulatedConfig",
             ),
             Backend(
                 name="punctual",
                 load=f"{__name__}:PunctualBackend",
-                summary="No tail.",
+                summary="Equal times for all turns.",
                 default_parser="bytes",
                 config=f"{__name__}:PunctualConfig",
             ),

@@ -1,9 +1,9 @@
-"""A long run with faults in one process: what is left of memory, threads, descriptors and tasks.
+"""Soak test: leaks of memory, threads, descriptors and tasks in a long run with faults, in one process.
 
     python -m benchmarks.soak --episodes 100000
 
-One episode in a hundred raises, or its engine does; all are tried again. The memory is read after
-every optimizer step, and its slope over the second half is what a run of a million episodes would grow by.
+About one attempt in a hundred fails in the workflow or the engine, and is retried. Memory is read after every optimizer
+step; its slope over the second half predicts the growth of longer runs.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process holds on to, its memory aside."""
+    """Resources of a process, except memory."""
 
     threads: int
     descriptors: int
 
     @classmethod
     def now(cls) -> Footprint:
-        """That of this process."""
+        """Reads the footprint of this process."""
         gc.collect()
         return cls(threading.active_count(), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
 
 
 @dataclass(frozen=True)
 class Soaked:
-    """What a soak found.
+    """Result of a soak test.
 
     Attributes:
-        trained: Episodes that were trained.
-        failed_attempts: Attempts at episodes that failed and were tried again.
-        before: Before the run.
-        after: After it.
-        tasks_left: Tasks on the event loop when the run had ended.
+        trained: Trained episodes.
+        failed_attempts: Failed attempts that were retried.
+        before: Footprint before the run.
+        after: Footprint after the run.
+        tasks_left: Tasks on the event loop after the run.
         bytes_per_episode_in_second_half: Slope of the resident memory.
-        grown_mb: Resident memory at the end, less that after the first tenth.
+        grown_mb: Resident memory at the end minus that after the first tenth.
     """
 
     trained: int
@@ -73,20 +73,20 @@ class Soaked:
 
 
 class MemoryOverSteps:
-    """A plugin that reads the resident memory after every optimizer step."""
+    """Plugin that reads the resident memory after every optimizer step."""
 
     def __init__(self) -> None:
         self.resident_bytes: list[int] = []
 
     @hookimpl
     async def on_batch_end(self) -> None:
-        """Read it."""
+        """Reads the resident memory."""
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         self.resident_bytes.append(pages * PAGE_BYTES)
 
 
 def soak(run_dir: Path, *, episodes: int, failed_share: float) -> Soaked:
-    """Train the scripted policy for ``episodes`` episodes, asynchronously, after a short run that warms up."""
+    """Trains the scripted policy asynchronously for ``episodes`` episodes, after a short warm-up run."""
     per_step = GROUPS_PER_STEP * ROLLOUTS_PER_GROUP
     asyncio.run(_train(run_dir / "warm-up", WARM_UP_STEPS, failed_share, MemoryOverSteps()))
     memory = MemoryOverSteps()
@@ -125,7 +125,7 @@ async def _train(run_dir: Path, steps: int, failed_share: float, memory: MemoryO
 
 
 def main() -> None:
-    """Print the figures as JSON."""
+    """Prints the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--failed-share", type=float, default=0.01)

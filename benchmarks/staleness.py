@@ -1,12 +1,12 @@
-"""What staleness costs in learning, and what corrections give back.
+"""Solve rates with stale weights, with and without off-policy corrections.
 
-    python -m benchmarks.staleness                  # all of it, and docs/staleness.md with its plot
+    python -m benchmarks.staleness                  # measures everything; writes docs/staleness.md and its plot
     python -m benchmarks.staleness --seeds 1000 --etas 0 4 --no-docs
 
-The starter task ``sort`` on ``local`` with generation in a thread of its own, in flight, at ``staleness_threshold``
-(eta) 0, 1, 4 and 8: uncorrected, with PPO's ratio to the policy that sampled, with truncated importance weights of
-tokens, and decoupled. Weights are swapped under running rollouts, so the staleness that was reached is measured and not
-assumed. Figures, per method and eta: ``METHOD_etaN_solved_after_mean``, ``..._min`` and ``..._staleness_mean``.
+Trains the starter task ``sort`` on ``local`` with separated generation, at ``staleness_threshold`` (eta) 0, 1, 4 and 8:
+uncorrected, with PPO's ratio to the sampling policy, with truncated importance weights per token, and decoupled.
+Weights change during rollouts, so staleness is measured, not assumed. Figures per method and eta:
+``METHOD_etaN_solved_after_mean``, ``..._min`` and ``..._staleness_mean``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PLOT = ROOT / "docs" / "images" / "staleness.svg"
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Train every method at every eta on every seed, one at a time: a busy core would change the staleness."""
+    """Trains every method at every eta on every seed, one at a time, because a busy core would change the staleness."""
     environment = {**os.environ, **SETTINGS}
     with tempfile.TemporaryDirectory() as temporary:
         for seed in options.seeds:
@@ -82,7 +82,7 @@ def _row(run_dir: Path, method: str, eta: int, seed: int) -> Row:
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The figures of what was trained."""
+    """Computes the figures."""
     found: Figures = {}
     for method, eta in sorted({(row["method"], row["eta"]) for row in of_kind(rows, "run")}):
         runs = of_kind(rows, "run", method=method, eta=eta)
@@ -95,11 +95,11 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The page of the documentation
+# Documentation page
 
 
 def page(rows: Sequence[Row]) -> str:
-    """``docs/staleness.md``: the table of a measurement of all methods and etas."""
+    """Formats ``docs/staleness.md``, with a table of all methods and etas."""
     runs = of_kind(rows, "run")
     etas = sorted({row["eta"] for row in runs})
     settings = next(row["settings"] for row in rows if row["kind"] == "conditions")
@@ -132,7 +132,7 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """One line per method over eta, every seed a dot."""
+    """Plots one line per method over eta, with one dot per seed."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -161,14 +161,14 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.staleness", description=__doc__)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--etas", nargs="+", type=int, default=list(ETAS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps per run")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of every run")
-    parser.add_argument("--no-docs", action="store_true", help="leave docs/staleness.md and its plot as they are")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="learning rate of every run")
+    parser.add_argument("--no-docs", action="store_true", help="do not write docs/staleness.md and its plot")
 
     def measure_and_write(chosen: argparse.Namespace, trials: RawTrials) -> None:
         measure(chosen, trials)

@@ -1,12 +1,12 @@
-"""Does supervised training reach the entropy of what it learns, and does a student become its teacher?
+"""Supervised training compared with the entropy of its data, and solve rates of distilled students.
 
     python -m benchmarks.supervised
     python -m benchmarks.supervised --parts sft --seeds 0 1 2
 
-Conversations of a stochastic grammar, whose entropy per token is known exactly, are learnt by the starter model with
-``rllm-core train``; ``sft_over_entropy`` is the worst seed's negative log-likelihood per token of held-out
-conversations over that entropy. A starter model trained on ``sort`` then teaches one that is not, synchronously and
-asynchronously: ``distill_solved_min`` and ``distill_async_solved_min`` are the worst held-out shares solved.
+The starter model learns conversations of a stochastic grammar, whose entropy per token is known exactly, with
+``rllm-core train``. ``sft_over_entropy`` is the negative log-likelihood per token of held-out conversations divided by
+that entropy, for the worst seed. Then a starter model trained on ``sort`` teaches an untrained one, synchronously and
+asynchronously. ``distill_solved_min`` and ``distill_async_solved_min`` are the worst held-out solve rates.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ HELD_OUT = 500
 TURNS = 2
 DIGITS = 8
 STEPS = {1: 0.5, 3: 0.3, 4: 0.2}
-"""How far a walk goes from one digit to the next, and how likely."""
+"""Distances from one digit to the next, with their probabilities."""
 STOP = 0.1
-"""The chance that a walk ends after any of its digits."""
+"""Probability that a walk ends after a digit."""
 
 SFT = """
 workflow = "sft"
@@ -77,7 +77,7 @@ ASYNCHRONOUS = ("training.staleness_threshold=1", "local.generation=separated", 
 
 
 def walk(rng: random.Random, start: int) -> tuple[str, float]:
-    """A random walk, and its log-probability."""
+    """Draws a random walk; returns it with its log-probability."""
     digits, place, logprob = "", start, 0.0
     while True:
         [far] = rng.choices(list(STEPS), list(STEPS.values()))
@@ -89,7 +89,7 @@ def walk(rng: random.Random, start: int) -> tuple[str, float]:
 
 
 def conversation(rng: random.Random) -> tuple[list[dict[str, str]], float, int]:
-    """Its messages, the log-probability of what the assistant says, and in how many tokens, stop tokens included."""
+    """Draws messages; returns them with the assistant's log-probability and token count, including stop tokens."""
     messages, logprob, tokens = [], 0.0, 0
     for _ in range(TURNS):
         start = rng.randrange(DIGITS)
@@ -100,14 +100,14 @@ def conversation(rng: random.Random) -> tuple[list[dict[str, str]], float, int]:
 
 
 def entropy_per_token() -> float:
-    """Nats per token, exactly: of the first digit; and of all that follows, which is 1 / STOP tokens on average."""
+    """Returns the exact nats per token: those of the first digit, then of 1 / STOP later tokens on average."""
     step = -sum(p * math.log(p) for p in STEPS.values())
     later = -STOP * math.log(STOP) - (1 - STOP) * math.log(1 - STOP) + (1 - STOP) * step
     return (step + later / STOP) / (1 + 1 / STOP)
 
 
 def write_rows(path: Path, count: int, seed: int) -> float:
-    """Write conversations to a file; returns the negative log-likelihood per token of the grammar itself on them."""
+    """Writes conversations to a file; returns their negative log-likelihood per token under the grammar."""
     rng, logprob, tokens = random.Random(seed), 0.0, 0
     with path.open("w", encoding="utf-8") as file:
         for _ in range(count):
@@ -118,7 +118,7 @@ def write_rows(path: Path, count: int, seed: int) -> float:
 
 
 def train(run_file: str | None, folder: Path, name: str, *overrides: str) -> tuple[dict[str, Any], dict[str, float]]:
-    """Train in a process of its own; its summary, and its seconds. Without a run file, workflow ``sort`` as it is."""
+    """Trains in a separate process; returns summary and seconds. Without a run file, trains workflow ``sort``."""
     target = "sort"
     if run_file is not None:
         path = folder / f"{name}.toml"
@@ -134,7 +134,7 @@ def train(run_file: str | None, folder: Path, name: str, *overrides: str) -> tup
 
 
 def learn_grammar(seed: int, folder: Path) -> Row:
-    """Supervised training on one seed."""
+    """Runs supervised training on one seed."""
     write_rows(folder / "train.jsonl", CONVERSATIONS, 2 * seed)
     of_grammar = write_rows(folder / "test.jsonl", HELD_OUT, 2 * seed + 1)
     summary, seconds = train(SFT.format(seed=seed, folder=folder), folder, "sft")
@@ -151,12 +151,12 @@ def learn_grammar(seed: int, folder: Path) -> Row:
 
 
 def newest_model(run_dir: Path) -> Path:
-    """The model folder in a run's newest checkpoint."""
+    """Returns the model folder in a run's latest checkpoint."""
     return max((run_dir / "checkpoints").iterdir()) / "backend"
 
 
 def distil(seed: int, folder: Path) -> list[Row]:
-    """Train a teacher, then students of it."""
+    """Trains a teacher, then its students."""
     own = (f"training.seed={seed}", f"local.starter_seed={seed}")
     summary, seconds = train(None, folder, "teacher", *own)
     rows = [{"kind": "teacher", "seed": seed, "solved": summary["validation"][-1]["solved"], **seconds}]
@@ -171,7 +171,7 @@ def distil(seed: int, folder: Path) -> list[Row]:
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Every part on every seed."""
+    """Measures the selected parts on every seed."""
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as temporary:
             rows: list[Row] = []
@@ -185,7 +185,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The worst seed of each part."""
+    """Computes the figures of the worst seeds."""
     found: Figures = {}
     learnt, taught = of_kind(rows, "sft"), of_kind(rows, "distill")
     if learnt:
@@ -205,7 +205,7 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.supervised", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=["sft", "distill"], default=["sft", "distill"])
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", default=[0, 1, 2])

@@ -1,46 +1,45 @@
-"""What both parsers of ``rllm-renderers`` do with real chat templates, judged by transformers and ``tokenizers`` alone.
+"""Correctness of both parsers of ``rllm-renderers`` on real chat templates, judged by transformers and ``tokenizers``.
 
     python -m benchmarks.templates FOLDER
 
-FOLDER holds model folders: ``tokenizer.json``, ``tokenizer_config.json``, and ``chat_template.jinja`` or the template
-inside ``tokenizer_config.json``. Each parser plays about sixty short conversations with each of them (see
-`benchmarks.templates_corpus`), token by token, with the parser sessions that a rollout uses. The last line is one JSON
-object: the figures of ``chat_template`` and of ``renderer``.
+FOLDER contains model folders: ``tokenizer.json``, ``tokenizer_config.json``, and ``chat_template.jinja`` or the
+template inside ``tokenizer_config.json``. Each parser runs about sixty short conversations per model
+(`benchmarks.templates_corpus`), token by token, with the parser sessions of a rollout. The last line is one JSON object
+with the figures of ``chat_template`` and ``renderer``.
 
-**The reference** (`benchmarks.templates_reference`) shares no code with what is measured: transformers renders the
-template, ``tokenizers`` encodes it. Text of users, tools and models is kept apart from the template's own text, so it
-never becomes a control token; sampled completions are spliced in as they are. A control token is an added token that is
-special, or whose name is in angle or square brackets. Where text spells one, prompts are compared as text and control
-tokens in turns; everywhere else token for token.
+**The reference** (`benchmarks.templates_reference`) shares no code with the parsers: transformers renders the template,
+``tokenizers`` encodes it. Text of users, tools and models is kept apart from the template's own text, so it never
+becomes a control token. Sampled completions are inserted unchanged. A control token is an added token that is special,
+or whose name is in angle or square brackets. Prompts are compared token by token; if text spells a control token, as
+alternating text and control tokens.
 
-**The figures**, each a count over all conversations of all templates:
+**The figures** are counts over all conversations of all templates:
 
-* ``templates``: model folders; ``accepted`` and ``refused`` add up to it. A template is refused by an error of the
-  project's own family (`rllm_core.errors.UserError`) with one line of text. Any other exception is counted in
-  ``refused`` and in ``raw_errors``.
-* ``exact_turns``: prompts after the first one that are the prompt before, the completion, and exactly what the template
-  adds. What it adds is read off its rendering of the whole conversation with words in place of the model's answers:
-  what follows the last answer, from its stop token on. It adds nothing, and only a break is right, where that rendering
-  changes what stands before an answer, does not print the answer or its end, or ends it with another stop token than
-  the sampled one. Neither white space nor reasoning that the template would drop from an earlier answer counts as such
-  a change. A prompt that equals the rendering of the whole conversation as it was read is exact, too.
-* ``broken_turns``: prompts that the session reported as a new segment, and that are the rendering of the whole
-  conversation; also those that a conversation forces.
-* ``wrong_turns``: prompts that are neither, and first prompts that are not what the template renders; also those with
-  the same text in other tokens.
-* ``silent_breaks``: prompts that do not begin with the prompt before and its completion, with no break reported.
-* ``vanished_texts``: texts of users that a prompt does not hold, texts of tools and the system that it does not hold
-  though the template prints them (letter by letter or as JSON, white space at the ends aside), and texts that the model
-  wrote before its stop token and that are in neither content, reasoning nor calls as read.
-* ``leaked_controls``: control tokens in prompts that some message spells, beyond those that the template writes and
-  those that were sampled.
-* ``malformed_accepted``: calls that are broken in one place, or name a tool that was not offered, and were read as ok.
-  Only where tools are offered, which is where the parser says it supports them.
-* ``raw_errors``: exceptions from accepted parsers; any at all in a conversation that the template takes, and any but an
-  error of the project's own family in one that it does not take. Those conversations count for nothing else.
+* ``templates``: model folders, the sum of ``accepted`` and ``refused``. A template is refused by a
+  `rllm_core.errors.UserError` with one line of text. Any other exception counts in ``refused`` and ``raw_errors``.
+* ``exact_turns``: later prompts that consist of the previous prompt, the completion, and exactly the tokens the
+  template adds. Those are read from its rendering of the whole conversation with placeholder answers: the text after
+  the last answer, from its stop token on. Only a break is correct if that rendering changes the text before an answer,
+  omits the answer or its end, or ends it with a stop token other than the sampled one. White space, and reasoning the
+  template would drop from an earlier answer, do not count as changes. A prompt that equals the rendering of the whole
+  parsed conversation is exact too.
+* ``broken_turns``: prompts reported as a new segment that equal the rendering of the whole conversation, including
+  breaks the conversation forces.
+* ``wrong_turns``: all other later prompts, and first prompts that differ from the template's rendering, even if only in
+  their tokens.
+* ``silent_breaks``: prompts that do not start with the previous prompt and its completion, without a reported break.
+* ``vanished_texts``: user texts missing from a prompt; tool and system texts missing although the template prints them
+  (verbatim or as JSON, ignoring white space at the ends); and text the model wrote before its stop token that is
+  missing from the parsed content, reasoning and calls.
+* ``leaked_controls``: control tokens in prompts that a message spells, beyond those of the template and the sampled
+  ones.
+* ``malformed_accepted``: calls parsed as valid although they are broken in one place or name a tool that was not
+  offered. Counted only if tools are offered.
+* ``raw_errors``: exceptions from accepted parsers: any exception in a conversation the template accepts, and any except
+  a ``UserError`` in one it rejects. These conversations count in no other figure.
 
-Tools are offered only to parsers that support them. Calls that were offered, well-formed and not read as they were
-written are counted as ``unread_calls`` in the table and in the raw trials.
+Tools are offered only to parsers that support them. Valid calls of offered tools that were not parsed as written count
+as ``unread_calls`` in the table and the raw trials.
 """
 
 from __future__ import annotations
@@ -63,21 +62,21 @@ KEYS = ("templates", "accepted", "refused", *(key for key in COUNTED if key != "
 
 
 def model_folders(folder: Path | None) -> list[Path]:
-    """The model folders in a folder.
+    """Finds the model folders in a folder.
 
     Raises:
         SystemExit: If there are none.
     """
     if folder is None:
-        raise SystemExit("FOLDER is missing: give a folder of model folders, or --from-raw")
+        raise SystemExit("FOLDER is missing: pass a folder of model folders, or --from-raw")
     found = sorted(path.parent for path in folder.glob("*/tokenizer.json"))
     if not found:
-        raise SystemExit(f"{folder} holds no model folders: each needs a tokenizer.json; give the folder above them")
+        raise SystemExit(f"{folder} has no model folders with a tokenizer.json; pass the folder that contains them")
     return found
 
 
 def parsers() -> dict[str, Load]:
-    """What makes each parser of a model folder."""
+    """Returns functions that create each parser from a model folder."""
     from rllm_renderers.chat_template import ChatTemplateParser
     from rllm_renderers.renderer import RendererParser
 
@@ -85,12 +84,12 @@ def parsers() -> dict[str, Load]:
 
 
 def played(folder: Path) -> list[Row]:
-    """All rows of one model folder."""
+    """Returns all rows of one model folder."""
     return list(play_folder(folder, parsers()))
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Play with every model folder, and print a table of what happened."""
+    """Runs the conversations with every model folder, and prints a table of results."""
     os.environ.update(SETTINGS)
     folders = model_folders(options.folder)
     print(f"{'template':52}{'parser':15}" + "".join(f"{title:>10}" for title in TITLES), flush=True)
@@ -114,7 +113,7 @@ TITLES = tuple(key.removesuffix("_turns").partition("_")[0] for key in COUNTED)
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    """The lines of some models."""
+    """Yields the table lines of some models."""
     for model in of_kind(rows, "model"):
         begin = f"{model['model'][:51]:52}{model['parser']:15}"
         if model["outcome"] != "accepted":
@@ -147,10 +146,10 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.templates", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="a folder of model folders")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that play at the same time (default 1)")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel processes (default 1)")
     run("templates", parser, measure, figures, arguments)
 
 

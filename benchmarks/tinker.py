@@ -1,13 +1,12 @@
-"""Backend ``tinker`` beside tinker-cookbook's own RL loop, and above the least that a step needs.
+"""Speed of backend ``tinker`` relative to tinker-cookbook's own RL loop, and to the minimum a step needs.
 
     python -m benchmarks.tinker
 
-One Tinker server on this machine (SkyRL's, on the CPU), one model, one task, groups of one size; three processes that
-take turns step by step, so that what else the machine does hits all alike: ours, the cookbook's loop unedited, and a
-loop of the bare SDK with one request per group. Server and clients share one core, so that a loop does not win by
-keeping more cores busy. Per step: seconds, CPU seconds of the client, of the server's API and
-of its engine, and HTTP requests as the server saw them. Goals: ``steps_per_second_over_cookbook`` at least 2.5,
-``seconds_per_step_over_floor`` at most 1.15.
+One Tinker server on this machine (SkyRL's, on the CPU), one model, one task and one group size. Three processes take
+turns at every step, so that other load affects all equally: ours, the unmodified cookbook loop, and a loop with the
+bare SDK and one request per group. Server and clients share one core, so that no loop wins by using more cores. Each
+step records seconds; CPU seconds of the client, the server's API and its engine; and HTTP requests seen by the server.
+Goals: ``steps_per_second_over_cookbook`` at least 2.5, ``seconds_per_step_over_floor`` at most 1.15.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
 CLIENT, SERVER = ROOT / ".venv-tinker-cookbook", ROOT / ".venv-tinker-server"
 SIDES = ("ours", "cookbook", "floor")
 WARM_UP_STEPS = 3
-"""The server compiles in these, anew for every model."""
+"""Steps in which the server compiles, separately for each model."""
 ENGINE = {"max_lora_adapters": 6, "max_lora_rank": 8, "train_micro_batch_size": 64, "sample_max_num_sequences": 128}
-"""Large enough that a step is a few batches, and no batch is compiled anew."""
+"""Large enough for a step to fit into a few batches, without compiling again."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def enter_environment(arguments: Sequence[str]) -> None:
-    """Go on in the environment that holds the cookbook and ours, making it and the server's if need be."""
+    """Restarts in the environment with the cookbook and ours; creates it and the server's if needed."""
     os.environ.update(ENVIRONMENT | {"TINKER_TELEMETRY": "0", "TINKER_API_KEY": "tml-none", "TQDM_DISABLE": "1"})
     if Path(sys.prefix).resolve() == CLIENT.resolve():
         return
@@ -55,11 +54,11 @@ def enter_environment(arguments: Sequence[str]) -> None:
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Let the three take turns; who goes first changes with every step."""
+    """Lets the three sides take turns; the order changes with every step."""
     sys.path.insert(0, str(ROOT / "tests" / "tinker"))
     from server import TinkerServer, starter_model
 
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # and so all that is started from here
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # inherited by all processes started from here
     cache = SERVER / "cache"
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as open_sides:
         server = TinkerServer(Path(folder) / "server", starter_model(cache), cache, engine=ENGINE)
@@ -113,7 +112,7 @@ def _cpu_seconds(pids: Sequence[int]) -> list[float]:
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """Ratios of neighbouring steps, and per step the medians of each side; requests are means."""
+    """Computes ratios of adjacent steps, medians per step and side, and mean requests."""
     timed = {name: of_kind(rows, "step", side=name, warm_up=False) for name in SIDES}
     found: Figures = {"steps": len(timed["ours"])}
     for ending, seconds_of in (("", _seconds), ("_cpu", _all_cpu_seconds)):
@@ -142,12 +141,12 @@ def _all_cpu_seconds(row: Row) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tinker", description=__doc__)
     parser.add_argument(
-        "--steps", type=int, default=28, help="timed steps of each side; 25 hold one of our recovery states"
+        "--steps", type=int, default=28, help="timed steps per side; 25 include one recovery state of ours"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the tasks")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the tasks")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "--from-raw" not in " ".join(given) and not {"-h", "--help"} & set(given):
         enter_environment(given)

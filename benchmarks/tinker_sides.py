@@ -1,7 +1,7 @@
 """Three ways to train the starter task on one Tinker server, each in a process that waits between steps (see `sides`).
 
-``ours`` is ``rllm-core train sort --backend tinker``; ``cookbook`` is `tinker_cookbook.rl.train.main`, unedited, with
-the same tasks and rewards as its environment; ``floor`` is the least that a step needs, written with the bare SDK.
+``ours`` is ``rllm-core train sort --backend tinker``. ``cookbook`` is the unmodified `tinker_cookbook.rl.train.main`,
+with the same tasks and rewards as its environment. ``floor`` is the minimum a step needs, with the bare SDK.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.types import Task
 
 GROUPS, ROLLOUTS = 16, 16
-"""As ``rllm-core train sort`` has them."""
+"""Same as in ``rllm-core train sort``."""
 RANK = 8
 SETTINGS: dict[str, Any] = {
     "training.groups_per_step": GROUPS,
@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
     "rollout.max_response_tokens": 6,
     "algorithm.loss": "importance_sampling",
     "algorithm.entropy_coefficient": 0.0,
-    # So low that what is sampled, and so what has to be computed, is the same all along and on every side.
+    # Low enough for completions, and so the work, to stay the same over time and on every side.
     "optimizer.learning_rate": 1e-5,
     "optimizer.schedule": "constant",
     "optimizer.warmup_steps": 0,
@@ -51,13 +51,13 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What all sides train on.
+    """Workload of all sides.
 
     Attributes:
-        model: The folder, which is the server's name of it, too.
-        base_url: The server.
-        steps: How many.
-        seed: Of tasks.
+        model: Folder of the model, also its name on the server.
+        base_url: URL of the server.
+        steps: Number of steps.
+        seed: Seed of the tasks.
     """
 
     model: str
@@ -67,7 +67,7 @@ class Workload:
 
     @cached_property
     def plugins(self) -> PluginManager:
-        """What is installed."""
+        """Installed plugins."""
         return PluginManager.from_environment()
 
     @cached_property
@@ -85,25 +85,25 @@ class Workload:
 
     @cached_property
     def tasks(self) -> Sequence[Task]:
-        """Of all steps, in the order in which ours visits them."""
+        """Tasks of all steps, in our order."""
         return training_tasks(SortWorkflow(), self.config)
 
     @cached_property
     def parser(self) -> ChatTemplateParser:
-        """Writes everybody's prompts."""
+        """Parser for the prompts of all sides."""
         return ChatTemplateParser.from_model(self.model)
 
     @cached_property
     def stops(self) -> list[int]:
-        """What ends a turn."""
+        """Stop tokens."""
         return list(self.parser.get_stop_token_ids())
 
     def prompt_ids(self, task: Task) -> list[int]:
-        """The prompt of a task."""
+        """Renders the prompt of a task."""
         return self.parser.render([{"role": "user", "content": prompt(task.data["word"])}])
 
     def reward(self, task: Task, completion: Sequence[int]) -> float:
-        """As the workflow has it."""
+        """Computes the workflow's reward."""
         if not completion or completion[-1] not in self.stops:
             return 0.0
         return score(self.parser.parse_completion(list(completion)).content.strip(), task.data["answer"])
@@ -141,7 +141,7 @@ class _SortGroup(EnvGroupBuilder):
 
 @dataclass
 class _GatedDataset(RLDataset):
-    """The loop asks for a batch where a step begins: it waits there."""
+    """Waits at the gate when the loop fetches a batch, at the start of a step."""
 
     workload: Workload
     gate: Gate
@@ -158,7 +158,7 @@ class _GatedDataset(RLDataset):
 
 
 def _dataset_builder(workload: Workload, gate: Gate) -> RLDatasetBuilder:
-    """One without fields: the cookbook copies and writes down those of its configuration."""
+    """Creates a builder without fields, because the cookbook copies and logs the fields of its configuration."""
 
     @chz.chz
     class Builder(RLDatasetBuilder):
@@ -169,7 +169,7 @@ def _dataset_builder(workload: Workload, gate: Gate) -> RLDatasetBuilder:
 
 
 def train_cookbook(workload: Workload, gate: Gate) -> Row:
-    """The cookbook's synchronous loop, without the reports it writes by default, which cost it a fifth more."""
+    """Runs the cookbook's synchronous loop without its default reports, which would cost it a fifth more."""
     with tempfile.TemporaryDirectory() as folder:
         config = cookbook_train.Config(
             learning_rate=SETTINGS["optimizer.learning_rate"],
@@ -195,7 +195,7 @@ def train_cookbook(workload: Workload, gate: Gate) -> Row:
 
 
 def train_floor(workload: Workload, gate: Gate) -> Row:
-    """One request per group, one ``forward_backward``, one ``optim_step``; nothing is checked, kept or said."""
+    """One request per group, one ``forward_backward``, one ``optim_step``; no checks, records or output."""
     asyncio.run(_floor(workload, gate))
     return {}
 
@@ -244,11 +244,11 @@ def _datum(ids: list[int], sampled: list[int], logprobs: Sequence[float], advant
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# All of them
+# All sides
 
 
 def train_ours(workload: Workload, gate: Gate) -> Row:
-    """``rllm-core train``."""
+    """Runs ``rllm-core train``."""
     return train_gated(workload.config, workload.plugins, gate)
 
 
@@ -256,7 +256,7 @@ SIDES = {"ours": train_ours, "cookbook": train_cookbook, "floor": train_floor}
 
 
 def train(request: Row, gate: Gate) -> Row:
-    """Train one side; the request is its name and the fields of `Workload`."""
+    """Trains one side; the request has its name and the fields of `Workload`."""
     name = request.pop("side")
     return SIDES[name](Workload(**request), gate)
 

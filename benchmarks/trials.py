@@ -1,4 +1,4 @@
-"""Raw trials: one JSON object per line in ``bench/NAME/raw.jsonl``, from which the figures are computed."""
+"""Raw trials, one JSON object per line in ``bench/NAME/raw.jsonl``, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Figures = dict[str, Any]
 
 
 class RawTrials:
-    """Writes the trials of one benchmark; what an earlier run wrote is replaced.
+    """Writes the trials of one benchmark, replacing those of an earlier run.
 
     Args:
-        name: The benchmark.
-        settings: What it was started with; kept in the first row, with what the figures depend on.
+        name: Name of the benchmark.
+        settings: Command-line settings; kept in the first row, together with `conditions`.
     """
 
     def __init__(self, name: str, settings: Row) -> None:
@@ -34,7 +34,7 @@ class RawTrials:
         self.add({"kind": "conditions", **conditions(), "settings": settings})
 
     def add(self, row: Row) -> None:
-        """Write one trial at once, so that an interrupted benchmark leaves what it has measured."""
+        """Writes one trial immediately, so an interrupted benchmark keeps its measurements."""
         self.rows.append(row)
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
@@ -49,17 +49,17 @@ class RawTrials:
 
 
 def raw_path(name: str) -> Path:
-    """Where the trials of a benchmark are."""
+    """Returns the file of a benchmark's trials."""
     return ROOT / "bench" / name / "raw.jsonl"
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a ``raw.jsonl``."""
+    """Reads the rows of a ``raw.jsonl``."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def conditions() -> Row:
-    """What a figure depends on besides the code."""
+    """Returns the conditions a figure depends on, besides the code."""
     from importlib import metadata
     from os import cpu_count, getloadavg
 
@@ -86,15 +86,15 @@ def _processor() -> str:
 
 
 def of_kind(rows: Iterable[Row], kind: str, **wanted: Any) -> list[Row]:
-    """The rows of one kind whose fields have the given values."""
+    """Returns the rows of one kind whose fields have the given values."""
     return [row for row in rows if row["kind"] == kind and all(row.get(key) == value for key, value in wanted.items())]
 
 
 def paired_ratio(pairs: Iterable[tuple[float, float]]) -> float:
-    """The median of second over first, over trials that ran next to each other.
+    """Returns the median of second over first, over adjacent trials.
 
-    Other work on the machine slows both halves of a pair about equally, so that it cancels in each ratio, which it
-    would not in a ratio of two medians.
+    Other load slows both halves of a pair about equally, so it cancels in each ratio. It would not cancel in a ratio of
+    two medians.
     """
     return statistics.median(second / first for first, second in pairs)
 
@@ -106,14 +106,14 @@ def run(
     figures: Callable[[Sequence[Row]], Figures],
     arguments: Sequence[str] | None = None,
 ) -> None:
-    """The command line of a benchmark: measure, or read what was measured; print the figures on the last line."""
+    """Runs a benchmark's command line: measures, or reads earlier trials; prints the figures on the last line."""
     parser.add_argument(
         "--from-raw",
         nargs="?",
         type=Path,
         const=raw_path(name),
         metavar="FILE",
-        help="compute the figures from the trials of an earlier run and measure nothing",
+        help="compute the figures from the trials of an earlier run, without measuring",
     )
     options = parser.parse_args(arguments)
     if options.from_raw is not None:

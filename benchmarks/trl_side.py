@@ -1,9 +1,9 @@
 """TRL's side of a comparison: its ``GRPOTrainer``, set up from the core's run file.
 
-Everything that decides what is computed is equal: model folder, chat template, tasks and their order, batch, lengths,
-sampling, advantages (group mean and standard deviation), one update per batch, token-mean loss, AdamW, float32. What
-TRL does on the way, such as the entropy it logs, is TRL's. It generates with transformers; logs every 10 steps, and
-saves nothing while it trains.
+Everything that affects the computation is equal: model folder, chat template, tasks and their order, batch, lengths,
+sampling, advantages (group mean and standard deviation), one update per batch, token-mean loss, AdamW, float32. TRL's
+additional work, such as logging the entropy, is left in. TRL generates with transformers, logs every 10 steps, and
+saves nothing during training.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Gated(TrainerCallback):  # type: ignore[misc]
 
 
 class _Rewards:
-    """The workflow's own checker as a TRL reward function."""
+    """The workflow's own grader as a TRL reward function."""
 
     __name__ = "checker"
 
@@ -74,13 +74,13 @@ class _Rewards:
 
 
 def prompt_of(workload: str, task: Task) -> list[dict[str, str]]:
-    """The messages the workflow asks with."""
+    """Returns the messages of the workflow's prompt."""
     content = task.data["word"] if workload == "endless" else sort.prompt(task.data["word"])
     return [{"role": "user", "content": content}]
 
 
 def grpo_config(config: RunConfig, folder: str) -> GRPOConfig:
-    """The run file in TRL's terms."""
+    """Converts the run file to TRL's configuration."""
     training, optimizer, rollout = config.training, config.optimizer, config.rollout
     return GRPOConfig(
         output_dir=folder,
@@ -120,19 +120,19 @@ def grpo_config(config: RunConfig, folder: str) -> GRPOConfig:
 
 
 def check_prompts(tokenizer: Any, parser: BaseParser, prompts: list[list[dict[str, str]]]) -> None:
-    """Both sides must read the same tokens, or the comparison is void.
+    """Checks that both sides read the same tokens; otherwise the comparison would be invalid.
 
     Raises:
-        ValueError: If they do not.
+        ValueError: If the tokens differ.
     """
     for messages in prompts:
         theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         if theirs != parser.render(messages):
-            raise ValueError(f"the sides tokenise {messages} differently: {theirs} and {parser.render(messages)}")
+            raise ValueError(f"the sides tokenize {messages} differently: {theirs} and {parser.render(messages)}")
 
 
 def train(request: Row, gate: Gate) -> Row:
-    """Train one run and save the model to ``request["save_to"]``; other keys as in `benchmarks.core_side.train`."""
+    """Trains one run and saves the model to ``request["save_to"]``; other keys as in `benchmarks.core_side.train`."""
     torch.set_num_threads(1)
     plugins = plugin_manager()
     workload = request["workload"]

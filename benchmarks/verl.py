@@ -1,21 +1,21 @@
-"""Backend ``verl`` beside verl's own ``main_ppo``, and what asynchrony gains where a workflow waits.
+"""Speed of backend ``verl`` relative to verl's own ``main_ppo``, and of asynchrony with a workflow that waits.
 
     python -m benchmarks.verl
 
-``sort`` and ``endless``: both train colocated on one Ray cluster of this machine, on the CPU, and take turns step by
-step; who goes first changes with every step. A step lasts from the moment its side is let go to the moment it waits
-for its next turn: generation, rewards, log-probabilities, update, weight sync, metrics and logging. Counted is the CPU
-time, user and system, of every process of the side (driver, actors, trainer, vLLM) and of Ray's daemons, which serve
-whoever's turn it is. With ``sort``, the starter task, a step is 256 short answers, so that most of its time is what
-either framework does around the model; with ``endless`` (``..._long``) it is 64 completions of exactly 256 tokens, so
-that most is the model's. Goal: ``seconds_per_step_over_main_ppo`` at most 1.05, never above 1.15.
+``sort`` and ``endless``: both sides train colocated on one Ray cluster on this machine's CPU and take turns at every
+step, in alternating order. A step lasts from the start of a side's turn until it waits for the next: generation,
+rewards, log-probabilities, update, weight sync, metrics and logging. The figures count CPU time, user and system, of
+all processes of the side (driver, actors, trainer, vLLM) and of Ray's daemons, which serve the side whose turn it is.
+With ``sort``, the starter task, a step has 256 short answers, so most of the time is spent around the model. With
+``endless`` (``..._long``), it has 64 completions of exactly 256 tokens, so most of the time is spent in the model.
+Goal: ``seconds_per_step_over_main_ppo`` at most 1.05, never above 1.15.
 
-``async``: ours alone, on a workflow of two turns that waits 2 s after each: synchronous colocated, synchronous
-separated, and asynchronous separated (a batch ahead, completions resumed across weight syncs). ``async_over_sync`` is
-wall time per step of the last over that of the *faster* synchronous one, with ``..._colocated`` and ``..._separated``
-beside it; below 1.
+``async``: ours alone, on a workflow with two turns that waits 2 s after each: synchronous colocated, synchronous
+separated, and asynchronous separated (one batch ahead, completions resumed across weight syncs). ``async_over_sync`` is
+the wall time per step of the last mode divided by that of the *faster* synchronous one; ``..._colocated`` and
+``..._separated`` compare with each. Goal: below 1.
 
-Makes the environment ``.venv-verl`` on first use.
+Creates the environment ``.venv-verl`` on first use.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from benchmarks.verl_processes import SIDE_VARIABLE, cpu_seconds, spent
 HERE = ROOT / ".venv-verl"
 SUPPORT = ROOT / "tests" / "verl" / "support"
 VERSUS = {"sort": "", "endless": "_long"}
-"""What both train, and how its figures end."""
+"""Workloads, with the suffix of their figures."""
 PARTS = (*VERSUS, "async")
 SIDES = ("ours", "main_ppo")
 CLUSTER = "cluster"
 WARM_UP_STEPS = 3
 FILLING_STEPS = 3
-"""The first steps of a run, which wait for a pipeline that is still empty."""
+"""First steps of a run, in which the pipeline fills."""
 MODES = ("synchronous_colocated", "synchronous_separated", "asynchronous_separated")
 
 
 def enter_environment(arguments: Sequence[str]) -> None:
-    """Go on in the environment that holds verl, made for a CPU, making it if need be."""
+    """Restarts in the environment with verl for the CPU; creates it if needed."""
     sys.path.insert(0, str(SUPPORT))
     from cpu_environment import environment_variables
 
     os.environ.update(ENVIRONMENT | environment_variables() | {"RLLM_CACHE_DIR": str(HERE / "cache")})
-    # Ray's workers load `benchmarks.verl_peer`, too.
+    # Ray's workers also load `benchmarks.verl_peer`.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
     if Path(sys.prefix).resolve() == HERE.resolve():
         return
@@ -67,7 +67,7 @@ def enter_environment(arguments: Sequence[str]) -> None:
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Measure what was asked for, on one Ray cluster."""
+    """Measures the selected parts on one Ray cluster."""
     from rllm_local.starter import starter_model
 
     from benchmarks.endless import make_endless_model
@@ -88,9 +88,10 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[str]:
-    """The address of a cluster on this machine; it ends with this process.
+    """Starts a cluster on this machine and yields its address; it ends with this process.
 
-    One for both sides: verl names its sockets by the number of the Ray job, and two clusters number theirs alike.
+    Both sides share one cluster, because verl names its sockets by Ray job number, and two clusters would use the same
+    numbers.
     """
     import ray
 
@@ -98,7 +99,7 @@ def ray_cluster() -> Iterator[str]:
         ray.init(
             address="local",
             num_cpus=64,
-            num_gpus=2,  # counted, not looked for
+            num_gpus=2,  # declared only; Ray does not look for them
             include_dashboard=False,
             object_store_memory=500_000_000,
             log_to_driver=False,
@@ -121,11 +122,11 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Beside main_ppo
+# Comparison with main_ppo
 
 
 def take_turns(workload: str, model: str, address: str, options: argparse.Namespace, trials: RawTrials) -> None:
-    """Let both train, step by step in turn."""
+    """Trains both sides, taking turns at every step."""
     steps = WARM_UP_STEPS + options.steps
     with contextlib.ExitStack() as open_sides:
         sides = []
@@ -160,7 +161,7 @@ def _timed(side: Side) -> Row:
     row: Row = side.step()
     after = cpu_seconds()
     waiting = next(name for name in SIDES if name != side.name)
-    del row["cpu_seconds"]  # of one process of many
+    del row["cpu_seconds"]  # covers only one of many processes
     return {
         **row,
         "cpu_seconds_by_process": spent(before, after, side.name),
@@ -175,7 +176,7 @@ def _timed(side: Side) -> Row:
 
 
 def train_in_mode(mode: str, model: str, address: str, options: argparse.Namespace) -> Row:
-    """One run of ours in a process of its own, since Ray is joined once per process."""
+    """Runs ours in a separate process, because a process can join Ray only once."""
     with tempfile.TemporaryDirectory() as folder:
         request = {"mode": mode, "model": model, "ray_address": address, "steps": options.async_steps}
         request |= {"seed": options.seed, "folder": str(Path(folder) / "run")}
@@ -196,7 +197,7 @@ def train_in_mode(mode: str, model: str, address: str, options: argparse.Namespa
 
 
 def figures(rows: Sequence[Row]) -> Figures:
-    """The figures of what was measured; a part that was left out has none."""
+    """Computes the figures of the measured parts."""
     found: Figures = {}
     for workload, ending in VERSUS.items():
         found |= {f"{name}{ending}": value for name, value in _versus(rows, workload).items()}
@@ -226,7 +227,7 @@ def _versus(rows: Sequence[Row], workload: str) -> Figures:
 
 
 def _by_process(rows: Sequence[Row]) -> dict[str, float]:
-    """Median seconds per step of each kind of process, most first; Ray's daemons are one."""
+    """Returns median seconds per step of each kind of process, largest first; Ray's daemons count as one."""
     parts = [row["cpu_seconds_by_process"] | {CLUSTER: sum(row["cluster_cpu_seconds"].values())} for row in rows]
     names = {name for part in parts for name in part}
     medians = {name: round(statistics.median(part.get(name, 0.0) for part in parts), 3) for name in names}
@@ -258,18 +259,18 @@ def _asynchronous(rows: Sequence[Row]) -> Figures:
 
 
 def step_seconds(row: Row) -> float:
-    """Mean wall seconds of a step once the pipeline is full; asynchronous steps are uneven, so no median."""
+    """Returns the mean wall seconds of a step once the pipeline is full; a mean, as asynchronous steps are uneven."""
     return statistics.fmean(row["step_seconds"][FILLING_STEPS:])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verl", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default all)")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps of each side beside main_ppo")
-    parser.add_argument("--async-steps", type=int, default=13, help="steps of each run with a workflow that waits")
-    parser.add_argument("--rounds", type=int, default=2, help="runs of each mode with a workflow that waits")
-    parser.add_argument("--seed", type=int, default=0, help="of the tasks")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps per side, compared with main_ppo")
+    parser.add_argument("--async-steps", type=int, default=13, help="steps per run with a workflow that waits")
+    parser.add_argument("--rounds", type=int, default=2, help="runs per mode with a workflow that waits")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the tasks")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "--from-raw" not in " ".join(given) and not {"-h", "--help"} & set(given):
         enter_environment(given)

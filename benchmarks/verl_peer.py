@@ -1,8 +1,8 @@
-"""What verl's own ``main_ppo`` loads in a comparison: a dataset that waits where a step begins, and the task's reward.
+"""Dataset and reward for verl's own ``main_ppo`` in a comparison; the dataset waits at the start of each step.
 
-Both are verl's extension points (``data.custom_cls``, ``reward.custom_reward_function``), which take the path of this
-file; nothing of verl is edited. Its loop fetches the prompts of a step from the dataset first of all, so a step lasts
-from one wait to the next, with everything that the loop computes, logs and clears up meanwhile.
+Both use verl's extension points (``data.custom_cls``, ``reward.custom_reward_function``) with the path of this file;
+verl is not modified. Its loop starts a step by fetching prompts from the dataset. So a step lasts from one wait to the
+next, including all computation, logging and cleanup.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmarks.endless import even_share
 
 
 class GatedDataset(RLHFDataset):  # type: ignore[misc]
-    """verl's dataset, in whose loop the step waits for its turn, at the socket ``data.turns``."""
+    """verl's dataset; each step waits for its turn at the socket ``data.turns``."""
 
     _turns: IO[str] | None = None
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        """A prompt; the first one of a step comes when it is allowed to."""
+        """Returns a prompt; the first one of a step waits for its turn."""
         step, position = divmod(item, self.config.train_batch_size)
         if position == 0:
             if self._turns is None:
@@ -32,11 +32,11 @@ class GatedDataset(RLHFDataset):  # type: ignore[misc]
             self._turns.write(f"{step}\n")
             self._turns.flush()
             if not self._turns.readline():
-                raise RuntimeError("the benchmark is gone")
+                raise RuntimeError("the benchmark process has exited")
         found: dict[str, Any] = super().__getitem__(item)
         return found
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """The reward of the workflow that ``data_source`` names."""
+    """Computes the reward of the workflow named by ``data_source``."""
     return even_share(solution_str) if data_source == "endless" else score(solution_str.strip(), ground_truth)

@@ -1,7 +1,7 @@
-"""CPU seconds of a side of a comparison on one Ray cluster: of all its processes, wherever they came from.
+"""CPU seconds of all processes of one side of a comparison on a Ray cluster.
 
-A process belongs to the side that its environment names, which Ray and vLLM hand on to their children. The cluster's
-own (Ray's daemons, workers that no side has asked for yet) serve whoever's turn it is.
+An environment variable, which Ray and vLLM pass on to their children, names the side of a process. The cluster's own
+processes (Ray's daemons, workers not yet assigned) serve the side whose turn it is.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import os
 from pathlib import Path
 
 SIDE_VARIABLE = "RLLM_BENCHMARK_SIDE"
-"""In the environment of every process of a side, and says which."""
+"""Environment variable that names the side of a process."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 Times = dict[str, dict[str, float]]
 
 
 def cpu_seconds() -> Times:
-    """User and system time so far, by side and by what the process is called.
+    """Returns user and system time so far, by side and process name.
 
-    A process that has ended counts with the one that waited for it, so that sums over all processes only grow.
+    The time of an ended process counts for its parent, so sums over all processes never shrink.
     """
     times: Times = {}
     for folder in Path("/proc").iterdir():
@@ -28,19 +28,19 @@ def cpu_seconds() -> Times:
             environment = (folder / "environ").read_bytes().split(b"\0")
             command = (folder / "cmdline").read_bytes().split(b"\0")
             fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is somebody else's
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or belongs to another user
             continue
         for entry in environment:
             variable, _, side = entry.decode(errors="replace").partition("=")
             if variable == SIDE_VARIABLE:
-                ticks = sum(map(int, fields[11:15]))  # its own, and those of children that have ended
+                ticks = sum(map(int, fields[11:15]))  # its own, and those of ended children
                 of_side, name = times.setdefault(side, {}), called(command)
                 of_side[name] = of_side.get(name, 0.0) + ticks / CLOCK_TICKS
     return times
 
 
 def called(command: list[bytes]) -> str:
-    """What a process is, from its command line: Ray's and vLLM's write a title there."""
+    """Returns the name of a process from its command line, where Ray and vLLM write a title."""
     words = [word.decode(errors="replace") for word in command if word]
     if not words:
         return "ended"
@@ -53,7 +53,7 @@ def called(command: list[bytes]) -> str:
 
 
 def spent(before: Times, after: Times, side: str) -> dict[str, float]:
-    """Seconds by process name between two readings; names that spent nothing are left out."""
+    """Returns the seconds by process name between two readings, without names that used none."""
     earlier, later = before.get(side, {}), after.get(side, {})
     used = {name: later.get(name, 0.0) - earlier.get(name, 0.0) for name in sorted(earlier.keys() | later.keys())}
     return {name: round(seconds, 2) for name, seconds in used.items() if round(seconds, 2)}

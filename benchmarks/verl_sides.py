@@ -1,8 +1,8 @@
 """Backend ``verl`` and verl's own ``main_ppo``, each in a process that waits between steps (see `sides`).
 
-``ours`` is ``rllm-core train --backend verl``; ``main_ppo`` is ``python -m verl.trainer.main_ppo``, unedited, with the
-same tasks in the same order and the same reward (`benchmarks.verl_peer`), one worker for its agent loops and one for
-rewards, since more of them only add processes here. Neither validates, or saves between steps.
+``ours`` is ``rllm-core train --backend verl``. ``main_ppo`` is the unmodified ``python -m verl.trainer.main_ppo``, with
+the same tasks in the same order and the same reward (`benchmarks.verl_peer`). It has one worker for agent loops and one
+for rewards, because more workers only add processes here. Neither side validates or saves between steps.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PROMPTS_COMPARED = 16
 
 
 def train_main_ppo(workload: Workload, gate: Gate) -> Row:
-    """Verl's own loop; this process only hands its turns on."""
-    # One step more than is timed: behind its last one, the loop asks for no prompts, so that nothing waits there.
+    """Runs verl's own loop; this process only forwards turns."""
+    # One step more than is timed: after its last step, the loop fetches no prompts and so does not wait.
     workload = replace(workload, steps=workload.steps + 1)
     _check_prompts(workload)
     with tempfile.TemporaryDirectory(prefix="turns-") as temporary:
@@ -64,7 +64,7 @@ def train_main_ppo(workload: Workload, gate: Gate) -> Row:
 
 
 def _check_prompts(workload: Workload) -> None:
-    """Both sides must read the same tokens, or the comparison is void."""
+    """Checks that both sides read the same tokens; otherwise the comparison would be invalid."""
     from transformers import AutoTokenizer
 
     tokenizer, parser = (
@@ -72,12 +72,12 @@ def _check_prompts(workload: Workload) -> None:
         ChatTemplateParser.from_model(workload.model),
     )
     if list(parser.get_stop_token_ids()) != [tokenizer.eos_token_id]:
-        raise ValueError("the sides end a turn with different tokens")
+        raise ValueError("the sides use different stop tokens")
     for task in workload.tasks[:PROMPTS_COMPARED]:
         messages = prompt_of(workload.name, task)
         theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         if theirs != list(parser.render(messages)):
-            raise ValueError(f"the sides tokenise {messages} differently")
+            raise ValueError(f"the sides tokenize {messages} differently")
 
 
 def _write_dataset(workload: Workload, file: Path) -> None:
@@ -107,7 +107,7 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def _connected(listening: socket.socket, process: subprocess.Popen[bytes]) -> Iterator[IO[str]]:
-    """The dataset's end, once main_ppo has started everything."""
+    """Yields the connection to the dataset, once main_ppo has started."""
     listening.settimeout(1.0)
     for _ in range(int(START_SECONDS)):
         if process.poll() is not None:
@@ -120,15 +120,15 @@ def _connected(listening: socket.socket, process: subprocess.Popen[bytes]) -> It
         with connection, connection.makefile("rw", encoding="utf-8") as turns:
             yield turns
             return
-    raise SideError(f"main_ppo did not begin within {START_SECONDS:g} s")
+    raise SideError(f"main_ppo did not start within {START_SECONDS:g} s")
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Both
+# Both sides
 
 
 def train_ours(workload: Workload, gate: Gate) -> Row:
-    """``rllm-core train``."""
+    """Runs ``rllm-core train``."""
     return train_gated(workload.config, workload.plugins, gate)
 
 
@@ -136,7 +136,7 @@ SIDES = {"ours": train_ours, "main_ppo": train_main_ppo}
 
 
 def train(request: Row, gate: Gate) -> Row:
-    """Train one side; the request is its name and the fields of `Workload`."""
+    """Trains one side; the request has its name and the fields of `Workload`."""
     name = request.pop("side")
     return SIDES[name](Workload(**request), gate)
 

@@ -1,6 +1,6 @@
 """One run of backend ``verl`` on a workflow that waits, as for a tool or an environment: ``... verl_waiting REQUEST``.
 
-Prints what it came to as JSON on the last line.
+Prints the result as JSON on the last line.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class WaitingSort(SortWorkflow):
-    """`SortWorkflow`, which asks twice and waits after every answer."""
+    """`SortWorkflow` that asks twice and waits after every answer."""
 
     name: ClassVar[str] = "waiting_sort"
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Both answers count alike."""
+        """Runs one rollout; both answers count equally."""
         asked = {"role": "user", "content": prompt(task.data["word"])}
         messages = Messages([asked])
         steps = []
@@ -76,13 +76,13 @@ def workflows() -> list[providers.Workflow]:
             load=f"{__name__}:WaitingSort",
             config="rllm_workflows.sort:SortConfig",
             run_file="rllm_workflows.sort:run_file",
-            summary="sort, twice, with waits.",
+            summary="sort, asked twice, with waits.",
         )
     ]
 
 
 def configured(plugins: PluginManager, mode: str, *, model: str, ray_address: str, steps: int, seed: int) -> RunConfig:
-    """The run file of a mode."""
+    """Resolves the run file of a mode."""
     settings = {
         **SETTINGS,
         **MODES[mode],
@@ -100,10 +100,10 @@ def configured(plugins: PluginManager, mode: str, *, model: str, ray_address: st
 
 
 def train(mode: str, folder: str, **request: Any) -> Row:
-    """One run.
+    """Trains one run.
 
     Raises:
-        RuntimeError: If its books do not balance.
+        RuntimeError: If verification fails.
     """
     plugins = PluginManager.from_environment()
     plugins.register(sys.modules[__name__], "waiting")
@@ -111,7 +111,7 @@ def train(mode: str, folder: str, **request: Any) -> Row:
     asyncio.run(launch.train(assembly, Path(folder), resume=False, progress=Progress()))
     checked = verify(Path(folder))
     if not checked.holds:
-        raise RuntimeError(f"the run of mode {mode} does not hold: {checked.problems[:3]}")
+        raise RuntimeError(f"verification of mode {mode} failed: {checked.problems[:3]}")
     metrics, timings = (read_lines(Path(folder) / name) for name in ("metrics.jsonl", "timings.jsonl"))
     return {
         "step_seconds": [round(row["step_seconds"], 3) for row in timings],

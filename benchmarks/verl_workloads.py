@@ -1,8 +1,8 @@
-"""What backend ``verl`` and verl's own ``main_ppo`` both train: one run file, and the same in verl's terms.
+"""Workloads of backend ``verl`` and verl's own ``main_ppo``: one run file, and the equivalent verl settings.
 
-Everything that decides what is computed is equal: model, prompts and their order, rollouts, lengths, budgets of servers
-and trainer, log-probabilities computed again before the update, loss, optimizer. `check_settings` compares what either
-side makes of it, key by key.
+Everything that affects the computation is equal: model, prompts and their order, rollouts, lengths, server and trainer
+budgets, log-probabilities recomputed before the update, loss, optimizer. `check_settings` compares the resulting
+settings of both sides, key by key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rllm_core.types import Task
 
 @dataclass(frozen=True)
 class Shape:
-    """How much a step is."""
+    """Size of a step."""
 
     groups: int
     rollouts: int
@@ -36,13 +36,13 @@ class Shape:
 
 
 SHAPES = {"sort": Shape(16, 16, 6), "endless": Shape(8, 8, 256)}
-"""The starter task as ``rllm-core train sort`` has it, and completions of exactly 256 tokens (see `endless`)."""
+"""The starter task as in ``rllm-core train sort``, and completions of exactly 256 tokens (see `endless`)."""
 PROMPT_TOKENS = 32
 BATCH_ROWS, TRAINER_TOKENS = 256, 4096
 BATCH_TOKENS = 8192
-"""No prompt is cut in two: on the CPU, vLLM fails then with a request that has a seed, as ours have."""
+"""Large enough to keep prompts whole: on the CPU, vLLM fails to split a prompt whose request has a seed, as ours do."""
 CLIP_RANGE = 0.2
-# So low that what is sampled, and so what has to be computed, is the same all along and on both sides.
+# Low enough for completions, and so the work, to stay the same over time and on both sides.
 LEARNING_RATE = 1e-6
 WEIGHT_DECAY, BETAS, EPSILON, MAX_GRAD_NORM = 0.01, (0.9, 0.999), 1e-8, 1.0
 
@@ -82,14 +82,14 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What both sides train on.
+    """Workload of both sides.
 
     Attributes:
-        name: Of its workflow.
-        model: The folder.
-        ray_address: The cluster that both join.
-        steps: How many.
-        seed: Of tasks.
+        name: Name of the workflow.
+        model: Folder of the model.
+        ray_address: Address of the shared cluster.
+        steps: Number of steps.
+        seed: Seed of the tasks.
     """
 
     name: str
@@ -100,17 +100,17 @@ class Workload:
 
     @property
     def shape(self) -> Shape:
-        """How much a step is."""
+        """Size of a step."""
         return SHAPES[self.name]
 
     @property
     def model_tokens(self) -> int:
-        """Room for a prompt and a completion."""
+        """Maximum tokens of a prompt and its completion."""
         return PROMPT_TOKENS + self.shape.response_tokens
 
     @cached_property
     def plugins(self) -> PluginManager:
-        """What is installed, and workflow ``endless``."""
+        """Installed plugins, and workflow ``endless``."""
         return plugin_manager()
 
     @cached_property
@@ -132,19 +132,19 @@ class Workload:
 
     @cached_property
     def tasks(self) -> Sequence[Task]:
-        """Of all steps, in the order in which ours visits them."""
+        """Tasks of all steps, in our order."""
         workflow = self.plugins.load(self.plugins.select(providers.Workflow, self.name))
         return training_tasks(workflow(), self.config)
 
 
 def prompt_of(workload: str, task: Task) -> list[dict[str, str]]:
-    """The messages the workflow asks with."""
+    """Returns the messages of the workflow's prompt."""
     content = task.data["word"] if workload == "endless" else prompt(task.data["word"])
     return [{"role": "user", "content": content}]
 
 
 def main_ppo_settings(workload: Workload, folder: Path) -> list[str]:
-    """Our run file in verl's terms, as the arguments of ``main_ppo``; its files are in ``folder``."""
+    """Converts our run file to arguments of ``main_ppo``, with its files in ``folder``."""
     peer = ROOT / "benchmarks" / "verl_peer.py"
     actor = {
         "strategy": "fsdp2",
@@ -238,35 +238,35 @@ def main_ppo_settings(workload: Workload, folder: Path) -> list[str]:
 
 
 MAY_DIFFER = {
-    # Of the whole batch here, per prompt there: the same number of rows.
+    # Rows of the whole batch here, prompts there: the same number of rows.
     "actor.ppo_mini_batch_size",
     "actor.rollout_n",
     "ref.rollout_n",
     "rollout.n",
-    # Limits that every request of ours brings along.
+    # Every request of ours has its own limits.
     "rollout.prompt_length",
     "rollout.response_length",
-    # The bound of a clipped ratio's loss, which is computed in either case.
+    # Bound of a clipped ratio's loss, which is computed in either case.
     "actor.clip_ratio_c",
     # Ours sets the learning rate of each step itself.
     "actor.optim.total_training_steps",
-    # Of a divergence that is not in the loss.
+    # Settings of a KL term that is not in the loss.
     "actor.kl_loss_coef",
     "actor.kl_loss_type",
     # Ours has none of these workers, and fewer of them cost less.
     "rollout.agent.num_workers",
     "rollout.seed",
 }
-"""Keys of verl's ``actor_rollout_ref`` whose values change nothing of what a step computes."""
+"""Keys of verl's ``actor_rollout_ref`` that do not affect what a step computes."""
 REFERENCE = "ref."
 """Neither side has a reference model."""
 
 
 def check_settings(workload: Workload, arguments: Sequence[str]) -> None:
-    """Compare what verl's workers and servers are told on both sides.
+    """Compares the settings of verl's workers and servers on both sides.
 
     Raises:
-        ValueError: If anything differs that changes what a step computes: the comparison would be void.
+        ValueError: If a setting differs that affects what a step computes, which would make the comparison invalid.
     """
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
@@ -286,11 +286,11 @@ def check_settings(workload: Workload, arguments: Sequence[str]) -> None:
         and (values := tuple(side.get(key) for side in told))[0] != values[1]
     }
     if different:
-        raise ValueError(f"the sides are not told the same: {different}")
+        raise ValueError(f"the settings of the sides differ: {different}")
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values of nested tables by dotted key."""
+    """Yields the values of nested tables by dotted key."""
     for key, value in node.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{key}.")

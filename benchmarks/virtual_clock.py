@@ -1,7 +1,7 @@
-"""An event loop whose clock stands still while anything can run, and jumps to the next timer when nothing can.
+"""Event loop with a virtual clock: it stops while anything can run, and jumps to the next timer when nothing can.
 
-What is awaited happens in its real order, timers included, and hours of waiting take no time. Work in executor
-threads (`asyncio.to_thread`) is real: while any is outstanding the clock stands, however long it takes.
+Events keep their real order, including timers, and hours of waiting take no time. Work in executor threads
+(`asyncio.to_thread`) is real; the clock stops until it is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ResultT = TypeVar("ResultT")
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Waits for file descriptors as usual, but lets the clock pass instead of time."""
+    """Waits for file descriptors as usual, but advances the virtual clock instead of waiting for time to pass."""
 
     def __init__(self) -> None:
         self._real = selectors.DefaultSelector()
@@ -27,7 +27,7 @@ class _JumpingSelector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or (timeout > 0 and self.work_in_threads):
-            return self._real.select(None)  # a thread that is done writes to the loop's own pipe
+            return self._real.select(None)  # a finished thread writes to the loop's own pipe
         ready = self._real.select(0)
         if not ready:
             self.now += max(timeout, 0.0)
@@ -50,20 +50,20 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """See the module."""
+    """Event loop with the module's virtual clock."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Returns the virtual seconds since the loop was created."""
         return self._jumping.now
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., ResultT], *args: Any
     ) -> asyncio.Future[ResultT]:
-        """As usual; the clock stands until it is done."""
+        """Runs a function in a thread; stops the clock until it is done."""
         future = super().run_in_executor(executor, func, *args)
         self._jumping.work_in_threads += 1
         future.add_done_callback(self._thread_is_done)
@@ -74,7 +74,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """`asyncio.run` on a virtual clock, which is also what `time.monotonic` shows meanwhile."""
+    """Does the same as `asyncio.run`, on a virtual clock that `time.monotonic` also shows."""
     loop = VirtualClockLoop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner, mock.patch.object(time, "monotonic", loop.time):
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""The game ``guess`` against somebody who takes their time, as a tool or an environment would."""
+"""The game ``guess`` with slow replies, like those of a tool or an environment."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LOG_STANDARD_DEVIATION = 0.5
 
 
 def wait_seconds(seed: int) -> float:
-    """Log-normal; the same for all turns of a rollout, which are slow or fast together."""
+    """Draws a log-normal wait, equal for all turns of a rollout."""
     mu = math.log(MEAN_WAIT_SECONDS) - LOG_STANDARD_DEVIATION**2 / 2
     return random.Random(derive_seed(seed, "wait")).lognormvariate(mu, LOG_STANDARD_DEVIATION)
 
 
 class WaitingGuess(GuessWorkflow):
-    """`GuessWorkflow`, where every answer to a guess takes a while."""
+    """`GuessWorkflow` with a delay before each reply."""
 
     name: ClassVar[str] = "waiting_guess"
 
@@ -35,7 +35,7 @@ class WaitingGuess(GuessWorkflow):
 
 
 class _Slowed:
-    """A completer that is not asked again before the wait is over."""
+    """Completer that waits before every call except the first."""
 
     def __init__(self, completer: Completer) -> None:
         self._completer = completer
@@ -57,6 +57,6 @@ def workflows() -> list[providers.Workflow]:
             load=f"{__name__}:WaitingGuess",
             config="rllm_workflows.guess:GuessConfig",
             run_file="rllm_workflows.guess:run_file",
-            summary="guess, with waits between the turns.",
+            summary="guess, with waits between turns.",
         )
     ]

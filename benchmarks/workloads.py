@@ -1,4 +1,4 @@
-"""What both sides train: one run file, from which the peer takes its settings too."""
+"""Workloads of both sides: one run file, from which the peer's settings are derived."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rllm_core.workflow import Workflow
 VALIDATION_ROLLOUTS = 512
 
 SORT = {"training.groups_per_step": 16, "training.rollouts_per_group": 16, "rollout.max_response_tokens": 6}
-"""The starter task as ``rllm-core train sort`` plays it: prompts of about a dozen tokens, answers of five."""
+"""The starter task as in ``rllm-core train sort``: prompts of about a dozen tokens, answers of five."""
 
 LONG = {
     "training.groups_per_step": 8,
@@ -25,8 +25,8 @@ LONG = {
 }
 """Prompts of 32 tokens, completions of exactly 256.
 
-The learning rate is low so that completions stay as different as they are: equal ones would share their prefixes, and
-equal rewards would make advantages of zero, and either would spare our side work that long completions bring.
+The learning rate is low, so that completions stay diverse. Equal completions would share prefixes, and equal rewards
+would give zero advantages; both would spare our side some of the work of long completions.
 """
 
 WORKLOADS: dict[str, dict[str, Any]] = {"sort": SORT, "endless": LONG}
@@ -46,14 +46,14 @@ BOTH_SIDES_ALIKE = {
 
 
 def plugin_manager() -> PluginManager:
-    """The installed plugins, and the workflow ``endless``."""
+    """Returns the installed plugins, and the workflow ``endless``."""
     plugins = PluginManager.from_environment()
     plugins.register(endless, "benchmarks")
     return plugins
 
 
 def run_config(plugins: PluginManager, workload: str, *, model: str, seed: int, steps: int) -> RunConfig:
-    """The resolved run file of a workload, which is also the name of its workflow."""
+    """Resolves the run file of a workload, which is also the name of its workflow."""
     settings = {
         **BOTH_SIDES_ALIKE,
         **WORKLOADS[workload],
@@ -67,6 +67,6 @@ def run_config(plugins: PluginManager, workload: str, *, model: str, seed: int, 
 
 
 def training_tasks(workflow: Workflow, config: RunConfig) -> Sequence[Task]:
-    """The tasks of all steps, in the order the core visits them."""
+    """Returns the tasks of all steps, in the core's order."""
     stream = TaskStream(workflow.tasks("train"), config.training.seed)
     return [stream[ordinal] for ordinal in range(config.training.steps * config.training.groups_per_step)]

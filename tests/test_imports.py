@@ -1,4 +1,4 @@
-"""What importing the core and listing plugins may pull in. Each check runs in a fresh interpreter."""
+"""Tests which modules are imported by the core and by listing plugins, in fresh interpreters."""
 
 from __future__ import annotations
 

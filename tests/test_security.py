@@ -1,4 +1,4 @@
-"""What is hostile stays harmless: nothing unpickles or evaluates, names are no paths, secrets are not written."""
+"""Tests that hostile input stays harmless: no unpickling, no evaluation, no paths from names, no written secrets."""
 
 from __future__ import annotations
 

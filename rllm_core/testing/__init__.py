@@ -1,4 +1,4 @@
-"""For plugin authors: a scripted engine and backend without torch, and checks of the contracts."""
+"""Tools for plugin authors: contract checks, and a scripted engine and backend without torch."""
 
 from rllm_core.testing.algorithms import check_correction, check_estimator, check_policy_loss
 from rllm_core.testing.backends import check_backend

@@ -1,7 +1,7 @@
-"""The contracts of estimators, corrections and losses as checks that authors can put theirs through.
+"""Contract checks for advantage estimators, corrections and losses.
 
-Like `rllm_core.testing.check_parser`, each check draws its own examples and tells what it saw. A piece is checked with
-the options it was made with: check it once for each way of using it that differs.
+Like those of `rllm_core.testing.check_parser`, each check draws its own examples and reports its findings. A component
+is checked with the options it was built with, so check it once per set of options that changes its behavior.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ EXAMPLES = 30
 
 
 def check_estimator(estimator: AdvantageEstimator, *, seed: int = 0, examples: int = EXAMPLES) -> list[CheckResult]:
-    """Hold an advantage estimator to its contract, on groups that are drawn at random.
+    """Checks an advantage estimator against its contract, on randomly drawn groups.
 
-    For the tests of an estimator: ``assert not [r for r in check_estimator(mine) if r.outcome == "failed"]``.
+    In a test: ``assert not [r for r in check_estimator(mine) if r.outcome == "failed"]``.
 
     Args:
-        estimator: What is checked.
-        seed: Equal seeds draw equal groups.
+        estimator: Estimator to check.
+        seed: Seed of the groups; equal seeds draw equal groups.
         examples: Groups per check.
 
     Returns:
-        A result per check; whatever the estimator raises is a failure of the check that met it.
+        One result per check. An exception raised by the estimator fails the check that called it.
     """
     return checked(estimator, ESTIMATOR_CHECKS, seed, examples)
 
 
 def check_correction(correction: Correction, *, seed: int = 0, examples: int = EXAMPLES) -> list[CheckResult]:
-    """Hold an off-policy correction to its contract; otherwise as `check_estimator`."""
+    """Checks an off-policy correction against its contract; see `check_estimator`."""
     return checked(correction, CORRECTION_CHECKS, seed, examples)
 
 
 def check_policy_loss(loss: PolicyLoss, *, seed: int = 0, examples: int = EXAMPLES) -> list[CheckResult]:
-    """Hold a policy loss to its contract, which imports torch; otherwise as `check_estimator`."""
+    """Checks a policy loss against its contract; imports torch. See `check_estimator`."""
     from rllm_core.testing.losses import LOSS_CHECKS
 
     return checked(loss, LOSS_CHECKS, seed, examples)
 
 
 def checked(piece: PieceT, checks: Mapping[str, Check[PieceT]], seed: int, examples: int) -> list[CheckResult]:
-    """The results of some checks, each with a generator of its own."""
+    """Runs checks, each with its own random generator."""
     return [_result(name, check, piece, seed, examples) for name, check in {"options": options, **checks}.items()]
 
 
@@ -70,20 +70,20 @@ def _result(name: str, check: Check[PieceT], piece: PieceT, seed: int, examples:
         return CheckResult(name, "skipped", str(reason))
     except Broken as problem:
         return CheckResult(name, "failed", str(problem))
-    except Exception as error:  # nothing a piece does may keep the other checks from running
+    except Exception as error:  # an error in one check must not stop the others
         return CheckResult(name, "failed", " ".join(f"raised {type(error).__name__}: {error}".split()))
 
 
 def options(piece: Configured, rng: np.random.Generator, examples: int) -> str:
-    """Every option is documented, and unknown ones are refused."""
+    """Checks that every option is documented and that unknown options are rejected."""
     model = piece.options_model
     if not issubclass(model, Section):
-        raise Broken(f"{model.__name__} is no subclass of rllm_core.config.Section, so unknown keys would be ignored")
+        raise Broken(f"{model.__name__} must subclass rllm_core.config.Section, or unknown keys would be ignored")
     silent = [name for name, field in model.model_fields.items() if not field.description]
     if silent:
-        raise Broken(f"{', '.join(silent)} of {model.__name__} has no description")
+        raise Broken(f"{model.__name__}: add Field(description=...) to {', '.join(silent)}")
     if not isinstance(piece.options, model):
-        raise Broken(f"its options are a {type(piece.options).__name__}, not a {model.__name__}")
+        raise Broken(f"options must be a {model.__name__}, got a {type(piece.options).__name__}")
     return ", ".join(model.model_fields) or "none"
 
 
@@ -100,15 +100,15 @@ def drawn_group(
     rewards: Sequence[float] | None = None,
     most_tokens: int = 4,
 ) -> TrajectoryGroup:
-    """A group as rollouts leave it: several turns, empty completions, turns the policy did not sample.
+    """Draws a realistic group: several turns, empty completions, turns the policy did not sample.
 
     Args:
-        estimator: Steps carry advantages (`rllm_core.types.Step.advantages`) as it may have them.
-        rng: Draws it.
-        group_id: Its number.
-        size: Trajectories.
-        rewards: Theirs; drawn if None, and given to trajectories, turns or single tokens.
-        most_tokens: Of a completion; the first of the group has at least one.
+        estimator: Estimator under test; decides whether steps carry advantages per token or per step.
+        rng: Random generator.
+        group_id: Number of the group.
+        size: Number of trajectories.
+        rewards: Rewards of the trajectories. If None, drawn for trajectories, turns or single tokens.
+        most_tokens: Maximum tokens per completion; the first completion of the group has at least one.
     """
     place = "trajectory" if rewards is not None else str(rng.choice(["trajectory", "turn", "token"]))
     trajectories = []
@@ -144,14 +144,14 @@ def drawn_group(
 
 
 def _drawn(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> Iterator[list[TrajectoryGroup]]:
-    """Optimizer steps of one to three groups."""
+    """Draws optimizer steps of one to three groups."""
     for _ in range(examples):
         sizes = estimator.min_group_size + rng.integers(0, 6, rng.integers(1, 4))
         yield [drawn_group(estimator, rng, number, int(size)) for number, size in enumerate(sizes)]
 
 
 def _credited(estimator: AdvantageEstimator, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-    """What the core makes of a step, as it checks it in a run."""
+    """Computes a step's credits with the checks the core applies in a run."""
     try:
         credits = RoleEstimators(estimator)(groups)
         for group, credit in zip(groups, credits, strict=True):
@@ -173,13 +173,13 @@ def _shapes(estimator: AdvantageEstimator, rng: np.random.Generator, examples: i
     steps = list(_drawn(estimator, rng, examples))
     credits = [credit for groups in steps for group in _credited(estimator, groups) for credit in group]
     per_token = sum(isinstance(credit, list) for credit in credits)
-    return f"{len(credits)} trajectories in {len(steps)} steps, {per_token} of them credited token by token"
+    return f"{len(credits)} trajectories in {len(steps)} steps, {per_token} of them with credit per token"
 
 
 def _edges(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> str:
     smallest = estimator.min_group_size
     if smallest < 1:
-        raise Broken(f"min_group_size = {smallest}, and no group is smaller than 1")
+        raise Broken(f"min_group_size must be >= 1, got {smallest}")
     for size in (smallest, smallest + 3):
         for rewards in (
             [0.0] * size,
@@ -191,7 +191,7 @@ def _edges(estimator: AdvantageEstimator, rng: np.random.Generator, examples: in
         ):
             for most_tokens in (0, 4):
                 _credited(estimator, [drawn_group(estimator, rng, 0, size, rewards=rewards, most_tokens=most_tokens)])
-    return f"finite from {smallest} trajectories on, for equal, extreme and nearly equal rewards and empty completions"
+    return f"finite for >= {smallest} trajectories with equal, extreme or nearly equal rewards, and empty completions"
 
 
 def _order_of_trajectories(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> str:
@@ -209,7 +209,7 @@ def _order_of_trajectories(estimator: AdvantageEstimator, rng: np.random.Generat
         before, after = _credited(estimator, groups), _credited(estimator, shuffled)
         for old, new, order in zip(before, after, orders, strict=True):
             if not all(_is_same(old[index], credit) for index, credit in zip(order, new, strict=True)):
-                raise Broken("the same trajectories in another order are credited otherwise")
+                raise Broken("the credit of a trajectory depends on the order of the trajectories in its group")
     return f"{examples} steps"
 
 
@@ -218,10 +218,10 @@ def _order_of_groups(estimator: AdvantageEstimator, rng: np.random.Generator, ex
         together = _credited(estimator, groups)
         if estimator.scope == "group":
             alone = [_credited(estimator, [group])[0] for group in groups]
-            problem = 'a group is credited otherwise beside others, and its scope is "group"'
+            problem = 'the credit of a group depends on other groups; set scope = "batch" or compare within the group'
         else:
             alone = _credited(estimator, groups[::-1])[::-1]
-            problem = "the same groups in another order are credited otherwise"
+            problem = "the credit of a group depends on the order of the groups"
         for one, other in zip(alone, together, strict=True):
             if not all(map(_is_same, one, other)):
                 raise Broken(problem)
@@ -233,10 +233,10 @@ def _leaves_groups_alone(estimator: AdvantageEstimator, rng: np.random.Generator
         before = [group.model_dump_json() for group in groups]
         first, second = _credited(estimator, groups), _credited(estimator, groups)
         if [group.model_dump_json() for group in groups] != before:
-            raise Broken("it changed the groups it was given")
+            raise Broken("it modifies the groups passed to it")
         for one, other in zip(first, second, strict=True):
             if not all(map(_is_same, one, other)):
-                raise Broken("the same groups are credited otherwise the second time")
+                raise Broken("a second call with the same groups returns different credit")
     return f"{examples} steps"
 
 
@@ -256,7 +256,7 @@ ESTIMATOR_CHECKS: dict[str, Check[AdvantageEstimator]] = {
 def _drawn_ratios(
     rng: np.random.Generator, examples: int
 ) -> Iterator[tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]]:
-    """Log ratios of some sequences, near 0 and far from it, and where the sequences begin."""
+    """Draws the log ratios of some sequences, near 0 and far from it, and the start of each sequence."""
     for _ in range(examples):
         lengths = rng.integers(1, 6, rng.integers(1, 5))
         scale = rng.choice([1e-4, 0.1, 1.0, 10.0])
@@ -283,8 +283,8 @@ def _weights_are_weights(correction: Correction, rng: np.random.Generator, examp
 def _on_policy(correction: Correction, rng: np.random.Generator, examples: int) -> str:
     for ratios, starts in _drawn_ratios(rng, examples):
         if not np.allclose(_weights(correction, np.zeros_like(ratios), starts), 1.0, rtol=0, atol=1e-9):
-            raise Broken("where the policy is still the one that sampled, a weight is not 1")
-    return "1 where nothing has moved"
+            raise Broken("weights must be 1 if the policy has not changed since sampling (all log ratios are 0)")
+    return "1 if the policy has not changed"
 
 
 def _sequence_by_sequence(correction: Correction, rng: np.random.Generator, examples: int) -> str:
@@ -292,7 +292,7 @@ def _sequence_by_sequence(correction: Correction, rng: np.random.Generator, exam
         parts = np.split(ratios, starts[1:])
         alone = [weight for part in parts for weight in _weights(correction, part, np.zeros(1, np.int64))]
         if not np.allclose(_weights(correction, ratios, starts), alone, rtol=1e-9, atol=0):
-            raise Broken("a sequence has other weights beside others, so they would depend on how a step is cut")
+            raise Broken("the weights of a sequence depend on other sequences, and so on how a step is split")
     return f"{examples} batches"
 
 
@@ -301,9 +301,9 @@ def _leaves_ratios_alone(correction: Correction, rng: np.random.Generator, examp
         given = ratios.copy(), starts.copy()
         first = np.array(correction(*given))
         if not np.array_equal(given[0], ratios) or not np.array_equal(given[1], starts):
-            raise Broken("it changed the arrays it was given")
+            raise Broken("it modifies the arrays passed to it")
         if not np.array_equal(first, correction(ratios, starts)):
-            raise Broken("the same ratios have other weights the second time")
+            raise Broken("a second call with the same ratios returns different weights")
     return f"{examples} batches"
 
 

@@ -1,4 +1,4 @@
-"""Answers that a model may give to a workflow: such as fit its task and its tools, and such as no author thinks of."""
+"""Model answers for checking workflows: answers that fit the task and its tools, and hostile ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rllm_core.types import Task
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 
-# Where workflows look for the answer in a text.
+# Formats in which workflows look for the answer.
 PLACES = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "```\n{}\n```", "The answer is {}.")
 
 _DEEP = 4_000
@@ -30,7 +30,7 @@ HOSTILE: tuple[str, ...] = (
     "-Infinity",
     "1e999",
     "1" + "0" * 400,
-    "9" * 5_000,  # more digits than int() takes
+    "9" * 5_000,  # more digits than int() accepts
     "9**9**9",
     "9**9**9**9",
     "2**(2**(2**(2**5)))",
@@ -84,7 +84,7 @@ HOSTILE: tuple[str, ...] = (
     CALL_CLOSE,
     f"{CALL_OPEN}{{}}{CALL_CLOSE}",
 )
-"""Short ones; each is told in every place where workflows look."""
+"""Short hostile answers; each is given in every format of `PLACES`."""
 
 OVERLONG: tuple[str, ...] = (
     "9" * 100_000,
@@ -103,7 +103,7 @@ OVERLONG: tuple[str, ...] = (
     "\n" * 50_000,
     "```\n" * _DEEP,
 )
-"""Long ones, for what takes the square of their length, or a stack as deep."""
+"""Long hostile answers, to find code that takes quadratic time or recurses deeply."""
 
 _NONSENSE: tuple[Any, ...] = (
     None,
@@ -137,12 +137,12 @@ _BY_TYPE: dict[str, tuple[Any, ...]] = {
 
 
 def called(name: str, arguments: Any) -> str:
-    """A tool call, as `rllm_core.testing.workflow_probe.ToolParser` reads it."""
+    """Formats a tool call for `rllm_core.testing.workflow_probe.ToolParser`."""
     return f"{CALL_OPEN}{json.dumps({'name': name, 'arguments': arguments})}{CALL_CLOSE}"
 
 
 def hostile() -> Iterator[str]:
-    """Every hostile answer."""
+    """Yields every hostile answer."""
     for text in HOSTILE:
         for place in PLACES:
             yield place.format(text)
@@ -150,7 +150,7 @@ def hostile() -> Iterator[str]:
 
 
 def values_in(data: Any) -> Iterator[str]:
-    """The texts and numbers that a task holds, its solution often among them."""
+    """Yields the texts and numbers in a task's data, which often include its solution."""
     if isinstance(data, Mapping):
         for value in data.values():
             yield from values_in(value)
@@ -162,13 +162,13 @@ def values_in(data: Any) -> Iterator[str]:
 
 
 def fitting(task: Task, tools: Sequence[ToolSpec], rng: random.Random, answers: Sequence[str] = ()) -> str:
-    """An answer that may well be right: of the author's, out of the task, a small number, or a call of a tool.
+    """Draws a plausible answer: a tool call, an author's answer, a value from the task, or a small number.
 
     Args:
-        task: What is played.
-        tools: What is offered.
-        rng: Draws it.
-        answers: What its author has named.
+        task: Task to answer.
+        tools: Tools offered to the model.
+        rng: Random generator.
+        answers: Answers given by the workflow's author.
     """
     if tools and rng.random() < 0.6:
         name, parameters = _described(rng.choice(tools))
@@ -179,7 +179,7 @@ def fitting(task: Task, tools: Sequence[ToolSpec], rng: random.Random, answers: 
 
 
 def nonsensical_calls(tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """Calls of tools with arguments that they cannot take, of tools that do not exist, and several at once."""
+    """Yields tool calls with invalid arguments, calls of unknown tools, and several calls at once."""
     some: Any = {}
     for tool in tools:
         name, parameters = _described(tool)
@@ -200,7 +200,7 @@ def nonsensical_calls(tools: Sequence[ToolSpec]) -> Iterator[str]:
 
 
 def _described(tool: ToolSpec) -> tuple[str, Mapping[str, Any]]:
-    """Name and parameters of a tool, in the form of OpenAI's API."""
+    """Returns the name and parameters of a tool in OpenAI's format."""
     function = tool["function"]
     return function["name"], function.get("parameters") or {}
 

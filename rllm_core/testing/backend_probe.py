@@ -1,4 +1,4 @@
-"""A backend, driven for `rllm_core.testing.check_backend` in the order in which the trainer drives it."""
+"""Drives a backend for `rllm_core.testing.check_backend`, in the order the trainer does."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Saved:
     """A checkpoint.
 
     Attributes:
-        directory: Its folder.
-        state: What `BackendProtocol.state_dict` returned then, as it comes back from JSON.
+        directory: Folder of the checkpoint.
+        state: Result of `BackendProtocol.state_dict`, read back from JSON.
         step: Optimizer steps done.
-        logprobs: Of the samples, under the current policy.
+        logprobs: Log-probabilities of the samples under the current policy.
     """
 
     directory: Path
@@ -45,12 +45,12 @@ class Saved:
 
 @dataclass
 class Outcome:
-    """What an optimizer step left.
+    """Result of an optimizer step.
 
     Attributes:
-        before: Log-probabilities of the samples before it.
-        after: After it.
-        metrics: What it reported.
+        before: Log-probabilities of the samples before the step.
+        after: Log-probabilities of the samples after the step.
+        metrics: Metrics the step reported.
     """
 
     before: list[Floats]
@@ -60,12 +60,12 @@ class Outcome:
 
 @dataclass
 class BackendProbe:
-    """One backend after the other, what is known of the present one, and what the checks leave for each other.
+    """The backend under test, its state, and results the checks share.
 
     Attributes:
-        samples: What the policy said before any training, with its log-probabilities.
-        first: A checkpoint before the first gradient.
-        update: What the first gradient did.
+        samples: Completions sampled before any training, with log-probabilities.
+        first: Checkpoint from before the first gradient.
+        update: Result of the first gradient step.
     """
 
     make: Callable[[RunConfig], BackendProtocol[Any]]
@@ -90,7 +90,7 @@ class BackendProbe:
 
     @property
     def backend(self) -> BackendProtocol[Any]:
-        """The present backend.
+        """The current backend.
 
         Raises:
             NotApplicable: If none could be started.
@@ -101,10 +101,10 @@ class BackendProbe:
 
     @property
     def engine(self) -> RolloutEngine:
-        """Its engine, which has sampled.
+        """The engine of the current backend.
 
         Raises:
-            NotApplicable: If it has not.
+            NotApplicable: If it is not ready to sample.
         """
         if self._engine is None or not self._is_live:
             raise NotApplicable("the backend did not start")
@@ -112,24 +112,24 @@ class BackendProbe:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it declares."""
+        """Capabilities the backend declares."""
         return type(self.backend).capabilities(self.config)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Life cycle
 
     async def allocate(self) -> RolloutEngine:
-        """A new backend."""
+        """Creates a backend and its engine."""
         backend = self.make(self.config)
         self._backend, self._is_live, self._is_generating = backend, False, False
         engine = await self._within("init_rollout_engine", backend.init_rollout_engine(self.parser))
         if not isinstance(engine, RolloutEngine):
-            raise Broken(f"init_rollout_engine returned {engine!r:.80}, which is no RolloutEngine")
+            raise Broken(f"init_rollout_engine must return a RolloutEngine, got {engine!r:.80}")
         self._engine = engine
         return engine
 
     async def publish(self, reason: Literal["start", "step", "resume"]) -> None:
-        """The next version goes live."""
+        """Publishes the next weight version."""
         update = PolicyUpdate(self._version + 1, self._step, reason)
         assert self._engine is not None
         await self._within("on_policy_updated", self.backend.on_policy_updated(update))
@@ -142,11 +142,11 @@ class BackendProbe:
         await self._enter_generation()
 
     async def shut_down(self) -> None:
-        """End the present backend."""
+        """Shuts the current backend down."""
         await self._within("shutdown", self.backend.shutdown())
 
     async def give_up(self) -> None:
-        """End it if it is there; the checks were interrupted."""
+        """Shuts the backend down, if there is one, after an interrupted check."""
         if self._backend is not None:
             await self._backend.shutdown()
 
@@ -170,7 +170,7 @@ class BackendProbe:
     # Sampling and training
 
     def engine_probe(self) -> EngineProbe:
-        """For sampling as the run file says."""
+        """Returns a probe that samples with the run file's settings."""
         rollout = self.config.rollout
         params = SamplingParams(
             temperature=rollout.temperature,
@@ -192,7 +192,7 @@ class BackendProbe:
         )
 
     async def rollouts(self) -> list[TrainingSample]:
-        """A group per prompt, every fourth one of two turns, stamped with the live version."""
+        """Samples a group per prompt with the live weight version; every fourth rollout has two turns."""
         if self.capabilities.colocated and not self._is_generating:
             await self._enter_generation()
         probe = self.engine_probe()
@@ -210,8 +210,8 @@ class BackendProbe:
                 for _, said in turns:
                     if said.logprobs is None or said.weight_version != self._version:
                         raise Broken(
-                            f"a completion of version {said.weight_version} with log-probabilities {said.logprobs} was "
-                            f"sampled while version {self._version} was live"
+                            f"a completion has weight version {said.weight_version} and log-probabilities "
+                            f"{said.logprobs}, but was sampled while version {self._version} was live"
                         )
                 spoken = [said.logprobs for _, said in turns if said.logprobs is not None]
                 samples.append(
@@ -228,49 +228,49 @@ class BackendProbe:
         return samples
 
     async def logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
-        """Per sample ``(sampled_tokens,)``.
+        """Computes log-probabilities, ``(sampled_tokens,)`` per sample.
 
         Raises:
             NotApplicable: If the backend does not declare the policy.
         """
         if policy not in self.capabilities.policies:
-            raise NotApplicable(f"it does not declare to compute log-probabilities of the {policy} policy")
+            raise NotApplicable(f"it does not declare log-probabilities of the {policy} policy")
         await self._enter_training()
         computed = await self._within("compute_logprobs", self.backend.compute_logprobs(samples, policy))
         shapes = [np.shape(one) for one in computed]
         expected = [(sample.sampled_tokens,) for sample in samples]
         if shapes != expected:
-            raise Broken(f"compute_logprobs returned arrays of shapes {shapes} for {expected} sampled tokens")
+            raise Broken(f"compute_logprobs returned arrays of shapes {shapes}, expected {expected} (sampled tokens)")
         if not all(np.isfinite(one).all() for one in computed):
-            raise Broken(f"compute_logprobs of the {policy} policy returned numbers that are not finite")
+            raise Broken(f"compute_logprobs returned non-finite numbers for the {policy} policy")
         return [np.array(one) for one in computed]
 
     async def refuses(self, samples: Sequence[TrainingSample], policy: Policy) -> bool:
-        """Whether it says that it does not compute log-probabilities of a policy."""
+        """Returns whether the backend rejects log-probabilities of a policy."""
         await self._enter_training()
         try:
             await self._within("compute_logprobs", self.backend.compute_logprobs(samples, policy))
         except StallError:
             raise
-        except Exception:  # whatever says no
+        except Exception:  # any error counts as a rejection
             return True
         return False
 
     async def train(self, *passes: Sequence[TrainingSample]) -> Outcome:
-        """One optimizer step, which goes live."""
+        """Does one optimizer step and publishes its weights."""
         before = await self.known_logprobs()
         metrics = await self.step(*passes)
         await self.publish("step")
         return Outcome(before, await self.known_logprobs(), metrics)
 
     async def known_logprobs(self) -> list[Floats]:
-        """Log-probabilities of the samples under the live version, asked for once."""
+        """Returns log-probabilities of the samples under the live version, computed once."""
         if self._known is None:
             self._known = await self.logprobs(self.samples)
         return self._known
 
     async def step(self, *passes: Sequence[TrainingSample]) -> dict[str, float]:
-        """One optimizer step, and what it reported; the engine does not have the weights yet."""
+        """Does one optimizer step and returns its metrics; the engine still has the previous weights."""
         await self._enter_training()
         for samples in passes:
             batch = self.backend.transform_to_backend_batch(samples)
@@ -286,19 +286,22 @@ class BackendProbe:
         result = await self._within("update_policy", self.backend.update_policy(step))
         self._step = step.step
         if not isinstance(result, UpdateResult):
-            raise Broken(f"update_policy returned {result!r:.80}, which is no UpdateResult")
+            raise Broken(f"update_policy must return an UpdateResult, got {result!r:.80}")
         bad = {name: value for name, value in result.metrics.items() if not _is_finite(value)}
         if bad:
-            raise Broken(f"update_policy reported metrics that are no finite numbers: {bad}")
+            raise Broken(f"update_policy reported metrics that are not finite numbers: {bad}")
         if self.engine.weight_version != self._version:
-            raise Broken(f"update_policy moved the engine's weight_version to {self.engine.weight_version}")
+            raise Broken(
+                f"update_policy changed the engine's weight_version to {self.engine.weight_version}; only "
+                "on_policy_updated may"
+            )
         return result.metrics
 
     # ----------------------------------------------------------------------------------------------------------------
     # Checkpoints
 
     async def save(self) -> Saved:
-        """A checkpoint, as the trainer saves it: after a version has gone live."""
+        """Saves a checkpoint as the trainer does, after a weight version has gone live."""
         logprobs = await self.known_logprobs()
         if self.capabilities.colocated:
             await self._enter_generation()
@@ -310,13 +313,13 @@ class BackendProbe:
         try:
             written = json.loads(json.dumps(state, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise Broken(f"state_dict() is no JSON: {error}") from error
+            raise Broken(f"state_dict() must return JSON data: {error}") from error
         if written != state:
-            raise Broken(f"state_dict() does not survive JSON: {state} becomes {written}")
+            raise Broken(f"state_dict() changes when written as JSON: {state} becomes {written}")
         return Saved(directory, written, self._step, logprobs)
 
     async def load(self, saved: Saved) -> None:
-        """Back to a checkpoint, which goes live as on a resume."""
+        """Loads a checkpoint and publishes its weights, as on a resume."""
         await self._enter_training()
         self.backend.load_state_dict(saved.state)
         await self._within("load_checkpoint", self.backend.load_checkpoint(saved.directory))

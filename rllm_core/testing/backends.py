@@ -1,4 +1,4 @@
-"""The contract of `BackendProtocol` as checks that any backend can be put through; see `check_backend`."""
+"""Contract checks for backends; see `check_backend`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rllm_core.testing.probe import Check, checked
 from rllm_core.testing.watch import child_processes
 from rllm_core.types import Floats, TrainingSample
 
-# Two ways to the same update may differ by this share of it: Adam makes steps of one length of gradients that are
-# nothing but rounding.
+# Two ways to compute the same update may differ by this share of it, because Adam turns gradients that are pure
+# rounding noise into steps of full length.
 UPDATE_SHARE = 0.05
 SAME_METRIC = 1e-3
 
@@ -39,30 +39,30 @@ async def check_backend(
     resumes_in_another: bool = False,
     logprob_tolerance: float = 1e-4,
 ) -> list[CheckResult]:
-    """Hold a backend, and the engine it makes, to their contracts.
+    """Checks a backend and its engine against their contracts.
 
-    For the tests of a backend::
+    In a test::
 
         results = asyncio.run(check_backend(lambda config: Mine(config, plugins), config, parser, tmp_path))
         assert not [result for result in results if result.outcome == "failed"]
 
-    It is allocated once, and shut down in the end. What it does not declare to be capable of is not asked of it.
+    The backend is allocated once and shut down at the end. Capabilities it does not declare are not checked.
 
     Args:
         make: Constructs a backend.
-        config: Its run file, without what moves weights apart from advantages (KL in the loss, an entropy bonus, weight
-            decay), with a learning rate whose effect can be told from rounding. Groups have
-            ``training.rollouts_per_group`` rollouts of at most ``rollout.max_response_tokens`` tokens; every call has
-            its deadline in there.
-        parser: For its model.
-        directory: An empty folder for checkpoints.
+        config: Run file. Only advantages may move weights: no KL in the loss, entropy bonus or weight decay. The
+            learning rate must be high enough for updates to exceed rounding. Groups have
+            ``training.rollouts_per_group`` rollouts with at most ``rollout.max_response_tokens`` tokens. Timeouts of
+            all calls also come from here.
+        parser: Parser for the model.
+        directory: Empty folder for checkpoints.
         vocabulary_size: See `check_engine`.
-        resumes_in_another: Load a checkpoint into a second backend too, after the first has shut down.
-        logprob_tolerance: How far log-probabilities of the trainer, and scores, may be from those of sampling.
+        resumes_in_another: Whether to load a checkpoint into a second backend, after shutting the first one down.
+        logprob_tolerance: Maximum difference of the trainer's log-probabilities, and of scores, from sampling.
 
     Returns:
-        A result per check, those of `check_engine` with ``engine:`` before their names; whatever the backend raises is
-        a failure of the check that met it.
+        One result per check; those of `check_engine` have the prefix ``engine:``. An exception raised by the backend
+        fails the check that called it.
     """
     algorithm = config.algorithm
     for key, value in (
@@ -71,7 +71,7 @@ async def check_backend(
         ("optimizer.weight_decay", config.optimizer.weight_decay),
     ):
         if value:
-            raise ValueError(f"{key} = {value} must be 0: a backend is checked by what advantages do alone")
+            raise ValueError(f"{key} = {value} must be 0: for the check, only advantages may move weights")
     probe = BackendProbe(
         make,
         config,
@@ -106,26 +106,26 @@ async def _engine_results(probe: BackendProbe) -> list[CheckResult]:
 
 
 async def _construction(probe: BackendProbe) -> str:
-    for _ in range(2):  # what is imported for the first one may leave things behind, once
+    for _ in range(2):  # twice, because imports for the first backend may leave resources behind
         before = _held()
         backend = probe.make(probe.config)
         if not isinstance(backend, BackendProtocol):
-            raise Broken(f"{backend!r:.80} is no BackendProtocol")
+            raise Broken(f"{backend!r:.80} is not a BackendProtocol")
         if not getattr(type(backend), "name", ""):
-            raise Broken("it has no name")
+            raise Broken("the class has no name; set the class attribute `name`")
         unchecked = backend.validate_config()
         if not isinstance(unchecked, list) or not all(isinstance(line, str) for line in unchecked):
-            raise Broken(f"validate_config returned {unchecked!r:.200}, which is no list of lines")
+            raise Broken(f"validate_config must return a list of strings, got {unchecked!r:.200}")
         new = [what for what, count in _held().items() if count > before[what]]
-        await backend.shutdown()  # as after a run whose allocation failed
+        await backend.shutdown()  # as after a failed allocation
     if new:
-        raise Broken(f"before init_rollout_engine there must be nothing to release, and there are new {', '.join(new)}")
+        raise Broken(f"a backend must not allocate before init_rollout_engine, but there are new {', '.join(new)}")
     return "allocates nothing, and can be shut down"
 
 
 def _held() -> dict[str, int]:
-    """What a process can be seen to hold."""
-    # The core times imports; those threads end by themselves.
+    """Counts threads, child processes and open files of this process."""
+    # Without timers: the core uses them to time imports, and they end by themselves.
     threads = [thread for thread in threading.enumerate() if not isinstance(thread, threading.Timer)]
     files = Path("/dev/fd")
     open_files = len(list(files.iterdir())) if files.is_dir() else 0
@@ -137,21 +137,21 @@ async def _capabilities(probe: BackendProbe) -> str:
     before = copy.deepcopy(config)
     declared, again = [type(backend).capabilities(config) for _ in range(2)]
     if not isinstance(declared, Capabilities):
-        raise Broken(f"capabilities() returned {declared!r:.80}, which is no Capabilities")
+        raise Broken(f"capabilities() must return Capabilities, got {declared!r:.80}")
     if declared != again:
-        raise Broken("capabilities() declares something else the second time")
+        raise Broken("a second call of capabilities() returns something else")
     if config != before:
-        raise Broken("capabilities() changed the run file it was given")
+        raise Broken("capabilities() modifies the run file passed to it")
     for what, names, known in (
         ("aggregations", declared.aggregations, AGGREGATIONS),
         ("policies", declared.policies, frozenset(get_args(Policy))),
     ):
         if not names <= known:
-            raise Broken(f"it declares {what} that do not exist: {', '.join(sorted(names - known))}")
+            raise Broken(f"capabilities() declares unknown {what}: {', '.join(sorted(names - known))}")
     if not (declared.lora or declared.full):
-        raise Broken("it declares to train neither adapters nor all weights")
+        raise Broken("capabilities() must declare lora, full, or both")
     if declared.kl_loss and "reference" not in declared.policies:
-        raise Broken("it declares kl_loss, and no log-probabilities of the reference policy that it needs")
+        raise Broken("capabilities() declares kl_loss, which needs 'reference' in policies")
     losses = Support.of(declared, backend.plugins).losses if declared.torch_losses else sorted(declared.losses)
     choices: list[dict[str, Any]] = [{"loss": loss, "loss_options": {}} for loss in losses]
     choices += [{"aggregation": aggregation} for aggregation in sorted(declared.aggregations)]
@@ -161,7 +161,7 @@ async def _capabilities(probe: BackendProbe) -> str:
             probe.make(config.model_copy(update={"algorithm": algorithm})).validate_config()
         except ConfigError as error:
             [(name, value), *_] = choice.items()
-            raise Broken(f"it declares {name} {value!r}, and refuses it: {error}") from error
+            raise Broken(f"it declares {name} {value!r}, but rejects it: {error}") from error
     return f"{len(losses)} losses, {len(declared.aggregations)} aggregations, {len(declared.policies)} policies"
 
 
@@ -169,12 +169,12 @@ async def _start(probe: BackendProbe) -> str:
     engine = await probe.allocate()
     if engine.supports_token_in_token_out is not probe.capabilities.token_in_token_out:
         raise Broken(
-            f"token_in_token_out is declared {probe.capabilities.token_in_token_out}, and the engine's "
+            f"token_in_token_out is declared as {probe.capabilities.token_in_token_out}, but the engine's "
             f"supports_token_in_token_out is {engine.supports_token_in_token_out}"
         )
     await probe.publish("start")
     probe.samples = await probe.rollouts()
-    return f"{len(probe.samples)} rollouts of version 0"
+    return f"{len(probe.samples)} rollouts of weight version 0"
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def _first(probe: BackendProbe) -> Saved:
 
 def _update(probe: BackendProbe) -> Outcome:
     if probe.update is None:
-        raise NotApplicable("no update could be made")
+        raise NotApplicable("no update was possible")
     return probe.update
 
 
@@ -224,10 +224,10 @@ async def _logprobs(probe: BackendProbe) -> str:
             gap = await _agreement(probe, samples, policy)
             seen.append(f"{policy} within {gap:.2g}")
         elif not await probe.refuses(samples, policy):
-            raise Broken(f"it computes log-probabilities of the {policy} policy, and does not declare it")
+            raise Broken(f"it computes log-probabilities of the {policy} policy, but does not declare that policy")
     if not seen:
-        raise NotApplicable("it computes none")
-    return f"of the trainer, against the engine's: {', '.join(seen)}"
+        raise NotApplicable("it computes no log-probabilities")
+    return f"difference between trainer and engine: {', '.join(seen)}"
 
 
 async def _agreement(probe: BackendProbe, samples: Sequence[TrainingSample], policy: Policy) -> float:
@@ -235,8 +235,8 @@ async def _agreement(probe: BackendProbe, samples: Sequence[TrainingSample], pol
     gap = _largest_gap(await probe.logprobs(samples, policy), sampled)
     if not gap <= probe.logprob_tolerance:
         raise Broken(
-            f"at equal version, log-probabilities of the {policy} policy are up to {gap:.2g} from those of sampling, "
-            f"and {probe.logprob_tolerance:g} is allowed"
+            f"with equal weight versions, log-probabilities of the {policy} policy differ from those of sampling by up "
+            f"to {gap:.2g}, limit {probe.logprob_tolerance:g}"
         )
     return gap
 
@@ -247,20 +247,20 @@ async def _batches(probe: BackendProbe) -> str:
     for _ in range(2):
         probe.backend.transform_to_backend_batch(samples)
     if [sample.to_json() for sample in samples] != before:
-        raise Broken("transform_to_backend_batch changed the samples it was given")
+        raise Broken("transform_to_backend_batch modifies the samples passed to it")
     outcome = await probe.train([_advantage(sample, 0.0) for sample in samples])
     if _largest_gap(outcome.before, outcome.after) > probe.logprob_tolerance:
         raise Broken(
-            "batches that were laid out and not processed count, or advantages of 0 do: log-probabilities moved by "
-            f"{_largest_gap(outcome.before, outcome.after):.2g}"
+            "batches that were transformed but not processed, or advantages of 0, must not train: log-probabilities "
+            f"moved by {_largest_gap(outcome.before, outcome.after):.2g}"
         )
-    return "laying out changes nothing, and advantages of 0 train nothing"
+    return "transforming changes nothing, and advantages of 0 train nothing"
 
 
 async def _first_checkpoint(probe: BackendProbe) -> str:
     _samples(probe)
     probe.first = await probe.save()
-    return ", ".join(sorted(path.name for path in probe.first.directory.iterdir())) or "nothing in its folder"
+    return ", ".join(sorted(path.name for path in probe.first.directory.iterdir())) or "an empty folder"
 
 
 async def _updates(probe: BackendProbe) -> str:
@@ -270,31 +270,29 @@ async def _updates(probe: BackendProbe) -> str:
     moved = _mean_gap(outcome.before, outcome.after)
     if not moved > tolerance:
         raise Broken(
-            f"an update moved log-probabilities by {moved:.2g} on average, and only more than {tolerance:g} can be "
-            "told: nothing is trained, or optimizer.learning_rate is too low"
+            f"an update moved log-probabilities by {moved:.2g} on average, not more than logprob_tolerance "
+            f"{tolerance:g}: nothing is trained, or optimizer.learning_rate is too low"
         )
     probe.update = outcome
     if reference is not None and _largest_gap(reference, await probe.logprobs(samples, "reference")) > tolerance:
-        raise Broken("an update moved the log-probabilities of the reference policy")
+        raise Broken("an update changed the log-probabilities of the reference policy")
     fresh = await probe.rollouts()
     gap = await _agreement(probe, fresh, "current")
-    return f"moves log-probabilities by {moved:.2g}; what is sampled then agrees within {gap:.2g}"
+    return f"moves log-probabilities by {moved:.2g}; completions sampled afterwards agree within {gap:.2g}"
 
 
 def _check_same_update(probe: BackendProbe, found: Outcome, expected: Outcome, what: str) -> float:
     moved, gap = _mean_gap(expected.before, expected.after), _mean_gap(found.after, expected.after)
     if not moved > probe.logprob_tolerance:
-        raise Broken(
-            f"an update moved log-probabilities by {moved:.2g} on average, which is too little to compare with"
-        )
+        raise Broken(f"an update moved log-probabilities by only {moved:.2g} on average, too little for a comparison")
     if not gap <= UPDATE_SHARE * moved:
         raise Broken(
-            f"{what}: log-probabilities are {gap:.2g} apart on average after an update that moves them by {moved:.2g}"
+            f"{what}: log-probabilities differ by {gap:.2g} on average after an update that moves them by {moved:.2g}"
         )
     for name in {"loss", "grad_norm"} & found.metrics.keys() & expected.metrics.keys():
         mine, theirs = found.metrics[name], expected.metrics[name]
         if not abs(mine - theirs) <= SAME_METRIC * max(abs(mine), abs(theirs)) + probe.logprob_tolerance:
-            raise Broken(f"{what}: {name} is {mine:.6g} and not {theirs:.6g}")
+            raise Broken(f"{what}: {name} is {mine:.6g}, expected {theirs:.6g}")
     return gap / moved
 
 
@@ -309,8 +307,8 @@ async def _checkpoint(probe: BackendProbe) -> str:
         await probe.shut_down()
         await probe.allocate()
         gap = max(gap, await _resumed(probe, saved, third, expected, "after load_checkpoint in another backend"))
-    where = "here and in another backend" if probe.resumes_in_another else "here"
-    return f"loaded {where}, the next update is the same but for {gap:.2g} of it"
+    where = "the same and in another backend" if probe.resumes_in_another else "the same backend"
+    return f"after loading in {where}, the next update differs by {gap:.2g} of its size"
 
 
 async def _resumed(
@@ -319,10 +317,10 @@ async def _resumed(
     await probe.load(saved)
     gap = _largest_gap(await probe.known_logprobs(), saved.logprobs)
     if not gap <= probe.logprob_tolerance:
-        raise Broken(f"{what}, log-probabilities are up to {gap:.2g} from those that were saved")
+        raise Broken(f"{what}, log-probabilities differ from the saved ones by up to {gap:.2g}")
     fresh = await probe.rollouts()
     await _agreement(probe, fresh, "current")
-    return _check_same_update(probe, await probe.train(samples), expected, f"{what}, the next update is another")
+    return _check_same_update(probe, await probe.train(samples), expected, f"{what}, the next update differs")
 
 
 async def _accumulation(probe: BackendProbe) -> str:
@@ -333,8 +331,8 @@ async def _accumulation(probe: BackendProbe) -> str:
     await probe.load(_first(probe))
     cut = max(1, len(samples) // 4)
     found = await probe.train(samples[:cut], samples[cut:])
-    share = _check_same_update(probe, found, expected, "the same samples in two passes make another update")
-    return f"two passes make the update of one but for {share:.2g} of it"
+    share = _check_same_update(probe, found, expected, "the same samples in two passes give another update")
+    return f"the updates of one and of two passes differ by {share:.2g} of their size"
 
 
 async def _proximal(probe: BackendProbe) -> str:
@@ -347,16 +345,16 @@ async def _proximal(probe: BackendProbe) -> str:
         sample.model_copy(update={"proximal_fractions": np.ones(len(sample.turn_spans), np.float32)})
         for sample in samples
     ]
-    what = "on policy, samples with proximal_fractions make another update"
+    what = "on policy, samples with proximal_fractions give another update"
     share = _check_same_update(probe, await probe.train(given), expected, what)
-    return f"on policy, proximal_fractions change {share:.2g} of an update"
+    return f"on policy, proximal_fractions change an update by {share:.2g} of its size"
 
 
 async def _advantages(probe: BackendProbe) -> str:
     samples = _samples(probe)
     _update(probe)
     first = _first(probe)
-    # What is already certain cannot become likelier.
+    # The least likely sample, because a certain one could not become likelier.
     chosen = int(np.argmin([float(logprobs.sum()) for logprobs in first.logprobs]))
     changes = []
     for advantage in (1.0, -1.0):
@@ -377,13 +375,13 @@ async def _shutdown(probe: BackendProbe) -> str:
     nothing.mkdir()
     try:
         await backend.load_checkpoint(nothing)
-    except Exception as error:  # of any type: what it says is for people
+    except Exception as error:  # any type; its text is shown to users
         refusal = " ".join(f"{type(error).__name__}: {error}".split())
     else:
-        raise Broken("load_checkpoint of an empty folder succeeded")
+        raise Broken("load_checkpoint must raise an error for an empty folder")
     for _ in range(2):
         await probe.shut_down()
-    return f"after an error ({refusal:.80}), and twice"
+    return f"works after an error ({refusal:.80}), and twice"
 
 
 BEFORE_TRAINING: dict[str, Check[BackendProbe]] = {

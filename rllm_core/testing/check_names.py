@@ -1,4 +1,4 @@
-"""Which checks a provider of a kind is put through: known before any of them has run, as pytest needs to."""
+"""Names of the checks per kind of provider. pytest needs them before any check runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RUN_FILE = "run file"
 
 
 def checks_of(kind: type[providers.Provider]) -> tuple[str, ...]:
-    """The names of the results that a provider of a kind gets; those of losses need torch."""
+    """Returns the names of the checks for a kind of provider; for losses, this imports torch."""
     return (BUILT, *_NAMES[kind]()) if kind in _NAMES else (BUILT,)
 
 

@@ -1,4 +1,4 @@
-"""Completions that a model may sample, made for any parser: well-formed ones in its own format, and all others."""
+"""Completions for checking any parser: well-formed ones in its own format, and everything else a model may sample."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Completions:
     """Draws completions for one parser.
 
     Args:
-        parser: What they are written for.
-        seed: Equal seeds draw equal completions.
+        parser: Parser that reads the completions.
+        seed: Seed; equal seeds draw equal completions.
 
     Attributes:
-        rng: What they are drawn with.
-        stops: The parser's stop tokens.
-        tools: What is offered: nothing to parsers that cannot show it.
-        tokenizer: The parser's tokenizer if it can encode and decode text, else None.
+        rng: Random generator.
+        stops: Stop tokens of the parser.
+        tools: Tools offered to the model; None if the parser does not support tools.
+        tokenizer: Tokenizer of the parser if it can encode and decode text, else None.
     """
 
     def __init__(self, parser: BaseParser, seed: int = 0) -> None:
@@ -68,8 +68,8 @@ class Completions:
     # Well-formed
 
     def written(self, message: Mapping[str, Any], tools: Sequence[Any] | None = None) -> list[int] | None:
-        """An assistant's message as the parser's own rendering has it, with its stop token; None if it has none."""
-        reasoned = {"reasoning_content": REASONING, **message}  # some prompts begin the reasoning themselves
+        """Returns an assistant message as the parser renders it, with its stop token; None if that fails."""
+        reasoned = {"reasoning_content": REASONING, **message}  # some prompts already open the reasoning
         for answer in (message, reasoned):
             try:
                 [row] = self.parser.tokenize_and_mask([QUESTION, answer], tools=tools, method="stepwise")
@@ -80,21 +80,21 @@ class Completions:
         return None
 
     def text(self) -> list[int]:
-        """An answer of a few sentences, in its canonical tokens."""
+        """Draws an answer of a few sentences, in canonical tokens."""
         sentences = self.rng.sample(SENTENCES, self.rng.randint(1, 3))
         return self.answer(" ".join(sentences))
 
     def answer(self, content: str) -> list[int]:
-        """An answer with this text.
+        """Returns an answer with this text.
 
         Raises:
-            ConfigError: If the parser neither renders one that begins where its prompt ends, nor can encode text.
+            ConfigError: If the parser renders no answer that starts at the end of its prompt, and cannot encode text.
         """
         completion = self.written({"role": "assistant", "content": content})
         if completion is not None:
             return completion
         if self.tokenizer is None:
-            raise ConfigError(f"parser {self.parser.name!r} renders no answer that begins where its prompt ends")
+            raise ConfigError(f"parser {self.parser.name!r} renders no answer that starts at the end of its prompt")
         plain = [*self.encode(content), self.stops[0]]
         if self._parsed(plain).content:
             return plain
@@ -102,20 +102,20 @@ class Completions:
 
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
-        """What stands before and after the text of every answer: reasoning that the prompt began, the stop token."""
+        """Tokens before and after the text of every answer, such as reasoning the prompt opened and the stop token."""
         one, other = self.answer("1 and 2"), self.answer("Yes!")
         before = [left for left, right in _agreeing(one, other)]
         after = [left for left, right in _agreeing(one[: len(before) - 1 : -1], other[: len(before) - 1 : -1])]
         return before, after[::-1]
 
     def reasoning(self) -> list[int] | None:
-        """An answer after some reasoning; None if the parser does not tell reasoning from text."""
+        """Draws an answer with reasoning; None if the parser does not separate reasoning from text."""
         answer = {"role": "assistant", "content": self.rng.choice(SENTENCES), "reasoning_content": REASONING}
         completion = self.written(answer)
         return completion if completion is not None and self._parsed(completion).reasoning else None
 
     def tool_call(self) -> list[int] | None:
-        """A call of `TOOL`; None if the parser does not read it as one."""
+        """Draws a call of `TOOL`; None if the parser does not parse it as a call."""
         arguments = {**ARGUMENTS, "days": self.rng.randint(1, 9)}
         function = {"name": "get_weather", "arguments": json.dumps(arguments)}
         call = {"id": "call00001", "type": "function", "function": function}
@@ -123,7 +123,7 @@ class Completions:
         return completion if completion is not None and self._parsed(completion).ok_tool_calls else None
 
     def respaced_tool_call(self, **style: Any) -> list[int] | None:
-        """A call of `TOOL` whose arguments are written by ``json.dumps(arguments, **style)``; None if not JSON."""
+        """Draws a call of `TOOL` with its arguments in the given ``json.dumps`` style; None if they are not JSON."""
         call = self.tool_call()
         if call is None or self.tokenizer is None:
             return None
@@ -139,38 +139,38 @@ class Completions:
         return self.parser.parse_completion(completion, prompt_ids=prompt, tools=self.tools)
 
     # ----------------------------------------------------------------------------------------------------------------
-    # Not as the tokenizer would write it
+    # Completions the tokenizer would not produce
 
     def encode(self, text: str) -> list[int]:
-        """The ids of text in which control tokens are read as such."""
+        """Encodes text, reading the spelling of a control token as that token."""
         assert self.tokenizer is not None
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, control tokens included."""
+        """Decodes ids, including control tokens."""
         assert self.tokenizer is not None
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
     def with_edges(self) -> list[int] | None:
-        """An answer that begins or ends with white space."""
+        """Draws an answer that starts or ends with white space."""
         if self.tokenizer is None:
             return None
         left, right = self.rng.choice([("\n", ""), (" ", " "), ("", "\n\n"), ("\n\n", " \n")])
         return self.enclosed(self.encode(left + self.rng.choice(SENTENCES) + right))
 
     def enclosed(self, ids: Sequence[int]) -> list[int]:
-        """An answer whose text is ``ids``."""
+        """Returns an answer whose text is ``ids``."""
         before, after = self.around
         return [*before, *ids, *after]
 
     def cut_off(self) -> list[int]:
-        """An answer that ends in its text."""
+        """Draws a truncated answer: it ends within its text."""
         answer, (before, after) = self.text(), self.around
         return answer[: self.rng.randint(len(before) + 1, max(len(before) + 1, len(answer) - len(after)))]
 
     def split(self, completion: Sequence[int], pieces: int) -> list[int] | None:
-        """The same text with up to ``pieces`` tokens replaced by two others; None if there is no such spelling."""
+        """Replaces up to ``pieces`` tokens by two others that spell the same text; None if impossible."""
         if self.tokenizer is None:
             return None
         ids, text = list(completion), self.decode(completion)
@@ -189,13 +189,13 @@ class Completions:
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """Ids that are no text: stop tokens, and what the tokenizer lists as special or added."""
+        """Ids that are not text: stop tokens, and the tokenizer's special and added tokens."""
         list_added = getattr(self.tokenizer, "get_added_vocab", dict)
         return frozenset([*self.stops, *getattr(self.tokenizer, "all_special_ids", ()), *list_added().values()])
 
     @cached_property
     def size(self) -> int:
-        """An id that is greater than any the parser writes."""
+        """Upper bound (exclusive) of the ids the parser writes."""
         known = len(self.tokenizer) if isinstance(self.tokenizer, Sized) else 0
         return 1 + max([known - 1, *self.stops, *self.text(), *self.parser.render([QUESTION])])
 
@@ -206,11 +206,11 @@ class Completions:
         return tuple(token for token in written if token not in self.control_ids)
 
     def noise(self, length: int) -> list[int]:
-        """Text that no tokenizer would write, since its ids are drawn one by one; it may not even be Unicode."""
+        """Draws ids one by one; the tokenizer would not produce such text, and it may be invalid Unicode."""
         return self.rng.choices(self.ordinary_ids, k=length)
 
     def anything(self) -> list[int]:
-        """Whatever a model may sample: nothing, noise, control tokens, cut-off constructs, stops in any place."""
+        """Draws anything a model may sample: nothing, noise, control tokens, truncated text, stops anywhere."""
         rng, stop = self.rng, [self.rng.choice(self.stops)]
         written = rng.choice([self.text, self.reasoning, self.tool_call])() or self.text()
         cut = written[: rng.randrange(len(written))]
@@ -238,24 +238,24 @@ def _agreeing(one: Sequence[int], other: Sequence[int]) -> Iterator[tuple[int, i
 
 
 def _objects(text: str) -> Iterator[tuple[int, int, Any]]:
-    """Every JSON object in ``text``, nested ones too: where it starts and ends, and its value."""
+    """Yields start, end and value of every JSON object in ``text``, including nested ones."""
     decoder, start = json.JSONDecoder(), text.find("{")
     while start >= 0:
         try:
             value, end = decoder.raw_decode(text, start)
         except ValueError:
-            pass  # a brace that begins no object
+            pass  # this brace does not open an object
         else:
             yield start, end, value
         start = text.find("{", start + 1)
 
 
 def tail(kind: str, calls: Sequence[Mapping[str, Any]] = ()) -> list[MessageLike]:
-    """What may follow an assistant's message: ``"user"``, ``"tool"``, ``"tool, tool"`` or ``"tool, user"``, ...
+    """Returns messages that may follow an assistant message.
 
     Args:
-        kind: The roles in order.
-        calls: The tool calls that are answered, in the message's own shape; made up where there are not enough.
+        kind: Roles in order: ``"user"``, ``"tool"``, ``"tool, tool"``, ``"tool, user"``, ...
+        calls: Tool calls to reply to, in the format of the message; missing ones are made up.
     """
     messages: list[MessageLike] = []
     for position, role in enumerate(kind.split(", ")):

@@ -1,4 +1,4 @@
-"""The contracts as pytest classes: name a provider, and every check of its kind is a test of its own.
+"""Contract checks as pytest classes: name a provider, and each check of its kind becomes a test.
 
     from rllm_core.testing.contracts import WorkflowContract
 
@@ -6,7 +6,7 @@
     class TestMine(WorkflowContract):
         name = "mine"
 
-The plugin is installed, and the provider is selected as the command line selects it. Needs pytest:
+Install your plugin first; the provider is selected the same way as on the command line. Needs pytest:
 ``pip install 'rllm-core[testing]'``.
 """
 
@@ -40,12 +40,12 @@ __all__ = [
 
 
 class _Contract:
-    """What the contracts of all kinds have in common.
+    """Base class of the contracts.
 
     Attributes:
-        name: The name the provider is selected by.
-        overrides: ``"section.key=value"``, as ``-o`` takes them; with the defaults, as a rule, there are none.
-        kind: Its record class.
+        name: Name of the provider, as in a run file.
+        overrides: Settings as ``"section.key=value"``, like ``-o``. Defaults should suffice as a rule.
+        kind: Record class of the provider.
     """
 
     name: ClassVar[str] = ""
@@ -54,18 +54,18 @@ class _Contract:
     _found: ClassVar[dict[str, CheckResult]]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """A test per check."""
+        """Generates one test per check."""
         if "check" in metafunc.fixturenames:
             metafunc.parametrize("check", checks_of(self.kind))
 
     def test_contract(self, check: str) -> None:
-        """One check; all of them run together, with the first."""
+        """Reports one check; the first test runs all of them."""
         found = self._results()
         built = found[BUILT]
         if built.outcome != "passed":
             if check == BUILT:
                 pytest.fail(f"{self.kind.kind} {self.name!r} cannot be checked: {built.detail}", pytrace=False)
-            pytest.skip(f"{self.kind.kind} {self.name!r} was not built")
+            pytest.skip(f"{self.kind.kind} {self.name!r} could not be built")
         result = found[check]
         if result.outcome == "skipped":
             pytest.skip(result.detail)
@@ -92,7 +92,7 @@ class WorkflowContract(_Contract):
     """The contract of `rllm_core.workflow.Workflow`.
 
     Attributes:
-        answers: Texts that fit its tasks; see `rllm_core.testing.check_workflow`.
+        answers: Answers that fit its tasks; see `rllm_core.testing.check_workflow`.
     """
 
     kind: ClassVar[type[providers.Provider]] = providers.Workflow
@@ -107,7 +107,7 @@ class TrackerContract(_Contract):
     """The contract of `rllm_core.training.trackers.Tracker`.
 
     Attributes:
-        local: Whether it writes nowhere but below the run folder.
+        local: Whether it writes only below the run folder.
     """
 
     kind: ClassVar[type[providers.Provider]] = providers.Tracker
@@ -115,7 +115,7 @@ class TrackerContract(_Contract):
 
     @staticmethod
     def read(run_dir: Path) -> Mapping[str, Sequence[tuple[int, float]]]:
-        """What a run has recorded; see `rllm_core.testing.check_tracker`. Not overridden, nobody looks."""
+        """Reads the metrics a run recorded; see `rllm_core.testing.check_tracker`. Override it to check them."""
         raise NotImplementedError
 
     @classmethod
@@ -125,10 +125,10 @@ class TrackerContract(_Contract):
 
 
 class _WithModel(_Contract):
-    """Of what needs a model.
+    """Base class for providers that need a model.
 
     Attributes:
-        model: Its folder, or its hub name; may be set by a fixture of the class before its first test.
+        model: Folder or Hugging Face model ID. A class fixture may set it before the first test.
     """
 
     model: ClassVar[str | Path] = ""
@@ -140,22 +140,22 @@ class _WithModel(_Contract):
 
 
 class ParserContract(_WithModel):
-    """The contract of `rllm_core.parser.BaseParser`; ``model`` is the model whose tokenizer it reads."""
+    """The contract of `rllm_core.parser.BaseParser`; set ``model`` if the parser reads a tokenizer."""
 
     kind: ClassVar[type[providers.Provider]] = providers.Parser
 
 
 class EngineContract(_WithModel):
-    """The contract of `rllm_core.engine.RolloutEngine`, for engines that need no backend."""
+    """The contract of `rllm_core.engine.RolloutEngine`, for engines that work without a backend."""
 
     kind: ClassVar[type[providers.Provider]] = providers.Engine
 
 
 class BackendContract(_WithModel):
-    """The contract of `rllm_core.backend.BackendProtocol`, and of the engine it makes.
+    """The contract of `rllm_core.backend.BackendProtocol`, and of its engine.
 
     Attributes:
-        logprob_tolerance: How far trainer and engine may be apart; a wider one is for lower precision.
+        logprob_tolerance: Maximum log-probability difference between trainer and engine. Raise it for lower precision.
     """
 
     kind: ClassVar[type[providers.Provider]] = providers.Backend

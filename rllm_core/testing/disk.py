@@ -1,4 +1,4 @@
-"""A disk that can be full, broken or gone at any operation, for one folder of this process."""
+"""Simulates disk failures at any operation, for one folder and this process."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ OPERATIONS: tuple[Operation, ...] = ("open", "write", "truncate", "fsync", "rena
 
 
 class InterceptedDisk:
-    """While it is entered, ``before`` runs before every operation that changes something below ``root``.
+    """Context manager that calls ``before`` ahead of every operation that changes something below ``root``.
 
-    What ``before`` raises is what the operation raises; nothing has happened then. A write of several bytes is done in
-    two halves with an operation each, so that torn writes are met too. Files that C code opens for itself are not
-    seen, and of two disks entered at a time the outer one does not see every write.
+    If ``before`` raises, the operation raises the same error and changes nothing. A write of several bytes becomes two
+    operations, half each, to produce torn writes. Files opened by C code are not seen. If two disks are entered at the
+    same time, the outer one misses some writes.
 
     Args:
-        root: The folder that is watched.
-        before: Called with the operation and its path; of a renaming, the new path.
+        root: Folder to watch.
+        before: Called with the operation and its path; for a rename, the new path.
     """
 
     def __init__(self, root: Path, before: Callable[[Operation, Path], None]) -> None:
-        self.root = Path(os.path.abspath(root))  # noqa: PTH100 - what does not exist yet cannot be resolved
+        self.root = Path(os.path.abspath(root))  # noqa: PTH100 - the folder may not exist yet
         self.before = before
-        self._paths: dict[int, Path] = {}  # of open descriptors
+        self._paths: dict[int, Path] = {}  # by open file descriptor
         self._saved: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> InterceptedDisk:
@@ -58,13 +58,13 @@ class InterceptedDisk:
         return next(original for module, own, original in self._saved if module is os and own == name)  # type: ignore[no-any-return]
 
     def _inside(self, path: Any, dir_fd: int | None = None) -> Path | None:
-        """``path`` if it lies below the root."""
+        """Returns the absolute ``path`` if it is below the root."""
         if isinstance(path, int):
             return self._paths.get(path)
         where = Path(os.fsdecode(path))
         if dir_fd is not None:
             where = self._paths.get(dir_fd, Path("/")) / where
-        where = Path(os.path.abspath(where))  # noqa: PTH100 - a symlink is the operation's own business
+        where = Path(os.path.abspath(where))  # noqa: PTH100 - symlinks are left to the operation
         return where if where.is_relative_to(self.root) else None
 
     def _open(
@@ -122,7 +122,7 @@ class InterceptedDisk:
 
 
 class _Raw(io.FileIO):
-    """An unbuffered file that asks before every change."""
+    """Unbuffered file that calls ``before`` ahead of every change."""
 
     def __init__(self, path: Path, mode: str, before: Callable[[Operation, Path], None]) -> None:
         super().__init__(str(path), mode)

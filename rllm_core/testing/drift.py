@@ -1,4 +1,7 @@
-"""How often a conversation's next prompt does not begin with the tokens it has: with a session, and rendered again."""
+"""Measures how often a conversation's next prompt does not start with its earlier tokens.
+
+Compares a session with rendering the messages again.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,20 @@ from rllm_core.testing.completions import QUESTION, Completions, tail
 from rllm_core.types import MessageLike, TokenIds, starts_with, token_ids
 
 Draw = Callable[[Completions], list[int] | None]
-"""A completion; None if the parser has none of this kind."""
+"""Draws a completion; returns None if the parser supports none of this kind."""
 
 
 @dataclass
 class Drift:
-    """What became of the turns of one kind of completion.
+    """Counts for one kind of completion.
 
     Attributes:
-        completions: The kind.
-        turns: How many turns were followed by another.
-        completion_tokens: Tokens sampled in all turns, the last ones too.
-        lost: Of the turns, those whose tokens a session could not carry on: the next prompt begins a new segment.
-        lost_rerendered: The same for prompts that are rendered from the parsed messages, turn by turn.
-        reasons: Why, with a session.
+        completions: Kind of completion.
+        turns: Turns followed by another turn.
+        completion_tokens: Tokens sampled in all turns, including the last.
+        lost: Turns whose tokens the session could not continue, so the next prompt starts a new segment.
+        lost_rerendered: Turns whose tokens changed when each prompt was rendered from the parsed messages.
+        reasons: Reasons for segment breaks and errors.
     """
 
     completions: str
@@ -68,14 +71,14 @@ def probe_drift(
     conversations: int = 4,
     turns: int = 4,
 ) -> list[Drift]:
-    """Play conversations with a session, and compare every prompt with the tokens before it, token for token.
+    """Runs conversations with a session and compares every prompt with the earlier tokens.
 
     Args:
-        parser: What is probed.
-        kinds: Kinds of completions; those that the parser has none of are left out.
-        seed: Equal seeds play equal conversations.
+        parser: Parser to measure.
+        kinds: Kinds of completions; kinds the parser does not support are left out.
+        seed: Seed; equal seeds give equal conversations.
         conversations: Conversations per kind.
-        turns: Turns of each that are followed by another one.
+        turns: Turns per conversation, not counting the last.
     """
     found = []
     for name, draw in kinds.items():
@@ -89,7 +92,7 @@ def probe_drift(
 
 @dataclass(frozen=True)
 class _Sampled:
-    """A turn's tokens so far: as the session has them, and as rendered from the messages."""
+    """Tokens of a conversation so far, from the session and rendered from the messages."""
 
     session: TokenIds
     rerendered: TokenIds | None
@@ -107,7 +110,7 @@ def _play(completions: Completions, draw: Draw, turns: int, drift: Drift) -> Non
             drift.lost_rerendered += not _continues(rendered, before.rerendered)
         try:
             turn = session.next_prompt(conversation, tools=tools)
-        except Exception as error:  # a template may refuse what a model says; it is counted and told
+        except Exception as error:  # a template may reject model output; counted in reasons
             drift.lost += 1
             drift.reasons[_first_line(error)] += 1
             return
@@ -135,7 +138,7 @@ def _rendered(
 ) -> TokenIds | None:
     try:
         return token_ids(parser.render(conversation, tools=tools))
-    except Exception as error:  # as above: then nothing was rendered again, which loses the turn
+    except Exception as error:  # as above: without a rendering, the turn is lost
         drift.reasons[f"rendered again: {_first_line(error)}"] += 1
         return None
 

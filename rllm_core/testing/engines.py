@@ -1,4 +1,4 @@
-"""The contract of `RolloutEngine` as checks that any engine can be put through; see `check_engine`."""
+"""Contract checks for engines; see `check_engine`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
 from rllm_core.testing.probe import Check, EngineProbe, checked
 from rllm_core.types import FinishReason, Floats, MediaChunk, SamplingParams, TokenIds, TokenOutput, token_ids
 
-CERTAINLY_OUTSIDE = 2**31 - 1  # the largest token id that can be written down
+CERTAINLY_OUTSIDE = 2**31 - 1  # the largest int32, the dtype of token ids
 MOST_STOPS = 16
-# Turns of the event loop, and shares of the time a call takes, after which it is cancelled.
+# When to cancel a call: after some event-loop turns, plus a share of the call's duration.
 CANCELLED_AFTER = ((1, 0.0), (4, 0.0), (0, 0.3), (0, 0.6))
-# As much as the core forgives: a float32 softmax can end a little above 0.
+# The core's tolerance: a float32 softmax can end slightly above 0.
 HIGHEST_LOGPROB = 1e-3
-# All completions of a group are equal by chance less often than this, or nothing is concluded from it.
+# Equal completions count as a failure only if their probability by chance is below this.
 CHANCE = 1e-6
 
 
@@ -38,31 +38,31 @@ async def check_engine(
     logprob_tolerance: float = 1e-4,
     request_timeout_seconds: float = 60.0,
 ) -> list[CheckResult]:
-    """Hold an engine that is ready to sample to the contract of `RolloutEngine`.
+    """Checks a running engine against the contract of `RolloutEngine`.
 
-    For the tests of an engine: ``assert not [r for r in await check_engine(mine) if r.outcome == "failed"]``. It
-    allocates nothing; an engine that belongs to a backend is checked by `check_backend`, too.
+    In a test: ``assert not [r for r in await check_engine(mine) if r.outcome == "failed"]``. The check allocates
+    nothing. `check_backend` also checks its backend's engine.
 
     Args:
-        engine: What is checked; its weights must stay as they are meanwhile.
-        prompts: What to ask, ``(tokens,)`` each; rendered by the engine's parser if there are none.
-        vocabulary_size: Ids are smaller; None where only the engine knows.
-        takes_media: Whether prompts may hold media.
-        deterministic: Whether it promises the same completions for the same seeds.
+        engine: Engine to check. Its weights must not change during the check.
+        prompts: Prompts, ``(tokens,)`` each. Rendered by the engine's parser if empty.
+        vocabulary_size: Number of token ids; None if only the engine knows it.
+        takes_media: Whether prompts may contain media.
+        deterministic: Whether equal seeds give equal completions.
         samples: Completions per prompt.
-        max_response_tokens: Length of most completions.
-        logprob_tolerance: How far scored log-probabilities may be from sampled ones.
-        request_timeout_seconds: No answer by then is a failure.
+        max_response_tokens: Maximum tokens of most completions.
+        logprob_tolerance: Maximum difference between scored and sampled log-probabilities.
+        request_timeout_seconds: Timeout of a call, in seconds.
 
     Returns:
-        A result per check; whatever the engine raises is a failure of the check that met it.
+        One result per check. An exception raised by the engine fails the check that called it.
     """
     stops: tuple[int, ...] = ()
     if engine.parser is not None:
         stops = tuple(engine.parser.get_stop_token_ids())
         prompts = prompts or prompts_of(engine.parser)
     if not prompts:
-        raise ValueError("an engine without a parser needs prompts to be checked with")
+        raise ValueError("an engine without a parser needs prompts; pass check_engine(..., prompts=[...])")
     probe = EngineProbe(
         engine,
         [token_ids(prompt) for prompt in prompts],
@@ -78,30 +78,30 @@ async def check_engine(
 
 
 def prompts_of(parser: BaseParser) -> list[TokenIds]:
-    """Two conversations, ``(tokens,)`` each."""
+    """Renders two conversations, ``(tokens,)`` each."""
     answer = {"role": "assistant", "content": SENTENCES[0]}
     conversations = ([QUESTION], [QUESTION, answer, {**QUESTION, "content": "And then?"}])
     return [token_ids(parser.render(conversation)) for conversation in conversations]
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The checks: each tells what it saw
+# The checks; each returns its findings
 
 
 async def _tokens(probe: EngineProbe) -> str:
     if not probe.engine.supports_token_in_token_out:
-        raise NotApplicable("supports_token_in_token_out is false")
+        raise NotApplicable("supports_token_in_token_out is False")
     answers, limit, size = [], probe.params.max_response_tokens, probe.vocabulary_size
     for prompt in probe.prompts:
         before = prompt.copy()
         answers.append(await probe.group(prompt, range(probe.samples)))
         if not np.array_equal(before, prompt):
-            raise Broken("it changed the prompt it was given")
+            raise Broken("it modifies the prompt passed to it")
     for output in (output for outputs in answers for output in outputs):
         if len(output.token_ids) > limit:
-            raise Broken(f"a completion has {len(output.token_ids)} tokens, and max_response_tokens is {limit}")
+            raise Broken(f"a completion has {len(output.token_ids)} tokens, but max_response_tokens is {limit}")
         if int(output.token_ids.min()) < 0 or (size is not None and int(output.token_ids.max()) >= size):
-            raise Broken(f"a completion holds ids outside the vocabulary of {size}: {output.token_ids.tolist()}")
+            raise Broken(f"a completion has ids outside the vocabulary of {size}: {output.token_ids.tolist()}")
     probe.answers = answers
     lengths = [len(output.token_ids) for _, output in probe.sampled()]
     return f"{len(lengths)} completions of {min(lengths)} to {max(lengths)} tokens for {len(answers)} prompts"
@@ -111,7 +111,7 @@ async def _ends(probe: EngineProbe) -> str:
     first = [output for _, output in probe.sampled()]
     ends = _finished(first, probe.params)
     if not ends["stop"]:
-        # The policy does not end a turn by itself yet, so what it says anyway has to.
+        # The policy does not end its turns yet, so use its most common tokens as stop tokens.
         usual = Counter(token for output in first for token in output.token_ids.tolist())
         params = probe.params_with(stop_token_ids=tuple(token for token, _ in usual.most_common(MOST_STOPS)))
         for prompt in probe.prompts:
@@ -123,19 +123,19 @@ async def _ends(probe: EngineProbe) -> str:
 
 
 def _finished(outputs: Sequence[TokenOutput], params: SamplingParams) -> Counter[str]:
-    """By what completions ended, if each ended where it should and says so."""
+    """Checks where completions end and their finish reasons; counts the reasons."""
     ends: Counter[str] = Counter()
     limit = params.max_response_tokens
     for output in outputs:
         ids = output.token_ids.tolist()
         shown = f"completion {ids}, stop tokens {list(params.stop_token_ids)}, at most {limit} tokens"
         if not set(params.stop_token_ids).isdisjoint(ids[:-1]):
-            raise Broken(f"it went on after a stop token: {shown}")
+            raise Broken(f"the completion continues after a stop token: {shown}")
         if len(ids) > limit:
-            raise Broken(f"it is too long: {shown}")
+            raise Broken(f"the completion is too long: {shown}")
         has_stop = ids[-1] in params.stop_token_ids
         if not has_stop and len(ids) < limit:
-            raise Broken(f"it ended before its limit, and without its stop token: {shown}")
+            raise Broken(f"the completion ends before the limit, but without its stop token: {shown}")
         expected = FinishReason.STOP if has_stop else FinishReason.LENGTH
         if output.finish_reason is not expected:
             raise Broken(f"finish_reason is {output.finish_reason.value!r}, not {expected.value!r}: {shown}")
@@ -148,18 +148,18 @@ async def _logprobs(probe: EngineProbe) -> str:
     for _, output in probe.sampled():
         lowest = min(lowest, float(_checked_logprobs(output).min()))
     if lowest == 0:
-        raise Broken("all log-probabilities are 0, so they are not those of what was sampled")
+        raise Broken("all log-probabilities are 0, so they cannot be those of the sampled tokens")
     return f"from {lowest:.3g}"
 
 
 def _checked_logprobs(output: TokenOutput) -> Floats:
     if output.logprobs is None:
-        raise Broken("a completion has no log-probabilities, and supports_token_in_token_out is true")
+        raise Broken("a completion has no log-probabilities, but supports_token_in_token_out is True")
     logprobs = np.asarray(output.logprobs)
     if logprobs.shape != output.token_ids.shape:
         raise Broken(f"log-probabilities of shape {logprobs.shape} for {len(output.token_ids)} tokens")
     if not np.isfinite(logprobs).all() or logprobs.max() > HIGHEST_LOGPROB:
-        raise Broken(f"log-probabilities must be finite and at most 0: {logprobs.tolist()}")
+        raise Broken(f"log-probabilities must be finite and at most 0, got {logprobs.tolist()}")
     return logprobs
 
 
@@ -172,7 +172,7 @@ async def _greedy(probe: EngineProbe) -> str:
             _checked_logprobs(output)
         _finished(outputs, params)
         if len({output.token_ids.tobytes() for output in outputs}) > 1:
-            raise Broken(f"at temperature 0 one prompt has several completions: {_shown(outputs)}")
+            raise Broken(f"at temperature 0, one prompt has several completions: {_shown(outputs)}")
     return "one completion per prompt"
 
 
@@ -186,25 +186,25 @@ async def _seeds(probe: EngineProbe) -> str:
         for prompt, before in zip(probe.prompts, probe.answers, strict=True):
             for first, second in zip(before, await probe.group(prompt, range(probe.samples)), strict=True):
                 if not np.array_equal(first.token_ids, second.token_ids):
-                    raise Broken(f"the same seed gives other tokens the second time: {_shown([first, second])}")
+                    raise Broken(f"the same seed gives different tokens on a second call: {_shown([first, second])}")
             first, second = [await probe.single(prompt, 5) for _ in range(2)]
             if not np.array_equal(first.token_ids, second.token_ids):
-                raise Broken(f"the same seed gives other tokens the second time: {_shown([first, second])}")
+                raise Broken(f"the same seed gives different tokens on a second call: {_shown([first, second])}")
     singles = await asyncio.gather(*(probe.single(probe.prompts[0], seed) for seed in range(probe.samples)))
     concluded = [_differ(outputs, "in one call") for outputs in probe.answers]
     if not any([*concluded, _differ(singles, "one by one")]):
-        raise NotApplicable("the policy is so sure of its answers that their being equal says nothing")
+        raise NotApplicable("the policy is too certain of its answers to judge whether seeds matter")
     different = len({output.token_ids.tobytes() for _, output in pairs})
-    return f"{different} different among {len(pairs)}" + (", the same again" if probe.deterministic else "")
+    return f"{different} different among {len(pairs)}" + (", reproducible" if probe.deterministic else "")
 
 
 def _differ(outputs: Sequence[TokenOutput], how: str) -> bool:
-    """Whether completions of different seeds differ; False where the policy can hardly say anything else."""
+    """Returns whether completions of different seeds differ; False if they may be equal by chance."""
     if len({output.token_ids.tobytes() for output in outputs}) > 1:
         return True
     if (len(outputs) - 1) * float(_checked_logprobs(outputs[0]).sum()) > np.log(CHANCE):
         return False
-    raise Broken(f"{len(outputs)} different seeds, asked {how}, all give {outputs[0].token_ids.tolist()}")
+    raise Broken(f"{len(outputs)} different seeds {how} all give {outputs[0].token_ids.tolist()}")
 
 
 async def _groups(probe: EngineProbe) -> str:
@@ -228,10 +228,10 @@ async def _concurrency(probe: EngineProbe) -> str:
     for output, (_, params) in zip(outputs, asked, strict=True):
         _checked_logprobs(output)
         _finished([output], params)
-    if probe.engine.computes_logprobs:  # answers that went to another's caller have other log-probabilities
+    if probe.engine.computes_logprobs:  # finds completions that went to the wrong caller
         pairs = [(prompt, output) for (prompt, _), output in zip(asked, outputs, strict=True)]
         await _compare_scores(probe, pairs[: 2 * len(probe.prompts)])
-    return f"{len(asked)} at once, each by its own limit"
+    return f"{len(asked)} at once, each with its own limit"
 
 
 async def _cancellation(probe: EngineProbe) -> str:
@@ -253,13 +253,13 @@ async def _cancellation(probe: EngineProbe) -> str:
         given_up.cancel()
         done, _ = await asyncio.wait({given_up}, timeout=probe.request_timeout_seconds)
         if not done:
-            raise Broken(f"a call that was cancelled did not end within {probe.request_timeout_seconds:g} s")
+            raise Broken(f"a cancelled call did not end within {probe.request_timeout_seconds:g} s")
         if not given_up.cancelled() and given_up.exception() is not None:
-            raise Broken(f"a call that was cancelled raised {given_up.exception()!r}")
+            raise Broken(f"a cancelled call raised {given_up.exception()!r} instead of CancelledError")
         for output in (await neighbour, await probe.single(prompt, 0, params)):
             if not np.array_equal(output.token_ids, expected.token_ids):
-                raise Broken(f"after a call was cancelled, others are answered otherwise: {_shown([expected, output])}")
-    return "a call beside a cancelled one, and one after it, are answered as ever"
+                raise Broken(f"cancelling a call changes the completions of others: {_shown([expected, output])}")
+    return "calls during and after a cancelled one are unaffected"
 
 
 async def _outside(probe: EngineProbe) -> str:
@@ -275,14 +275,16 @@ async def _outside(probe: EngineProbe) -> str:
         except EngineError:
             pass
         else:
-            raise Broken(f"a prompt with token id {token} is answered: {output.token_ids.tolist()}")
+            raise Broken(
+                f"a prompt with token id {token} must raise EngineError, but returned {output.token_ids.tolist()}"
+            )
         finally:
             [beside] = await asyncio.gather(neighbour, return_exceptions=True)
         [after] = await asyncio.gather(probe.single(prompt, 0, params), return_exceptions=True)
         for other in (beside, after):
             if not isinstance(other, TokenOutput) or not np.array_equal(other.token_ids, expected.token_ids):
-                raise Broken(f"beside or after a prompt that is refused, another is not answered as ever: {other!r}")
-    return f"{', '.join(map(str, outside))} refused"
+                raise Broken(f"rejecting a prompt changes the completions of others: {other!r}")
+    return f"{', '.join(map(str, outside))} rejected"
 
 
 async def _versions(probe: EngineProbe) -> str:
@@ -291,7 +293,7 @@ async def _versions(probe: EngineProbe) -> str:
         newest = version if output.newest_weight_version is None else output.newest_weight_version
         if (output.weight_version, newest) != (version, version):
             raise Broken(
-                f"completions are stamped with version {output.weight_version} to {newest}, and the engine's "
+                f"completions have weight version {output.weight_version} to {newest}, but the engine's "
                 f"weight_version is {version}"
             )
     return f"version {version}"
@@ -304,35 +306,35 @@ async def _validation(probe: EngineProbe) -> str:
     before = await probe.group(prompt, range(probe.samples))
     output = await probe.single(prompt, 0, greedy, is_validation=True)
     if not np.array_equal(output.token_ids, expected.token_ids):
-        raise Broken("is_validation changes what is sampled")
+        raise Broken("is_validation changes the sampled tokens")
     after = await probe.group(prompt, range(probe.samples))
     again = await probe.single(prompt, 0, greedy)
     if not np.array_equal(again.token_ids, expected.token_ids):
-        raise Broken("after a call with is_validation, calls without it are answered otherwise")
+        raise Broken("a call with is_validation changes the completions of later calls without it")
     _differ(after, "after a call with is_validation")
     if probe.deterministic and [o.token_ids.tolist() for o in after] != [o.token_ids.tolist() for o in before]:
-        raise Broken("after a call with is_validation, calls without it are answered otherwise")
-    return "travels with the call"
+        raise Broken("a call with is_validation changes the completions of later calls without it")
+    return "affects its own call only"
 
 
 async def _media(probe: EngineProbe) -> str:
     probe.sampled()
     if probe.takes_media:
-        raise NotApplicable("it takes media")
+        raise NotApplicable("it supports media")
     image = MediaChunk(sha256="0" * 64, kind="image", length_tokens=4)
     try:
         output = await probe.single([*probe.prompts[0].tolist(), image], 0)
     except (EngineError, ValueError) as refusal:
         if probe.engine.name not in str(refusal) or image.kind not in str(refusal):
-            raise Broken(f"media are refused, but neither by its name nor by their kind: {refusal}") from refusal
+            raise Broken(f"the error for media must name the engine and the kind of media, got: {refusal}") from refusal
         return str(refusal)
-    raise Broken(f"it takes no media, and a prompt with an image is answered: {output.token_ids.tolist()}")
+    raise Broken(f"without media support, a prompt with an image must raise, but returned {output.token_ids.tolist()}")
 
 
 async def _scores(probe: EngineProbe) -> str:
     pairs = probe.sampled()
     if not probe.engine.computes_logprobs:
-        raise NotApplicable("computes_logprobs is false")
+        raise NotApplicable("computes_logprobs is False")
     prompt, chosen = probe.prompts[0], pairs[:: probe.samples]
     for params in (probe.params_with(temperature=0.0), probe.params_with(top_k=1)):
         chosen.append((prompt, await probe.single(prompt, 0, params)))
@@ -341,11 +343,11 @@ async def _scores(probe: EngineProbe) -> str:
     end = (await probe.scores(np.concatenate([prompt, output.token_ids]), 1))[len(prompt) - 1 :]
     known = ~np.isnan(end)
     gap = max(gap, _gap(end[known], _checked_logprobs(output)[known], probe.logprob_tolerance))
-    return f"{len(chosen)} completions, at most {gap:.2g} from what they were sampled with"
+    return f"{len(chosen)} completions, max difference from sampling {gap:.2g}"
 
 
 async def _compare_scores(probe: EngineProbe, chosen: Sequence[tuple[TokenIds, TokenOutput]]) -> float:
-    """Score completions that were sampled at temperature 1 or 0, and return the largest difference."""
+    """Scores completions sampled at temperature 1 or 0; returns the largest difference from sampling."""
     gap, is_known = 0.0, False
     for prompt, output in chosen:
         scores = await probe.scores(np.concatenate([prompt, output.token_ids]), len(prompt))
@@ -353,7 +355,7 @@ async def _compare_scores(probe: EngineProbe, chosen: Sequence[tuple[TokenIds, T
         is_known = is_known or bool(known.any())
         gap = max(gap, _gap(scores[known], _checked_logprobs(output)[known], probe.logprob_tolerance))
     if not is_known:
-        raise Broken("compute_logprobs knows the log-probability of no token")
+        raise Broken("compute_logprobs returned NaN for every token; set computes_logprobs = False")
     return gap
 
 
@@ -361,8 +363,8 @@ def _gap(scores: Floats, sampled: Floats, tolerance: float) -> float:
     gap = float(np.abs(scores - sampled).max(initial=0.0))
     if not gap <= tolerance:
         raise Broken(
-            f"compute_logprobs gives {scores.tolist()} for tokens that were sampled with {sampled.tolist()}: {gap:.2g} "
-            f"apart, and {tolerance:g} is allowed (log-probabilities are those before top_k and top_p)"
+            f"compute_logprobs returned {scores.tolist()} for tokens sampled with {sampled.tolist()}: {gap:.2g} apart, "
+            f"limit {tolerance:g} (report log-probabilities before top_k and top_p)"
         )
     return gap
 
@@ -382,4 +384,4 @@ ENGINE_CHECKS: dict[str, Check[EngineProbe]] = {
     "media": _media,
     "scores": _scores,
 }
-"""By name; each gets an engine and what to ask it, and tells what it saw."""
+"""Checks by name; each takes an engine with prompts and returns its findings."""

@@ -1,4 +1,4 @@
-"""Faults on purpose, at every seam between the core and what is plugged into it.
+"""Fault injection at every boundary between the core and its plugins.
 
     faults = Faults()
     faults.inject("engine.get_token_outputs_from_token_input", raises(EngineBusy("429")), when=share(0.2))
@@ -9,8 +9,9 @@
         asyncio.run(launch.train(assembly, run_dir, resume=False, progress=Progress()))
     assert verify(run_dir).holds
 
-A seam is called what its method is called: ``workflow.run``, ``completer.complete``, ``backend.save_checkpoint``; see
-`SEAMS`. Which calls go wrong depends on their numbers and the seed alone, so a failure can be repeated.
+A fault-injection point has the name of its method: ``workflow.run``, ``completer.complete``,
+``backend.save_checkpoint``; see `SEAMS`. Call numbers and the seed decide which calls fail, so failures are
+reproducible.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ _SYNCHRONOUS = {"workflow.episode", "backend.transform_to_backend_batch", "backe
 
 @dataclass(frozen=True)
 class Call:
-    """One call that crosses a seam.
+    """One call at a fault-injection point.
 
     Attributes:
-        seam: Which one.
-        number: How many calls it has had, this one included.
-        arguments: Those given by position; the path at a seam of the disk.
-        task_id: The rollout's task, at the seams of workflow and completer.
-        turn: Which question of its conversation it is, from 1, at the seam ``completer.complete``.
+        seam: Name of the fault-injection point.
+        number: Number of the call at this point, from 1.
+        arguments: Positional arguments; for the disk, the path.
+        task_id: Task of the rollout, for workflow and completer.
+        turn: Turn of the conversation, from 1, for ``completer.complete``.
     """
 
     seam: str
@@ -80,33 +81,33 @@ When = Callable[[Call], bool]
 
 
 def at(*numbers: int) -> When:
-    """The calls of these numbers, from 1."""
+    """Selects the calls with these numbers, from 1."""
     return lambda call: call.number in numbers
 
 
 def since(number: int) -> When:
-    """This call and all later ones."""
+    """Selects this call and all later ones."""
     return lambda call: call.number >= number
 
 
 def share(probability: float, seed: int = 0) -> When:
-    """Each call with this probability, the same ones for the same seed."""
+    """Selects each call with this probability; equal seeds select equal calls."""
     return lambda call: random.Random(derive_seed(seed, call.seam, call.number)).random() < probability
 
 
 def raises(error: BaseException, *, after: bool = False) -> Action:
-    """Raise ``error`` instead of the call, or ``after`` it has done its work."""
+    """Raises ``error`` instead of the call, or ``after`` it."""
 
     async def action(call: Call, proceed: Proceed) -> Any:
         if after:
             await proceed()
-        raise error.with_traceback(None)  # or it would keep the frames of every time before
+        raise error.with_traceback(None)  # otherwise it accumulates the frames of earlier raises
 
     return action
 
 
 def hangs(seconds: float = 3600.0) -> Action:
-    """Wait on the event loop before the call, by default for longer than anybody should."""
+    """Waits on the event loop before the call, by default longer than any timeout."""
 
     async def action(call: Call, proceed: Proceed) -> Any:
         await asyncio.sleep(seconds)
@@ -116,7 +117,7 @@ def hangs(seconds: float = 3600.0) -> Action:
 
 
 def blocks(seconds: float) -> Action:
-    """Block the thread before the call."""
+    """Blocks the thread before the call."""
 
     async def action(call: Call, proceed: Proceed) -> Any:
         time.sleep(seconds)
@@ -126,7 +127,7 @@ def blocks(seconds: float) -> Action:
 
 
 def cancels() -> Action:
-    """Cancel the task that calls, from within."""
+    """Raises CancelledError in the calling task."""
 
     async def action(call: Call, proceed: Proceed) -> Any:
         raise asyncio.CancelledError(f"{call.seam} was cancelled")
@@ -135,7 +136,7 @@ def cancels() -> Action:
 
 
 def returns(value: Any) -> Action:
-    """Return ``value`` without a call."""
+    """Returns ``value`` instead of the call."""
 
     async def action(call: Call, proceed: Proceed) -> Any:
         return value
@@ -144,7 +145,7 @@ def returns(value: Any) -> Action:
 
 
 def changes(change: Callable[[Any], Any]) -> Action:
-    """Return what ``change`` makes of the call's result."""
+    """Applies ``change`` to the call's result."""
 
     async def action(call: Call, proceed: Proceed) -> Any:
         return change(await proceed())
@@ -153,11 +154,11 @@ def changes(change: Callable[[Any], Any]) -> Action:
 
 
 class Faults:
-    """What is to go wrong, and where.
+    """Planned and injected faults.
 
     Attributes:
-        calls: Calls per seam.
-        injected: The calls that went wrong, in order.
+        calls: Number of calls per fault-injection point.
+        injected: Calls with an injected fault, in order.
     """
 
     def __init__(self) -> None:
@@ -166,20 +167,20 @@ class Faults:
         self._planned: dict[str, list[tuple[When, Action]]] = {}
 
     def inject(self, seam: str, action: Action, *, when: When | None = None) -> None:
-        """Let ``action`` happen at the calls of ``seam`` for which ``when`` is true, by default the first.
+        """Plans ``action`` for the calls of ``seam`` selected by ``when``, by default the first.
 
         Raises:
-            ValueError: If there is no such seam.
+            ValueError: If the fault-injection point is unknown.
         """
         if seam not in SEAMS:
-            raise ValueError(f"there is no seam {seam!r}; there are {', '.join(SEAMS)}")
+            raise ValueError(f"unknown fault-injection point {seam!r}; available: {', '.join(SEAMS)}")
         self._planned.setdefault(seam, []).append((when or at(1), action))
 
     def plugin(self, *, threaded: bool = False) -> object:
-        """A plugin that observes every event and provides the tracker ``faults``.
+        """Returns a plugin that observes every event and provides the tracker ``faults``.
 
         Args:
-            threaded: Its observers are plain functions, which run in a worker thread, instead of coroutines.
+            threaded: Whether its observers are plain functions, which run in a worker thread, instead of coroutines.
         """
         hooks = {}
         for seam in _HOOKS:
@@ -189,7 +190,7 @@ class Faults:
 
     @contextlib.contextmanager
     def installed(self, assembly: Assembly, run_dir: Path) -> Iterator[None]:
-        """Put the faults between the core and the parts of a run; the disk's end with the context."""
+        """Installs the faults in a run; disk faults end with the context."""
         self._install(assembly)
         token = _installed.set(self)
         try:
@@ -199,7 +200,7 @@ class Faults:
             _installed.reset(token)
 
     # ----------------------------------------------------------------------------------------------------------------
-    # Seams
+    # Fault-injection points
 
     def _install(self, assembly: Assembly) -> None:
         backend, workflow = assembly.backend, assembly.workflow
@@ -240,7 +241,7 @@ class Faults:
                     "workflow.run", lambda: original(task, completer), (task,), task_id=task.task_id
                 )
             finally:
-                for conversation in wrapped:  # each holds itself through its wrapper
+                for conversation in wrapped:  # break the reference cycle of each wrapper
                     del conversation.complete, conversation.fork
 
         workflow.run = run  # type: ignore[method-assign]
@@ -264,7 +265,7 @@ class Faults:
         wrapped.append(completer)
 
     async def cross(self, seam: str, proceed: Proceed, arguments: tuple[Any, ...] = (), **where: Any) -> Any:
-        """Let a call through ``seam``, or let happen to it what was planned."""
+        """Passes a call on, or applies the planned action."""
         self.calls[seam] += 1
         call = Call(seam, self.calls[seam], arguments, **where)
         for when, action in self._planned.get(seam, ()):
@@ -274,10 +275,10 @@ class Faults:
         return await proceed()
 
     def cross_now(self, seam: str, proceed: Callable[[], Any], arguments: tuple[Any, ...] = ()) -> Any:
-        """The same where nothing can be awaited.
+        """Does the same as `cross` for synchronous calls.
 
         Raises:
-            RuntimeError: If the action planned there waits.
+            RuntimeError: If the planned action waits.
         """
 
         async def proceeding() -> Any:
@@ -296,14 +297,14 @@ class Faults:
 
 
 class _Plugin:
-    """An object with hook implementations."""
+    """Object with hook implementations."""
 
     def __init__(self, **hooks: Callable[..., Any]) -> None:
         self.__dict__.update(hooks)
 
 
 class FaultyTracker(Tracker):
-    """The tracker ``faults``: it sends nothing anywhere."""
+    """The tracker ``faults``; it sends nothing."""
 
     name: ClassVar[str] = "faults"
 
@@ -326,7 +327,7 @@ _installed: ContextVar[Faults] = ContextVar("installed faults")
 
 @hookimpl
 def _trackers() -> list[providers.Tracker]:
-    return [providers.Tracker(name="faults", load=f"{__name__}:FaultyTracker", summary="Fails where it is told to.")]
+    return [providers.Tracker(name="faults", load=f"{__name__}:FaultyTracker", summary="Injects faults.")]
 
 
 async def _nothing() -> None:
@@ -334,7 +335,7 @@ async def _nothing() -> None:
 
 
 def _without_arguments(observe: Callable[[], Any], threaded: bool) -> Callable[[], Any]:
-    """A function that pluggy takes for one: it reads signatures, which a partial hides."""
+    """Wraps a partial in a function, because pluggy reads signatures, which a partial hides."""
 
     def plain() -> Any:
         return observe()
@@ -346,10 +347,10 @@ def _without_arguments(observe: Callable[[], Any], threaded: bool) -> Callable[[
 
 
 def _now(coroutine: Coroutine[Any, Any, Any], seam: str) -> Any:
-    """Run a coroutine that does not wait."""
+    """Runs a coroutine that does not wait."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
         return ended.value
     coroutine.close()
-    raise RuntimeError(f"nothing can wait at the seam {seam!r}")
+    raise RuntimeError(f"{seam!r} is synchronous, so its action must not wait")

@@ -1,4 +1,4 @@
-"""The contract of policy losses, as the checks of `rllm_core.testing.check_policy_loss`. Imports torch."""
+"""Contract checks for policy losses; see `rllm_core.testing.check_policy_loss`. Imports torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rllm_core.testing.parsers import Broken, NotApplicable
 
 
 def drawn_inputs(rng: np.random.Generator, examples: int, *, moved: float | None = None) -> Iterator[LossInputs]:
-    """Some sequences each, in float64, with advantages of both signs and of 0.
+    """Draws batches of some sequences, in float64, with positive, negative and zero advantages.
 
     Args:
-        rng: Draws them.
-        examples: How many.
-        moved: How far log-probabilities are from those of the policy before; drawn if None.
+        rng: Random generator.
+        examples: Number of batches.
+        moved: Scale of the log-probability difference to the old policy; drawn if None.
     """
     for _ in range(examples):
         lengths = rng.integers(1, 6, rng.integers(1, 5))
@@ -44,10 +44,10 @@ def _computed(loss: PolicyLoss, inputs: LossInputs) -> tuple[torch.Tensor, torch
     except UserError as error:
         raise Broken(str(error)) from error
     if not losses.requires_grad:
-        raise Broken("no gradient of its losses reaches inputs.logprobs")
+        raise Broken("the losses have no gradient; compute them from inputs.logprobs without detaching")
     [gradient] = torch.autograd.grad(losses.sum(), [inputs.logprobs], allow_unused=True)
     if gradient is None:
-        raise Broken("the gradient of its losses does not go through inputs.logprobs")
+        raise Broken("the gradient of the losses does not go through inputs.logprobs")
     return losses.detach(), gradient
 
 
@@ -67,7 +67,7 @@ def _shapes(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
 
 
 def _edges(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
-    lowest = -1e4  # about the log-probability of a token that a float32 softmax has given up
+    lowest = -1e4  # about the log-probability of a token whose float32 softmax has underflowed
     for mine, old in ((0.0, 0.0), (lowest, 0.0), (0.0, lowest), (lowest, lowest)):
         for advantage in (0.0, 1e-6, -1e-6, 1e3, -1e3):
             for tokens in (1, 3):
@@ -82,10 +82,10 @@ def _edges(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
                 _, gradient = _computed(loss, inputs)
                 if not torch.isfinite(gradient).all():
                     raise Broken(
-                        f"log-probabilities {mine} after {old} with advantage {advantage}: gradient {gradient}"
+                        f"the gradient is {gradient} for log-probability {mine} (old: {old}) and advantage {advantage}"
                     )
                 if advantage == 0 and gradient.any():
-                    raise Broken("a token whose advantage is 0 gets a gradient")
+                    raise Broken("a token with advantage 0 has a non-zero gradient")
     return "finite in float32 for log-probabilities from 0 to -10000, advantages up to 1000 and single tokens"
 
 
@@ -93,14 +93,15 @@ def _gradient(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
     for inputs in drawn_inputs(rng, examples, moved=0.0):
         constant = replace(inputs, logprobs=inputs.logprobs.detach())
         if losses_of(loss, constant).requires_grad:
-            raise Broken("its losses have a gradient that does not come from inputs.logprobs")
+            raise Broken("the losses have a gradient that does not come from inputs.logprobs")
         sign = torch.from_numpy(rng.choice([-1.0, 1.0], inputs.sequences))[inputs.sequence_of_token]
         _, gradient = _computed(loss, replace(inputs, advantages=sign))
         if not (gradient * sign < 0).all():
             raise Broken(
-                "on policy, a step down its gradient does not make praised tokens likelier and blamed ones rarer"
+                "on policy, gradient descent must raise the probability of tokens with positive advantages and "
+                "lower it for negative ones; check the sign"
             )
-    return "through inputs.logprobs only; on policy it follows the advantages"
+    return "through inputs.logprobs only; on policy, its sign follows the advantages"
 
 
 def _scale(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
@@ -110,7 +111,7 @@ def _scale(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
             scaled = _computed(loss, replace(inputs, advantages=factor * inputs.advantages))
             if not _is_same(scaled[0], factor * losses) or not _is_same(scaled[1], factor * gradient):
                 raise Broken(
-                    "advantages times a factor are not the losses times it, so corrections would not be weights"
+                    "losses and gradients must scale with the advantages, because corrections are weights on them"
                 )
     return "losses and gradients scale with the advantages"
 
@@ -131,7 +132,7 @@ def _sequence_by_sequence(loss: PolicyLoss, rng: np.random.Generator, examples: 
             if not all(
                 _is_same(one, other[chosen]) for one, other in zip(_computed(loss, alone), together, strict=True)
             ):
-                raise Broken("a sequence has other losses beside others, so they would depend on how a step is cut")
+                raise Broken("the losses of a sequence depend on other sequences, and so on how a step is split")
     return f"{examples} batches"
 
 
@@ -141,8 +142,8 @@ def _old_logprobs(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> 
     for inputs in drawn_inputs(rng, examples):
         without = _computed(loss, replace(inputs, old_logprobs=None))
         if not all(map(_is_same, _computed(loss, inputs), without)):
-            raise Broken("it depends on inputs.old_logprobs, and needs_old_logprobs is false")
-    return "does without those of the policy before"
+            raise Broken("it depends on inputs.old_logprobs; set needs_old_logprobs = True")
+    return "not needed"
 
 
 def _leaves_inputs_alone(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
@@ -151,9 +152,9 @@ def _leaves_inputs_alone(loss: PolicyLoss, rng: np.random.Generator, examples: i
         before = [tensor.detach().clone() for tensor in tensors]
         first, second = _computed(loss, inputs), _computed(loss, inputs)
         if not all(map(torch.equal, tensors, before)):
-            raise Broken("it changed the tensors it was given")
+            raise Broken("it modifies the tensors passed to it")
         if not all(map(torch.equal, first, second)):
-            raise Broken("the same tokens have other losses the second time")
+            raise Broken("a second call with the same inputs returns different losses")
     return f"{examples} batches"
 
 

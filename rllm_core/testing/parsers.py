@@ -1,4 +1,4 @@
-"""The contract of `BaseParser` as checks that any parser can be put through; see `check_parser`."""
+"""Contract checks for parsers; see `check_parser`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TURNS = 5
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check found.
+    """Result of one check.
 
     Attributes:
-        name: The check.
-        outcome: ``skipped`` where it does not apply, ``warning`` where it breaks no contract.
-        detail: What was seen; what broke the contract, if something did.
+        name: Name of the check.
+        outcome: ``skipped`` if the check does not apply, ``warning`` if the problem violates no contract.
+        detail: Findings; for a failed check, the violation.
     """
 
     name: str
@@ -38,25 +38,25 @@ class CheckResult:
 
 
 class Broken(Exception):
-    """A parser does not do what the contract says."""
+    """A provider violates its contract."""
 
 
 class NotApplicable(Exception):
-    """A check has nothing to look at."""
+    """A check does not apply."""
 
 
 def check_parser(parser: BaseParser, *, seed: int = 0, examples: int = 100) -> list[CheckResult]:
-    """Hold a parser to the equations of `BaseParser`, on completions that are drawn at random.
+    """Checks a parser against the equations of `BaseParser`, on randomly drawn completions.
 
-    For the tests of a parser: ``assert not [r for r in check_parser(parser) if r.outcome == "failed"]``.
+    In a test: ``assert not [r for r in check_parser(parser) if r.outcome == "failed"]``.
 
     Args:
-        parser: What is checked.
-        seed: Equal seeds draw equal completions.
+        parser: Parser to check.
+        seed: Seed of the completions; equal seeds draw equal completions.
         examples: Completions per check.
 
     Returns:
-        A result per check; whatever the parser raises is a failure of the check that met it.
+        One result per check. An exception raised by the parser fails the check that called it.
     """
     return [_result(name, check, parser, seed, examples) for name, check in CHECKS.items()]
 
@@ -68,21 +68,21 @@ def _result(name: str, check: Check, parser: BaseParser, seed: int, examples: in
         return CheckResult(name, "skipped", str(reason))
     except Broken as problem:
         return CheckResult(name, "failed", str(problem))
-    except Exception as error:  # nothing a parser does may keep the other checks from running
+    except Exception as error:  # an error in one check must not stop the others
         what = " ".join(f"{type(error).__name__}: {error}".split())
         return CheckResult(name, "failed", f"raised {what}")
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The checks: each returns what it saw
+# The checks; each returns its findings
 
 
 def _stop_tokens(completions: Completions, examples: int) -> str:
     stops = completions.parser.get_stop_token_ids()
     if not stops:
-        raise Broken("no token ends a turn")
+        raise Broken("get_stop_token_ids() returned no token, but some token must end a turn")
     if len(set(stops)) != len(stops) or any(type(stop) is not int or stop < 0 for stop in stops):
-        raise Broken(f"{stops!r} are not distinct token ids")
+        raise Broken(f"get_stop_token_ids() must return distinct token ids, got {stops!r}")
     return ", ".join(map(str, stops))
 
 
@@ -100,9 +100,9 @@ def _rendering(completions: Completions, examples: int) -> str:
                 ids = parser.render(conversation, tools=tools, add_generation_prompt=prompt)
                 again = parser.render(Messages(conversation), tools=tools, add_generation_prompt=prompt)
                 if (conversation, tools) != before:
-                    raise Broken("render changed the messages or tools it was given")
+                    raise Broken("render() modifies the messages or tools passed to it")
                 if token_ids(ids).tolist() != token_ids(again).tolist():
-                    raise Broken("the same messages were rendered to other tokens the second time")
+                    raise Broken("a second render() of the same messages returns different tokens")
     return f"{len(_conversations())} conversations, with and without tools and prompt"
 
 
@@ -115,19 +115,19 @@ def _reading(completions: Completions, examples: int) -> str:
         try:
             parsed = parser.parse_completion(given, prompt_ids=prompt, tools=completions.rng.choice([None, [TOOL]]))
             json.dumps(parsed.to_message(turn=0))
-        except Exception as error:  # of any type: none may be raised here
-            raise Broken(f"reading {sampled} raised {type(error).__name__}: {error}") from error
+        except Exception as error:  # parsing must not raise anything
+            raise Broken(f"parse_completion({sampled}) raised {type(error).__name__}: {error}") from error
         if given != sampled:
-            raise Broken(f"reading {sampled} changed it")
+            raise Broken(f"parse_completion({sampled}) modifies the completion")
         has_stop = not set(completions.stops).isdisjoint(sampled)
         if has_stop is (parsed.termination is Termination.TRUNCATED):
-            raise Broken(f"{sampled} {'has' if has_stop else 'has no'} stop token, and reads as {parsed.termination}")
+            raise Broken(f"{sampled} has {'a' if has_stop else 'no'} stop token, but is parsed as {parsed.termination}")
         ends[parsed.termination.value] += 1
     return ", ".join(f"{count} {termination}" for termination, count in sorted(ends.items()))
 
 
 def bridged_tails(parser: BaseParser) -> list[str]:
-    """The continuations (see `rllm_core.testing.completions.TAILS`) after which a finished answer is bridged."""
+    """Returns the continuations (`rllm_core.testing.completions.TAILS`) the parser can bridge to."""
     completions = Completions(parser)
     tools, answer, call = completions.tools, completions.text(), completions.tool_call()
     prompt = parser.render([QUESTION], tools=tools)
@@ -146,17 +146,17 @@ def _bridging(completions: Completions, examples: int) -> str:
         before = copy.deepcopy(arguments)
         ids = parser.bridge_to_next_turn(*arguments[:3], tools=arguments[3])
         if arguments != before:
-            raise Broken(f"bridging {sampled} to [{kind}] changed its arguments")
+            raise Broken(f"bridging {sampled} to [{kind}] modifies the arguments")
         if ids is None:
             continue
         bridged += 1
         if not starts_with(ids, [*prompt, *sampled]):
-            raise Broken(f"after {sampled} the bridge to [{kind}] does not begin with the prompt and the completion")
+            raise Broken(f"after {sampled}, the bridge to [{kind}] does not start with the prompt and the completion")
     tails = bridged_tails(parser)
     if parser.supports_bridge and not tails and completions.written(ANSWER) is not None:
-        raise Broken("supports_bridge is true, but no finished answer is bridged")
+        raise Broken("supports_bridge is True, but bridge_to_next_turn returns None for every finished answer")
     if bridged and not parser.supports_bridge:
-        raise Broken("supports_bridge is false, but it bridges")
+        raise Broken("supports_bridge is False, but bridge_to_next_turn returns a bridge; set it to True")
     listed = ", ".join(f"[{kind}]" for kind in tails) or "none"
     return f"{bridged} of {examples} bridged; tails after a finished answer: {listed}"
 
@@ -164,22 +164,22 @@ def _bridging(completions: Completions, examples: int) -> str:
 def _control_tokens(completions: Completions, examples: int) -> str:
     parser, plain = completions.parser, "The answer is 12."
     if completions.tokenizer is None:
-        raise NotApplicable("the tokenizer cannot write text")
+        raise NotApplicable("the tokenizer cannot encode and decode text")
     special = [*completions.stops, *getattr(completions.tokenizer, "all_special_ids", ())]
     spellings = {token: completions.decode([token]) for token in dict.fromkeys(special)}
     spellings = {token: text for token, text in spellings.items() if completions.encode(text) == [token]}
     if not spellings:
-        raise NotApplicable("no control token can be spelt")
+        raise NotApplicable("no control token can be spelled as text")
     for role in ("user", "tool") if parser.supports_tools else ("user",):
         for token, spelling in spellings.items():
             honest, forged = ([_said_by(role, text)] for text in (plain, f"{plain} {spelling} {plain}"))
             if parser.count_control_tokens(forged) <= parser.count_control_tokens(honest):
-                raise Broken(f"{spelling} in the text of a {role} is not counted")
+                raise Broken(f"count_control_tokens misses {spelling} in the text of a {role}")
             for write in (_whole, _bridge):
                 expected, found = (write(completions, [*said]) for said in (honest, forged))
                 if expected is not None and found is not None and found.count(token) != expected.count(token):
-                    raise Broken(f"{spelling} in the text of a {role} becomes the control token {token}")
-    return f"{len(spellings)} spelt by users{' and tools' if parser.supports_tools else ''}, none of them came to be"
+                    raise Broken(f"{spelling} in the text of a {role} becomes control token {token}; encode it as text")
+    return f"{len(spellings)} spelled by users{' and tools' if parser.supports_tools else ''}, all kept as text"
 
 
 def _said_by(role: str, text: str) -> dict[str, Any]:
@@ -217,16 +217,16 @@ def _sessions(completions: Completions, examples: int) -> str:
                 session = copy.deepcopy(session)
             try:
                 turn = session.next_prompt(conversation)
-            except Exception as error:  # a template may refuse what was said; none may refuse everything
+            except Exception as error:  # a template may reject some messages, but not all
                 refusals.append(f"{type(error).__name__}: {error}".partition("\n")[0])
                 break
             if session.next_prompt(conversation) is not turn:
-                raise Broken("the same prompt asked for twice is another turn")
+                raise Broken("next_prompt() with the same messages returns another turn")
             session.discard()
             if session.next_prompt(conversation).prompt_ids.tolist() != turn.prompt_ids.tolist():
-                raise Broken("a prompt that was given up is another one when it is asked for again")
+                raise Broken("after discard(), next_prompt() with the same messages returns other tokens")
             if turn.break_reason is None and not starts_with(turn.prompt_ids, before):
-                raise Broken("a prompt left the token sequence without a break")
+                raise Broken("a prompt does not continue the token sequence, but has no break_reason")
             if turn.break_reason is not None:
                 breaks[turn.break_reason.value] += 1
             sampled.append(completions.anything())
@@ -237,28 +237,28 @@ def _sessions(completions: Completions, examples: int) -> str:
             conversation = [*conversation, session.answer, *tail(", ".join(["tool"] * len(calls)) or "user", calls)]
         recorded = [s.token_ids[start:end].tolist() for s in session.segments for start, end in s.completion_spans]
         if recorded != sampled:
-            raise Broken("the segments of a session do not hold what was sampled")
+            raise Broken("the segments of a session do not contain the sampled tokens")
         if sum(int(s.loss_mask.sum()) for s in session.segments) != sum(map(len, sampled)):
-            raise Broken("the masks of a session do not mark what was sampled")
+            raise Broken("the loss masks of a session do not mark the sampled tokens")
     if turns <= len(refusals):
-        raise Broken(f"no conversation got to its second turn: {refusals[0]}")
+        raise Broken(f"no conversation reached its second turn: {refusals[0]}")
     if "prefix_mismatch" in breaks:
-        raise Broken("a bridge did not begin with the tokens before it")
+        raise Broken("a bridge does not start with the tokens before it")
     counted = ", ".join(f"{count} {reason}" for reason, count in sorted(breaks.items()))
-    return f"{turns} turns, breaks: {counted or 'none'}" + (f"; {len(refusals)} refused" if refusals else "")
+    return f"{turns} turns, breaks: {counted or 'none'}" + (f"; {len(refusals)} rejected" if refusals else "")
 
 
 def _copies(completions: Completions, examples: int) -> str:
     parser = completions.parser
-    ForkingPickler.dumps(parser)  # as a pool of processes sends it
-    copied = copy.deepcopy(parser)  # by the same protocol, in this process
+    ForkingPickler.dumps(parser)  # what a process pool does
+    copied = copy.deepcopy(parser)  # same protocol, in this process
     for conversation in _conversations():
         if copied.render(conversation) != parser.render(conversation):
-            raise Broken("a copy renders other tokens")
+            raise Broken("a copy renders different tokens")
     answer = completions.text()
     if copied.parse_completion(answer) != parser.parse_completion(answer):
-        raise Broken("a copy reads another message")
-    return "it can be sent to another process"
+        raise Broken("a copy parses a different message")
+    return "can be sent to another process"
 
 
 def _threads(completions: Completions, examples: int) -> str:
@@ -274,7 +274,7 @@ def _threads(completions: Completions, examples: int) -> str:
     with ThreadPoolExecutor(THREADS) as pool:
         for number, together in enumerate(pool.map(use, range(max(examples, len(conversations))))):
             if not all(map(_same, together, alone[number % len(alone)])):
-                raise Broken("what several threads get at once differs from what one gets alone")
+                raise Broken("results differ when several threads use the parser at once")
     return f"{THREADS} at once"
 
 
@@ -294,4 +294,4 @@ CHECKS: dict[str, Check] = {
     "copies": _copies,
     "threads": _threads,
 }
-"""By name; each gets completions and how many of them to look at, and tells what it saw."""
+"""Checks by name; each takes completions and the number to check, and returns its findings."""

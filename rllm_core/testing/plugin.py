@@ -1,4 +1,4 @@
-"""A plugin with everything a run needs and nothing heavy: ``plugins.register(rllm_core.testing.plugin, "testing")``."""
+"""Plugin with lightweight test providers: ``plugins.register(rllm_core.testing.plugin, "testing")``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SCRIPTED = "rllm_core.testing.scripted"
 
 @hookimpl
 def backends() -> list[Backend]:
-    """The scripted backend, separated from its engine, and the same taking turns with it."""
+    """The scripted backend, separated and colocated."""
     return [
         Backend(name="scripted", load=f"{_SCRIPTED}:ScriptedBackend", summary="Scripted.", default_parser="bytes"),
         Backend(
@@ -24,7 +24,7 @@ def backends() -> list[Backend]:
 
 @hookimpl
 def rollout_engines() -> list[Engine]:
-    """The scripted engine, without a backend."""
+    """The scripted engine, standalone."""
     return [Engine(name="scripted", load=f"{_SCRIPTED}:ScriptedEngine", summary="Scripted.")]
 
 

@@ -1,4 +1,4 @@
-"""What the checks of engines and of backends have in common: how they are run, and how an engine is asked."""
+"""Runs asynchronous checks, and calls engines for the engine and backend checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSY_PAUSE_SECONDS = 0.5
 
 
 async def checked(subject: SubjectT, checks: Mapping[str, Check[SubjectT]]) -> list[CheckResult]:
-    """The results of some checks, one after the other."""
+    """Runs checks one after the other."""
     return [await _result(name, check, subject) for name, check in checks.items()]
 
 
@@ -29,7 +29,7 @@ async def _result(name: str, check: Check[SubjectT], subject: SubjectT) -> Check
     async def run() -> str:
         return await check(subject)
 
-    # A task of its own, so that a cancellation which leaks out of what is checked is told from one of the caller.
+    # A separate task, to distinguish a cancellation that leaks out of the provider from one by our caller.
     task = asyncio.create_task(run(), name=f"check: {name}")
     try:
         await asyncio.wait({task})
@@ -42,17 +42,17 @@ async def _result(name: str, check: Check[SubjectT], subject: SubjectT) -> Check
     except Broken as problem:
         return CheckResult(name, "failed", str(problem))
     except asyncio.CancelledError:
-        return CheckResult(name, "failed", "a call was cancelled that nobody had cancelled")
-    except Exception as error:  # nothing that is checked may keep the other checks from running
+        return CheckResult(name, "failed", "a call raised CancelledError without being cancelled")
+    except Exception as error:  # an error in one check must not stop the others
         return CheckResult(name, "failed", " ".join(f"raised {type(error).__name__}: {error}".split()))
 
 
 @dataclass
 class EngineProbe:
-    """An engine, what to ask it, and what it answered first.
+    """An engine under test, its prompts and its first completions.
 
     Attributes:
-        answers: Per prompt the completions that `ENGINE_CHECKS`' first check sampled; none before it passed.
+        answers: Completions per prompt, sampled by the first of `ENGINE_CHECKS`; empty until it passes.
     """
 
     engine: RolloutEngine
@@ -67,26 +67,26 @@ class EngineProbe:
     answers: list[list[TokenOutput]] = field(default_factory=list)
 
     def params_with(self, **changes: Any) -> SamplingParams:
-        """The usual parameters, some of them replaced."""
+        """Returns the default parameters with changes."""
         return self.params.model_copy(update=changes)
 
     async def group(
         self, prompt: TokenInput, seeds: Sequence[int], params: SamplingParams | None = None
     ) -> list[TokenOutput]:
-        """Completions of one prompt, in one call."""
+        """Samples several completions of a prompt in one call."""
         outputs = await self.within(
             lambda: self.engine.get_token_outputs_from_token_input(
                 prompt, sampling_params=params or self.params, seeds=seeds
             )
         )
         if not isinstance(outputs, list) or len(outputs) != len(seeds):
-            raise Broken(f"{len(seeds)} completions were asked for, and {outputs!r:.200} came back")
+            raise Broken(f"{len(seeds)} completions were requested, but the call returned {outputs!r:.200}")
         return [self._output(output) for output in outputs]
 
     async def single(
         self, prompt: TokenInput, seed: int, params: SamplingParams | None = None, *, is_validation: bool = False
     ) -> TokenOutput:
-        """One completion."""
+        """Samples one completion."""
         return self._output(
             await self.within(
                 lambda: self.engine.get_token_output_from_token_input(
@@ -98,20 +98,20 @@ class EngineProbe:
     @staticmethod
     def _output(output: Any) -> TokenOutput:
         if not isinstance(output, TokenOutput) or not is_id_array(output.token_ids):
-            raise Broken(f"{output!r:.200} is no TokenOutput with an int32 array of token ids")
+            raise Broken(f"the engine must return a TokenOutput with an int32 array of token ids, got {output!r:.200}")
         if len(output.token_ids) == 0:
-            raise Broken("a completion is empty")
+            raise Broken("a completion is empty; it needs at least one token, such as the stop token")
         return output
 
     async def scores(self, tokens: TokenIds, start: int) -> Floats:
-        """``(tokens - start,)`` of `RolloutEngine.compute_logprobs`."""
+        """Returns the ``(tokens - start,)`` result of `RolloutEngine.compute_logprobs`."""
         scores = np.asarray(await self.within(lambda: self.engine.compute_logprobs(tokens, start=start)))
         if scores.shape != (len(tokens) - start,):
-            raise Broken(f"scores of shape {scores.shape} for {len(tokens) - start} tokens")
+            raise Broken(f"compute_logprobs returned shape {scores.shape} for {len(tokens) - start} tokens")
         return scores
 
     async def within(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """What ``call`` returns; it is called again while the engine is busy, as the core does."""
+        """Awaits ``call`` within the timeout, repeating it while the engine is busy, as the core does."""
         limit = self.request_timeout_seconds
         try:
             async with asyncio.timeout(limit) as deadline:
@@ -126,10 +126,10 @@ class EngineProbe:
             raise
 
     def sampled(self) -> list[tuple[TokenIds, TokenOutput]]:
-        """What was sampled first, with its prompts.
+        """Returns the first completions with their prompts.
 
         Raises:
-            NotApplicable: If nothing was.
+            NotApplicable: If there are none.
         """
         if not self.answers:
             raise NotApplicable("nothing could be sampled")

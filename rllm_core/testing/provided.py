@@ -1,6 +1,6 @@
-"""From a provider's record to the verdict of its checks: built as a run would build it, then held to its contract.
+"""Builds a provider as a run would, and checks it against its contract.
 
-What the pytest classes of `rllm_core.testing.contracts` and ``rllm-core plugins check`` have in common.
+Used by the pytest classes of `rllm_core.testing.contracts` and by ``rllm-core plugins check``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["BUILT", "NeedsSettings", "Request", "check_provided", "checks_of", "
 ResultT = TypeVar("ResultT")
 
 
-# As the pages tell authors of backends: everything that moves weights, apart from advantages, is off.
+# As documented for backend authors: only advantages may move weights.
 BACKEND_SETTINGS = (
     "training.rollouts_per_group=8",
     "rollout.max_response_tokens=8",
@@ -41,20 +41,20 @@ LATEST_ENDING_SECONDS = 2.0
 
 
 class NeedsSettings(Exception):
-    """A provider cannot be built with its defaults; says what to pass, so that it can be checked."""
+    """A provider cannot be built with its defaults. The message lists the options to pass."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a provider is checked with.
+    """Options for checking a provider.
 
     Attributes:
-        overrides: ``section.key=value``, as ``-o`` takes them.
-        model: Folder of a model, or its hub name, for what needs one.
-        answers: Of workflows, see `rllm_core.testing.check_workflow`.
-        read: Of trackers, see `rllm_core.testing.check_tracker`.
-        local: Of trackers, see there.
-        logprob_tolerance: Of engines and backends, see `rllm_core.testing.check_backend`.
+        overrides: Settings as ``section.key=value``, like ``-o``.
+        model: Folder or Hugging Face model ID, for providers that need a model.
+        answers: For workflows; see `rllm_core.testing.check_workflow`.
+        read: For trackers; see `rllm_core.testing.check_tracker`.
+        local: For trackers; see `rllm_core.testing.check_tracker`.
+        logprob_tolerance: For engines and backends; see `rllm_core.testing.check_backend`.
     """
 
     overrides: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Request:
 
 @dataclass
 class _Subject:
-    """A provider that is being checked."""
+    """Provider under test."""
 
     plugins: PluginManager
     provided: Provided[Any]
@@ -81,14 +81,14 @@ class _Subject:
 
     @property
     def name(self) -> str:
-        """As a run file selects it."""
+        """Name that selects the provider in a run file."""
         record = self.provided.record
         known = self.plugins.providers(type(record))
         name: str = record.name if record.name in known else self.provided.qualified
         return name
 
     def overrides(self) -> list[str]:
-        """Those for the core's sections and its own; a plugin's others may have some, too."""
+        """Returns the overrides of the core's sections and the provider's own, without those of other providers."""
         own = {*RunConfig.model_fields, self.provided.record.name}
         given = []
         for override in self.request.overrides:
@@ -98,11 +98,11 @@ class _Subject:
         return given + ([f"model.path={json.dumps(self.request.model)}"] if self.request.model else [])
 
     def section(self, preset: Mapping[str, Any] | None = None) -> Any:
-        """The provider's section of the run file; None if it has none.
+        """Returns the provider's section of the run file; None if it has none.
 
         Raises:
             NeedsSettings: If keys without a default are missing.
-            ConfigError: If what was given is wrong.
+            ConfigError: If a setting is invalid.
         """
         record = self.provided.record
         if record.config is None:
@@ -116,51 +116,51 @@ class _Subject:
         return validated(model, table, toml_key(record.name), ())
 
     def loaded(self, base: type[Any]) -> type[Any]:
-        """Its class.
+        """Returns the provider's class.
 
         Raises:
             PluginError: If it cannot be imported.
-            Broken: If it is not what its record says.
+            Broken: If it does not match the provider record.
         """
         found: Any = self.plugins.load(self.provided)
         record = self.provided.record
         if not isinstance(found, type) or not issubclass(found, base):
-            raise Broken(f"{record.load} is no subclass of {base.__module__}.{base.__name__}")
+            raise Broken(f"{record.load} must be a subclass of {base.__module__}.{base.__name__}")
         name = getattr(found, "name", None)
         if name != record.name:
-            raise Broken(f"the class has the name {name!r}, and its record {record.name!r}")
+            raise Broken(f"the class has the name {name!r}, but its record has {record.name!r}; make them equal")
         return found
 
 
 def check_provided(
     plugins: PluginManager, provided: Provided[Any], request: Request, folder: Path
 ) -> list[CheckResult]:
-    """Build a provider as a run would, with default settings, and hold it to its contract.
+    """Builds a provider as a run would, with default settings, and checks it against its contract.
 
-    Not to be called where an event loop is running.
+    Do not call it from a running event loop.
 
     Args:
-        plugins: Where it comes from; `rllm_core.testing.plugin` must be among them.
-        provided: The provider.
-        request: What it is checked with.
-        folder: An empty folder that its checks may write to.
+        plugins: Plugins, including that of the provider and `rllm_core.testing.plugin`.
+        provided: Provider to check.
+        request: Options for the checks.
+        folder: Empty folder the checks may write to.
 
     Returns:
-        The result of `BUILT`, and if that passed, of the checks of its kind (`checks_of`). `BUILT` also fails if the
-        provider cannot be built without settings: nothing was checked then. Its detail says what to pass.
+        The result of `BUILT` and, if it passed, of the checks for its kind (`checks_of`). `BUILT` also fails if the
+        provider needs settings; its detail then lists the options to pass, and nothing else was checked.
     """
     subject = _Subject(plugins, provided, request, folder)
     try:
         check = _CHECKED[type(provided.record)](subject)
     except (NeedsSettings, Broken) as problem:
         return [CheckResult(BUILT, "failed", str(problem))]
-    except (Exception, SystemExit) as error:  # somebody else's code: what it raises is what is found
+    except (Exception, SystemExit) as error:  # third-party code: its exception is the finding
         return [CheckResult(BUILT, "failed", blamed(error, provided.plugin))]
     return [CheckResult(BUILT, "passed", provided.record.load), *check()]
 
 
 def run(checks: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """As `asyncio.run`, but what refuses to be cancelled in the end is left behind."""
+    """Does the same as `asyncio.run`, but does not wait for tasks that ignore cancellation."""
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         try:
@@ -174,7 +174,7 @@ def run(checks: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# By kind: what builds it, and returns what checks it
+# By kind: builds the provider and returns a function that checks it
 
 _Checks = Callable[[], list[CheckResult]]
 
@@ -192,12 +192,12 @@ def _workflow(subject: _Subject) -> _Checks:
     except NeedsSettings:
         section = subject.section(preset.get(record.name))
     config, resolved = _run_file(subject)
-    if section is not None:  # as its model has it, where its own run file says otherwise
+    if section is not None:  # defaults of the model instead of values from its own run file
         config = config.model_copy(update={"plugins": {**config.plugins, subject.name: section}})
     try:
         workflow_of(config, subject.plugins).tasks("train")
     except ConfigError as error:
-        raise NeedsSettings(f"it has no tasks as it is set; pass -o SECTION.KEY=VALUE: {error}") from error
+        raise NeedsSettings(f"with these settings it has no tasks; pass -o SECTION.KEY=VALUE: {error}") from error
 
     def check() -> list[CheckResult]:
         found = run(check_workflow(lambda: workflow_of(config, subject.plugins), answers=subject.request.answers))
@@ -207,7 +207,7 @@ def _workflow(subject: _Subject) -> _Checks:
 
 
 def _run_file(subject: _Subject) -> tuple[RunConfig, CheckResult]:
-    """The run of a workflow on the scripted backend, by its own run file, and whether that is a good one."""
+    """Resolves a workflow's own run file for the scripted backend, and reports whether it is valid."""
     from rllm_core.algorithms.selection import Algorithm
 
     def resolve(*more: str) -> RunConfig:
@@ -239,7 +239,7 @@ def _parser(subject: _Subject) -> _Checks:
     if not model:
         try:
             parser = parser_class.from_model(model, section)
-        except Exception as error:  # whatever reading no model raises
+        except Exception as error:  # any error of building a parser without a model
             raise NeedsSettings(f"it needs a model: pass --model PATH (without one, {one_line(error)})") from error
     else:
         parser = parser_class.from_model(model, section)
@@ -306,17 +306,17 @@ def _backend(subject: _Subject) -> _Checks:
 
 
 def _or_needs(build: Callable[[], ResultT]) -> ResultT:
-    """What ``build`` returns; what a user could mend is what it needs."""
+    """Calls ``build``; an error the user can fix becomes `NeedsSettings`."""
     try:
         return build()
     except UserError as error:
         raise NeedsSettings(
-            f"it cannot be built as it is set; pass -o SECTION.KEY=VALUE or --model: {error}"
+            f"it cannot be built with these settings; pass -o SECTION.KEY=VALUE or --model: {error}"
         ) from error
 
 
 def _piece(key: str, options: Callable[[dict[str, Any], str], Any], check: str) -> Callable[[_Subject], _Checks]:
-    """A piece of an algorithm: its parameters are where a run file has them."""
+    """Returns the builder of an algorithm component, with its options at the same keys as in a run file."""
 
     def build(subject: _Subject) -> _Checks:
         from rllm_core import testing
@@ -339,13 +339,13 @@ def _piece(key: str, options: Callable[[dict[str, Any], str], Any], check: str) 
 def _reward_function(subject: _Subject) -> _Checks:
     found: Any = subject.plugins.load(subject.provided)
     if not callable(found):
-        raise Broken(f"{subject.provided.record.load} is a {type(found).__name__}, which cannot be called")
+        raise Broken(f"{subject.provided.record.load} must be a function, got a {type(found).__name__}")
     try:
         inspect.signature(found).bind("task", "text")
     except TypeError as error:
-        raise Broken(f"it cannot be called with a task and a text: {error}") from error
+        raise Broken(f"it must accept a task and a text: {error}") from error
     if inspect.iscoroutinefunction(found):
-        raise Broken("it is async; reward functions are plain functions")
+        raise Broken("it is async; reward functions must be plain functions")
     return list
 
 
@@ -363,9 +363,9 @@ def _command(subject: _Subject) -> _Checks:
 
     found: Any = subject.plugins.load(subject.provided)
     if not isinstance(found, click.Command):
-        raise Broken(f"{subject.provided.record.load} is a {type(found).__name__}, not a click.Command")
+        raise Broken(f"{subject.provided.record.load} must be a click.Command, got a {type(found).__name__}")
     if not found.get_short_help_str():
-        raise Broken("it has no help")
+        raise Broken("it has no help; add a docstring")
     return list
 
 

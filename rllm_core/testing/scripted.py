@@ -1,8 +1,8 @@
-"""An engine, a backend and a parser whose behaviour is a function, for tests that need speed, faults and no torch.
+"""Scripted engine, backend, parser and workflow for fast tests without torch.
 
-The policy is one number, ``skill``, the probability that the engine answers with the ``good`` text. A training step
-moves it by the mean of advantage times whether the answer was good, so it learns if, and only if, the loop
-hands the right advantages to the right tokens.
+The policy is one number, ``skill``: the probability that the engine answers with the ``good`` text. A training step
+changes it by the mean of advantage times +1 for good answers and -1 for others. So it learns if and only if the loop
+assigns the right advantages to the right tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class ByteParser(BaseParser):
-    r"""UTF-8 bytes as token ids, with three control tokens; every text has exactly one spelling.
+    r"""UTF-8 bytes as token ids, with control tokens; every text has exactly one tokenization.
 
     ``<role>\\n content <end>`` per message, ``<start>`` before each; a prompt ends with an open assistant message.
     """
@@ -61,12 +61,12 @@ class ByteParser(BaseParser):
 
     @classmethod
     def from_model(cls, path: str | Path, config: BaseModel | None = None) -> ByteParser:
-        """There is nothing to read."""
+        """Ignores the model; there is nothing to read."""
         return cls()
 
     @property
     def tokenizer(self) -> Any:
-        """None: bytes need no tokenizer."""
+        """None, because bytes need no tokenizer."""
         return None
 
     def render(
@@ -117,7 +117,7 @@ class ByteParser(BaseParser):
         *,
         tools: Sequence[ToolSpec] | None = None,
     ) -> list[int] | None:
-        """See `BaseParser.bridge_to_next_turn`; a truncated completion gets its end token as prompt."""
+        """See `BaseParser.bridge_to_next_turn`; adds the end token to a truncated completion."""
         completion = [int(token) for token in completion_ids]
         close = [] if self.END in completion else [self.END]
         return [*map(int, prompt_ids), *completion, *close, *self.render(new_messages, tools=tools)]
@@ -125,14 +125,14 @@ class ByteParser(BaseParser):
 
 @dataclass
 class Script:
-    """How a scripted engine behaves.
+    """Behavior of a scripted engine.
 
     Attributes:
-        good: The text it answers with probability ``skill``.
-        bad: The text it answers otherwise.
-        latency_seconds: Seconds one call takes, from the call's random generator.
-        unscored: Which places of scored tokens have no log-probability, as some engines' first ones have none.
-        failure: Raised instead of an answer where it returns an exception; called with the number of the request.
+        good: Answer given with probability ``skill``.
+        bad: Answer given otherwise.
+        latency_seconds: Duration of a call, in seconds, drawn from the call's random generator.
+        unscored: Whether the scored token at a position lacks a log-probability, as the first one does on some engines.
+        failure: Called with the request number; an exception it returns is raised instead of answering.
     """
 
     good: str = "yes"
@@ -143,7 +143,7 @@ class Script:
 
 
 class ScriptedEngine(RolloutEngine):
-    """Answers ``good`` with the policy's probability, deterministically per seed."""
+    """Answers ``good`` with probability ``skill``; deterministic per seed."""
 
     name: ClassVar[str] = "scripted"
     computes_logprobs: ClassVar[bool] = True
@@ -162,7 +162,7 @@ class ScriptedEngine(RolloutEngine):
 
     @property
     def supports_token_in_token_out(self) -> bool:
-        """It does."""
+        """True."""
         return True
 
     async def get_token_output_from_token_input(
@@ -198,7 +198,7 @@ class ScriptedEngine(RolloutEngine):
         return outputs
 
     async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
-        """See `RolloutEngine.compute_logprobs`; every answer is as likely as it is to be given."""
+        """See `RolloutEngine.compute_logprobs`; scores each answer with its probability of being given."""
         self.requests += 1
         error = self.script.failure(self.requests) if self.script.failure is not None else None
         if error is not None:
@@ -212,7 +212,7 @@ class ScriptedEngine(RolloutEngine):
 
     @staticmethod
     def _answers(tokens: TokenIds, start: int) -> Iterator[tuple[int, int]]:
-        """The answer that begins at ``start`` and those after it, in the spelling of `ByteParser`."""
+        """Yields the spans of the answers from ``start`` on, as `ByteParser` renders them."""
         opening = [ByteParser.START, *b"assistant\n"]
         ids, begin = tokens.tolist(), start
         while begin < len(ids):
@@ -235,7 +235,7 @@ class ScriptedEngine(RolloutEngine):
 
 
 def text_logprobs(script: Script, skill: float, completion: TokenIds) -> Floats:
-    """``(tokens,)`` log-probabilities of a completion: its text's, spread evenly; of any other text, nearly none."""
+    """Returns ``(tokens,)`` log-probabilities: that of the text, spread evenly; very low for unknown texts."""
     text = bytes(int(token) for token in completion if token < 256).decode(errors="replace")
     probability = {script.good: skill, script.bad: 1 - skill}.get(text, 0.0)
     return np.full(len(completion), math.log(max(probability, 1e-6)) / max(1, len(completion)), np.float32)
@@ -243,7 +243,7 @@ def text_logprobs(script: Script, skill: float, completion: TokenIds) -> Floats:
 
 @dataclass
 class ScriptedBatch:
-    """What the scripted backend makes of samples: the sum of advantage times direction, and counts."""
+    """Batch of the scripted backend: the sum of advantage times direction, and the token count."""
 
     push: float
     sampled_tokens: int
@@ -251,20 +251,20 @@ class ScriptedBatch:
 
 @dataclass
 class Calls:
-    """What a scripted backend was asked to do, in order."""
+    """Calls of a scripted backend, in order."""
 
     log: list[tuple[Any, ...]] = field(default_factory=list)
 
     def names(self) -> list[str]:
-        """The methods, in order."""
+        """Returns the names of the called methods, in order."""
         return [call[0] for call in self.log]
 
 
 class ScriptedBackend(BackendProtocol[ScriptedBatch]):
     """Trains the scripted policy; records every call in ``calls``.
 
-    Class attributes configure it, so a test makes a subclass: ``script``, ``capability_overrides``, ``speed`` (how far
-    one step moves the skill), ``seconds_per_step``.
+    Tests configure it with class attributes of a subclass: ``script``, ``capability_overrides``, ``speed`` (change of
+    the skill per step) and ``seconds_per_step``.
     """
 
     name: ClassVar[str] = "scripted"
@@ -327,7 +327,7 @@ class ScriptedBackend(BackendProtocol[ScriptedBatch]):
         if self.seconds_per_step:
             await asyncio.sleep(self.seconds_per_step)
         if self._tokens != step.sampled_tokens:
-            raise RuntimeError(f"{self._tokens} tokens were processed, the step says {step.sampled_tokens}")
+            raise RuntimeError(f"{self._tokens} tokens were processed, but the step has {step.sampled_tokens}")
         self.calls.log.append(("update_policy", step.step))
         self.skill = min(max(self.skill + self.speed * self._push / max(step.sampled_tokens, 1), 0.01), 0.99)
         self.steps += 1
@@ -350,7 +350,7 @@ class ScriptedBackend(BackendProtocol[ScriptedBatch]):
         self.calls.log.append(("enter_training",))
 
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
-        """See `BackendProtocol.compute_logprobs`; what the rollout engine said, or would say of what others wrote."""
+        """See `BackendProtocol.compute_logprobs`; equals the engine's values, also for target tokens."""
         return [self._of_written(sample) if sample.logprobs is None else sample.logprobs for sample in samples]
 
     def _of_written(self, sample: TrainingSample) -> Floats:
@@ -375,7 +375,7 @@ class ScriptedBackend(BackendProtocol[ScriptedBatch]):
 
 
 class ScriptedColocatedBackend(ScriptedBackend):
-    """The same, sharing its devices with its engine; asserts that the two never run at the same time."""
+    """Scripted backend that shares its devices with its engine; asserts that the two never run at the same time."""
 
     name: ClassVar[str] = "scripted_colocated"
     capability_overrides: ClassVar[dict[str, Any]] = {"colocated": True}
@@ -397,21 +397,21 @@ class ScriptedColocatedBackend(ScriptedBackend):
     async def process_backend_batch(self, batch: ScriptedBatch) -> None:
         """See `BackendProtocol.process_backend_batch`."""
         if self._generating:
-            raise RuntimeError("training while the engine has the devices")
+            raise RuntimeError("training while the engine is using the devices")
         await super().process_backend_batch(batch)
 
 
 class ScriptedWorkflowConfig(WorkflowConfig):
     """``[say_yes]``."""
 
-    tasks: Annotated[int, Field(description="Training tasks.")] = 20
-    validation_tasks: Annotated[int, Field(description="Validation tasks.")] = 5
-    turns: Annotated[int, Field(description="Times the model is asked.")] = 1
-    wait_seconds: Annotated[float, Field(description="Seconds spent between turns.")] = 0.0
+    tasks: Annotated[int, Field(description="Number of training tasks.")] = 20
+    validation_tasks: Annotated[int, Field(description="Number of validation tasks.")] = 5
+    turns: Annotated[int, Field(description="Model calls per rollout.")] = 1
+    wait_seconds: Annotated[float, Field(description="Delay between turns, in seconds.")] = 0.0
 
 
 class ScriptedWorkflow(Workflow):
-    """Asks to say yes, ``turns`` times; the reward is the share of yes."""
+    """Asks the model ``turns`` times to say yes; the reward is the share of yes."""
 
     name: ClassVar[str] = "say_yes"
     config_model: ClassVar[type[WorkflowConfig]] = ScriptedWorkflowConfig

@@ -1,4 +1,4 @@
-"""The contract of `Tracker` as checks that any tracker can be put through; see `check_tracker`."""
+"""Contract checks for trackers; see `check_tracker`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Secrets(Section):
 
 @dataclass
 class _Subject:
-    """The tracker under test, as its author describes it."""
+    """Tracker under test, as described by its author."""
 
     make: Callable[[], Tracker]
     folder: Path
@@ -43,7 +43,7 @@ class _Subject:
     deadline_seconds: float
 
     def run_dir(self, name: str) -> Path:
-        """A run folder of its own."""
+        """Creates a new run folder."""
         path = self.folder / name
         path.mkdir(parents=True)
         return path
@@ -57,23 +57,23 @@ def check_tracker(
     local: bool = False,
     deadline_seconds: float = 30.0,
 ) -> list[CheckResult]:
-    """Hold a tracker to the contract of `Tracker`, called from a thread of its own as the core does it.
+    """Checks a tracker against the contract of `Tracker`, calling it from a separate thread as the core does.
 
-    For the tests of a tracker, with a store on this machine behind it:
-    ``assert not [r for r in check_tracker(make, tmp_path) if r.outcome == "failed"]``. Not to be called where an event
-    loop is running.
+    In a test, with a store on this machine:
+    ``assert not [r for r in check_tracker(make, tmp_path) if r.outcome == "failed"]``. Do not call it from a running
+    event loop.
 
     Args:
-        make: Constructs one, as the core does with its section of the run file.
-        folder: Where run folders are made; empty, or not there yet.
-        read: What a run has recorded, ``(step, value)`` in the order of logging by the metric's name, given the run
-            folder. Without it nobody looks whether metrics arrive. The metric ``step`` may be missing: it says nothing
-            that its step does not say.
-        local: Whether it promises to write nowhere but below ``folder``. Files that C code opens are not seen.
-        deadline_seconds: A call that takes longer is a failure.
+        make: Constructs a tracker, as the core does with its section of the run file.
+        folder: Folder for run folders; empty or missing.
+        read: Reads the metrics recorded for a run folder: ``(step, value)`` pairs by metric name, in logging order.
+            Without it, recorded metrics are not checked. The metric ``step`` may be missing, because it repeats the
+            step number.
+        local: Whether the tracker promises to write only below ``folder``. Files opened by C code are not seen.
+        deadline_seconds: Timeout of a call, in seconds.
 
     Returns:
-        A result per check; whatever the tracker raises is a failure of the check that met it.
+        One result per check. An exception raised by the tracker fails the check that called it.
     """
     subject = _Subject(make, folder, read, local, deadline_seconds)
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,17 +89,17 @@ def _result(name: str, check: Callable[[_Subject], str], subject: _Subject) -> C
         return CheckResult(name, "failed", str(problem))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a SystemExit of a constructor, too
+    except BaseException as error:  # including SystemExit from a constructor
         return CheckResult(name, "failed", " ".join(f"raised {type(error).__name__}: {error}".split()))
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# One run, as the core does it
+# One run, with the calls the core makes
 
 
 @dataclass
 class _Watched(Tracker):
-    """Passes calls on and notes what became of them."""
+    """Forwards calls and records their durations."""
 
     name = "watched"
 
@@ -111,13 +111,13 @@ class _Watched(Tracker):
         before = config.model_dump_json()
         self._pass_on("start", lambda: self.inner.start(config, run_dir))
         if config.model_dump_json() != before:
-            raise Broken("start changed the run file it was given")
+            raise Broken("start modifies the run file passed to it")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         before = dict(metrics)
         self._pass_on(f"log({step}, ...)", lambda: self.inner.log(step, metrics))
         if dict(metrics) != before:
-            raise Broken("log changed the metrics it was given")
+            raise Broken("log modifies the metrics passed to it")
 
     def finish(self, status: Status) -> None:
         self._pass_on(f"finish({status!r})", lambda: self.inner.finish(status))
@@ -130,7 +130,7 @@ class _Watched(Tracker):
 
 
 class _Killed(_Watched):
-    """Is never finished."""
+    """A tracker that is never finished."""
 
     def finish(self, status: Status) -> None:
         pass
@@ -143,7 +143,7 @@ def _play(
     status: Status = "completed",
     watched_class: type[_Watched] = _Watched,
 ) -> _Watched:
-    """Start, log and finish a tracker."""
+    """Starts a tracker, logs to it and finishes it."""
     watched = watched_class(subject.make())
     trackers = Trackers({"it": watched}, note=lambda text: None, deadline_seconds=subject.deadline_seconds)
     trackers.start(_run_config(), str(run_dir))
@@ -162,7 +162,7 @@ def _run_config() -> RunConfig:
 
 
 def _steps(first: int, last: int, scale: float = 1.0) -> Logged:
-    """Steps as a run logs them: training metrics of each, those of a validation after some."""
+    """Returns metrics as a run logs them: training metrics per step, and validation metrics after some steps."""
     logged: Logged = [(0, {"validation/reward_mean": 0.25 * scale, "validation/step": 0.0})] if first == 0 else []
     for step in range(max(first, 1), last + 1):
         logged.append((step, {"step": step, "reward_mean": scale / step, "loss": -1e-7 * scale * step}))
@@ -181,18 +181,18 @@ def _expected(*logged: Logged) -> dict[str, list[tuple[int, float]]]:
 
 
 def _compare(subject: _Subject, run_dir: Path, expected: Recorded, *, whole: bool = True) -> bool:
-    """Whether anybody could look. With ``whole`` false, values of steps that were logged again may be gone."""
+    """Returns whether recorded metrics could be checked. Unless ``whole``, values logged again may be replaced."""
     if subject.read is None:
         return False
     recorded = subject.read(run_dir)
     for name, points in expected.items():
         found = list(recorded.get(name, ()))
         if not found:
-            raise Broken(f"{name!r} was logged and is not recorded; recorded are {sorted(recorded) or 'none'}")
+            raise Broken(f"{name!r} was logged but not recorded; recorded: {sorted(recorded) or 'none'}")
         wanted = points if whole else _last_of_each_step(points)
         found = found if whole else _last_of_each_step(found)
         if len(found) != len(wanted) or not all(_same(one, other) for one, other in zip(found, wanted, strict=True)):
-            raise Broken(f"{name!r} was logged as {wanted}, and is recorded as {found}")
+            raise Broken(f"{name!r} was logged as {wanted}, but recorded as {found}")
     return True
 
 
@@ -205,22 +205,25 @@ def _same(one: tuple[int, float], other: tuple[int, float]) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The checks: each returns what it saw
+# The checks; each returns its findings
 
 
 def _construction(subject: _Subject) -> str:
     before = sorted(subject.folder.rglob("*"))
     first, second = subject.make(), subject.make()
     if not isinstance(first, Tracker):
-        raise Broken(f"{first!r:.80} is no Tracker")
+        raise Broken(f"{first!r:.80} is not a Tracker")
     if first is second:
-        raise Broken("constructing it twice gave one object")
+        raise Broken("constructing it twice returned the same object")
     name = getattr(first, "name", None)
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise Broken(f"its name {name!r} must match {NAME_PATTERN.pattern}")
+        raise Broken(f"the name {name!r} must match {NAME_PATTERN.pattern}")
     made = sorted(set(subject.folder.rglob("*")) - set(before))
     if made:
-        raise Broken(f"constructing it, which a dry run does, wrote {made[0].relative_to(subject.folder)}")
+        raise Broken(
+            f"the constructor wrote {made[0].relative_to(subject.folder)}; write in start() instead, because dry runs "
+            "construct trackers too"
+        )
     return name
 
 
@@ -231,7 +234,7 @@ def _arrival(subject: _Subject) -> str:
     seen = f"the longest call was {slowest}, {watched.seconds[slowest]:.2g} s"
     if _compare(subject, run_dir, _expected(logged)):
         return f"all {len(_expected(logged))} metrics arrived; {seen}"
-    return f"{len(logged)} calls of log; {seen}"
+    return f"log was called {len(logged)} times; {seen}"
 
 
 def _names(subject: _Subject) -> str:
@@ -257,7 +260,7 @@ def _resume(subject: _Subject) -> str:
     _play(subject, run_dir, before, "interrupted")
     _play(subject, run_dir, after)
     if _compare(subject, run_dir, _expected(before, after), whole=False):
-        return "steps 4 and 5 were logged again, and what was logged last is recorded in the same run"
+        return "steps 4 and 5 were logged again; the last values are recorded in the same run"
     return "steps 4 and 5 were logged again"
 
 
@@ -267,7 +270,7 @@ def _killed(subject: _Subject) -> str:
     _play(subject, run_dir, _steps(0, 3), watched_class=_Killed)
     _play(subject, run_dir, again)
     _compare(subject, run_dir, _expected(again), whole=False)
-    return "another one went on where the first was never finished"
+    return "a second tracker continued after one that was never finished"
 
 
 def _side_by_side(subject: _Subject) -> str:
@@ -287,7 +290,7 @@ def _side_by_side(subject: _Subject) -> str:
             tracker.calling == "start" and not each.failed
             for tracker, each in zip(watched.values(), trackers, strict=True)
         ):
-            await asyncio.sleep(0.001)  # a run that takes the place of another has to be there before anybody logs
+            await asyncio.sleep(0.001)  # if one run replaces another, both must have started before anything is logged
         for entries in zip(*logged, strict=True):
             for each, (step, metrics) in zip(trackers, entries, strict=True):
                 each.log(step, metrics)
@@ -303,7 +306,7 @@ def _side_by_side(subject: _Subject) -> str:
     for folder, entries in zip(folders, logged, strict=True):
         if folder.name not in refused:
             _compare(subject, folder, _expected(entries))
-    return "it refuses a second run in one process" if refused else "two runs in one process"
+    return "it rejects a second run in one process" if refused else "two runs in one process"
 
 
 def _secrets(subject: _Subject) -> str:
@@ -312,13 +315,13 @@ def _secrets(subject: _Subject) -> str:
     files = [path for path in subject.folder.rglob("*") if path.is_file()]
     for path in files:
         if SECRET.encode() in path.read_bytes():
-            raise Broken(f"a SecretStr of the run file stands in {path.relative_to(subject.folder)}")
-    return f"{len(files)} files hold none"
+            raise Broken(f"{path.relative_to(subject.folder)} contains a SecretStr of the run file in plain text")
+    return f"no secrets in {len(files)} files"
 
 
 def _locality(subject: _Subject) -> str:
     if not subject.local:
-        raise NotApplicable("it does not promise to write only below the given folder")
+        raise NotApplicable("it does not promise to write only below the run folder (local)")
     with _written_outside(subject.folder) as outside:
         _play(subject, subject.run_dir("locality"), _steps(0, 3))
     if outside:
@@ -328,7 +331,7 @@ def _locality(subject: _Subject) -> str:
 
 @contextmanager
 def _written_outside(folder: Path) -> Iterator[set[Path]]:
-    """Collects what is written elsewhere; temporary files and compiled modules are nobody's concern."""
+    """Collects files written elsewhere, except temporary files and compiled modules."""
     outside: set[Path] = set()
     temporary = Path(tempfile.gettempdir())
 

@@ -1,4 +1,4 @@
-"""What foreign code does to a process: how long it holds the event loop up, and what it leaves behind."""
+"""Detects third-party code that blocks the event loop or leaves resources behind."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ SCHEDULER = Path("/proc/thread-self/schedstat")  # nanoseconds on a processor, n
 
 
 class Blocked(BaseException):
-    """The event loop stood still for too long; raised in the code that holds it up, whatever that catches."""
+    """The event loop was blocked too long. Raised in the blocking code; a BaseException, so it is rarely caught."""
 
 
 class LoopWatch:
-    """Interrupts whatever holds the event loop up for longer than a limit, while a rollout is running.
+    """Interrupts code that blocks the event loop for longer than a limit while a rollout is running.
 
-    Neither clock would do: on a busy machine the wall clock runs while the thread waits for a processor, and the
-    thread's own clock stands still while it sleeps. So what counts is the wall clock less the time in which the thread
-    could have run and had no processor, as the system tells it: calculating and sleeping count in full on any
-    machine, and waiting for others does not.
+    No single clock suffices: on a busy machine, the wall clock includes time spent waiting for a processor, and the
+    thread's CPU clock excludes sleep. So the watch counts wall-clock time minus the time the thread waited for a
+    processor, as reported by the system. Computing and sleeping count in full; waiting for other processes does not.
 
-    Signals reach only the main thread of a process, so elsewhere it is told when the loop goes on again.
+    Signals reach only the main thread. In other threads, the watch only measures blocking and does not interrupt it.
 
     Args:
-        limit_seconds: How long a callback may take.
+        limit_seconds: Maximum time for a callback, in seconds.
     """
 
     TICK_SECONDS: ClassVar[float] = 0.01
@@ -64,7 +63,7 @@ class LoopWatch:
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """A rollout runs in here."""
+        """Marks the time in which a rollout runs."""
         if not self._running:
             self._last = awake()
         self._running += 1
@@ -75,7 +74,7 @@ class LoopWatch:
             self._note()
 
     def since(self) -> float:
-        """The longest standstill since this was asked last, in seconds."""
+        """Returns the longest blocking, in seconds, since the last call."""
         longest, self.longest_seconds = self.longest_seconds, 0.0
         return longest
 
@@ -91,40 +90,40 @@ class LoopWatch:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._running and awake() - self._last > self.limit_seconds:
             self._last = awake()
-            raise Blocked(f"the event loop stood still for more than {self.limit_seconds:g} s")
+            raise Blocked(f"the event loop was blocked for more than {self.limit_seconds:g} s")
 
 
 def awake() -> float:
-    """Seconds of the wall clock, less those in which this thread waited for a processor, where the system tells."""
+    """Returns wall-clock seconds minus the time this thread waited for a processor, if the system reports it."""
     try:
         waited = int(SCHEDULER.read_text(encoding="ascii").split()[1])
     except (FileNotFoundError, IndexError):
-        waited = 0  # no Linux, or one that does not count
+        waited = 0  # not Linux, or a kernel without these statistics
     return time.monotonic() - waited / 1e9
 
 
 def held() -> dict[str, int]:
-    """What a process can be seen to hold, without the threads of the event loop's own pool."""
+    """Counts tasks, threads and child processes, without the threads of the event loop's pool."""
     threads = [thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
     return {"tasks": len(asyncio.all_tasks()), "threads": len(threads), "child processes": child_processes()}
 
 
 def child_processes() -> int:
-    """How many processes this one has started that have not been waited for; 0 where the system does not tell."""
+    """Counts child processes that have not been waited for; 0 if the system does not report them."""
     count = 0
     for path in Path("/proc/self/task").glob("*/children"):
         try:
             count += len(path.read_text(encoding="utf-8").split())
         except (FileNotFoundError, ProcessLookupError):
-            pass  # the thread has ended since; what it has started is then another's
+            pass  # the thread has ended; its children now belong to another thread
     return count
 
 
 async def check_released(before: Mapping[str, int], what: str) -> None:
-    """Wait until no more is held than before.
+    """Waits until counts are no higher than before.
 
     Raises:
-        Broken: If that does not come.
+        Broken: If they stay higher.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SETTLED_SECONDS

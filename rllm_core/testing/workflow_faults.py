@@ -1,4 +1,4 @@
-"""What a workflow makes of bad answers, failing engines and cancellations: the later checks of `check_workflow`."""
+"""Checks of `check_workflow` with bad answers, failing engines and cancellations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rllm_core.types import Episode, Task, TerminationReason
 
 AT_A_TIME = 8
 REPEATED = 3
-# Turns of the event loop after which a rollout is cancelled that nothing holds up.
+# Cancel a running rollout after this many turns of the event loop.
 CANCELLED_AFTER = (1, 4, 16)
 
 
@@ -40,12 +40,12 @@ async def _cut_off(probe: WorkflowProbe) -> str:
 
     for task in probe.tasks():
         for policy in (cut, cut_to_nothing):
-            episode = _answered(await probe.play(task, policy), "an answer that was cut off")
+            episode = _answered(await probe.play(task, policy), "a truncated answer")
             if episode is None:
                 continue
             if episode.termination_reason is TerminationReason.DONE:
                 raise Broken(
-                    f"task {task.task_id!r}: every answer was cut off (finish_reason is 'length'), and "
+                    f"task {task.task_id!r}: every answer was truncated (finish_reason is 'length'), but "
                     "termination_reason is 'done' instead of 'max_response_tokens_exceeded'"
                 )
             reasons[episode.termination_reason.value] += 1
@@ -55,7 +55,7 @@ async def _cut_off(probe: WorkflowProbe) -> str:
 async def _hostile(probe: WorkflowProbe) -> str:
     _needs_a_model(probe)
     count = await _said(probe, list(hostile()))
-    return f"{count} rollouts; the event loop stood still for at most {probe.watch.since():.2g} s"
+    return f"{count} rollouts; the event loop was blocked for max {probe.watch.since():.2g} s"
 
 
 async def _tools(probe: WorkflowProbe) -> str:
@@ -65,31 +65,31 @@ async def _tools(probe: WorkflowProbe) -> str:
     for tool in offered:
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function["name"], str):
-            raise Broken(f'a tool is not {{"type": "function", "function": {{"name": ...}}}}: {tool!r:.100}')
+            raise Broken(f'a tool must be {{"type": "function", "function": {{"name": ...}}}}, got {tool!r:.100}')
     for rollout, _ in probe.played:
         _check_replies(rollout)
     count = await _said(probe, list(nonsensical_calls(offered)))
-    return f"{len(offered)} tools, {count} rollouts with calls that cannot be executed"
+    return f"{len(offered)} tools, {count} rollouts with invalid calls"
 
 
 def _check_replies(rollout: Rollout) -> None:
-    """Every call is answered by its id before the model is asked again, as chat templates want it."""
+    """Checks that each tool call has a reply with its id before the next model call, as chat templates require."""
     for prompt in rollout.prompts:
         open_calls: set[str] = set()
         for message in prompt:
             if message["role"] == "tool":
                 if message.get("tool_call_id") not in open_calls:
-                    raise Broken(f"a tool message answers no call: tool_call_id is {message.get('tool_call_id')!r:.80}")
+                    raise Broken(f"a tool message matches no call: tool_call_id is {message.get('tool_call_id')!r:.80}")
                 open_calls.discard(message["tool_call_id"])
             elif open_calls:
                 break
             open_calls |= {call["id"] for call in message.get("tool_calls") or ()}
         if open_calls:
-            raise Broken(f"the model is asked again while its call {min(open_calls)!r} has no tool message")
+            raise Broken(f"the model is called again, but its tool call {min(open_calls)!r} has no tool message")
 
 
 async def _said(probe: WorkflowProbe, texts: list[str]) -> int:
-    """Say each text, at once and after an answer that fits; how many rollouts that took."""
+    """Gives each text as the first answer, and after a plausible one; returns the number of rollouts."""
     tasks = probe.tasks()
     probe.watch.since()
 
@@ -110,7 +110,7 @@ async def _said(probe: WorkflowProbe, texts: list[str]) -> int:
 
 
 def _answered(rollout: Rollout, what: str) -> Episode | None:
-    """The episode of a rollout whose model misbehaved; None if it ended early, with a reason that is no failure."""
+    """Returns the episode of a rollout with a bad answer; None if it ended early without a failure."""
     error = rollout.error
     if isinstance(error, Terminated) and not error.reason.is_failure:
         return None
@@ -124,13 +124,13 @@ def _answered(rollout: Rollout, what: str) -> Episode | None:
 
 def _needs_a_model(probe: WorkflowProbe) -> None:
     if not probe.played:
-        raise NotApplicable("no rollouts could be played")
+        raise NotApplicable("no rollout could be run")
     if not probe.workflow.samples:
         raise NotApplicable("samples is False")
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Engines that fail
+# Failing engines and cancellations
 
 
 async def _engine_errors(probe: WorkflowProbe) -> str:
@@ -138,8 +138,8 @@ async def _engine_errors(probe: WorkflowProbe) -> str:
     passed = 0
     for task in probe.tasks():
         for first in (0, 1, 2):
-            passed += await _passed_on(probe, task, first, lambda: EngineError("no answer could be had"))
-            passed += await _passed_on(probe, task, first, lambda: RuntimeError("a bug of the engine"))
+            passed += await _passed_on(probe, task, first, lambda: EngineError("no completion available"))
+            passed += await _passed_on(probe, task, first, lambda: RuntimeError("a bug in the engine"))
             passed += await _passed_on(
                 probe, task, first, lambda: Terminated(TerminationReason.MAX_PROMPT_TOKENS, "the prompt is too long")
             )
@@ -157,18 +157,18 @@ async def _passed_on(probe: WorkflowProbe, task: Task, first: int, make: Callabl
 
     rollout = await probe.play(task, policy)
     if not raised:
-        return False  # it ended before
+        return False  # the rollout ended before
     [expected, *_] = raised
     what = f"task {task.task_id!r}: the completer raised {type(expected).__name__}"
     if rollout.error is not None:
         if type(rollout.error) is not type(expected):
-            raise Broken(f"{what}, and run() raised {described(rollout.error)} in its place") from rollout.error
+            raise Broken(f"{what}, but run() raised {described(rollout.error)} instead") from rollout.error
         return True
     found = rollout.returned
     reason = found.termination_reason if isinstance(found, Episode) else None
     if reason is None or not (reason.is_failure or (isinstance(expected, Terminated) and reason is expected.reason)):
         ended = f"an episode that ended as {reason.value!r}" if reason is not None else f"{found!r:.80}"
-        raise Broken(f"{what}, and run() returned {ended}: pass errors on, they are no reward")
+        raise Broken(f"{what}, but run() returned {ended}: let errors propagate, they are not rewards")
     return True
 
 
@@ -184,10 +184,10 @@ async def _cancellation(probe: WorkflowProbe) -> str:
 
 
 async def _cancelled(probe: WorkflowProbe, task: Task, *, hung: int | None = None, turns: int | None = None) -> bool:
-    """Cancel a rollout whose call number ``hung`` is not answered, or after some turns of the event loop.
+    """Cancels a rollout during its model call number ``hung``, or after some turns of the event loop.
 
     Returns:
-        Whether it was still running.
+        Whether the rollout was still running.
     """
     waiting = asyncio.Event()
 
@@ -212,33 +212,35 @@ async def _cancelled(probe: WorkflowProbe, task: Task, *, hung: int | None = Non
         running.cancel()
         await asyncio.wait({running}, timeout=LATEST_GIVING_UP_SECONDS)
         if not running.done():
-            raise Broken(f"a rollout that was cancelled still runs after {LATEST_GIVING_UP_SECONDS:g} s")
+            raise Broken(f"a cancelled rollout still runs after {LATEST_GIVING_UP_SECONDS:g} s")
     finally:
         running.cancel()
     if running.cancelled():
         return True
     rollout = running.result()
     if rollout.error is not None:
-        raise Broken(f"a rollout that was cancelled raised {described(rollout.error)} instead") from rollout.error
-    if waiting.is_set():  # it did not end by itself just before
-        raise Broken(f"a rollout that was cancelled returned {rollout.returned!r:.80}: let CancelledError through")
+        raise Broken(
+            f"a cancelled rollout raised {described(rollout.error)} instead of CancelledError"
+        ) from rollout.error
+    if waiting.is_set():  # otherwise it may have ended just before
+        raise Broken(f"a cancelled rollout returned {rollout.returned!r:.80}: let CancelledError propagate")
     return True
 
 
 async def _leftovers(probe: WorkflowProbe) -> str:
     if not probe.played:
-        raise NotApplicable("no rollouts could be played")
+        raise NotApplicable("no rollout could be run")
     await _leaves_nothing(lambda task: probe.play(task), probe, "a rollout")
     if probe.workflow.samples:
         await _leaves_nothing(lambda task: _cancelled(probe, task, hung=0), probe, "a cancelled rollout")
         await _leaves_nothing(lambda task: _cancelled(probe, task, turns=4), probe, "a cancelled rollout")
     kept = ", ".join(f"{count} {what}" for what, count in held().items())
-    return f"what is held stays at {kept}"
+    return f"counts stay at {kept}"
 
 
 async def _leaves_nothing(play: Callable[[Task], Awaitable[object]], probe: WorkflowProbe, what: str) -> None:
     tasks = probe.tasks()
-    for task in tasks:  # the first ones may open what all share
+    for task in tasks:  # the first rollouts may open shared resources
         await play(task)
     before = held()
     for _ in range(REPEATED):
@@ -248,13 +250,13 @@ async def _leaves_nothing(play: Callable[[Task], Awaitable[object]], probe: Work
 
 
 async def _closing(probe: WorkflowProbe) -> str:
-    await probe.make().close()  # as after an open() that failed
+    await probe.make().close()  # as after a failed open()
     if not probe.held:
         raise NotApplicable("it could not be opened")
     before = probe.held
     await probe.close()
-    await check_released(before, "a workflow that was closed")
-    return "it holds what it held before it was opened"
+    await check_released(before, "a closed workflow")
+    return "releases everything it opened"
 
 
 FAULT_CHECKS: dict[str, Check[WorkflowProbe]] = {
@@ -266,4 +268,4 @@ FAULT_CHECKS: dict[str, Check[WorkflowProbe]] = {
     "leftovers": _leftovers,
     "closing": _closing,
 }
-"""By name; they come after those that fill `WorkflowProbe.played`."""
+"""Checks by name; they run after those that fill `WorkflowProbe.played`."""

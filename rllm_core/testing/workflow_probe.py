@@ -1,4 +1,4 @@
-"""How the checks of workflows play rollouts: a model whose answers are a function, and a watch on the event loop."""
+"""Runs rollouts for the workflow checks, with a scripted model and a watch on the event loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ResultT = TypeVar("ResultT")
 
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
-MAX_ASKED = 1_000  # times that one rollout may ask the model before it counts as endless
+MAX_ASKED = 1_000  # model calls per rollout before it counts as endless
 MAX_RESPONSE_TOKENS = 400_000
 LATEST_GIVING_UP_SECONDS = 2.0
 
@@ -48,10 +48,10 @@ _CALL = re.compile(f"{CALL_OPEN}(.*?){CALL_CLOSE}", re.DOTALL)
 
 
 def tasks_of(workflow: Workflow, split: Split) -> Sequence[Task]:
-    """The tasks of a split, as a run would take them.
+    """Returns the tasks of a split, validated as in a run.
 
     Raises:
-        UserError: If a run would refuse them.
+        UserError: If a run would reject them.
     """
     return Tasks(workflow, getattr(workflow, "name", type(workflow).__name__)).of(split)
 
@@ -88,13 +88,13 @@ def _parsed_call(raw: str) -> ParsedToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a policy is asked.
+    """One model call, as passed to a policy.
 
     Attributes:
-        number: How often this rollout has asked before.
-        task: What is played.
-        tools: What the model is offered.
-        rng: Of this turn; equal seeds of the rollout give equal ones.
+        number: Number of the call in its rollout, from 0.
+        task: Task of the rollout.
+        tools: Tools offered to the model.
+        rng: Random generator of the call, seeded from the rollout's seed.
     """
 
     number: int
@@ -105,7 +105,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Said:
-    """What a policy answers; ``is_cut_off`` if it never came to its end."""
+    """Answer of a policy; ``is_cut_off`` marks a truncated one."""
 
     text: str
     is_cut_off: bool = False
@@ -116,15 +116,15 @@ Policy = Callable[[Turn], Awaitable[Said]]
 
 @dataclass
 class Rollout:
-    """One rollout that was played.
+    """Record of a rollout.
 
     Attributes:
-        given: What the completer gave, each with the number of its conversation.
-        prompts: The conversations as they were sent.
-        tools: What was offered, as far as it was asked.
-        asked: How often the model was asked.
-        returned: What ``run`` returned.
-        error: What it raised instead.
+        given: Steps the completer returned, each with the number of its conversation.
+        prompts: Conversations sent to the model.
+        tools: Tools offered in the calls.
+        asked: Number of model calls.
+        returned: Result of ``run``.
+        error: Exception ``run`` raised instead.
     """
 
     task: Task
@@ -137,21 +137,21 @@ class Rollout:
     error: BaseException | None = None
 
     def episode(self) -> Episode:
-        """What it returned, if that is an episode of its task which training can use.
+        """Returns the episode.
 
         Raises:
-            Broken: If not.
+            Broken: If ``run`` returned no usable episode of the task.
         """
         if self.error is not None:
             raise Broken(f"task {self.task.task_id!r}: run() raised {described(self.error)}") from self.error
         found = self.returned
         if not isinstance(found, Episode):
-            raise Broken(f"run() returned {type(found).__name__}, not an Episode")
+            raise Broken(f"run() must return an Episode, got {type(found).__name__}")
         if found.task_id != self.task.task_id:
-            raise Broken(f"run() was given task {self.task.task_id!r}, and returned an episode of {found.task_id!r}")
+            raise Broken(f"run() got task {self.task.task_id!r}, but returned an episode of {found.task_id!r}")
         if found.termination_reason.is_failure:
             raise Broken(
-                f"task {found.task_id!r}: the episode says {found.termination_reason.value!r}, though nothing failed"
+                f"task {found.task_id!r}: termination_reason is {found.termination_reason.value!r}, but nothing failed"
             )
         if not found.trajectories:
             raise Broken(f"task {found.task_id!r}: the episode has no trajectory")
@@ -159,23 +159,23 @@ class Rollout:
 
 
 async def together(calls: Iterable[Awaitable[ResultT]]) -> list[ResultT]:
-    """What several calls return; all have ended before the first one's error is raised."""
+    """Returns the results of concurrent calls; raises the first error after all calls have ended."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
-    return results  # type: ignore[return-value]  # no exception is left in it
+    return results  # type: ignore[return-value]  # exceptions were raised above
 
 
 def described(error: BaseException) -> str:
-    """An exception in one line, and where it was raised."""
+    """Describes an exception and its origin in one line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300] + where
 
 
 class _Source:
-    """Where one rollout gets its tokens."""
+    """Token source of one rollout."""
 
     def __init__(self, rollout: Rollout, policy: Policy, *, pauses: bool) -> None:
         self.rollout = rollout
@@ -188,8 +188,8 @@ class _Source:
         rollout, rng = self.rollout, random.Random(seed)
         number, rollout.asked = rollout.asked, rollout.asked + 1
         if rollout.asked > MAX_ASKED:
-            raise EngineError("asked too often")
-        await asyncio.sleep(0)  # so that the time a turn takes is told from that of others
+            raise EngineError("too many model calls")
+        await asyncio.sleep(0)  # separates the time of this turn from that of others
         if self.pauses:
             for _ in range(random.Random(derive_seed(seed, "pauses")).randrange(5)):
                 await asyncio.sleep(0)
@@ -206,14 +206,14 @@ class _Source:
 
 
 class WatchedCompleter(TITOCompleter):
-    """Writes down what it is asked and what it gives, its forks' too."""
+    """Records its prompts and steps, including those of its forks."""
 
     rollout: Rollout
     conversation: int = 0
 
     @classmethod
     def of(cls, rollout: Rollout, source: _Source, *, seed: int) -> WatchedCompleter:
-        """The first conversation of a rollout."""
+        """Creates the completer of a rollout's first conversation."""
         completer = cls(
             ScriptedEngine(ToolParser()),
             sampling_params=SamplingParams(
@@ -256,16 +256,16 @@ class WatchedCompleter(TITOCompleter):
 
 @dataclass
 class WorkflowProbe:
-    """A workflow, and how it is played.
+    """Workflow under test, and how to run it.
 
     Attributes:
-        make: Constructs one.
-        answers: Texts that fit its tasks.
-        tasks_per_split: How many tasks of a split are played.
-        rollout_timeout_seconds: No end by then is a failure.
-        watch: On the event loop.
-        held: What the process held before the workflow was opened; empty until then, and once it is closed.
-        played: The rollouts of the check of episodes; none before it passed.
+        make: Constructs a workflow.
+        answers: Answers that fit its tasks.
+        tasks_per_split: Number of tasks of each split to run.
+        rollout_timeout_seconds: Timeout of a rollout, in seconds.
+        watch: Watch on the event loop.
+        held: Counts of the process' resources before the workflow was opened; empty before that, and after closing.
+        played: Rollouts of the check `episodes`; empty until it passes.
     """
 
     make: Callable[[], Workflow]
@@ -280,22 +280,22 @@ class WorkflowProbe:
 
     @property
     def workflow(self) -> Workflow:
-        """The one instance that plays, as in a run."""
+        """The single instance that runs all rollouts, as in a run."""
         if self._workflow is None:
             self._workflow = self.make()
         return self._workflow
 
     async def open(self) -> None:
-        """Start what its rollouts share.
+        """Opens the workflow.
 
         Raises:
-            Broken: If that takes too long.
+            Broken: If it takes too long.
         """
         self.held = held()
         await self._within("open()", self.workflow.open())
 
     async def close(self) -> None:
-        """Stop that; once, however often it is called.
+        """Closes the workflow; further calls do nothing.
 
         Raises:
             Broken: If it takes too long.
@@ -316,7 +316,7 @@ class WorkflowProbe:
             raise
 
     def tasks(self) -> list[Task]:
-        """Some tasks of each split."""
+        """Returns some tasks of each split."""
         chosen = []
         for split in SPLITS:
             tasks = tasks_of(self.workflow, split)
@@ -324,7 +324,7 @@ class WorkflowProbe:
         return chosen
 
     async def fitting(self, turn: Turn) -> Said:
-        """The policy that answers as a model may which is on the way to learn the task."""
+        """Answers plausibly, like a model that is learning the task."""
         return Said(fitting(turn.task, turn.tools, turn.rng, self.answers))
 
     async def play(
@@ -335,10 +335,10 @@ class WorkflowProbe:
         seed: int = 0,
         pauses: bool = False,
     ) -> Rollout:
-        """Play one rollout; what ``run`` raises is in it.
+        """Runs one rollout; records an exception of ``run``.
 
         Raises:
-            Broken: If it does not end, or holds the event loop up: twice, since a busy machine does so, too.
+            Broken: If it does not end, or blocks the event loop twice (once may be due to a busy machine).
         """
         for last in (False, True):
             running = self.start(task, policy, seed=seed, pauses=pauses)
@@ -350,14 +350,14 @@ class WorkflowProbe:
                 await asyncio.wait({running}, timeout=LATEST_GIVING_UP_SECONDS)
                 raise Broken(f"a rollout did not end within {self.rollout_timeout_seconds:g} s")
             if running.cancelled():
-                raise Broken(f"task {task.task_id!r}: run() was cancelled, and nobody had cancelled it")
+                raise Broken(f"task {task.task_id!r}: run() raised CancelledError without being cancelled")
             rollout = running.result()
             if rollout.asked > MAX_ASKED:
-                raise Broken(f"one rollout asked the model more than {MAX_ASKED} times")
+                raise Broken(f"a rollout called the model more than {MAX_ASKED} times; limit its turns")
             if not isinstance(rollout.error, Blocked):
                 break
             if last:
-                raise Broken(f"run() held the event loop up: {described(rollout.error)}") from rollout.error
+                raise Broken(f"run() blocked the event loop: {described(rollout.error)}") from rollout.error
         return rollout
 
     def start(
@@ -368,7 +368,7 @@ class WorkflowProbe:
         seed: int = 0,
         pauses: bool = False,
     ) -> asyncio.Task[Rollout]:
-        """Begin to play one rollout."""
+        """Starts a rollout."""
         rollout = Rollout(task)
         source = _Source(rollout, policy or self.fitting, pauses=pauses)
         completer = WatchedCompleter.of(rollout, source, seed=derive_seed(self.seed, seed))
@@ -378,15 +378,15 @@ class WorkflowProbe:
         try:
             with self.watch.rollout():
                 rollout.returned = await self.workflow.run(rollout.task, completer)
-        except (Exception, SystemExit, Blocked) as error:  # the workflow's own code: anything may happen there
+        except (Exception, SystemExit, Blocked) as error:  # third-party code may raise anything
             rollout.error = error
         return rollout
 
     def check_rewards(self, episode: Episode) -> list[float]:
-        """The rewards of the trajectories that are trained.
+        """Returns the rewards of the trajectories that are trained.
 
         Raises:
-            Broken: If one is missing, or none that advantages can be computed from.
+            Broken: If a reward is missing, not finite or too large.
         """
         rewards = []
         for trajectory in episode.trajectories:
@@ -396,7 +396,7 @@ class WorkflowProbe:
             if not trajectory.has_reward:
                 raise Broken(f"{where}: neither the trajectory nor any of its steps has a reward")
             for reward in (trajectory.total_reward, *(step.reward or 0.0 for step in trajectory.steps)):
-                if not abs(reward) <= MAX_REWARD:  # NaN is no reward either
-                    raise Broken(f"{where}: a reward is {reward:g}, and must be finite and at most {MAX_REWARD:g}")
+                if not abs(reward) <= MAX_REWARD:  # also true for NaN
+                    raise Broken(f"{where}: a reward is {reward:g}; it must be finite and at most {MAX_REWARD:g}")
             rewards.append(trajectory.total_reward)
         return rewards

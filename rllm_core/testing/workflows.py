@@ -1,4 +1,4 @@
-"""The contract of `Workflow` as checks that any workflow can be put through; see `check_workflow`."""
+"""Contract checks for workflows; see `check_workflow`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rllm_core.testing.workflow_probe import SPLITS, Rollout, WorkflowProbe, tas
 from rllm_core.types import Episode, Step, Task, Trajectory
 from rllm_core.workflow import Workflow, WorkflowConfig
 
-SEEDS = 4  # rollouts of each task
+SEEDS = 4  # rollouts per task
 AT_A_TIME = 16
-MOST_TASKS = 20_000  # of a split, that are looked at one by one
+MOST_TASKS = 20_000  # checked one by one per split
 
 
 async def check_workflow(
@@ -34,20 +34,20 @@ async def check_workflow(
     rollout_timeout_seconds: float = 60.0,
     max_block_seconds: float = 2.0,
 ) -> list[CheckResult]:
-    """Hold a workflow to its contract, with a model that answers what fits a task, nonsense, and worse.
+    """Checks a workflow against its contract, with a scripted model that gives plausible and hostile answers.
 
-    For the tests of a workflow: ``assert not [r for r in await check_workflow(Mine) if r.outcome == "failed"]``.
+    In a test: ``assert not [r for r in await check_workflow(Mine) if r.outcome == "failed"]``.
 
     Args:
-        make: Constructs one, each time a new one.
-        answers: Texts that fit its tasks, besides what is in their data; with them rollouts get farther.
-        seed: Equal seeds draw equal answers.
-        tasks_per_split: How many tasks of each split are played.
-        rollout_timeout_seconds: No end of a rollout by then is a failure.
-        max_block_seconds: A rollout that holds the event loop up for longer is interrupted, which is a failure.
+        make: Constructs a new workflow.
+        answers: Answers that fit the tasks, in addition to values from their data; they help rollouts get further.
+        seed: Seed of the answers; equal seeds draw equal answers.
+        tasks_per_split: Number of tasks of each split to run.
+        rollout_timeout_seconds: Timeout of a rollout, in seconds.
+        max_block_seconds: Maximum time a rollout may block the event loop. Longer blocking is interrupted and fails.
 
     Returns:
-        A result per check; whatever the workflow raises is a failure of the check that met it.
+        One result per check. An exception raised by the workflow fails the check that called it.
     """
     with LoopWatch(max_block_seconds) as watch:
         probe = WorkflowProbe(make, answers, seed, tasks_per_split, rollout_timeout_seconds, watch)
@@ -58,47 +58,47 @@ async def check_workflow(
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What it is made of
+# Construction, settings and tasks
 
 
 async def _construction(probe: WorkflowProbe) -> str:
     one, other = probe.make(), probe.make()
     for made in (one, other):
         if not isinstance(made, Workflow):
-            raise Broken(f"{made!r:.80} is no Workflow")
+            raise Broken(f"{made!r:.80} is not a Workflow")
     if one is other:
-        raise Broken("the same instance was made twice")
+        raise Broken("constructing it twice returned the same instance")
     name = getattr(type(one), "name", None)
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise Broken(f"its name {name!r} must match {NAME_PATTERN.pattern}")
+        raise Broken(f"the name {name!r} must match {NAME_PATTERN.pattern}")
     return f"workflow {name!r}"
 
 
 async def _settings(probe: WorkflowProbe) -> str:
     model = type(probe.workflow).config_model
     if not isinstance(model, type) or not issubclass(model, WorkflowConfig):
-        raise Broken(f"config_model is {model!r:.80}, no subclass of rllm_core.workflow.WorkflowConfig")
+        raise Broken(f"config_model must be a subclass of rllm_core.workflow.WorkflowConfig, got {model!r:.80}")
     silent = [name for name, found in model.model_fields.items() if not found.description]
     if silent:
-        raise Broken(f"{', '.join(silent)} of {model.__name__} has no description")
+        raise Broken(f"{model.__name__}: add Field(description=...) to {', '.join(silent)}")
     try:
         model.model_validate({"no_such_key": 1})
     except ValidationError as error:
         if any(found["type"] == "extra_forbidden" for found in error.errors()):
             return ", ".join(model.model_fields) or "none"
-    raise Broken(f"{model.__name__} takes keys that it does not know")
+    raise Broken(f"{model.__name__} must reject unknown keys")
 
 
 async def _tasks(probe: WorkflowProbe) -> str:
     counts = []
     for split in SPLITS:
         tasks, again, others = (tasks_of(made, split) for made in (probe.workflow, probe.workflow, probe.make()))
-        for which, compared in (("the second time", again), ("of another instance", others)):
+        for which, compared in (("on a second call", again), ("in another instance", others)):
             if len(compared) != len(tasks):
-                raise Broken(f"tasks({split!r}) has {len(tasks)} tasks, and {len(compared)} {which}")
+                raise Broken(f"tasks({split!r}) has {len(tasks)} tasks, but {len(compared)} {which}")
             for number, (task, same) in enumerate(zip(_some(tasks), _some(compared), strict=True)):
                 if _written(task) != _written(same):
-                    raise Broken(f"task {number} of {split!r} is another one {which}")
+                    raise Broken(f"task {number} of {split!r} is different {which}")
         if split == "train" and not len(tasks):
             raise Broken("there are no training tasks")
         counts.append(f"{len(tasks)} {split}")
@@ -110,14 +110,14 @@ def _some(tasks: Sequence[Task]) -> Iterator[Task]:
 
 
 def _written(task: Task) -> str:
-    """A task as JSON, if that is all there is to it."""
+    """Returns a task as JSON, and checks that nothing is lost."""
     try:
         text = task.to_json()
         is_same = Task.from_json(text) == Task(task_id=task.task_id, data=task.data)
     except (TypeError, ValueError) as error:
         raise Broken(f"task {task.task_id!r:.80} cannot be written as JSON: {error}") from error
     if not is_same:
-        raise Broken(f"task {task.task_id!r:.80} is another one when it is read from JSON again")
+        raise Broken(f"task {task.task_id!r:.80} changes when written to JSON and read back")
     return text
 
 
@@ -127,26 +127,26 @@ async def _splits(probe: WorkflowProbe) -> str:
         raise NotApplicable("there are no validation tasks")
     shared = {task.task_id for task in train} & {task.task_id for task in validation}
     if shared:
-        raise Broken(f"{len(shared)} ids are in both splits, {min(shared)!r} for instance")
+        raise Broken(f"{len(shared)} task ids are in both splits, for example {min(shared)!r}; ids must be unique")
     known = {json.dumps(json.loads(_written(task))["data"], sort_keys=True) for task in train if task.data}
     held = {json.dumps(json.loads(_written(task))["data"], sort_keys=True) for task in validation if task.data}
     leaked = known & held
     if leaked and leaked != held:
         raise Broken(
-            f"{len(leaked)} of {len(held)} validation tasks are training tasks under another id, {min(leaked)} for "
-            "instance: hold out tasks, or let both splits hold the same ones"
+            f"{len(leaked)} of {len(held)} validation tasks are training tasks with another id, for example "
+            f"{min(leaked)}: hold out different tasks, or use exactly the same tasks in both splits"
         )
-    return "both hold the same tasks, under ids of their own" if leaked else "no task is in both"
+    return "both splits have the same tasks, with different ids" if leaked else "no task is in both splits"
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What it returns
+# Episodes
 
 
 async def _opening(probe: WorkflowProbe) -> str:
     await probe.open()
     opened = [f"{count - probe.held[what]} {what}" for what, count in held().items() if count > probe.held[what]]
-    return ", ".join(opened) or "nothing is opened"
+    return ", ".join(opened) or "opens nothing"
 
 
 async def _episodes(probe: WorkflowProbe) -> str:
@@ -158,7 +158,7 @@ async def _episodes(probe: WorkflowProbe) -> str:
             rollout = await probe.play(task, seed=seed)
             episode = rollout.episode()
             if workflow.samples is not bool(rollout.asked):
-                said = "asked the model, and samples is False" if rollout.asked else "never asked the model"
+                said = "called the model, but samples is False" if rollout.asked else "never called the model"
                 raise Broken(f"task {task.task_id!r}: run() {said}")
             played.append((rollout, episode))
     probe.played = played
@@ -170,7 +170,7 @@ async def _episodes(probe: WorkflowProbe) -> str:
 
 def _played(probe: WorkflowProbe) -> list[tuple[Rollout, Episode]]:
     if not probe.played:
-        raise NotApplicable("no rollouts could be played")
+        raise NotApplicable("no rollout could be run")
     return probe.played
 
 
@@ -185,15 +185,15 @@ async def _records(probe: WorkflowProbe) -> str:
     size = 0
     for _, episode in _played(probe):
         try:
-            with warnings.catch_warnings(action="error"):  # of values that are not what their field says
+            with warnings.catch_warnings(action="error"):  # warns of values of the wrong type
                 text = episode.to_json()
             again = Episode.from_json(text)
         except (TypeError, ValueError, UserWarning) as error:
-            raise Broken(f"task {episode.task_id!r}: its episode cannot be written: {error}") from error
+            raise Broken(f"task {episode.task_id!r}: the episode cannot be written as JSON: {error}") from error
         if again.to_json() != text or comparable(again) != comparable(episode):
-            raise Broken(f"task {episode.task_id!r}: its episode is another one when it is read again")
+            raise Broken(f"task {episode.task_id!r}: the episode changes when written to JSON and read back")
         size = max(size, len(text))
-    return f"at most {size} characters"
+    return f"largest episode {size} characters"
 
 
 async def _steps(probe: WorkflowProbe) -> str:
@@ -207,17 +207,17 @@ async def _steps(probe: WorkflowProbe) -> str:
             for step in trajectory.steps:
                 conversation, place, original = given.get(step.step_id, (-1, -1, None))
                 if original is None and step.logprobs is None and step.weight_version is None:
-                    continue  # what others wrote
+                    continue  # target tokens, not sampled
                 if original is None or not _is_as_sampled(step, original):
-                    raise Broken(f"{where}: a step is not what the completer gave: pass on its steps as they are")
+                    raise Broken(f"{where}: a step differs from the completer's; return its steps unchanged")
                 if place <= latest.get(conversation, -1):
-                    raise Broken(f"{where}: its steps are repeated, or not in the order they were sampled in")
+                    raise Broken(f"{where}: steps are repeated or not in the order they were sampled")
                 latest[conversation] = place
                 kept += 1
         seen = {step.step_id for trajectory in episode.trajectories for step in trajectory.steps}
         if given and seen.isdisjoint(given):
-            raise Broken(f"task {episode.task_id!r}: none of the {len(given)} steps that were sampled is kept")
-    return f"{kept} of {sampled} that were sampled"
+            raise Broken(f"task {episode.task_id!r}: the episode has none of the {len(given)} sampled steps")
+    return f"{kept} of {sampled} sampled steps are in the episodes"
 
 
 def _is_as_sampled(step: Step, original: Step) -> bool:
@@ -240,7 +240,7 @@ async def _groups(probe: WorkflowProbe) -> str:
         for trajectory in episode.trajectories:
             first, again = (_group(probe.workflow, episode, trajectory) for _ in range(2))
             if first != again:
-                raise Broken(f"group_of() says {first!r}, and {again!r} the second time")
+                raise Broken(f"group_of() returns {first!r}, but {again!r} on a second call")
             found.add(first)
     return ", ".join(sorted(found))
 
@@ -248,7 +248,7 @@ async def _groups(probe: WorkflowProbe) -> str:
 def _group(workflow: Workflow, episode: Episode, trajectory: Trajectory) -> str:
     group: Any = workflow.group_of(episode, trajectory)
     if not isinstance(group, str) or not group:
-        raise Broken(f"group_of() returned {group!r:.80}, which is no name")
+        raise Broken(f"group_of() must return a non-empty string, got {group!r:.80}")
     return group
 
 
@@ -258,16 +258,16 @@ async def _tasks_left_alone(probe: WorkflowProbe) -> str:
     for task, other in zip(probe.tasks(), untouched.tasks(), strict=True):
         await probe.play(task)
         if _written(task) != _written(other):
-            raise Broken(f"task {other.task_id!r} was changed by its rollouts")
+            raise Broken(f"task {other.task_id!r} was modified by its rollouts; copy the data before changing it")
     return f"{len(probe.tasks())} tasks"
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Many rollouts, one instance
+# Many rollouts in one instance
 
 
 def comparable(episode: Episode) -> Any:
-    """An episode without what differs from run to run: ids, metadata, and metrics that are times (``*_seconds``)."""
+    """Returns an episode without the parts that vary: ids, metadata and times (``*_seconds``)."""
     return _without_ids(json.loads(episode.to_json()))
 
 
@@ -283,7 +283,7 @@ def _without_ids(value: Any) -> Any:
 
 
 def _difference(left: Any, right: Any, path: str = "episode") -> str:
-    """Where two JSON values differ first."""
+    """Describes the first difference of two JSON values."""
     if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
         return next(_difference(left[key], right[key], f"{path}.{key}") for key in left if left[key] != right[key])
     if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
@@ -299,14 +299,14 @@ async def _determinism(probe: WorkflowProbe) -> str:
     await other.open()
     try:
         for place, (rollout, episode) in enumerate(rollouts):
-            for player, who in ((probe, "the second time"), (other, "of another instance")):
+            for player, who in ((probe, "on a second run"), (other, "in another instance")):
                 again = (await player.play(rollout.task, seed=place % SEEDS)).episode()
                 if comparable(again) != comparable(episode):
                     difference = _difference(comparable(episode), comparable(again))
-                    raise Broken(f"task {episode.task_id!r}: equal seeds and answers, {who}: {difference}")
+                    raise Broken(f"task {episode.task_id!r}: with equal seeds and answers, {who}: {difference}")
     finally:
         await other.close()
-    return f"{len(rollouts)} rollouts, the same again and of another instance"
+    return f"{len(rollouts)} rollouts, identical on a second run and in another instance"
 
 
 async def _concurrency(probe: WorkflowProbe) -> str:
@@ -318,7 +318,7 @@ async def _concurrency(probe: WorkflowProbe) -> str:
         found = rollout.episode()
         if comparable(found) != comparable(alone):
             difference = _difference(comparable(alone), comparable(found))
-            raise Broken(f"task {alone.task_id!r}: among other rollouts it gives another episode: {difference}")
+            raise Broken(f"task {alone.task_id!r}: concurrent rollouts change the episode: {difference}")
     return f"{len(many)} at a time"
 
 
@@ -338,4 +338,4 @@ WORKFLOW_CHECKS: dict[str, Check[WorkflowProbe]] = {
     "concurrency": _concurrency,
     **FAULT_CHECKS,
 }
-"""By name; each plays some rollouts, and tells what it saw."""
+"""Checks by name; each runs some rollouts and returns its findings."""

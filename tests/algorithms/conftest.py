@@ -1,4 +1,4 @@
-"""Makes the groups that tests of estimators share importable."""
+"""Makes the groups shared by estimator tests importable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups for tests of estimators, and what estimators make of them as plain numbers."""
+"""Groups for estimator tests, and estimator results as plain numbers."""
 
 from __future__ import annotations
 

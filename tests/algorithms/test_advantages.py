@@ -1,4 +1,4 @@
-"""Advantages within a group, against published numbers, exact fractions and the laws their formulas imply."""
+"""Tests advantages within a group against published numbers, exact fractions and laws of the formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advantages that compare a whole step: whitening over sampled tokens, recomputed token by token in plain Python."""
+"""Tests advantages that compare a whole step: whitening, recomputed token by token in plain Python."""
 
 from __future__ import annotations
 

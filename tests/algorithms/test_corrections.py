@@ -1,4 +1,4 @@
-"""Corrections against numbers worked out by hand, and what holds for all of them."""
+"""Tests corrections against hand-computed numbers and their common properties."""
 
 from __future__ import annotations
 

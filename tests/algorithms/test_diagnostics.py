@@ -1,4 +1,4 @@
-"""Diagnostics are those of a whole step, however it is cut."""
+"""Tests that diagnostics cover a whole step, however it is split into passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The divergence from the reference: its estimates, and what is said before a run about where they are put."""
+"""Tests the KL divergence from the reference: its estimates, and the checks of its settings before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which estimator credits whom, and what becomes of answers that are none."""
+"""Tests which estimator credits which role, and what happens to invalid results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories to samples: nothing sampled is lost, merged wrongly or masked away."""
+"""Tests the conversion of trajectories to samples: no sampled token is lost, merged wrongly or masked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Soft overlong punishment: what it takes off, who sees it, and who does not."""
+"""Tests the soft overlong penalty: its size, and who sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend supports is said once: what the matrix shows is what a dry run accepts, and nothing else."""
+"""Tests that the support matrix shows exactly what a dry run accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Returns to go per turn, against numbers computed by hand and by another route."""
+"""Tests returns to go per turn against hand-computed numbers and a second implementation."""
 
 from __future__ import annotations
 

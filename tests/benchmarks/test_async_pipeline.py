@@ -1,4 +1,4 @@
-"""The simulation: its clock, its figures from raw rows, and a small run of the trainer itself."""
+"""Tests the simulation: its clock, its figures from raw rows, and a small run of the real trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures are functions of the raw trials. Nothing is timed here."""
+"""Tests that figures are functions of the raw trials. Nothing is timed here."""
 
 from __future__ import annotations
 

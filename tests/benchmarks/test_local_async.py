@@ -1,4 +1,4 @@
-"""What asynchrony buys on ``local``: its figures from raw rows, its modes, and the workflow that waits."""
+"""Tests the benchmark of asynchrony on ``local``: figures from raw rows, modes, and the waiting workflow."""
 
 from __future__ import annotations
 

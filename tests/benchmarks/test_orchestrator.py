@@ -1,4 +1,4 @@
-"""The orchestrator benchmark: figures from raw rows, its heartbeat, and tiny runs of what it measures."""
+"""Tests the orchestrator benchmark: figures from raw rows, its heartbeat, and tiny runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of the plugins benchmark are functions of its raw trials. Nothing is timed here."""
+"""Tests that figures of the plugins benchmark are functions of its raw trials. Nothing is timed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two sides of a comparison take turns: a child computes only while its gate is open."""
+"""Tests that the two sides of a comparison take turns: a child computes only while its gate is open."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_side_that_computes_behind_a_closed_gate_is_caught() -> None:
     gate = sides.Gate(Requests(2, idle_cpu_seconds=0.05), io.StringIO())
     gate.open_first()
     burn(0.1)
-    with pytest.raises(sides.SideError, match="before it was allowed"):
+    with pytest.raises(sides.SideError, match="while it should wait"):
         gate.step_ended(1)
 
 

@@ -1,4 +1,4 @@
-"""Figures are functions of the raw trials."""
+"""Tests that figures are functions of the raw trials."""
 
 from __future__ import annotations
 

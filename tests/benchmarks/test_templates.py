@@ -1,4 +1,4 @@
-"""The benchmark of chat templates counts what is wrong with a parser, each in its own figure, and nothing else."""
+"""Tests that the chat template benchmark counts each parser error in the right figure, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures are functions of the raw trials, and CPU seconds those of the processes that a side's environment names."""
+"""Tests the figures from raw trials, and the CPU seconds of the processes that belong to a side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes people make: one clear line on stderr, a non-zero exit, no traceback, nothing lost."""
+"""Tests user mistakes: one clear line on stderr, a non-zero exit code, no traceback, nothing lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell is offered, as bash asks for it: the real command line in a process of its own."""
+"""Tests shell completion as bash requests it, with the real command line in a separate process."""
 
 from __future__ import annotations
 

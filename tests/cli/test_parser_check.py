@@ -1,4 +1,4 @@
-"""``rllm-core parser check``: facts, checks, drift, and a verdict that is the exit code."""
+"""Tests ``rllm-core parser check``: facts, checks, drift, and the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables where a person is looking, on terminals of any width."""
+"""Tests tables on terminals of any width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Toy parsers and an engine that answers from a list; small enough to reason about token by token."""
+"""Toy parsers, and an engine that answers from a list; small enough to reason about token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run file: what wins, what is refused, and that every refusal is one line that helps."""
+"""Tests the run file: precedence, rejected settings, and one helpful line per error."""
 
 from __future__ import annotations
 

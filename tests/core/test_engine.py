@@ -1,4 +1,4 @@
-"""Completers: exact steps, one conversation at a time, and failures that can be tried again."""
+"""Tests completers: exact steps, one conversation at a time, and retryable failures."""
 
 from __future__ import annotations
 

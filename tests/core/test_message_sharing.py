@@ -1,4 +1,4 @@
-"""Conversations that share storage are known to go on from each other without a comparison."""
+"""Tests that conversations with shared storage are recognized as continuations without a comparison."""
 
 from __future__ import annotations
 

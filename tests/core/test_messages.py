@@ -1,4 +1,4 @@
-"""`Messages` is as easy as a list of dictionaries, and what a step has seen never changes."""
+"""Tests that `Messages` works like a list of dictionaries, and that a step's messages never change."""
 
 from __future__ import annotations
 

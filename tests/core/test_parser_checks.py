@@ -1,4 +1,4 @@
-"""The public checks of parsers: they pass honest parsers, and catch every kind of liar."""
+"""Tests the public parser checks: compliant parsers pass, and each kind of noncompliant one fails."""
 
 from __future__ import annotations
 
@@ -241,23 +241,23 @@ class SharesABuffer(ByteParser):
 
 
 LIARS: list[tuple[type[BaseParser], str, str]] = [
-    (NoStop, "stop tokens", "no token ends a turn"),
-    (TwiceTheSameStop, "stop tokens", "not distinct"),
-    (Moody, "rendering", "other tokens the second time"),
-    (ChangesMessages, "rendering", "changed the messages"),
+    (NoStop, "stop tokens", "returned no token"),
+    (TwiceTheSameStop, "stop tokens", "distinct token ids, got"),
+    (Moody, "rendering", "returns different tokens"),
+    (ChangesMessages, "rendering", "modifies the messages"),
     (Raises, "reading completions", "raised UnicodeDecodeError"),
-    (AlwaysStops, "reading completions", "has no stop token, and reads as stop"),
-    (NeverStops, "reading completions", "has stop token, and reads as truncated"),
-    (PopsTheStop, "reading completions", "changed it"),
-    (CutsAfterStop, "bridging", "does not begin with the prompt and the completion"),
-    (BoastsOfBridging, "bridging", "no finished answer is bridged"),
-    (HidesBridging, "bridging", "supports_bridge is false, but it bridges"),
-    (ExtendsThePrompt, "bridging", "changed its arguments"),
-    (Open, "control tokens", "</e/> in the text of a user becomes the control token 257"),
-    (Uncounted, "control tokens", "is not counted"),
-    (Refuses, "sessions", "no conversation got to its second turn: ValueError: a conversation has one message"),
+    (AlwaysStops, "reading completions", "has no stop token, but is parsed as stop"),
+    (NeverStops, "reading completions", "has a stop token, but is parsed as truncated"),
+    (PopsTheStop, "reading completions", "modifies the completion"),
+    (CutsAfterStop, "bridging", "does not start with the prompt and the completion"),
+    (BoastsOfBridging, "bridging", "returns None for every finished answer"),
+    (HidesBridging, "bridging", "supports_bridge is False, but"),
+    (ExtendsThePrompt, "bridging", "modifies the arguments"),
+    (Open, "control tokens", "</e/> in the text of a user becomes control token 257"),
+    (Uncounted, "control tokens", "count_control_tokens misses"),
+    (Refuses, "sessions", "no conversation reached its second turn: ValueError: a conversation has one message"),
     (HoldsALock, "copies", "raised TypeError"),
-    (CopiesForget, "copies", "a copy renders other tokens"),
+    (CopiesForget, "copies", "a copy renders different tokens"),
     (SharesABuffer, "threads", "several threads"),
 ]
 
@@ -272,7 +272,7 @@ def test_a_liar_is_caught(liar: type[BaseParser], check: str, words: str) -> Non
 def test_a_bridge_that_changes_a_sampled_token_is_caught_twice(toys: SimpleNamespace) -> None:
     found = failures(toys.LyingParser())
     assert set(found) == {"bridging", "sessions"}
-    assert "did not begin with the tokens before it" in found["sessions"]
+    assert "does not start with the tokens before it" in found["sessions"]
 
 
 def test_a_parser_that_cannot_render_fails_and_does_not_raise() -> None:

@@ -1,4 +1,4 @@
-"""A conversation is one token sequence, or it says where and why it is not."""
+"""Tests that a conversation is one token sequence, or reports where and why it is not."""
 
 from __future__ import annotations
 

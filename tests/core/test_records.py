@@ -1,4 +1,4 @@
-"""Records that the core builds without validation are those that validation would have built."""
+"""Tests that records the core builds without validation equal validated ones."""
 
 from __future__ import annotations
 

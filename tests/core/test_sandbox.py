@@ -1,4 +1,4 @@
-"""Foreign code in children: what it may use, how it ends, and that nothing of it is left."""
+"""Tests untrusted code in child processes: its limits, how it ends, and that nothing is left behind."""
 
 from __future__ import annotations
 

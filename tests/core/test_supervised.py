@@ -1,4 +1,4 @@
-"""Supervised data: the rows and masks of conversations that somebody wrote."""
+"""Tests supervised data: rows and masks of example conversations."""
 
 from __future__ import annotations
 

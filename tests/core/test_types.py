@@ -1,4 +1,4 @@
-"""Records: checked when they are built and assigned, lossless on paper, and linear in the length of what they hold."""
+"""Tests records: checked when built and assigned, lossless when written, linear in the length of their content."""
 
 from __future__ import annotations
 

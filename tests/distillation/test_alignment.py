@@ -1,4 +1,4 @@
-"""Two tokenisations of one text: chunks end where both do, and nothing is lost or invented on the way."""
+"""Tests two tokenizations of one text: chunks end where both do, and no token is lost or invented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of tokens, from real tokenizers."""
+"""Tests the bytes of tokens with real tokenizers."""
 
 from __future__ import annotations
 

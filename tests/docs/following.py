@@ -1,4 +1,4 @@
-"""Commands of a page, run as a reader runs them."""
+"""Runs the commands of a page as a reader would."""
 
 from __future__ import annotations
 

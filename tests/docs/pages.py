@@ -1,4 +1,4 @@
-"""The pages of the documentation, taken apart."""
+"""Parses the documentation pages."""
 
 from __future__ import annotations
 

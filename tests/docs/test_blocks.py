@@ -1,4 +1,4 @@
-"""Every block of every page is looked at by some test; this is the list of who looks at what, and the rest of them.
+"""Tests that every block of every page is covered by some test, and covers the remaining ones.
 
 ``python`` runs in `test_docs` and `test_hooks`; commands in ``sh`` and ``console`` parse in `test_docs`; ``toml`` that
 is a run file loads there. Here: other programs' commands, output, other TOML, JSON, and names in the text.

@@ -1,4 +1,4 @@
-"""A page for every contract, with every check that `rllm_core.testing` holds it to."""
+"""Tests that every contract has a page with every check of `rllm_core.testing`."""
 
 from __future__ import annotations
 

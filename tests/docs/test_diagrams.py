@@ -1,4 +1,4 @@
-"""The diagrams are drawn from their text, by nobody else, and need nothing from elsewhere."""
+"""Tests that the diagrams are generated from their text and need no external resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages say is so: links lead somewhere, commands parse, run files load, Python runs."""
+"""Tests statements of the pages: links resolve, commands parse, run files load, Python runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page for every hook, equal to its spec, whose example does what the hook is for."""
+"""Tests that every hook has a page that equals its spec, with a working example."""
 
 from __future__ import annotations
 

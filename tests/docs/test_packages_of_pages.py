@@ -1,4 +1,4 @@
-"""Every page that shows a package: its files are written, installed and checked as it says."""
+"""Tests pages that show a package: its files are written, installed and checked as described."""
 
 from __future__ import annotations
 

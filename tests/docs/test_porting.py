@@ -1,4 +1,4 @@
-"""The page about porting: every name of the seeds stands on it, and every name of ours beside it exists."""
+"""Tests the porting page: every name of rLLM and verl in `SEEDS` is on it, and every name of ours on it exists."""
 
 from __future__ import annotations
 

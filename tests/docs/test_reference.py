@@ -1,4 +1,4 @@
-"""The reference pages against the code: configuration models, a real run folder, the command line."""
+"""Tests the reference pages against configuration models, a real run folder and the command line."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_options_of_every_piece_are_there() -> None:
 def test_a_description_can_come_from_the_docstring() -> None:
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_core.testing.plugin, "testing")
-    assert "| `turns` | integer | `1` | Times the model is asked. |" in generate.reference(plugins)
+    assert "| `turns` | integer | `1` | Model calls per rollout. |" in generate.reference(plugins)
 
 
 # --------------------------------------------------------------------------------------------------------------------

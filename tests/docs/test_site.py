@@ -1,4 +1,4 @@
-"""The built site: strict, whole, and readable from disk without a network."""
+"""Tests the built site: strict, complete, and readable from disk without a network."""
 
 from __future__ import annotations
 

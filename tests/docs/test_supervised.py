@@ -1,4 +1,4 @@
-"""The run files of docs/supervised.md, run as they stand but for their length and the teacher's folder."""
+"""Tests the run files of docs/supervised.md, changing only their length and the teacher's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every message that is explained is one that the sources can say."""
+"""Tests that every message on the troubleshooting page exists in the sources."""
 
 from __future__ import annotations
 

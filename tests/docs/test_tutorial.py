@@ -1,4 +1,4 @@
-"""docs/writing-a-workflow.md, followed to the letter: every command in its order, every change, every output."""
+"""Tests docs/writing-a-workflow.md literally: every command in order, every change, every output."""
 
 from __future__ import annotations
 

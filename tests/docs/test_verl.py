@@ -1,4 +1,4 @@
-"""The guide to backend ``verl`` against its sources, which need not be importable here."""
+"""Tests the guide to backend ``verl`` against its sources, which need not be importable here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning to call a tool, with each parser: the parser's tokens, the workflow's tools, the backend's gradients."""
+"""Tests learning to call a tool, with each parser, the workflow's tools and the backend's gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 with the real backend: torch, its checkpoints, and whatever processes it has started."""
+"""Tests kill -9 with the real backend: torch, its checkpoints and its child processes."""
 
 from __future__ import annotations
 

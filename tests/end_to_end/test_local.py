@@ -1,4 +1,4 @@
-"""The main job with its real parts: starter model, torch, transformers, the command line."""
+"""Tests the main use case with its real parts: starter model, torch, transformers, command line."""
 
 from __future__ import annotations
 

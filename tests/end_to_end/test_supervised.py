@@ -1,4 +1,4 @@
-"""The two proofs of `benchmarks.supervised`, on one seed each and shorter."""
+"""Tests both parts of `benchmarks.supervised`, on one seed each and shorter."""
 
 from __future__ import annotations
 

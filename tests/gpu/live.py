@@ -1,4 +1,4 @@
-"""A backend with its servers in this process, for tests that look at it between two calls."""
+"""A backend and its servers in this process, for tests that inspect it between two calls."""
 
 from __future__ import annotations
 

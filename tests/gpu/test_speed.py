@@ -1,4 +1,4 @@
-"""How fast whole runs are; the figures are printed, one JSON object a run, and nothing is asserted about them."""
+"""Measures the speed of whole runs; prints one JSON object per run and asserts nothing about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights on their way from the trainer to the servers, and the memory that both share."""
+"""Tests the transfer of weights from trainer to servers, and the memory they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wheels and sdists, built offline from copies of the sources, so that nothing is left in these."""
+"""Builds wheels and sdists offline from copies of the sources, to leave the sources clean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stranger has who typed ``pip install``: our wheels and what they declare, nothing of this repository."""
+"""The environment of a user after ``pip install``: our wheels and their dependencies, nothing of this repository."""
 
 from __future__ import annotations
 

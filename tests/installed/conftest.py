@@ -1,4 +1,4 @@
-"""The wheels of this checkout, and an environment that has nothing else of it."""
+"""The wheels of this checkout, and an environment that contains nothing else of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages as strangers have them: built, installed with pip into an environment of their own, and used."""
+"""Tests packages as users get them: built, installed with pip into a separate environment, and used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheels and sdists of the core and of every plugin: what is in them, and what they say about themselves."""
+"""Tests the wheels and sdists of the core and every plugin: their contents and metadata."""
 
 from __future__ import annotations
 

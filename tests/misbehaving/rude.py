@@ -1,4 +1,4 @@
-"""A workflow that misbehaves in the way its run file names, on every rollout or on one in a few."""
+"""A workflow that misbehaves as its run file specifies, on every rollout or on some."""
 
 from __future__ import annotations
 

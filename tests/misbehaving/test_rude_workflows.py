@@ -1,4 +1,4 @@
-"""Workflows that misbehave, through the real command line on `local`: each ends as documented and says why."""
+"""Tests misbehaving workflows with the real command line on `local`: each ends as documented and reports why."""
 
 from __future__ import annotations
 

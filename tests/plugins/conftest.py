@@ -1,4 +1,4 @@
-"""Fixture packages, built and installed with pip, each into a folder of its own."""
+"""Fixture packages, built and installed with pip, each into a separate folder."""
 
 from __future__ import annotations
 

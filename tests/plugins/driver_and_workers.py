@@ -1,4 +1,4 @@
-"""Run by test_workers.py: prints what this process and two that it starts see of the installed plugins."""
+"""Run by test_workers.py: prints the plugins that this process and two child processes see."""
 
 from __future__ import annotations
 

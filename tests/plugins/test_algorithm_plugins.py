@@ -1,4 +1,4 @@
-"""Estimators, losses and corrections of installed packages: named in a run file as ours are, and named if they fail."""
+"""Tests estimators, losses and corrections of installed packages: selection in a run file, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version of the plugin API that a plugin declares."""
+"""Tests the plugin API version that a plugin declares."""
 
 from __future__ import annotations
 

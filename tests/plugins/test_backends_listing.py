@@ -1,4 +1,4 @@
-"""``rllm-core backends``: what each can do, and that a broken one disturbs nobody."""
+"""Tests ``rllm-core backends``: the capabilities of each, and that a broken one does not affect the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose code an error comes from is found in the error."""
+"""Tests that an error is attributed to the code that raised it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rllm-core plugins check``: whatever a plugin does, there is a verdict, and an honest one passes."""
+"""Tests ``rllm-core plugins check``: every plugin gets a verdict, and compliant ones pass."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_plugin_that_prints_does_not_spoil_the_document(rllm_core: Run) -> Non
     assert found(document)["import"]["outcome"] == "passed"
     assert (
         found(document, "workflow")["built"]["detail"]
-        == "rllm_chatty:Chat is no subclass of rllm_core.workflow.Workflow"
+        == "rllm_chatty:Chat must be a subclass of rllm_core.workflow.Workflow"
     )
 
 
@@ -124,7 +124,7 @@ def test_a_provider_that_ends_its_process_is_one_of_several(rllm_core: Run) -> N
     assert (
         results["exits"]["checks"][0]["detail"] == "the check of backend 'exits' ended the process (exit code 9): bye"
     )
-    assert "is no subclass of rllm_core.backend.BackendProtocol" in results["no-backend"]["checks"][0]["detail"]
+    assert "must be a subclass of rllm_core.backend.BackendProtocol" in results["no-backend"]["checks"][0]["detail"]
     assert "No module named 'rllm_backends.no_such_module'" in results["unloadable"]["checks"][0]["detail"]
 
 

@@ -1,4 +1,4 @@
-"""The command line, run as a user runs it: in a process of its own, against installed fixture packages."""
+"""Tests the command line as a user runs it: in a separate process, with installed fixture packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plugins do to the process that imports them: their time, its streams, its end, and the lines it prints."""
+"""Tests what plugins can do to the process that imports them: its time, streams, exit and output."""
 
 from __future__ import annotations
 

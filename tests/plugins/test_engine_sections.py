@@ -1,4 +1,4 @@
-"""The section of a rollout engine, and one that wraps another package's through the real command line."""
+"""Tests the section of a rollout engine, and an engine that wraps another, with the real command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every hook does what its documentation says, and every hook is documented and named here."""
+"""Tests that every hook does what its documentation says, and that every hook is documented and listed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins that mean harm, or do it all the same: listing, and training something else, go on beside each of them."""
+"""Tests that listing and training keep working next to every hostile plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discovery, selection and isolation, against real installed packages."""
+"""Tests discovery, selection and isolation with real installed packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beside every sloppy or hostile plugin the others work; it is named, with its place, and nobody else is blamed."""
+"""Tests that other plugins work next to every sloppy or hostile one, and that errors name the right plugin."""
 
 from __future__ import annotations
 

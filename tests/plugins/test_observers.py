@@ -1,4 +1,4 @@
-"""Event hooks: order, deadlines, and that nothing an observer does stops a run."""
+"""Tests event hooks: order, deadlines, and that no observer stops a run."""
 
 from __future__ import annotations
 

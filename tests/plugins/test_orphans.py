@@ -1,4 +1,4 @@
-"""Children that look at plugins end with the command that started them, also when that is killed."""
+"""Tests that child processes that inspect plugins end with their command, even if it is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A class and its record must name the same settings: where they do not, selecting it says what to write."""
+"""Tests that a class and its record name the same settings; otherwise selection fails and says what to write."""
 
 from __future__ import annotations
 

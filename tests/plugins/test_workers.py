@@ -1,4 +1,4 @@
-"""Processes that a run starts see the plugins that the run sees: their versions, their state and their records."""
+"""Tests that child processes of a run see its plugins: versions, state and records."""
 
 from __future__ import annotations
 

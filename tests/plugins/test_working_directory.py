@@ -1,4 +1,4 @@
-"""Nothing is loaded from the folder that a command happens to be run in."""
+"""Tests that nothing is loaded from the working directory of a command."""
 
 from __future__ import annotations
 

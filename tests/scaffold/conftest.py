@@ -1,4 +1,4 @@
-"""Packages made by the real command line."""
+"""Packages created by the real command line."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from made import NAMES, environment
 
 @pytest.fixture(scope="session")
 def rllm_core() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``rllm_core("plugins", cwd=folder, site=folder)``: the command line in a process of its own.
+    """Runs the command line in a separate process: ``rllm_core("plugins", cwd=folder, site=folder)``.
 
-    ``site`` is a folder that ``pip install --target`` filled.
+    ``site`` is a folder filled by ``pip install --target``.
     """
 
     def run(*arguments: str, cwd: Path, site: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def rllm_core() -> Callable[..., subprocess.CompletedProcess[str]]:
 def packages(
     rllm_core: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """The folder of a package of each kind, by kind."""
+    """Creates a package of each kind; returns the folders by kind."""
     root = tmp_path_factory.mktemp("packages")
     for kind, name in NAMES.items():
         made = rllm_core("new", kind, name, cwd=root)

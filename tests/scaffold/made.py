@@ -1,11 +1,11 @@
-"""Which packages are made, and where they run."""
+"""Names and environment of the generated packages."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# One of each kind. The separators differ on purpose.
+# One name per kind, with different separators on purpose.
 NAMES = {
     "workflow": "spell-back",
     "backend": "tiny_table",
@@ -17,7 +17,7 @@ NAMES = {
 
 
 def environment(folder: Path, site: Path | None) -> dict[str, str]:
-    """This one, with a further folder of packages and nobody's settings."""
+    """Returns this environment with another folder of packages and without user settings."""
     inherited = {key: value for key, value in os.environ.items() if key != "RLLM_PLUGINS"}
     paths = [*([] if site is None else [str(site)]), *filter(None, [inherited.get("PYTHONPATH")])]
     return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "RLLM_CONFIG_DIR": str(folder / "config")}

@@ -1,4 +1,4 @@
-"""``rllm-core new``: what is written, under which names, and what is refused."""
+"""Tests of ``rllm-core new``: files, names and rejected input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def files(folder: Path) -> dict[str, str]:
 def new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """``new("workflow", "word-count")`` in an empty folder: exit code, standard output and error."""
+    """Runs ``new("workflow", "word-count")`` in an empty folder; returns exit code, standard output and error."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
@@ -88,7 +88,7 @@ def test_the_project_file(new: Callable[..., tuple[int, str, str]], kind: str) -
 def test_what_is_written_is_formatted_and_clean(
     new: Callable[..., tuple[int, str, str]], name: str, tmp_path: Path
 ) -> None:
-    """With names of any length: lines neither get too long nor would be joined."""
+    """For names of any length, no line gets too long or would be joined."""
     for kind in KINDS:
         assert new(kind, name, "--into", str(tmp_path / kind))[0] == 0
         for settings in (["--config", str(ROOT / "pyproject.toml")], []):

@@ -1,4 +1,4 @@
-"""What ``rllm-core new`` makes is built, installed, listed, tested and used as it is, by other processes."""
+"""Builds, installs, lists, tests and uses unmodified packages of ``rllm-core new``, in separate processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every_kind = pytest.mark.parametrize("kind", NAMES)
 
 @pytest.fixture(scope="module")
 def wheels(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel of each package, by kind."""
+    """Builds the wheel of each package; returns the paths by kind."""
     target = tmp_path_factory.mktemp("wheels")
     wheel = [*PIP, "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", str(target)]
     subprocess.run([*wheel, *map(str, packages.values())], check=True)
@@ -38,7 +38,7 @@ def wheels(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def site(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all of them are installed, side by side."""
+    """Folder in which all packages are installed."""
     target = tmp_path_factory.mktemp("site")
     subprocess.run([*PIP, "install", *OFFLINE, "--target", str(target), *map(str, wheels.values())], check=True)
     return target
@@ -89,7 +89,7 @@ def test_its_own_tests_pass(packages: dict[str, Path], site: Path, tmp_path: Pat
     assert "warning" not in last
 
 
-# Of the others, their own tests check everything: they provide one thing, and all have one project file.
+# The other kinds are covered by their own tests: they have one provider, and all share one project file.
 @pytest.mark.parametrize("kind", ["workflow", "backend", "engine"])
 def test_rllm_core_finds_nothing_wrong_but_what_is_the_templates(
     rllm_core: Run, site: Path, tmp_path: Path, kind: str
@@ -106,7 +106,7 @@ def test_rllm_core_finds_nothing_wrong_but_what_is_the_templates(
 
 
 def go_on(kind: str) -> list[str]:
-    """The arguments of the command that the reader is told to go on with."""
+    """Returns the arguments of the command printed as the next step."""
     program, *arguments = shlex.split(PackageNames(NAMES[kind]).fill(KINDS[kind]))
     assert program == "rllm-core"
     return arguments

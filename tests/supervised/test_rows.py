@@ -1,4 +1,4 @@
-"""Files of conversations: what is a row, and what is said about one that is none."""
+"""Tests files of conversations: valid rows, and the errors for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflow ``sft``: its steps are the parser's tokens and masks, and nothing else."""
+"""Tests workflow ``sft``: its steps are exactly the parser's tokens and masks."""
 
 from __future__ import annotations
 

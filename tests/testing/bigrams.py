@@ -1,4 +1,4 @@
-"""An honest engine and an honest backend in numpy: a table of logits, by the token before; sampled, trained, saved."""
+"""A compliant numpy engine and backend: a table of logits by the previous token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the helpers beside the tests importable."""
+"""Makes the helpers next to the tests importable."""
 
 from __future__ import annotations
 

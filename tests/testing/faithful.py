@@ -1,4 +1,4 @@
-"""The scripted engine and backend, faithful to what the contracts say beyond what tests of the loop need."""
+"""The scripted engine and backend, extended to satisfy their contracts in full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers that break one rule each, and the check that has to catch them."""
+"""Trackers that break one rule each, with the check that must fail."""
 
 from __future__ import annotations
 
@@ -188,13 +188,13 @@ class WritingElsewhere(Notebook):
 
 LIARS: dict[str, tuple[type[Notebook] | Callable[[], Any], str, str]] = {
     "nameless": (Nameless, "construction", "must match"),
-    "writing early": (WritingEarly, "construction", "wrote early.txt"),
+    "writing early": (WritingEarly, "construction", "the constructor wrote early.txt"),
     "exiting": (Exiting, "construction", "raised SystemExit"),
-    "no tracker": (dict, "construction", "is no Tracker"),
-    "losing": (Losing, "arrival", "'validation/reward_mean' was logged and is not recorded"),
+    "no tracker": (dict, "construction", "is not a Tracker"),
+    "losing": (Losing, "arrival", "'validation/reward_mean' was logged but not recorded"),
     "rounding": (Rounding, "arrival", "reward_mean' was logged as"),
     "own steps": (CountingItsOwnSteps, "arrival", "was logged as [(0, "),
-    "changing": (ChangingMetrics, "arrival", "log changed the metrics"),
+    "changing": (ChangingMetrics, "arrival", "log modifies the metrics"),
     "picky": (Picky, "names", "lying_trackers.py:107: ValueError: that is no name"),
     "hanging": (Hanging, "arrival", "log(0, ...): it did not finish within 1 s after the end"),
     "hanging at the end": (HangingAtTheEnd, "arrival", "finish('completed'): it did not finish"),
@@ -204,6 +204,6 @@ LIARS: dict[str, tuple[type[Notebook] | Callable[[], Any], str, str]] = {
     "refusing": (RefusingEarlierSteps, "resume", "lying_trackers.py:149: ValueError: step 4 is in the past"),
     "locking": (Locking, "killed", "lying_trackers.py:156: FileExistsError"),
     "sharing": (Sharing, "side by side", "was logged"),
-    "telling secrets": (TellingSecrets, "secrets", "a SecretStr of the run file stands in"),
+    "telling secrets": (TellingSecrets, "secrets", "contains a SecretStr of the run file"),
     "writing elsewhere": (WritingElsewhere, "locality", "elsewhere.txt, outside"),
 }

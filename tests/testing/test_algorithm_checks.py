@@ -1,4 +1,4 @@
-"""The public checks of estimators, corrections and losses: they pass all of ours, and catch every kind of liar."""
+"""Tests of the public algorithm checks: our components pass, and each kind of noncompliant one fails."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_options_are_checked_as_they_are(piece: Any, check: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Liars
+# Noncompliant components
 
 
 class Silent(Section):
-    """Says nothing about its key."""
+    """Has an option without a description."""
 
     secret: int = 3
 
 
 class Lax(BaseModel):
-    """Takes any key."""
+    """Accepts unknown keys."""
 
     known: int = Field(default=3, description="Known.")
 
@@ -78,7 +78,7 @@ def liar(base: type[Configured], **members: Any) -> Any:
 
 
 def grpo(scale: Callable[..., Any]) -> Callable[..., Any]:
-    """GRPO with each group's advantages changed."""
+    """Returns GRPO with each group's advantages changed."""
     return lambda self, groups: [scale(group, credit) for group, credit in zip(groups, GRPO()(groups), strict=True)]
 
 
@@ -101,7 +101,7 @@ class Remembers(GRPO):
 
 
 class Pays(GRPO):
-    """Writes a reward into what it was given."""
+    """Writes a reward into its input."""
 
     def __call__(self, groups: Any) -> Any:
         groups[0].trajectories[0].reward = 0.5
@@ -115,7 +115,7 @@ class TokenByToken(Precomputed):
 @pytest.mark.parametrize(
     ("estimator", "check", "detail"),
     [
-        (liar(GRPO, options_model=Silent), "options", "secret of Silent has no description"),
+        (liar(GRPO, options_model=Silent), "options", "Silent: add Field(description=...) to secret"),
         (liar(GRPO, options_model=Lax), "options", "unknown keys would be ignored"),
         (liar(GRPO, __call__=grpo(lambda group, credit: credit[1:])), "shapes", "Liar credited"),
         (liar(GRPO, __call__=grpo(lambda group, credit: [c[:1] for c in credit])), "shapes", "returned advantages"),
@@ -126,15 +126,15 @@ class TokenByToken(Precomputed):
             "edge cases",
             "returned advantages",
         ),
-        (liar(GRPO, min_group_size=0), "edge cases", "no group is smaller than 1"),
+        (liar(GRPO, min_group_size=0), "edge cases", "min_group_size must be >= 1, got 0"),
         (
             liar(GRPO, __call__=grpo(lambda group, credit: [c + i for i, c in enumerate(credit)])),
             "order of trajectories",
-            "in another order are credited otherwise",
+            "depends on the order of the trajectories",
         ),
-        (Shares(), "order of groups", 'its scope is "group"'),
-        (liar(Remembers, scope="batch"), "order of groups", "the same groups in another order"),
-        (Remembers(), "no side effects", "otherwise the second time"),
+        (Shares(), "order of groups", 'set scope = "batch"'),
+        (liar(Remembers, scope="batch"), "order of groups", "depends on the order of the groups"),
+        (Remembers(), "no side effects", "returns different credit"),
         (Pays(), "no side effects", ""),
     ],
 )
@@ -164,14 +164,14 @@ def scale_in_place(ratios: Any, starts: Any) -> Any:
         (weighing(lambda ratios, starts: ratios), "weights", "one finite weight >= 0 per token"),
         (weighing(lambda ratios, starts: np.ones(len(starts))), "weights", "one finite weight >= 0 per token"),
         (weighing(lambda ratios, starts: np.exp(ratios), is_mask=True), "weights", "declares is_mask"),
-        (weighing(lambda ratios, starts: np.exp(ratios) / 2), "on policy", "a weight is not 1"),
+        (weighing(lambda ratios, starts: np.exp(ratios) / 2), "on policy", "weights must be 1"),
         (
             weighing(lambda ratios, starts: np.exp(ratios - ratios.mean())),
             "sequence by sequence",
-            "depend on how a step is cut",
+            "on how a step is split",
         ),
-        (weighing(scale_in_place), "no side effects", "it changed the arrays"),
-        (weighing(lambda ratios, starts: np.exp(ratios), options_model=Silent), "options", "has no description"),
+        (weighing(scale_in_place), "no side effects", "it modifies the arrays"),
+        (weighing(lambda ratios, starts: np.exp(ratios), options_model=Silent), "options", "Field(description=...)"),
     ],
 )
 def test_corrections_that_break_the_contract(correction: Correction, check: str, detail: str) -> None:
@@ -198,20 +198,20 @@ HIDDEN = torch.ones((), dtype=torch.float64, requires_grad=True)
     [
         (losing(lambda i: (-i.logprobs * i.advantages).mean()), "shapes", "must return one loss per token"),
         (losing(lambda i: (-i.logprobs * i.advantages)[:, None]), "shapes", "must return one loss per token"),
-        (losing(lambda i: -i.logprobs.detach() * i.advantages), "shapes", "no gradient of its losses reaches"),
+        (losing(lambda i: -i.logprobs.detach() * i.advantages), "shapes", "the losses have no gradient"),
         (losing(lambda i: -HIDDEN * i.advantages), "shapes", "does not go through inputs.logprobs"),
         (losing(lambda i: -HIDDEN * i.logprobs * i.advantages), "gradient", "does not come from inputs.logprobs"),
-        (losing(lambda i: i.logprobs * i.advantages), "gradient", "praised tokens likelier"),
+        (losing(lambda i: i.logprobs * i.advantages), "gradient", "must raise the probability of tokens"),
         (losing(lambda i: -torch.exp(-i.logprobs) * i.advantages), "edge cases", "not finite"),
-        (losing(lambda i: -i.logprobs * (i.advantages + 1)), "edge cases", "whose advantage is 0 gets a gradient"),
-        (losing(lambda i: -i.logprobs * i.advantages.sign()), "scale of advantages", "would not be weights"),
+        (losing(lambda i: -i.logprobs * (i.advantages + 1)), "edge cases", "with advantage 0 has a non-zero gradient"),
+        (losing(lambda i: -i.logprobs * i.advantages.sign()), "scale of advantages", "must scale with the advantages"),
         (
             losing(lambda i: -i.logprobs * i.advantages / len(i.logprobs)),
             "sequence by sequence",
-            "depend on how a step is cut",
+            "on how a step is split",
         ),
         (losing(lambda i: -i.log_ratios() * i.advantages), "old log-probabilities", "unknown"),
-        (losing(forgetful), "no side effects", "it changed the tensors"),
+        (losing(forgetful), "no side effects", "it modifies the tensors"),
         (
             losing(lambda i: -i.logprobs * i.advantages, clipped=lambda self, inputs: 3),
             "shapes",

@@ -1,4 +1,4 @@
-"""The public checks of backends: honest ones pass, and every rule has a backend that breaks it and is caught."""
+"""Tests of the public backend checks: compliant backends pass, and each check fails a noncompliant one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def named(results: Sequence[CheckResult], outcome: str) -> dict[str, str]:
 
 
 class Colocated(BigramBackend):
-    """Shares its devices with its engine: whoever does not have them cannot do anything."""
+    """Shares its devices with its engine; only the side that has them can work."""
 
     declared: ClassVar[dict[str, Any]] = {"colocated": True}
     is_generating: bool | None = None
@@ -169,7 +169,7 @@ def test_an_interrupted_check_shuts_the_backend_down(tmp_path: Path) -> None:
 
 @pytest.fixture
 def leftovers() -> Iterator[None]:
-    """Ends what backends of these tests leave behind."""
+    """Ends threads and processes left behind by backends of these tests."""
     yield
     StartingAThread.is_over.set()
     for thread in StartingAThread.started:

@@ -1,4 +1,4 @@
-"""The contracts as pytest classes: providers of the core keep them, and what breaks one says so, check by check."""
+"""Tests of the pytest contract classes: the core's providers pass, and violations are reported check by check."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestWrongSettings(AdvantageEstimatorContract):
 
 
 def pytest_of(text: str, folder: Path) -> tuple[int, str]:
-    """Run an author's tests as they would."""
+    """Runs tests the way a plugin author would."""
     path = folder / "test_mine.py"
     path.write_text(text, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
@@ -97,11 +97,11 @@ def test_what_breaks_a_contract_says_so_check_by_check(tmp_path: Path) -> None:
     assert code == 1
     assert "test_mine.py::TestScripted::test_contract[greedy] PASSED" in said
     assert "test_mine.py::TestScripted::test_contract[vocabulary] FAILED" in said
-    assert "engine 'scripted': vocabulary: a prompt with token id 2147483647 is answered" in said
+    assert "engine 'scripted': vocabulary: a prompt with token id 2147483647 must raise" in said
     assert "test_mine.py::TestScripted::test_of_their_own PASSED" in said
     assert "test_mine.py::TestWithoutSettings::test_contract[built] FAILED" in said
     assert "workflow 'sft' cannot be checked: it has settings without a default; pass -o sft.train=VALUE" in said
-    assert "workflow 'sft' was not built" in said
+    assert "workflow 'sft' could not be built" in said
     assert "no correction named 'token_tiss'; did you mean 'token_tis'?" in said
     assert "no_such_option" in said
 

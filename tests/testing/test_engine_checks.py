@@ -1,4 +1,4 @@
-"""The public checks of engines: honest ones pass, and every rule has an engine that breaks it and is caught."""
+"""Tests of the public engine checks: compliant engines pass, and each check fails a noncompliant one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rllm_core.testing import CheckResult, check_engine
 from rllm_core.testing.engines import ENGINE_CHECKS
 from rllm_core.types import TokenOutput
 
-# Their last tokens differ, and with them what the bigrams go on with.
+# Their last tokens differ, so the bigrams continue differently.
 PROMPTS = ([256, 10, 70], [256, 10, 71, 72])
 
 

@@ -1,4 +1,4 @@
-"""The checks of sandboxes: the core's own passes, and each of those that lie is caught by the rule it breaks."""
+"""Tests of the sandbox checks: the core's sandbox passes, and each noncompliant one fails its check."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rllm_core.testing.sandboxes import SANDBOX_CHECKS
 
 @pytest.fixture
 def failure(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Sandbox], str], str]:
-    """What one check has against a sandbox."""
+    """Returns the failure one check reports for a sandbox."""
 
     def find(sandbox: type[Sandbox], name: str) -> str:
         monkeypatch.setattr(sandboxes, "SANDBOX_CHECKS", {name: SANDBOX_CHECKS[name]})
-        overhead_seconds = 3.0 if sandbox is WithoutClock else 15.0  # that one takes all there is
+        overhead_seconds = 3.0 if sandbox is WithoutClock else 15.0  # it uses all of the overhead
         [result] = asyncio.run(check_sandbox(sandbox, wall_seconds=1.0, overhead_seconds=overhead_seconds))
         assert result.outcome == "failed", result
         return result.detail
@@ -33,7 +33,7 @@ def failure(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Sandbox], str], s
 
 
 class Changed(ChildSandbox):
-    """The core's own, with something about it changed."""
+    """The core's sandbox with changed limits or results."""
 
     async def run_python(self, source: str, *, stdin: str = "", limits: Limits | None = None) -> CodeResult:
         return self.changed(await super().run_python(source, stdin=stdin, limits=self.limited(limits or Limits())))
@@ -88,7 +88,7 @@ class Raises(Changed):
 
 
 class Shared(Sandbox):
-    """In this process' folder, with this process' variables, one program at a time under one name."""
+    """Runs programs in this process' folder with its environment variables."""
 
     name: ClassVar[str] = "shared"
 
@@ -129,14 +129,14 @@ def test_the_checks_of_the_cores_own() -> None:
     [
         (WithoutStdin, "programs", "EOF when reading"),
         (WithoutClock, "wall clock", "did not end within"),
-        (WithoutOutputLimit, "output", "and the limit is 10000"),
-        (WithoutMemoryLimit, "memory", "a program has used"),
-        (Optimistic, "bad endings", "ended"),
+        (WithoutOutputLimit, "output", "but the limit is 10000"),
+        (WithoutMemoryLimit, "memory", "a program used"),
+        (Optimistic, "bad endings", "is reported as"),
         (WithoutExitCode, "programs", "exit code None"),
-        (Late, "programs", "says that it took"),
+        (Late, "programs", "wall_seconds is 1000000.0"),
         (Raises, "bad endings", "raised RuntimeError"),
-        (Mixed, "concurrency", "were asked for their numbers"),
-        (Boasting, "isolation", "isolates is true, and a program reads a file of this user"),
+        (Mixed, "concurrency", "should print their numbers"),
+        (Boasting, "isolation", "isolates is True, but a program reads a file of this user"),
     ],
 )
 def test_a_sandbox_that_lies_is_caught(
@@ -150,4 +150,4 @@ def test_a_shared_folder_is_seen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs").touch()
-    assert "a program finds what another has left" in failure(Shared, "separation")
+    assert "a program finds files of an earlier one" in failure(Shared, "separation")

@@ -1,4 +1,4 @@
-"""The public check of trackers: an honest one passes, and every rule has a tracker that breaks it and is caught."""
+"""Tests of the public tracker checks: a compliant tracker passes, and each check fails a noncompliant one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_honest_tracker_passes(tmp_path: Path) -> None:
 def test_a_tracker_may_refuse_a_second_run_in_one_process(tmp_path: Path) -> None:
     details = {result.name: result for result in check_tracker(OneAtATime, tmp_path, read=read)}
     assert [result for result in details.values() if result.outcome == "failed"] == []
-    assert details["side by side"].detail == "it refuses a second run in one process"
+    assert details["side by side"].detail == "it rejects a second run in one process"
 
 
 def test_without_a_reader_and_a_promise_less_is_checked(tmp_path: Path) -> None:
@@ -63,4 +63,4 @@ def test_every_check_has_somebody_who_fails_it() -> None:
 
 def test_one_object_for_two_runs_is_caught(tmp_path: Path) -> None:
     one: Tracker = Notebook()
-    assert "one object" in failures(lambda: one, tmp_path)["construction"]
+    assert "the same object" in failures(lambda: one, tmp_path)["construction"]

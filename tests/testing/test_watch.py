@@ -1,4 +1,4 @@
-"""What holds the event loop up is told apart from a machine that has other things to do."""
+"""Tests that a blocked event loop is distinguished from a busy machine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WORK_SECONDS = 0.5
 
 @pytest.fixture
 def crowded() -> Iterator[None]:
-    """One processor for this process and three others that never rest."""
+    """Runs this process and three busy ones on a single processor."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
-    others = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(3)]  # they inherit it
+    others = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(3)]  # they inherit the affinity
     try:
         yield
     finally:
@@ -43,7 +43,7 @@ def sleeps() -> None:
 
 
 def standstill(callback: Callable[[], None], limit_seconds: float) -> float:
-    """How long a callback holds the event loop up, as the watch counts it."""
+    """Returns how long a callback blocks the event loop, according to the watch."""
 
     async def watched() -> float:
         with LoopWatch(limit_seconds) as watch:
@@ -57,12 +57,12 @@ def standstill(callback: Callable[[], None], limit_seconds: float) -> float:
 
 @pytest.mark.parametrize("callback", [calculates, sleeps])
 def test_what_calculates_or_sleeps_is_interrupted(callback: Callable[[], None]) -> None:
-    with pytest.raises(Blocked, match=r"stood still for more than 0\.2 s"):
+    with pytest.raises(Blocked, match=r"was blocked for more than 0\.2 s"):
         standstill(callback, 0.2)
 
 
 def test_waiting_for_a_processor_does_not_count(crowded: None) -> None:
-    """By the wall clock this takes two seconds at least: each of the four gets a quarter of the processor."""
+    """The wall clock shows at least two seconds, because four processes share the processor."""
     counted = standstill(calculates, 1.0)
     assert WORK_SECONDS / 2 < counted < 1.0
 

@@ -1,4 +1,4 @@
-"""The public checks of workflows: honest ones pass, and every rule has a workflow that breaks it and is caught."""
+"""Tests of the public workflow checks: compliant workflows pass, and each check fails a noncompliant one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def some(
     max_block_seconds: float = 2.0,
     rollout_timeout_seconds: float = 60.0,
 ) -> list[CheckResult]:
-    """The results of a few checks."""
+    """Runs a few checks."""
 
     async def found() -> list[CheckResult]:
         with LoopWatch(max_block_seconds) as watch:
@@ -51,7 +51,7 @@ def results(make: Any, **options: Any) -> dict[str, CheckResult]:
 
 
 class Secretive(Honest):
-    """Wants what is not in its tasks."""
+    """Expects an answer that is not in its tasks."""
 
     def score(self, text: str, task: Task) -> float:
         return float(text == "open sesame")
@@ -62,7 +62,7 @@ def test_an_honest_workflow_passes_every_check() -> None:
     assert list(found) == list(WORKFLOW_CHECKS)
     assert {name: result.detail for name, result in found.items() if result.outcome != "passed"} == {}
     assert found["tasks"].detail == "4 train, 4 validation"
-    assert "no task is in both" in found["splits"].detail
+    assert "no task is in both splits" in found["splits"].detail
     assert found["groups"].detail == "agent"
     assert "1 tools" in found["tools"].detail
 
@@ -94,7 +94,7 @@ def test_equal_seeds_see_the_same() -> None:
 
 @pytest.mark.parametrize(("liar", "check", "words"), LIARS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_workflow_that_breaks_a_rule_is_caught(liar: Any, check: str, words: str) -> None:
-    """By the check of its rule; what that check needs runs before it."""
+    """The check of the broken rule fails; its prerequisites pass."""
 
     limits = {
         "max_block_seconds": BLOCK_SECONDS if liar in BLOCKING else 2.0,
@@ -137,7 +137,7 @@ def test_where_nothing_can_be_played_the_rest_is_skipped() -> None:
     found = results(Broken)
     assert [name for name, result in found.items() if result.outcome == "failed"] == ["episodes"]
     assert "KeyError: 'number' (test_workflow_checks.py:" in found["episodes"].detail
-    assert found["hostile answers"].detail == "no rollouts could be played"
+    assert found["hostile answers"].detail == "no rollout could be run"
 
 
 def test_signals_are_as_before_and_other_threads_need_none() -> None:

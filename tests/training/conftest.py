@@ -1,4 +1,4 @@
-"""A run on the scripted backend, in this process; makes the helpers beside the tests importable."""
+"""A run on the scripted backend in this process; makes the helpers next to the tests importable."""
 
 from __future__ import annotations
 

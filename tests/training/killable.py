@@ -1,4 +1,4 @@
-"""Runs scripted trainings in forked children that are killed at a chosen moment; one JSON request per line on stdin.
+"""Runs scripted trainings in forked children and kills them at a chosen moment; reads one JSON request per line.
 
 A process of its own, warm after a first run and without threads, so that a run costs a fork and not a start.
 """

@@ -1,4 +1,4 @@
-"""Small real runs of every kind, and edits of their folders that change one thing each."""
+"""Small real runs of every kind, and single changes to their folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no number is refused where it enters, with the task it belongs to; no backend ever trains on it."""
+"""Tests that invalid numbers are rejected where they enter, naming the task; no backend trains on them."""
 
 from __future__ import annotations
 

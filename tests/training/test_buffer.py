@@ -1,4 +1,4 @@
-"""Complete groups between generation and training: kept, bounded, spilled, restored."""
+"""Tests complete groups between generation and training: stored, bounded, spilled, restored."""
 
 from __future__ import annotations
 

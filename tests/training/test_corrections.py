@@ -1,4 +1,4 @@
-"""What off-policy training needs to know of its samples reaches the backend, and what is left out is booked."""
+"""Tests that backends get the data for off-policy training, and that excluded samples are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distillation through the whole loop, on the scripted backend."""
+"""Tests distillation through the whole loop, on the scripted backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators in the loop: each role has its own, and the same groups get the same advantages however they came."""
+"""Tests estimators in the loop: one per role, and equal advantages for equal groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts that go wrong: isolated, retried, booked, never a reward."""
+"""Tests failing rollouts: isolated, retried, counted, never turned into a reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every fault at every seam: the run ends in time, says one clear line, its books balance, and it can go on."""
+"""Tests every fault at every injection point: a timely end, one clear line, rollout accounting, and resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that are filtered: replaced or gone without, booked either way, and counted where tasks are judged."""
+"""Tests filtered groups: replaced or left out, counted in both cases."""
 
 from __future__ import annotations
 

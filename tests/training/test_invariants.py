@@ -1,4 +1,4 @@
-"""Coordinator and buffer under random interleavings: nothing is lost, nothing waits that need not, bounds hold."""
+"""Tests coordinator and buffer with random interleavings: nothing is lost, no needless waits, limits hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 at any moment: a complete checkpoint is always found, and the run goes on as if nothing had happened."""
+"""Tests kill -9 at any moment: there is always a complete checkpoint, and the resumed run is equal."""
 
 from __future__ import annotations
 

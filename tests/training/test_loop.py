@@ -1,4 +1,4 @@
-"""The one loop, against a straight-line trainer and against its own promises."""
+"""Tests the training loop against a straight-line trainer and its documented guarantees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the core knows of ratios and corrections is in the metrics of the step."""
+"""Tests that a step's metrics include ratios and corrections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: shares of idleness, and how much faster than synchronous it is and could be."""
+"""Tests where a run spends its time: idle shares, and its speed relative to synchronous training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop's parts by themselves: task stream, request merger, metrics, evaluation, journal."""
+"""Tests single parts of the loop: task stream, request merger, metrics, evaluation, journal."""
 
 from __future__ import annotations
 

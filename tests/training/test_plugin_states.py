@@ -1,4 +1,4 @@
-"""What plugins keep in a checkpoint: a state each, which a resume hands back, and which no plugin can spoil."""
+"""Tests plugin states in checkpoints: saved per plugin, restored on resume, protected from faulty plugins."""
 
 from __future__ import annotations
 

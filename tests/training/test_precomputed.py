@@ -1,4 +1,4 @@
-"""Runs whose advantages come from the workflow: rewards are optional, and what is said about them is true."""
+"""Tests runs whose advantages come from the workflow: rewards are optional, and reported correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: what happens now, how old it is, who waits, and what that gains."""
+"""Tests the live view of a run: current activity, staleness, bottleneck and speed gain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a run never decides how the run ended."""
+"""Tests that the plot of a run never affects how the run ends."""
 
 from __future__ import annotations
 

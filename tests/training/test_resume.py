@@ -1,4 +1,4 @@
-"""Stopping and going on: signals, kill -9, checkpoints, and the equality of the two halves with the whole."""
+"""Tests stop and resume: signals, kill -9, checkpoints, and equality with an uninterrupted run."""
 
 from __future__ import annotations
 

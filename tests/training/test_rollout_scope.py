@@ -1,4 +1,4 @@
-"""A rollout owns what it started: completers, forks and requests end with it, before training needs the devices."""
+"""Tests that a rollout's completers, forks and requests end with it, before training needs the devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event loop of a command ends, whatever its tasks and threads do."""
+"""Tests that the event loop of a command ends, whatever its tasks and threads do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workflows are given beside the model, and that what they start is stopped."""
+"""Tests the services of workflows, and that everything workflows start is stopped."""
 
 from __future__ import annotations
 

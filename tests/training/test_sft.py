@@ -1,4 +1,4 @@
-"""Supervised training through the whole loop, on the scripted backend."""
+"""Tests supervised training through the whole loop, on the scripted backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines of equal length: each task is stopped at its own, and nobody else's wish to stop it is lost."""
+"""Tests deadlines of equal length: each task stops at its own, and other cancellations propagate."""
 
 from __future__ import annotations
 

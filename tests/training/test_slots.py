@@ -1,4 +1,4 @@
-"""Places with a priority lane: none is lost, and validation never queues behind training."""
+"""Tests slots with priority: none is lost, and validation never queues behind training."""
 
 from __future__ import annotations
 

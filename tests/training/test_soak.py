@@ -1,4 +1,4 @@
-"""A long run with faults: memory, threads, descriptors and tasks are at its end what they were at its beginning."""
+"""Tests a long run with faults: no leaks of memory, threads, descriptors or tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`verify` names what was changed in a run folder, and finds nothing in one that was not."""
+"""Tests that `verify` reports every change to a run folder, and nothing in an unchanged one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``tasks()`` of a workflow may return, and what is refused before anything is made."""
+"""Tests valid results of a workflow's ``tasks()``, and the rejection of invalid ones before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers: whatever one does, training neither stops nor waits, and the summary says what happened."""
+"""Tests that no tracker stops or delays training, and that the summary reports failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The offline checker finds what was tampered with, and nothing in what was not."""
+"""Tests that the offline checker finds tampering, and nothing in unchanged folders."""
 
 from __future__ import annotations
 

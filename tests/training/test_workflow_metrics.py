@@ -1,4 +1,4 @@
-"""What a workflow puts into `Episode.metrics` is averaged, in training, in validations and in evaluations."""
+"""Tests the averages of `Episode.metrics` in training, validation and evaluation."""
 
 from __future__ import annotations
 

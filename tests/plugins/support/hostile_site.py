@@ -1,4 +1,4 @@
-"""Folders with hostile and made-up distributions, and a training that is over in a moment."""
+"""Folders with hostile and made-up distributions, and a very short training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sloppy and hostile plugins as text: one module each, in one package, written to a folder without pip."""
+"""Sloppy and hostile plugins as text, one module each, written to a folder without pip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backend ``placeholder`` for rllm-core: hooks only, so that listing it imports nothing else."""
+"""Hooks of backend ``placeholder``. Listing plugins imports this module; keep it light."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def backends() -> list[Backend]:
-    """What this package provides; the class is imported when somebody selects its name."""
+    """Lists what this package provides. Classes are imported only when their name is selected."""
     return [
         Backend(
             name="placeholder",
@@ -23,7 +23,7 @@ def backends() -> list[Backend]:
 
 @hookimpl
 def parsers() -> list[Parser]:
-    """Bytes as tokens, since a table has no tokenizer; a backend with a real model needs no parser of its own."""
+    """Provides bytes as tokens, because a table has no tokenizer. Delete this for a real model."""
     return [
         Parser(
             name="placeholder",

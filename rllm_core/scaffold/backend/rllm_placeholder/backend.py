@@ -1,4 +1,4 @@
-"""``placeholder``: trains a table of logits, a row per token before, by the policy gradient."""
+"""``placeholder``: trains a table of logits, one row per previous token."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ LETTER_BONUS, STOP_BONUS = 6.0, 7.0
 
 
 def initial_table(parser: BaseParser) -> Table:
-    """``(tokens, tokens)`` logits of the next token by the last one, under which short words are likely.
+    """Returns ``(tokens, tokens)`` logits of the next token by the previous one; short words are likely.
 
     Raises:
         ConfigError: If the vocabulary is too large for a table.
     """
     spellings = parser.vocabulary().spellings
     if len(spellings) > MAX_TABLE_TOKENS:
-        raise ConfigError(f"a table for {len(spellings)} tokens is too large; at most {MAX_TABLE_TOKENS}")
+        raise ConfigError(f"a table for {len(spellings)} tokens is too large; the limit is {MAX_TABLE_TOKENS}")
     letters = [token for token, spelling in enumerate(spellings) if spelling and spelling in LETTERS]
     table = np.zeros((len(spellings), len(spellings)))
     table[:, letters] += LETTER_BONUS
@@ -52,7 +52,7 @@ def initial_table(parser: BaseParser) -> Table:
 
 
 def log_softmax(logits: Table) -> Table:
-    """``(..., tokens)`` log-probabilities."""
+    """Returns ``(..., tokens)`` log-probabilities."""
     shifted = logits - logits.max(-1, keepdims=True)
     normalised: Table = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return normalised
@@ -65,7 +65,7 @@ class PlaceholderParser(ByteParser):
 
 
 class PlaceholderEngine(RolloutEngine):
-    """Samples from the table that the backend published last."""
+    """Samples from the table the backend published last."""
 
     name: ClassVar[str] = "placeholder"
 
@@ -76,19 +76,19 @@ class PlaceholderEngine(RolloutEngine):
 
     @property
     def supports_token_in_token_out(self) -> bool:
-        """It takes and returns token ids, with their log-probabilities."""
+        """True: takes token ids, returns token ids with log-probabilities."""
         return True
 
     async def get_token_output_from_token_input(
         self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
     ) -> TokenOutput:
-        """Sample one completion, all of it from the weights of one version."""
+        """Samples one completion with a single weight version."""
         prompt = text_only(token_input, f"engine {self.name!r}")
         table, version, rng = self.table, self.weight_version, np.random.default_rng(seed)
         self.check_prompt(prompt, sampling_params.max_response_tokens)
         last, sampled, logprobs = int(prompt[-1]), list[int](), list[float]()
         for _ in range(sampling_params.max_response_tokens):
-            await asyncio.sleep(0)  # others have their turn, and a call that was cancelled ends here
+            await asyncio.sleep(0)  # lets other calls run, and stops a cancelled call
             distribution = log_softmax(table[last] / (sampling_params.temperature or 1.0))
             last = choose(distribution, sampling_params, rng)
             sampled.append(last)
@@ -104,7 +104,7 @@ class PlaceholderEngine(RolloutEngine):
 
 
 def choose(distribution: Table, params: SamplingParams, rng: np.random.Generator) -> int:
-    """Draw a token from what ``top_k`` and ``top_p`` leave of ``(tokens,)`` log-probabilities."""
+    """Draws a token from ``(tokens,)`` log-probabilities, limited by ``top_k`` and ``top_p``."""
     likeliest = np.argsort(-distribution, kind="stable")
     probabilities = np.exp(distribution[likeliest])
     kept = 1 if params.temperature == 0 else params.top_k or len(likeliest)
@@ -113,7 +113,7 @@ def choose(distribution: Table, params: SamplingParams, rng: np.random.Generator
 
 
 class PlaceholderBackend(BackendProtocol[Sequence[TrainingSample]]):
-    """The policy gradient of each sampled token, summed over the passes of a step, and AdamW."""
+    """Sums the policy gradient of all sampled tokens over the passes of a step, and applies AdamW."""
 
     name: ClassVar[str] = "placeholder"
 
@@ -125,7 +125,7 @@ class PlaceholderBackend(BackendProtocol[Sequence[TrainingSample]]):
 
     @classmethod
     def capabilities(cls, config: RunConfig) -> Capabilities:
-        """Everything that is not declared here is an error before anything is allocated."""
+        """Declares capabilities. Settings that need others are rejected before anything is allocated."""
         return Capabilities(
             losses=frozenset({"reinforce"}),
             aggregations=frozenset({"token_mean"}),
@@ -135,24 +135,24 @@ class PlaceholderBackend(BackendProtocol[Sequence[TrainingSample]]):
         )
 
     def validate_config(self) -> list[str]:
-        """Refuse what `capabilities` has no word for."""
+        """Rejects invalid settings that `capabilities` cannot express."""
         if self.config.model.path:
-            raise ConfigError(f"model.path: backend {self.name!r} trains a table and takes no model; leave it out")
+            raise ConfigError(f"backend {self.name!r} trains a table and takes no model; leave model.path out")
         return []
 
     async def init_rollout_engine(self, parser: BaseParser) -> RolloutEngine:
-        """Allocate the table and what training it needs."""
+        """Allocates the table and its optimizer state."""
         self.table = initial_table(parser)
         self.gradient, self.first_moment, self.second_moment = (np.zeros_like(self.table) for _ in range(3))
         self.engine = PlaceholderEngine(self.table, parser)
         return self.engine
 
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> Sequence[TrainingSample]:
-        """A backend with a model would pad or pack here."""
+        """Returns the samples unchanged. Pad or pack them here for a real model."""
         return samples
 
     async def process_backend_batch(self, batch: Sequence[TrainingSample]) -> None:
-        """Add the gradient of ``-advantage * log-probability`` of every sampled token."""
+        """Adds the gradient of ``-advantage * log-probability`` of every sampled token."""
         temperature = self.config.rollout.temperature
         for sample in batch:
             places = np.flatnonzero(sample.loss_mask)
@@ -162,7 +162,7 @@ class PlaceholderBackend(BackendProtocol[Sequence[TrainingSample]]):
             np.add.at(self.gradient, before, slopes * sample.advantages[:, None] / temperature)
 
     async def update_policy(self, step: OptimizerStep) -> UpdateResult:
-        """Divide by the tokens of the whole step, clip, and take one step of AdamW (arXiv 1711.05101)."""
+        """Divides by the tokens of the whole step, clips, and takes one AdamW step (arXiv 1711.05101)."""
         optimizer, rate = self.config.optimizer, self.config.optimizer.learning_rate_at(step.step, step.total_steps)
         gradient = self.gradient / max(1, step.sampled_tokens)
         norm = float(np.linalg.norm(gradient))
@@ -171,15 +171,15 @@ class PlaceholderBackend(BackendProtocol[Sequence[TrainingSample]]):
         self.second_moment = optimizer.beta2 * self.second_moment + (1 - optimizer.beta2) * gradient**2
         mean = self.first_moment / (1 - optimizer.beta1**step.step)
         root = np.sqrt(self.second_moment / (1 - optimizer.beta2**step.step))
-        # A new table, since the engine may still sample from the one before.
+        # A new table, because the engine may still be sampling from the old one.
         self.table = self.table * (1 - rate * optimizer.weight_decay) - rate * mean / (root + optimizer.epsilon)
         self.gradient = np.zeros_like(self.gradient)
         return UpdateResult({"grad_norm": norm, "learning_rate": rate})
 
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
-        """``(sampled_tokens,)`` per sample; weights change in `update_policy` only, so current is proximal."""
+        """Returns ``(sampled_tokens,)`` per sample. Weights change once per step, so current equals proximal."""
         if policy == "reference":
-            raise NotImplementedError(f"backend {self.name!r} keeps no reference model")
+            raise NotImplementedError(f"backend {self.name!r} has no reference model")
         found = []
         for sample in samples:
             places = np.flatnonzero(sample.loss_mask)
@@ -188,16 +188,16 @@ class PlaceholderBackend(BackendProtocol[Sequence[TrainingSample]]):
         return found
 
     async def on_policy_updated(self, update: PolicyUpdate) -> None:
-        """Let the engine sample from the new weights; what it has begun ends with the old ones."""
+        """Gives the engine the new weights; running calls finish with the old ones."""
         assert self.engine is not None, "init_rollout_engine() comes first"
         self.engine.table, self.engine.weight_version = self.table, update.version
 
     async def save_checkpoint(self, directory: Path) -> None:
-        """Everything the next step depends on."""
+        """Saves everything the next step depends on."""
         np.savez(directory / FILE, table=self.table, first=self.first_moment, second=self.second_moment)
 
     async def load_checkpoint(self, directory: Path) -> None:
-        """Take it back, without what had been accumulated since."""
+        """Loads a checkpoint and discards the accumulated gradient."""
         with np.load(directory / FILE, allow_pickle=False) as saved:
             self.table, self.first_moment, self.second_moment = saved["table"], saved["first"], saved["second"]
         self.gradient = np.zeros_like(self.table)

@@ -1,4 +1,4 @@
-"""The contract of a backend."""
+"""Tests of the backend's contract."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rllm_core.testing.contracts import BackendContract
 
 
 class TestContract(BackendContract):
-    """One test per check of rllm-core, its engine's included."""
+    """Runs each contract check as a test, including the engine's."""
 
     name = "placeholder"
     overrides = ("optimizer.learning_rate=0.05",)

@@ -1,4 +1,4 @@
-"""Engine ``placeholder`` for rllm-core: hooks only, so that listing it imports nothing else."""
+"""Hooks of engine ``placeholder``. Listing plugins imports this module; keep it light."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def rollout_engines() -> list[Engine]:
-    """What this package provides; the class is imported when somebody selects its name."""
+    """Lists what this package provides. Classes are imported only when their name is selected."""
     return [
         Engine(
             name="placeholder",
             load="rllm_placeholder.engine:PlaceholderEngine",
             config="rllm_placeholder.engine:PlaceholderConfig",
-            summary="A random table of logits.",
+            summary="Samples from a random table of logits.",
         )
     ]
 
 
 @hookimpl
 def parsers() -> list[Parser]:
-    """Bytes as tokens, since a table has no tokenizer; an engine with a real model needs no parser of its own."""
+    """Provides bytes as tokens, because a table has no tokenizer. Delete this for a real model."""
     return [
         Parser(
             name="placeholder",

@@ -1,4 +1,4 @@
-"""The contract of an engine, and how its answers are distributed."""
+"""Tests of the engine: contract and distribution of tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = token_ids(list(b"ab"))
 
 
 class TestContract(EngineContract):
-    """One test per check of rllm-core."""
+    """Runs each contract check as a test."""
 
     name = "placeholder"
 

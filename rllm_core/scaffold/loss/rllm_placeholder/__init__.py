@@ -1,4 +1,4 @@
-"""Policy loss ``placeholder`` for rllm-core: hooks only, so that listing it imports no torch."""
+"""Hooks of policy loss ``placeholder``. Listing plugins imports this module; keep it light."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def policy_losses() -> list[PolicyLoss]:
-    """What this package provides; the class is imported when somebody selects its name."""
+    """Lists what this package provides. Classes are imported only when their name is selected."""
     return [
         PolicyLoss(
             name="placeholder",
             load="rllm_placeholder.loss:PlaceholderLoss",
-            summary="The policy gradient with a ratio that saturates.",
+            summary="Policy gradient with a saturating ratio.",
         )
     ]

@@ -1,4 +1,4 @@
-"""The contract of a policy loss, and numbers of its formula."""
+"""Tests of the policy loss: contract and formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rllm_placeholder.loss import PlaceholderLoss
 
 
 class TestContract(PolicyLossContract):
-    """One test per check of rllm-core, with the default options."""
+    """Runs each contract check as a test, with the default options."""
 
     name = "placeholder"
 

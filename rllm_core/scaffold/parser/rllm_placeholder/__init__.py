@@ -1,4 +1,4 @@
-"""Parser ``placeholder`` for rllm-core: hooks only, so that listing it imports nothing else."""
+"""Hooks of parser ``placeholder``. Listing plugins imports this module; keep it light."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def parsers() -> list[Parser]:
-    """What this package provides; the class is imported when somebody selects its name."""
+    """Lists what this package provides. Classes are imported only when their name is selected."""
     return [
         Parser(
             name="placeholder",
             load="rllm_placeholder.parser:PlaceholderParser",
-            summary="ChatML over the model's own tokenizer; text only.",
+            summary="ChatML with the model's own tokenizer; text only.",
         )
     ]

@@ -1,4 +1,4 @@
-"""``placeholder``: ChatML. Messages to token ids, and completions back to messages."""
+"""``placeholder``: converts messages to ChatML token ids, and completions back to messages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ START, END = "<|im_start|>", "<|im_end|>"
 
 
 class PlaceholderParser(BaseParser):
-    r"""``<|im_start|>role\\n content <|im_end|>\\n`` per message, as Qwen's models have it; no tools, no images.
+    r"""Renders each message as ``<|im_start|>role\\n content <|im_end|>\\n``, like Qwen models; no tools or images.
 
     Args:
-        tokenizer: A fast tokenizer of transformers that nobody else holds.
+        tokenizer: Fast tokenizer of transformers, not shared with other code.
 
     Raises:
-        ConfigError: If it has no such tokens.
+        ConfigError: If the tokenizer lacks these tokens.
     """
 
     name: ClassVar[str] = "placeholder"
@@ -32,23 +32,23 @@ class PlaceholderParser(BaseParser):
         self._tokenizer = tokenizer
         known = tokenizer.get_added_vocab()
         if START not in known or END not in known:
-            raise ConfigError(f"the tokenizer has no {START} and {END}, so the model does not speak ChatML")
+            raise ConfigError(f"the tokenizer has no {START} and {END}; use a model that was trained with ChatML")
         self._start, self._end = int(known[START]), int(known[END])
         self._newline = self._encoded("\n")
 
     @classmethod
     def from_model(cls, path: str | Path, config: BaseModel | None = None) -> PlaceholderParser:
-        """Read the tokenizer of a model folder or hub name."""
+        """Reads the tokenizer of a model folder or Hugging Face model ID."""
         if not str(path):
-            raise ConfigError(f"model.path is not set; parser {cls.name!r} needs a model folder or hub name")
+            raise ConfigError(f"parser {cls.name!r} needs model.path: a model folder or Hugging Face model ID")
         try:
             return cls(AutoTokenizer.from_pretrained(path))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"model {str(path)!r} has no tokenizer that can be loaded: {error}") from error
+            raise ConfigError(f"cannot load the tokenizer of model {str(path)!r}: {error}") from error
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer."""
+        """Tokenizer of the model."""
         return self._tokenizer
 
     def render(
@@ -58,7 +58,7 @@ class PlaceholderParser(BaseParser):
         tools: Sequence[ToolSpec] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The ids of a conversation; what is in front of an answer is the same whether the answer follows or not."""
+        """Renders a conversation. The prompt for an answer has the same ids whether or not the answer follows."""
         ids: list[int] = []
         for message in messages:
             header = self._encoded(f"{message['role']}\n")
@@ -74,7 +74,7 @@ class PlaceholderParser(BaseParser):
         prompt_ids: Sequence[int] | TokenIds | None = None,
         tools: Sequence[ToolSpec] | None = None,
     ) -> ParsedCompletion:
-        """Everything before the first stop token is text; without one, the completion was cut off."""
+        """Returns the text before the first stop token; without one, the completion was truncated."""
         ids = [int(token) for token in completion_ids]
         is_complete = self._end in ids
         body = ids[: ids.index(self._end)] if is_complete else ids
@@ -93,18 +93,18 @@ class PlaceholderParser(BaseParser):
         *,
         tools: Sequence[ToolSpec] | None = None,
     ) -> list[int]:
-        """Go on from the sampled tokens, which are never made from their text again; a cut answer is closed."""
+        """Appends new messages to the sampled tokens, which stay unchanged; closes a truncated answer first."""
         completion = [int(token) for token in completion_ids]
         closing = [] if self._end in completion else [self._end]
         return [*map(int, prompt_ids), *completion, *closing, *self._newline, *self.render(new_messages)]
 
     def count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
-        """How often users and tools spell a control token, which stays text all the same."""
+        """Counts control tokens spelled out by users and tools; they are still encoded as text."""
         texts = [_text(message) for message in messages if message["role"] in ("user", "tool")]
         return sum(text.count(token) for text in texts for token in self._tokenizer.all_special_tokens)
 
     def _encoded(self, text: str) -> list[int]:
-        """Text as text, even where it spells a control token."""
+        """Encodes text as plain text, even if it spells a control token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return ids
 

@@ -1,4 +1,4 @@
-"""The contract of a parser, for a small tokenizer that is made here, and what its prompts look like."""
+"""Tests of the parser with a small tokenizer: contract and prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rllm_placeholder.parser import END, START, PlaceholderParser
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer of bytes and the two control tokens."""
+    """Folder with a byte tokenizer and the two control tokens."""
     folder = tmp_path_factory.mktemp("model")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: place for place, letter in enumerate(alphabet)}, []))
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestContract(ParserContract):
-    """One test per check of rllm-core."""
+    """Runs each contract check as a test."""
 
     name = "placeholder"
 

@@ -1,4 +1,4 @@
-"""Tracker ``placeholder`` for rllm-core: hooks only, so that listing it imports nothing else."""
+"""Hooks of tracker ``placeholder``. Listing plugins imports this module; keep it light."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def trackers() -> list[Tracker]:
-    """What this package provides; the class is imported when somebody selects its name."""
+    """Lists what this package provides. Classes are imported only when their name is selected."""
     return [
         Tracker(
             name="placeholder",
             load="rllm_placeholder.tracker:PlaceholderTracker",
             config="rllm_placeholder.tracker:PlaceholderConfig",
-            summary="Metrics as a CSV file in the run folder.",
+            summary="Writes metrics to a CSV file in the run folder.",
         )
     ]

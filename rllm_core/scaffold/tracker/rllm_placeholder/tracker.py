@@ -1,4 +1,4 @@
-"""``placeholder``: metrics as one CSV file below the run folder."""
+"""``placeholder``: writes metrics to a CSV file in the run folder."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ FILE = Path("trackers", "placeholder", "metrics.csv")
 
 
 class PlaceholderConfig(Section):
-    """``[placeholder]``: its section of the run file."""
+    """Section ``[placeholder]`` of the run file."""
 
-    metrics: Annotated[tuple[str, ...], Field(description="Names of the metrics to write; empty is all.")] = ()
+    metrics: Annotated[tuple[str, ...], Field(description="Names of the metrics to write. Defaults to all.")] = ()
 
 
 class PlaceholderTracker(Tracker):
-    """One line ``step,metric,value`` per number.
+    """Writes one line ``step,metric,value`` per number.
 
-    A run that goes on from a checkpoint appends; of a step that was trained twice, the last lines count.
+    A resumed run appends to the file. If a step was trained twice, its last lines count.
     """
 
     name: ClassVar[str] = "placeholder"
@@ -34,7 +34,7 @@ class PlaceholderTracker(Tracker):
         self._file: TextIO | None = None
 
     def start(self, config: RunConfig, run_dir: str) -> None:
-        """Open the file, and begin it with the names of its columns if it is new."""
+        """Opens the file; writes the column names if it is new."""
         path = Path(run_dir) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", encoding="utf-8", newline="")
@@ -42,13 +42,13 @@ class PlaceholderTracker(Tracker):
             csv.writer(self._file).writerow(["step", "metric", "value"])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a step or, with names that begin with ``validation/``, of a validation."""
+        """Writes the metrics of a step or a validation; names of the latter start with ``validation/``."""
         assert self._file is not None, "start() comes before log()"
         chosen = [name for name in metrics if not self._metrics or name in self._metrics]
         csv.writer(self._file).writerows([step, name, metrics[name]] for name in chosen)
-        self._file.flush()  # it can be followed while the run goes on
+        self._file.flush()  # so the file can be read during the run
 
     def finish(self, status: Status) -> None:
-        """Close the file."""
+        """Closes the file."""
         if self._file is not None:
             self._file.close()

@@ -1,4 +1,4 @@
-"""The contract of a tracker, and what is in its file."""
+"""Tests of the tracker: contract and file contents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rllm_placeholder import tracker
 
 
 def recorded(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """``(step, value)`` in the order of logging, by the metric's name."""
+    """Reads ``(step, value)`` pairs by metric name, in logging order."""
     found: dict[str, list[tuple[int, float]]] = {}
     with (run_dir / tracker.FILE).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -21,10 +21,10 @@ def recorded(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 class TestContract(TrackerContract):
-    """One test per check of rllm-core; ``overrides = ("section.key=value",)`` would check other settings."""
+    """Runs each contract check as a test. To check other settings, add ``overrides = ("section.key=value",)``."""
 
     name = "placeholder"
-    local = True  # it writes nowhere but into the run folder
+    local = True  # it writes only to the run folder
     read = staticmethod(recorded)
 
 

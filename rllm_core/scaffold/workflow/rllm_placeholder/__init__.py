@@ -1,4 +1,4 @@
-"""Workflow ``placeholder`` for rllm-core: hooks only, so that listing it imports nothing else."""
+"""Hooks of workflow ``placeholder``. Listing plugins imports this module; keep it light."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def workflows() -> list[Workflow]:
-    """What this package provides; the class is imported when somebody selects its name."""
+    """Lists what this package provides. Classes are imported only when their name is selected."""
     return [
         Workflow(
             name="placeholder",

@@ -1,4 +1,4 @@
-"""``placeholder``: spell a word backwards. The tasks, the reward, and settings that learn it."""
+"""``placeholder``: spell a word backwards. Tasks, reward and training settings."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ HELD_OUT_ONE_IN = 7
 
 
 class PlaceholderConfig(WorkflowConfig):
-    """``[placeholder]``: its section of the run file."""
+    """Section ``[placeholder]`` of the run file."""
 
-    letters: Annotated[str, Field(min_length=5, max_length=12, description="Words are made of these.")] = "abcdefgh"
+    letters: Annotated[str, Field(min_length=5, max_length=12, description="Letters of the words.")] = "abcdefgh"
 
     @field_validator("letters")
     @classmethod
     def _check_letters(cls, letters: str) -> str:
         if len(set(letters)) != len(letters):
-            raise ValueError("each letter must be there once")
+            raise ValueError("letters must not repeat")
         return letters
 
 
 class PlaceholderWorkflow(Workflow):
     """Prompt ``sort: dbca``, answer ``acbd``.
 
-    The starter model has only ever been asked ``sort: WORD``, and answers with the letters in random order; that they
-    should be in reverse order it learns from the reward.
+    The starter model only knows the prompt ``sort: WORD``, and answers with the letters in random order. The reward
+    teaches it to reverse them.
     """
 
     name: ClassVar[str] = "placeholder"
@@ -40,7 +40,7 @@ class PlaceholderWorkflow(Workflow):
     config: PlaceholderConfig
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """All words of a split, with the same ids in the same order every time."""
+        """Returns all words of a split, always with the same ids in the same order."""
         words = ["".join(letters) for letters in itertools.permutations(self.config.letters, WORD_LETTERS)]
         return [
             Task(task_id=word, data={"word": word, "answer": word[::-1]})
@@ -49,7 +49,7 @@ class PlaceholderWorkflow(Workflow):
         ]
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """One rollout: ask, score. Many run at once on this object, so what belongs to one is in local variables."""
+        """Runs one rollout. Many run at once on this object, so keep their data in local variables."""
         step = await completer.complete([{"role": "user", "content": f"sort: {task.data['word']}"}])
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         reward = 0.0 if is_cut_off else score(step.text, task.data["answer"])
@@ -63,7 +63,7 @@ class PlaceholderWorkflow(Workflow):
 
 
 def score(given: str, answer: str) -> float:
-    """1 for the answer, half the share of right letters for one of its length, 0 for anything else."""
+    """Returns 1 for the answer, half the share of correct letters for the right length, otherwise 0."""
     if given == answer:
         return 1.0
     if len(given) != len(answer):
@@ -72,7 +72,7 @@ def score(given: str, answer: str) -> float:
 
 
 def run_file() -> dict[str, Any]:
-    """Settings that are known to work, so that training needs no run file."""
+    """Returns settings that are known to work, so training needs no run file."""
     return {
         "training": {"steps": 100, "groups_per_step": 16, "rollouts_per_group": 16},
         "rollout": {"max_response_tokens": 6},

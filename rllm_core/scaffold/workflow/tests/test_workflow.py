@@ -1,4 +1,4 @@
-"""The contract of a workflow, and what the reward is."""
+"""Tests of the workflow: contract, splits and reward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rllm_placeholder.workflow import PlaceholderWorkflow, score
 
 
 class TestContract(WorkflowContract):
-    """One test per check of rllm-core; ``overrides = ("section.key=value",)`` would check other settings."""
+    """Runs each contract check as a test. To check other settings, add ``overrides = ("section.key=value",)``."""
 
     name = "placeholder"
 

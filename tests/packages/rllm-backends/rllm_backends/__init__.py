@@ -1,4 +1,4 @@
-"""One backend that can do everything, and some that are wrong. Their names say how."""
+"""One complete backend, and several broken ones, named after their fault."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import Backend

@@ -1,4 +1,4 @@
-"""What the records point at."""
+"""Classes of the provider records."""
 
 from rllm_core.algorithms.aggregation import AGGREGATIONS
 from rllm_core.backend import Capabilities

@@ -1,4 +1,4 @@
-"""A reward function that works; its package has neither README nor licence, and names no version of anything."""
+"""A working reward function in a package without README, license or version bounds."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import RewardFunction

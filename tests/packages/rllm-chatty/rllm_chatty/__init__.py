@@ -1,4 +1,4 @@
-"""A plugin that prints while it is imported and asked."""
+"""A plugin that prints when imported and when its hooks are called."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import Workflow

@@ -1,4 +1,4 @@
-"""A plugin that was written for a plugin API which does not exist yet."""
+"""A plugin for a plugin API version that does not exist yet."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import Backend

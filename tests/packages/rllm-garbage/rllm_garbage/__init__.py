@@ -1,4 +1,4 @@
-"""A provider hook that returns something else than records, beside a good one."""
+"""A provider hook that returns other objects than records, next to a correct one."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import Parser

@@ -1,4 +1,4 @@
-"""A plugin that does everything right."""
+"""A plugin without faults."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import Backend, Command, Parser, Workflow

@@ -1,4 +1,4 @@
-"""What the records point at."""
+"""Classes of the provider records."""
 
 from rllm_core.testing.scripted import ScriptedBackend
 

@@ -1,4 +1,4 @@
-"""Waits for ever."""
+"""Waits forever."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A plugin whose light module is not light: it imports torch (a stand-in of that name is in this package)."""
+"""A plugin whose entry module imports torch (a stand-in of that name is in this package)."""
 
 import torch  # noqa: F401
 

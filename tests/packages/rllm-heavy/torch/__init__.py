@@ -1,1 +1,1 @@
-"""Stands in for torch, so that the test needs none."""
+"""Stands in for torch, so that the test does not need it."""

@@ -1,1 +1,1 @@
-"""Plugins that harm whoever imports or asks them, each in its own way. Their names say how."""
+"""Plugins that harm processes that import or call them, named after what they do."""

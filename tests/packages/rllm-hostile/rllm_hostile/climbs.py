@@ -1,4 +1,4 @@
-"""A record whose path is no dotted path."""
+"""A record whose path is not a dotted path."""
 
 from rllm_core import hookimpl
 from rllm_hostile.records import workflow

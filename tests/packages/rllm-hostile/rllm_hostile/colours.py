@@ -1,4 +1,4 @@
-"""Text that would control a terminal: a summary."""
+"""A summary with control sequences for the terminal."""
 
 from rllm_core import hookimpl
 from rllm_hostile.records import workflow

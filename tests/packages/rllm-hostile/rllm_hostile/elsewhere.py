@@ -1,4 +1,4 @@
-"""Records that point at what is not theirs, or at nothing."""
+"""Records that point at objects of other packages, or at nothing."""
 
 from rllm_core import hookimpl
 from rllm_hostile.records import workflow

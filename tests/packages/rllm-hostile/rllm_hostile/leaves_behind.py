@@ -1,4 +1,4 @@
-"""Leaves a process behind that ignores all signals it can, and says which."""
+"""Leaves a process behind that ignores all signals it can, and reports its id."""
 
 import os
 import subprocess

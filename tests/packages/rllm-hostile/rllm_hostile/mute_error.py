@@ -1,4 +1,4 @@
-"""Raises something that cannot say what it is."""
+"""Raises an exception that cannot be formatted."""
 
 
 class Mute(Exception):

@@ -1,4 +1,4 @@
-"""What a hostile plugin offers all the same."""
+"""Records that hostile plugins still provide."""
 
 from rllm_core.providers import Workflow
 

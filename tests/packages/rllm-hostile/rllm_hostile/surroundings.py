@@ -1,4 +1,4 @@
-"""Changes what the whole process shares."""
+"""Changes state shared by the whole process."""
 
 import os
 import sys

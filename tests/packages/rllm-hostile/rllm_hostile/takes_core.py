@@ -1,4 +1,4 @@
-"""Wants the names of the core's own providers."""
+"""Claims the names of the core's own providers."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import AdvantageEstimator, Tracker

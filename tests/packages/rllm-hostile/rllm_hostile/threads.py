@@ -1,4 +1,4 @@
-"""Starts a thread that never ends and wants to be waited for."""
+"""Starts a non-daemon thread that never ends."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Writes to standard output past ``sys.stdout``, and lets a process of its own do so."""
+"""Writes to standard output bypassing ``sys.stdout``, directly and from a child process."""
 
 import os
 import subprocess

@@ -1,3 +1,3 @@
-"""A plugin that imports a dependency nobody has installed."""
+"""A plugin that imports a missing dependency."""
 
 import rllm_fixture_not_there  # noqa: F401

@@ -1,4 +1,4 @@
-"""A hook whose name is wrong, beside one that is right."""
+"""A hook with a misspelled name, next to a correct one."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import Parser

@@ -1,4 +1,4 @@
-"""A hook with an argument its spec does not have."""
+"""A hook with an argument that is not in its spec."""
 
 from rllm_core import hookimpl
 

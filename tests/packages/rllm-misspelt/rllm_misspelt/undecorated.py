@@ -1,4 +1,4 @@
-"""A hook nobody can see."""
+"""A hook without a decorator."""
 
 
 def backends():

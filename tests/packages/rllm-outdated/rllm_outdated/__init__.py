@@ -1,3 +1,3 @@
-"""A plugin that needs a newer version of a dependency than there is."""
+"""A plugin that requires a newer version of a dependency than the installed one."""
 
 from click import not_yet_invented  # noqa: F401

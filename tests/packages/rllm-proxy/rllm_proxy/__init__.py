@@ -1,4 +1,4 @@
-"""An engine as a stranger publishes one: it wraps that of another package, and has a section of its own."""
+"""A third-party engine that wraps one of another package and has its own section."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import Engine

@@ -1,4 +1,4 @@
-"""Calls go to another engine; a line about each goes to a file."""
+"""Forwards calls to another engine and logs each to a file."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A workflow as a stranger publishes one: a section of its own, several turns, a reward function that has a name."""
+"""A third-party workflow with its own section, several turns and a named reward function."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import RewardFunction, Workflow

@@ -1,4 +1,4 @@
-"""How an answer is judged."""
+"""Grader of answers."""
 
 from rllm_core.types import Task
 

@@ -1,4 +1,4 @@
-"""Word after word in one conversation; the starter model knows the question, and nothing of the order wanted."""
+"""Words one by one in one conversation; the starter model knows the question, but not the wanted order."""
 
 import random
 from collections.abc import Sequence

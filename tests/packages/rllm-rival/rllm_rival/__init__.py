@@ -1,4 +1,4 @@
-"""Provides a backend under the name that rllm-good uses."""
+"""Provides a backend with the same name as rllm-good."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import Backend

@@ -1,1 +1,1 @@
-"""Observers that take too long, each in its own way."""
+"""Observers that take too long, each in a different way."""

@@ -1,4 +1,4 @@
-"""A plugin whose command wants the name of one of the core's."""
+"""A plugin whose command claims the name of a core command."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import Command

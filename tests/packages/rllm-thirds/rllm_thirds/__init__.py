@@ -1,4 +1,4 @@
-"""An estimator, a loss and a correction of somebody else, each with options of its own."""
+"""A third-party estimator, loss and correction, each with its own options."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import AdvantageEstimator, Correction, PolicyLoss

@@ -1,4 +1,4 @@
-"""A mask for tokens whose ratio has moved."""
+"""A mask for tokens whose ratio has moved too far."""
 
 from typing import ClassVar
 

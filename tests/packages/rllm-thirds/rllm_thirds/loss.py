@@ -1,4 +1,4 @@
-"""A loss with a ratio that saturates."""
+"""A loss with a saturating ratio."""
 
 import torch
 from pydantic import Field

@@ -1,4 +1,4 @@
-"""One of two plugins with one name."""
+"""One of two plugins with the same name."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import Backend

@@ -1,4 +1,4 @@
-"""Providers whose classes have settings that their records do not name, or name otherwise."""
+"""Providers whose classes have settings that their records omit or name differently."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import AdvantageEstimator, Correction, Sandbox, Tracker, Workflow

@@ -1,4 +1,4 @@
-"""The classes."""
+"""Classes of the provider records."""
 
 import numpy as np
 from pydantic import Field

@@ -1,4 +1,4 @@
-"""Pieces of algorithms that are wrong, each in its own way. Their names say how."""
+"""Broken algorithm components, named after their fault."""
 
 from rllm_core import hookimpl
 from rllm_core.providers import AdvantageEstimator, Correction, PolicyLoss

@@ -1,4 +1,4 @@
-"""Corrections that are wrong."""
+"""Broken corrections."""
 
 import numpy as np
 

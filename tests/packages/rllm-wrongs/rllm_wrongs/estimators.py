@@ -1,4 +1,4 @@
-"""Estimators that are wrong."""
+"""Broken estimators."""
 
 import numpy as np
 from pydantic import BaseModel

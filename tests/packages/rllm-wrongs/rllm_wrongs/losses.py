@@ -1,4 +1,4 @@
-"""Losses that are wrong."""
+"""Broken losses."""
 
 from rllm_core.algorithms.torch_losses import PolicyLoss
 

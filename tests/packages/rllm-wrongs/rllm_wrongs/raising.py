@@ -1,3 +1,3 @@
-"""Cannot be imported."""
+"""A module that cannot be imported."""
 
 raise RuntimeError("the abacus\nis broken")
