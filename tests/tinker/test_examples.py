@@ -70,7 +70,11 @@ def test_an_example_trains(path: Path, countdown_server: TinkerServer, start_run
     print(f"{path.stem}: {before:.3f} -> {after:.3f}")
     assert before > 0
     assert after > before + MARGIN
-    oldest = max(line["staleness_max"] for line in run.lines("metrics"))
+    metrics = run.lines("metrics")
+    gaps = [line["rollout_logprob_difference_max"] for line in metrics if "rollout_logprob_difference_max" in line]
+    assert gaps
+    assert max(gaps) < 1e-4
+    oldest = max(line["staleness_max"] for line in metrics)
     assert oldest == 0 if path.stem == "countdown" else oldest >= 1
     verified = subprocess.run([COMMAND, "verify", str(run.path)], capture_output=True, text=True, check=False)
     assert verified.returncode == 0, verified.stdout + verified.stderr

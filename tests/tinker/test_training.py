@@ -24,9 +24,12 @@ ASYNCHRONOUS = (
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("overrides", [(), ASYNCHRONOUS], ids=["synchronous", "asynchronous"])
-def test_the_starter_task_is_learnt(server: TinkerServer, start_run: StartRun, overrides, seed: int) -> None:
-    """One seed in ``make test-tinker``, two more only in ``make tinker-seeds``."""
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param((), id="synchronous"), pytest.param(ASYNCHRONOUS, id="asynchronous", marks=pytest.mark.slow)],
+)
+def test_the_starter_task_is_learned(server: TinkerServer, start_run: StartRun, overrides, seed: int) -> None:
+    """One seed and mode in ``make test-tinker``; the others in ``make tinker-seeds``."""
     seen = server.request_count()
     run = start_run(server, f"training.steps={STEPS}", f"training.seed={seed}", *overrides)
     assert run.wait() == 0, run.printed()

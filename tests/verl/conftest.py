@@ -21,3 +21,9 @@ from rllm_local.starter import starter_model
 def model() -> Path:
     """Folder of the starter model."""
     return starter_model()
+
+
+@pytest.fixture(scope="session")
+def model_for_countdown() -> Path:
+    """Folder of a model that answers in the format of ``countdown``."""
+    return starter_model(task="countdown")

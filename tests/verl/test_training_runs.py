@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from rllm_local.starter import starter_model
 from verl_runs import ASYNCHRONOUS, Run, verify
 
 RAY = Path(sys.executable).with_name("ray")
@@ -26,11 +25,7 @@ STEPS = 40
 MARGIN = 0.1
 COLOCATED: tuple[str, ...] = ()
 HOT = (*ASYNCHRONOUS, "training.partial_rollout=true")
-RUNS = (
-    (HOT, 0),
-    *(pytest.param(HOT, seed, marks=pytest.mark.slow) for seed in (1, 2)),
-    *(pytest.param(COLOCATED, seed, marks=pytest.mark.slow) for seed in (0, 1, 2)),
-)
+MODES = {"asynchronous": HOT, "colocated": COLOCATED}
 CHECKPOINTED = ("training.steps=9", "training.checkpoint_every_steps=1", "rollout.max_consecutive_failures=16")
 
 
@@ -79,24 +74,9 @@ def test_killed_with_its_server_killed_itself_and_stopped_a_run_goes_on(model: P
     assert [line["weight_version"] for line in metrics] == list(range(1, 10))
 
 
-@pytest.mark.parametrize(("overrides", "seed"), RUNS)
-def test_the_starter_task_is_learnt(model: Path, tmp_path: Path, overrides: tuple[str, ...], seed: int) -> None:
-    """One seed, asynchronously, in ``make test-verl``; the others only in ``make verl-seeds``."""
-    sizes = ("training.groups_per_step=8", "training.rollouts_per_group=16")
-    run = Run.start(tmp_path / "run", model, f"training.steps={STEPS}", f"training.seed={seed}", *sizes, *overrides)
-    metrics = complete(run, STEPS, GREATEST_GAP_LEARNT)
-    rewards = [line["reward_mean"] for line in metrics]
-    print(f"seed {seed}: {fmean(rewards[:10]):.3f} -> {fmean(rewards[-10:]):.3f}")
-    assert fmean(rewards[-10:]) - fmean(rewards[:10]) > MARGIN, rewards
-    oldest = max(line["staleness_max"] for line in metrics)
-    assert oldest == 0 if overrides == COLOCATED else oldest >= 1
-
-
-def test_countdown_is_learned(tmp_path: Path) -> None:
-    """Colocated, by a model that knows only the format; the solve rate is that of 200 held-out tasks.
-
-    Chance moves it by about 0.03.
-    """
+@pytest.mark.parametrize("mode", ["asynchronous", pytest.param("colocated", marks=pytest.mark.slow)])
+def test_countdown_is_learned(model_for_countdown: Path, tmp_path: Path, mode: str) -> None:
+    """By a model that knows only the format. Chance moves the solve rate of 200 held-out tasks by about 0.03."""
     steps = 30
     settings = {
         "countdown.numbers": 2,
@@ -112,12 +92,30 @@ def test_countdown_is_learned(tmp_path: Path) -> None:
         "optimizer.learning_rate": 2e-3,
     }
     options = [f"{key}={value}" for key, value in settings.items()]
-    run = Run.start(tmp_path / "run", starter_model(task="countdown"), *options, workflow="countdown")
-    complete(run, steps, GREATEST_GAP_LEARNT)
+    run = Run.start(tmp_path / "run", model_for_countdown, *options, *MODES[mode], workflow="countdown")
+    metrics = complete(run, steps, GREATEST_GAP_LEARNT)
     before, after = (validation["solved"] for validation in run.summary()["validation"])
     print(f"{before:.3f} -> {after:.3f}")
     assert before > 0
     assert after > before + 0.1
+    oldest = max(line["staleness_max"] for line in metrics)
+    assert oldest == 0 if mode == "colocated" else oldest >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_starter_task_is_learned(model: Path, tmp_path: Path, mode: str, seed: int) -> None:
+    """In ``make verl-seeds``; ``make test-verl`` trains countdown instead."""
+    sizes = ("training.groups_per_step=8", "training.rollouts_per_group=16")
+    overrides = (f"training.steps={STEPS}", f"training.seed={seed}", *sizes, *MODES[mode])
+    run = Run.start(tmp_path / "run", model, *overrides)
+    metrics = complete(run, STEPS, GREATEST_GAP_LEARNT)
+    rewards = [line["reward_mean"] for line in metrics]
+    print(f"seed {seed}: {fmean(rewards[:10]):.3f} -> {fmean(rewards[-10:]):.3f}")
+    assert fmean(rewards[-10:]) - fmean(rewards[:10]) > MARGIN, rewards
+    oldest = max(line["staleness_max"] for line in metrics)
+    assert oldest == 0 if mode == "colocated" else oldest >= 1
 
 
 @pytest.fixture

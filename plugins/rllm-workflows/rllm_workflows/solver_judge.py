@@ -285,7 +285,7 @@ def run_file() -> dict[str, Any]:
     fast as judges, so their advantages get a small weight.
     """
     return {
-        "training": {"steps": 150, "groups_per_step": 16, "rollouts_per_group": 8},
+        "training": {"steps": 250, "groups_per_step": 16, "rollouts_per_group": 8},
         "rollout": {"max_response_tokens": 6},
         "algorithm": {
             "name": "grpo",
@@ -293,7 +293,7 @@ def run_file() -> dict[str, Any]:
             "roles": {SOLVER: {"name": "grpo", "weight": 0.01}},
         },
         "optimizer": {
-            "learning_rate": 2e-3,
+            "learning_rate": 1e-3,
             "schedule": "linear",
             "warmup_steps": 5,
             "final_learning_rate_fraction": 0.1,
