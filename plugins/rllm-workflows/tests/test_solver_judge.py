@@ -17,6 +17,7 @@ from rllm_workflows.solver_judge import (
     judge_prompt,
     picked,
     prompt,
+    run_file,
 )
 
 from rllm_core.algorithms.grouping import group_trajectories
@@ -281,8 +282,9 @@ def test_splits_cover_all_words_once():
 @pytest.mark.parametrize(
     ("section", "complaint"),
     [
-        ({"letters": "aab"}, "each of them once"),
-        ({"letters": "a1b"}, "must be letters"),
+        ({"letters": "aab"}, "must be different letters"),
+        ({"letters": "a1b"}, "must be different letters"),
+        ({"hidden_letters": 4}, "must be less than length = 4"),
         ({"length": 9}, "must be at most the number of letters, 8"),
         ({"letters": "abcdefghijklmnop", "length": 8}, "use fewer letters or shorter words"),
         ({"solvers": 1}, "greater than or equal to 2"),
@@ -304,7 +306,7 @@ def test_it_keeps_the_contract():
     assert not [result for result in results if result.outcome == "failed"]
 
 
-def test_the_warm_start_teaches_form_and_nothing_else(tmp_path, monkeypatch):
+def test_the_warm_start_teaches_form_and_nothing_else():
     config = SolverJudgeConfig()
     made = list(islice(solver_judge_warm_start.conversations(random.Random(3), config), 20_000))
     assert made == list(islice(solver_judge_warm_start.conversations(random.Random(3), config), 20_000))
@@ -324,12 +326,39 @@ def test_the_warm_start_teaches_form_and_nothing_else(tmp_path, monkeypatch):
             blind += sum(rights) / len(rights)
     assert solver_right / 10_000 == pytest.approx(1 / 4, abs=0.02)
     assert judged_right / mixed == pytest.approx(blind / mixed, abs=0.03)
-    monkeypatch.setattr(
-        "sys.argv", ["warm_start", "--out", str(tmp_path / "rows.jsonl"), "--rows", "30", "--seed", "3"]
-    )
+
+
+def test_the_warm_start_hides_letters_as_the_built_in_run_file_does(tmp_path, monkeypatch):
+    """A solver answers with each letter that it sees equally often."""
+    config = SolverJudgeConfig.model_validate(run_file()["solver_judge"])
+    made = list(islice(solver_judge_warm_start.conversations(random.Random(3), config), 20_000))
+    asked = [(question["content"].removeprefix("first: "), answer["content"]) for question, answer in made[::2]]
+    assert all(len(view) == config.length and view.count("?") <= 1 and answer in view for view, answer in asked)
+    hidden = [(view.replace("?", ""), answer) for view, answer in asked if "?" in view]
+    assert len(hidden) / len(asked) == pytest.approx(1 / 2, abs=0.02)
+    assert sum(answer == min(seen) for seen, answer in hidden) / len(hidden) == pytest.approx(1 / 3, abs=0.02)
+    arguments = ["warm_start", "--out", str(tmp_path / "rows.jsonl"), "--rows", "30", "--seed", "3"]
+    monkeypatch.setattr("sys.argv", arguments)
     solver_judge_warm_start.main()
     written = [json.loads(line)["messages"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert written == made[:30]
+
+
+def test_each_solver_sees_a_part_of_the_word_and_the_judge_all_of_it(make_completer):
+    """What is hidden differs between rollouts and between solvers, and is the same for the same rollout."""
+    workflow = SolverJudgeWorkflow(SolverJudgeConfig(hidden_letters=1, explain=False))
+    views = []
+    for seed in (1, 1, 2):
+        engine, _ = make_completer(*"dbca", "1")
+        episode = asyncio.run(workflow.run(TASK, TITOCompleter(engine, seed=seed)))
+        assert episode.trajectories[-1].role == "judge"
+        *solvers, judge = (prompt.partition("first: ")[2] for prompt in engine.prompts)
+        assert judge.startswith("dbca")
+        seen = [view[:4] for view in solvers]
+        assert all(sum(a != b for a, b in zip(view, "dbca", strict=True)) == view.count("?") == 1 for view in seen)
+        views.append(seen)
+    assert views[0] == views[1] != views[2]
+    assert len({view for seen in views for view in seen}) > 1
 
 
 @pytest.mark.slow
