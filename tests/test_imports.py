@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# The standard library aside: what `import rllm_core` may import, and nothing else.
+# Modules that `import rllm_core` may import in addition to the standard library.
 ALLOWED_BY_THE_PACKAGE = {"pluggy", "rllm_core"}
 ALLOWED_BY_THE_LISTING = {"click", "importlib_metadata", "lazy_importer", "pluggy", "rllm_core", "zipp"}
 NEVER = {"torch", "transformers", "verl", "vllm", "tinker", "ray", "peft", "renderers", "jax"}
@@ -32,7 +32,7 @@ def imported_by(code: str, tmp_path: Path) -> set[str]:
         cwd=tmp_path,
         timeout=120,
     )
-    # Editable installs put a finder module of their own into sys.modules.
+    # Editable installs add their own finder module to sys.modules.
     return {name for name in json.loads(run.stderr.splitlines()[-1]) if not name.startswith(("__editable__", "_"))}
 
 
@@ -71,6 +71,6 @@ def test_contracts_never_import_a_heavy_library(tmp_path: Path, module: str) -> 
 
 
 def test_the_report_sees_what_is_imported(tmp_path: Path) -> None:
-    """The checks above would pass for ever if the report were blind."""
+    """The checks above would always pass if the report missed imports."""
     assert "numpy" in imported_by("import rllm_core.types", tmp_path)
     assert "rich" in imported_by("import rllm_core, rich", tmp_path)

@@ -32,7 +32,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "torch.serialization.load", "pa
 
 
 def offences(source: str) -> Iterator[str]:
-    """Whatever in a module could run code that comes from data."""
+    """Yields code in a module that could execute data."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]

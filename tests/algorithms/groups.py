@@ -43,13 +43,13 @@ def of(trajectories: Sequence[Trajectory], *, group_id: int = 0, role: str = "ag
 
 
 def rewarded(rewards: Sequence[float], lengths: Sequence[int] | None = None, **place: Any) -> TrajectoryGroup:
-    """A group of one-turn trajectories with these rewards, and one token each unless said otherwise."""
+    """Makes a group of one-turn trajectories with these rewards, with one token each by default."""
     tokens = lengths or [1] * len(rewards)
     return of([Trajectory(steps=[turn(n)], reward=r) for r, n in zip(rewards, tokens, strict=True)], **place)
 
 
 def numbers(credits: Sequence[Sequence[Credit]]) -> list[list[list[Any]]]:
-    """Per group and trajectory a list of its steps' advantages, or of lists of its tokens'."""
+    """Lists the advantages of steps, or of their tokens, by group and trajectory."""
     return [[[part.tolist() for part in map(np.asarray, credit)] for credit in group] for group in credits]
 
 
@@ -58,6 +58,6 @@ def advantages(estimator: type[AdvantageEstimator], *groups: TrajectoryGroup, **
 
 
 def outcomes(estimator: type[AdvantageEstimator], *rewards: Sequence[float], **options: Any) -> list[list[float]]:
-    """Advantages of groups of one-turn trajectories with these rewards, one number for each."""
+    """Returns the advantages of one-turn trajectories with these rewards, one number for each, by group."""
     groups = [rewarded(of_group, group_id=position) for position, of_group in enumerate(rewards)]
     return [[value for [value] in group] for group in advantages(estimator, *groups, **options)]

@@ -39,7 +39,7 @@ rewards = st.lists(st.integers(-5, 5), min_size=2, max_size=9)
 def test_golden_vectors(estimator: Estimator, options: dict[str, str], good: float, bad: float) -> None:
     [result] = outcomes(estimator, GOLDEN, **options)
     for reward, value in zip(GOLDEN, result, strict=True):
-        assert value == pytest.approx(good if reward else bad, abs=1e-5)  # as many digits as were published
+        assert value == pytest.approx(good if reward else bad, abs=1e-5)  # to the number of published digits
 
 
 @pytest.mark.parametrize(("std", "good"), [("population", math.sqrt(3)), ("sample", 0.75 / math.sqrt(3 / 14))])

@@ -20,14 +20,14 @@ eighths = st.integers(-16, 16).map(lambda number: number / 8)  # exact in float3
 
 
 def whitened_by_hand(tokens: list[Fraction]) -> list[float]:
-    """Each token as an entry of its own, with exact moments."""
+    """Whitens the tokens one by one, with exact moments."""
     mean, variance = statistics.mean(tokens), statistics.variance(tokens)
     return [float(token - mean) / math.sqrt(float(variance) + 1e-8) for token in tokens]
 
 
 @st.composite
 def played(draw: st.DrawFn, *, token_rewards: bool = False) -> TrajectoryGroup:
-    """A group of trajectories of several turns, some of which nobody sampled."""
+    """Group of trajectories with several turns, some of them not sampled by the policy."""
     trajectories = []
     for _ in range(draw(st.integers(2, 3))):
         steps = []
@@ -47,7 +47,7 @@ def played(draw: st.DrawFn, *, token_rewards: bool = False) -> TrajectoryGroup:
 
 
 def sampled(group: TrajectoryGroup, credits: list[list[float | list[float]]]) -> list[float]:
-    """The advantages of all sampled tokens, in order."""
+    """Returns the advantages of all sampled tokens, in order."""
     flat: list[float] = []
     for trajectory, of_steps in zip(group.trajectories, credits, strict=True):
         for step, credit in zip(trajectory.steps, of_steps, strict=True):
@@ -57,7 +57,7 @@ def sampled(group: TrajectoryGroup, credits: list[list[float | list[float]]]) ->
 
 
 def returns_by_hand(trajectory: Trajectory) -> list[list[Fraction]]:
-    """Per step and token the sum of what is given from it on."""
+    """Returns, by step and token, the sum of rewards from that token on."""
     later = Fraction(trajectory.reward) if trajectory.reward is not None else Fraction(0)
     result = []
     for step in reversed(trajectory.steps):
@@ -148,7 +148,7 @@ def test_tokens_nobody_sampled_have_no_say() -> None:
         few, many = (numbers(estimator()([group(tokens, 0.0)])) for tokens in (1, 50))
         for one, other in zip(few[0], many[0], strict=True):
             assert one[-1] == other[-1], "of the step that was sampled"
-    # a reward nobody sampled for still says how good what was sampled before it was
+    # a reward of a step the policy did not sample still counts for the sampled steps before it
     before = of(
         [Trajectory(steps=[turn(1), turn(1, reward=1.0, sampled=False)]), Trajectory(steps=[turn(1)], reward=0)]
     )
@@ -162,7 +162,7 @@ def test_a_single_token_cannot_be_compared() -> None:
 
 
 def test_a_number_per_turn_is_enough_without_rewards_of_tokens() -> None:
-    """A list per token would take the memory of the whole batch."""
+    """A list per token would take as much memory as the whole batch."""
     plain = [[turn(2, reward=1.0), turn(1, reward=0.5)], [turn(1)]]
     with_token = [[turn(2, reward=1.0, token_rewards=[0.0, 0.0]), turn(1, reward=0.5)], [turn(1)]]
     first, second = (of([Trajectory(steps=a), Trajectory(steps=b, reward=0.0)]) for a, b in (plain, with_token))

@@ -150,7 +150,7 @@ class HalfOfAll(Correction):
 
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
-    monkeypatch.setitem(sys.modules, "halving", sys.modules[__name__])  # pytest's name for it is no import path
+    monkeypatch.setitem(sys.modules, "halving", sys.modules[__name__])  # pytest's name cannot be imported
     manager = PluginManager.from_environment(no_plugins=True)
     manager.register(rllm_core.testing.plugin, "testing")
     manager.register(Plugin(), "halving")

@@ -35,7 +35,7 @@ def test_default_estimators_compute_roles_apart_too() -> None:
 
 
 class Answers(AdvantageEstimator):
-    """Somebody's estimator, which answers with whatever it was told to."""
+    """Third-party estimator that returns a given answer."""
 
     per_token = True
 

@@ -74,7 +74,7 @@ def test_rewards_per_step_are_punished_at_the_end() -> None:
 
 
 def test_uniform_is_what_the_rewards_were_before() -> None:
-    """As in DAPO: answers that are all wrong are not told apart by their lengths."""
+    """As in DAPO, answers that are all wrong are uniform even if their lengths differ."""
     wrong = rewarded([0.0, 0.0], [1, 9])
     assert filter_reason(wrong, min_group_size=2, drop_uniform=True) is FilterReason.UNIFORM_REWARD
     [credits] = RoleEstimators(DrGRPO(), shaped=SMALL)([wrong])

@@ -43,7 +43,7 @@ def plugins() -> PluginManager:
 
 @pytest.fixture
 def able(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``able(vision=True)``: what the scripted backend declares from now on."""
+    """Provides ``able(vision=True)``, which sets the capabilities of the scripted backend."""
     return lambda **declared: monkeypatch.setattr(ScriptedBackend, "capability_overrides", declared)
 
 
@@ -56,7 +56,7 @@ def support(plugins: PluginManager, backend: str = "scripted") -> dict[str, Any]
 
 
 def settings(what: str, which: str) -> list[str]:
-    """The overrides that ask for one choice of the matrix."""
+    """Returns the overrides that select one entry of the matrix."""
     return {
         "losses": [f"algorithm.loss={which}"],
         "aggregations": [f"algorithm.aggregation={which}"],
@@ -66,7 +66,7 @@ def settings(what: str, which: str) -> list[str]:
     }[what]
 
 
-WRITTEN = {"cross_entropy"}  # losses for tokens that nobody sampled, which sampled ones do not go with
+WRITTEN = {"cross_entropy"}  # losses for target tokens, which cannot be combined with sampled tokens
 
 
 @pytest.mark.parametrize("what", ["losses", "aggregations", "corrections", "proximal_policies", "kl_places"])
@@ -155,7 +155,7 @@ def test_the_same_names_in_the_same_order_whatever_the_hashes_are(plugins: Plugi
 
 
 def test_every_declared_capability_is_in_the_matrix(plugins: PluginManager, able: Any) -> None:
-    """Two declarations that resolve alike would hide one of them."""
+    """Capabilities that resolve alike would hide one of them."""
     able()
     before = support(plugins)
     declared = ScriptedBackend.capabilities(None)  # type: ignore[arg-type]

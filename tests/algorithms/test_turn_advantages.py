@@ -18,7 +18,7 @@ Turns = Sequence[tuple[float | None, tuple[int, ...]]]
 
 
 def played(turns: Sequence[Turns], rewards: Sequence[float | None], *, group_id: int = 0) -> TrajectoryGroup:
-    """Trajectories from (step reward, prompt) pairs."""
+    """Makes trajectories from (step reward, prompt) pairs."""
     trajectories = [
         Trajectory(steps=[turn(reward=value, prompt=prompt) for value, prompt in steps], reward=reward)
         for steps, reward in zip(turns, rewards, strict=True)
@@ -56,7 +56,7 @@ def test_the_state_baseline_compares_equal_histories_over_all_groups() -> None:
     first = played([[(3.0, (1, 2))], [(0.0, (9, 9))]], [None, None], group_id=0)
     second = played([[(1.0, (1, 2))], [(2.0, (8, 8))]], [None, None], group_id=1)
     result = advantages(ReturnToGo, first, second, baseline="state")
-    # (1, 2) was seen twice: 3 - 1 and 1 - 3; (9, 9) and (8, 8) once: minus the mean of all others at that turn
+    # (1, 2) occurs twice: 3 - 1 and 1 - 3; (9, 9) and (8, 8) once: minus the mean of all others at that turn
     expected = scaled([3 - 1, 0 - (3 + 1 + 2) / 3, 1 - 3, 2 - (3 + 0 + 1) / 3])
     assert np.allclose(np.ravel(result), expected)
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def step(workload: str, side: str, number: int, wall: float, *, seed: int = 0) -> dict[str, Any]:
-    """A row as a side reports it; CPU seconds are half of the wall's."""
+    """Row as reported by a side; CPU seconds are half the wall-clock seconds."""
     about = {"kind": "step", "workload": workload, "seed": seed, "side": side, "step": number}
     return {**about, "wall_seconds": wall, "cpu_seconds": wall / 2, "sampled_tokens": 10, "reward_mean": 0.5}
 
@@ -33,9 +33,9 @@ def sampled(model: str, batch: int, side: str, trial: int, wall: float, tokens: 
 
 
 def test_a_paired_ratio_is_not_a_ratio_of_medians() -> None:
-    # Three neighbouring pairs, each 2 to 1; the machine was slow during the last two.
+    # Three adjacent pairs, each 2 to 1; the machine was slow during the last two.
     assert trials.paired_ratio([(1.0, 2.0), (10.0, 20.0), (11.0, 22.0)]) == 2.0
-    # One disturbed pair does not move the figure.
+    # One disturbed pair does not change the figure.
     assert trials.paired_ratio([(1.0, 2.0), (1.0, 2.0), (1.0, 90.0)]) == 2.0
 
 
@@ -161,7 +161,7 @@ def test_learning_figures_are_those_of_the_worst_seed() -> None:
 
 
 def conversation(*messages: dict[str, Any], answer: str, step: int) -> dict[str, Any]:
-    """A line of ``trajectories.jsonl``: what the model saw last, and what it said."""
+    """Line of ``trajectories.jsonl``: the last messages the model saw, and its answer."""
     last = Step(
         messages=messages, response={"role": "assistant", "content": answer}, prompt_ids=[1], completion_ids=[2]
     )

@@ -34,7 +34,7 @@ def run_row(mode: str, seed: int, step_seconds: list[float], *, cpu: float, solv
 def test_figures_compare_runs_of_one_seed() -> None:
     rows: list[dict[str, Any]] = [{"kind": "conditions"}]
     for seed, factor, solved in ((0, 0.5, 0.9), (1, 0.6, 1.0), (2, 0.9, 0.8)):
-        pace = 1.0 + seed  # another load of the machine for each
+        pace = 1.0 + seed  # a different machine load for each seed
         rows.append(run_row("synchronous", seed, [pace, pace], cpu=10.0, solved=1.0))
         uneven = [0.0, 2 * pace * factor]
         rows.append(run_row("in_flight_eta1", seed, uneven, cpu=12.0 + seed, solved=solved))

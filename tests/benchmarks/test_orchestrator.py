@@ -88,7 +88,7 @@ def test_every_beat_that_could_not_come_is_late() -> None:
         pulse = orchestrator.Pulse()
         beating = asyncio.create_task(pulse.beat())
         await asyncio.sleep(0)
-        time.sleep(0.3)  # blocks the loop, which is to be found out
+        time.sleep(0.3)  # blocks the loop, which the pulse must detect
         await asyncio.sleep(0.05)
         beating.cancel()
         return pulse

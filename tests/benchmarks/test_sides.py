@@ -15,7 +15,7 @@ from benchmarks import sides
 
 
 class FakeSide:
-    """Stands in for a child process and writes down when it was asked."""
+    """Stands in for a child process and records its calls."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self._log = name, log
@@ -39,7 +39,7 @@ def test_sides_take_turns_and_swap_who_goes_first() -> None:
 
 
 class Requests(io.StringIO):
-    """What the parent sends; while the child waits for it, something else in the process may compute."""
+    """Requests of the parent; other work in the process may use CPU time while the child waits for one."""
 
     def __init__(self, lines: int, idle_cpu_seconds: float) -> None:
         super().__init__("{}\n" * lines)

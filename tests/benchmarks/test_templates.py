@@ -32,7 +32,7 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
 """
-# As Mistral 7B v0.3 has it: what the system said stands in the last turn of the user.
+# As in Mistral 7B v0.3: the system message becomes part of the last user turn.
 MOVES_THE_SYSTEM = """\
 {%- set ns = namespace(system='', rest=messages) -%}
 {%- if messages[0].role == 'system' -%}
@@ -69,7 +69,7 @@ MakeFolder = Callable[..., Path]
 
 @pytest.fixture
 def make_folder(tmp_path: Path, tokenizer: Tokenizer) -> MakeFolder:
-    """``make_folder(template)``: a model folder."""
+    """Provides ``make_folder(template)``, which makes a model folder."""
 
     def make(template: str = TEMPLATE, name: str = "toy") -> Path:
         folder = tmp_path / "models" / name
@@ -84,7 +84,7 @@ def make_folder(tmp_path: Path, tokenizer: Tokenizer) -> MakeFolder:
 
 
 class Honest(BaseParser):
-    """Renders the template above by hand, appends to what there is, and reads everything."""
+    """Renders the template above by hand, appends to existing tokens, and reads all completions."""
 
     name: ClassVar[str] = "honest"
     supports_tools = True
@@ -108,7 +108,7 @@ class Honest(BaseParser):
         return (self._stop,)
 
     def encode(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
-        """Pieces of text, each with whether it may hold control tokens."""
+        """Encodes pieces of text, each with a flag for whether it may contain control tokens."""
         encode = self._tokenizer.encode
         if all(own or not self._pattern.search(text) for text, own in pieces):
             return list(encode("".join(text for text, _ in pieces)).ids)
@@ -203,7 +203,7 @@ def test_a_parser_without_a_mistake_has_nothing_counted(make_folder: MakeFolder)
     assert wrong(found) == set()
     assert (found["templates"], found["accepted"], found["refused"]) == (1, 1, 0)
     assert found["exact_turns"] > 80
-    assert 0 < found["broken_turns"] < 20  # conversations that are edited, and text after a stop token
+    assert 0 < found["broken_turns"] < 20  # edited conversations, and text after a stop token
 
 
 class NeverBridges(Honest):
@@ -230,7 +230,7 @@ class RendersOther(Honest):
 
 
 class CutsOtherwise(Honest):
-    """Renders the right text in other tokens."""
+    """Renders the right text with different tokens."""
 
     def encode(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
         pieces = [(part, own) for text, own in pieces for part in ([text] if own else text)]
@@ -437,7 +437,7 @@ def test_a_template_that_takes_no_answers_is_played_up_to_the_first(make_folder:
 
 
 class MovesTheSystem(Honest):
-    """Renders `MOVES_THE_SYSTEM`; what it appends is not what that template writes."""
+    """Renders `MOVES_THE_SYSTEM`, but appends tokens that this template does not produce."""
 
     supports_tools = False
 

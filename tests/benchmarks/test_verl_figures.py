@@ -19,7 +19,7 @@ from benchmarks.workloads import plugin_manager
 def step(
     side: str, cpu: float, wall: float, *, workload: str = "sort", warm_up: bool = False, waiting: float = 0.0
 ) -> dict[str, Any]:
-    """A row in which the cluster's daemons used a quarter of the CPU seconds."""
+    """Row in which the cluster's daemons used a quarter of the CPU seconds."""
     return {
         "kind": "step",
         "workload": workload,
@@ -131,7 +131,7 @@ def test_main_ppo_is_told_what_our_run_file_says(name: str, monkeypatch: pytest.
     }
     assert {key: float(told[key]) for key in ours} == ours
     assert told["actor_rollout_ref.model.path"] == config.model.path
-    assert config.algorithm.proximal_policy == "forward"  # as main_ppo does unless it is told to bypass
+    assert config.algorithm.proximal_policy == "forward"  # as main_ppo does unless set to bypass
 
 
 BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
@@ -159,7 +159,7 @@ def test_cpu_seconds_are_those_of_the_processes_that_the_environment_names_and_o
         for process in processes:
             process.communicate(b"\n", timeout=30)
     burnt, idle = (sum(spent(before, after, side).values()) for side in ("tested", "other"))
-    assert burnt >= 0.29  # the kernel counts in hundredths
+    assert burnt >= 0.29  # the kernel counts in hundredths of a second
     assert idle < burnt
     assert "tested" not in cpu_seconds()
 

@@ -47,7 +47,7 @@ def here(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The command line in this process, for what imports torch every time it has a process of its own."""
+    """Runs the command line in this process, for commands that would import torch in every separate process."""
     for name in [name for name in os.environ if name.startswith("RLLM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RLLM_CONFIG_DIR", str(tmp_path / "config"))
@@ -106,7 +106,7 @@ def test_one_line_says_what_is_wrong_and_what_is_allowed(
     assert not (tmp_path / "runs").exists(), "nothing was begun"
 
 
-@pytest.mark.slow  # these ask the backend, which imports torch
+@pytest.mark.slow  # these load the backend, which imports torch
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

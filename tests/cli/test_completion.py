@@ -22,7 +22,7 @@ raise RuntimeError("broken")
 
 
 def offered(words: str, tmp_path: Path, **variables: str) -> tuple[list[tuple[str, str]], str]:
-    """(type, value) of what is offered for the last word, and what else was said."""
+    """Returns (type, value) of each completion of the last word, and any other output."""
     environment = {**os.environ, VARIABLE: "bash_complete", "COMP_WORDS": words, **variables}
     environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
     run = subprocess.run(
@@ -91,7 +91,7 @@ def test_what_is_printed_is_a_script_of_the_shell(tmp_path: Path, shell: str) ->
     assert VARIABLE in run.stdout
     assert PROGRAM in run.stdout
     program = shutil.which(shell)
-    if program is not None:  # bash is, everywhere
+    if program is not None:  # bash is available everywhere
         subprocess.run([program, "-n"], input=run.stdout, text=True, check=True)
     else:
         assert shell != "bash"

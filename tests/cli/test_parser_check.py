@@ -24,7 +24,7 @@ class ForgetfulConfig(Section):
 
 
 class ForgetfulParser(ByteParser):
-    """Loses the last token of every completion, if it is told to."""
+    """Drops the last token of every completion if ``forget`` is set."""
 
     name: ClassVar[str] = "forgetful"
     forget = True
@@ -47,7 +47,7 @@ class ForgetfulParser(ByteParser):
 
 
 class AnewParser(ByteParser):
-    """Renders every turn anew."""
+    """Renders every turn from scratch."""
 
     name: ClassVar[str] = "anew"
     supports_bridge = False
@@ -79,7 +79,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 
 def _load(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Modules of tests cannot be imported by name; what is in this one is found here."""
+    """Loads the parsers of this module, which cannot be imported by name."""
 
     def found(provided: Any, path: str | None = None) -> Any:
         module, _, name = (path or provided.record.load).partition(":")

@@ -23,7 +23,7 @@ FIRST_LETTER = 100
 
 
 class LetterParser(BaseParser):
-    """One token per letter; ``<role> letters <end>`` per message. Renders every turn anew."""
+    """One token per letter; ``<role> letters <end>`` per message. Renders every turn from scratch."""
 
     name = "letters"
 
@@ -58,7 +58,7 @@ class LetterParser(BaseParser):
 
 
 class BridgingParser(LetterParser):
-    """Carries prompt and completion over as they are."""
+    """Copies prompt and completion unchanged."""
 
     name = "bridging"
     supports_bridge = True
@@ -72,7 +72,7 @@ class BridgingParser(LetterParser):
 
 
 class LyingParser(BridgingParser):
-    """Says that it bridges, but changes the last sampled token."""
+    """Claims to bridge, but changes the last sampled token."""
 
     name = "lying"
 
@@ -86,7 +86,7 @@ class LyingParser(BridgingParser):
 
 
 class MergingParser(LetterParser):
-    """Renders ``<end><user>`` as one token, as byte-pair encodings merge letters at a seam."""
+    """Renders ``<end><user>`` as one token, as byte-pair encodings merge across boundaries."""
 
     name = "merging"
 
@@ -101,7 +101,7 @@ class MergingParser(LetterParser):
 
 
 class ListEngine(RolloutEngine):
-    """Answers from a list, in order; an exception in it is raised. Remembers what it was asked."""
+    """Returns answers from a list, in order, raising those that are exceptions. Records its calls."""
 
     name = "list"
 
@@ -140,7 +140,7 @@ class ListEngine(RolloutEngine):
 
 
 def letters(text: str, *, end: bool = True) -> list[int]:
-    """The tokens of an answer."""
+    """Returns the tokens of an answer."""
     return [FIRST_LETTER + ord(c) for c in text] + [END] * end
 
 

@@ -103,7 +103,7 @@ def plugins() -> PluginManager:
 
 
 class Load:
-    """Write a run file and resolve it."""
+    """Writes and resolves a run file."""
 
     def __init__(self, plugins: PluginManager, folder: Path) -> None:
         self.plugins, self.folder = plugins, folder
@@ -123,7 +123,7 @@ def load(plugins: PluginManager, tmp_path: Path) -> Load:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What wins
+# Precedence
 
 
 def test_precedence_is_preset_then_file_then_options_then_overrides(load: Load) -> None:
@@ -221,7 +221,7 @@ def test_overrides_of_other_types(load: Load, override: str, read: Any, value: A
 P = 'workflow = "puzzle"\n'
 
 REFUSED = [
-    # unknown keys, with the nearest one
+    # unknown keys, with the closest match
     (P + "stesp = 3", "unknown key 'stesp'; did you mean 'training.steps'?"),
     (P + "steps = 3", "unknown key 'steps'; did you mean 'training.steps'?"),
     (P + "[trainig]\nsteps = 3", "unknown key 'trainig'; did you mean 'training'?"),
@@ -239,7 +239,7 @@ REFUSED = [
     (P + "[local]\nthread = 3", "unknown key 'local.thread'; did you mean 'local.threads'?"),
     (P + "[plain]\nx = 3", "unknown key 'plain'; parser 'plain' has no settings"),
     (P + "[plugins]\nx = 3", "unknown key 'plugins'"),
-    # wrong types: no text for numbers, no numbers for true
+    # wrong types: no text as numbers, no numbers as booleans
     (P + '[training]\nsteps = "many"', 'training.steps = "many": must be an integer'),
     (P + '[training]\nsteps = "3"', 'training.steps = "3": must be an integer'),
     (P + "[training]\nsteps = 3.5", "training.steps = 3.5: must be an integer"),
@@ -375,7 +375,7 @@ def test_what_is_written_is_read_again(tables: dict[str, Any]) -> None:
 
 
 def _scalars_first(value: Any) -> Any:
-    """TOML writes the values of a table before its tables; inside a list the order stays."""
+    """Orders a table's values before its subtables, as TOML requires; lists keep their order."""
     if not isinstance(value, dict):
         return value
     items = sorted(value.items(), key=lambda item: isinstance(item[1], dict))

@@ -33,7 +33,7 @@ MORE = {"role": "user", "content": "more"}
 
 
 def play(completer: Completer, *tails: list[Any], first: list[Any] | None = None) -> list[Step]:
-    """Ask once, then once more after each tail."""
+    """Asks once, then once more after each tail."""
 
     async def run() -> list[Step]:
         messages = Messages(first or [USER])
@@ -65,7 +65,7 @@ def test_what_is_no_token_output_is_refused_where_it_comes_in(toys: SimpleNamesp
 
 
 def test_the_first_call_needs_no_reset(engine: Any, toys: SimpleNamespace) -> None:
-    """Upstream's first `complete` raised TypeError (a dataclass field on a class that is none)."""
+    """Upstream's first `complete` raised TypeError: a dataclass field on a class that is not a dataclass."""
     (step,) = play(TITOCompleter(engine))
     assert step.prompt_ids.tolist() == toys.LetterParser().render([USER])
     assert step.completion_ids.tolist() == toys.letters("one")
@@ -73,7 +73,7 @@ def test_the_first_call_needs_no_reset(engine: Any, toys: SimpleNamespace) -> No
 
 
 def test_the_second_prompt_holds_the_completion_once(engine: Any, toys: SimpleNamespace) -> None:
-    """Upstream duplicated it: the remembered text left it out and the remembered tokens had it."""
+    """Upstream duplicated the completion: its remembered text lacked it, but its remembered tokens contained it."""
     first, second = play(TITOCompleter(engine), [MORE])
     assert second.prompt_ids.tolist() == [
         *first.prompt_ids.tolist(),
@@ -85,7 +85,7 @@ def test_the_second_prompt_holds_the_completion_once(engine: Any, toys: SimpleNa
 
 
 def test_other_messages_do_not_go_on_from_stale_tokens(engine: Any, toys: SimpleNamespace) -> None:
-    """Upstream appended messages that are no continuation to the tokens of the old conversation."""
+    """Upstream appended unrelated messages to the tokens of the previous conversation."""
 
     async def run() -> tuple[Step, Step]:
         completer = TITOCompleter(engine)
@@ -332,7 +332,7 @@ def test_one_prompt_many_seeds_keeps_their_order(engine: Any, toys: SimpleNamesp
 
 @pytest.mark.parametrize("kind", [Completer, TITOCompleter])
 def test_tools_that_nobody_reads_are_an_error_by_name(toys: SimpleNamespace, kind: type[Completer]) -> None:
-    """Calls would be plain content, and rewards flat, without a word."""
+    """Otherwise tool calls would silently become plain content and rewards would stay flat."""
     engine = toys.ListEngine(toys.BridgingParser(), [toys.letters("one")])
     completer, tool = kind(engine), {"type": "function", "function": {"name": "look_up"}}
     engine.parser.supports_tools = False

@@ -15,7 +15,7 @@ from rllm_core.testing.parsers import CHECKS, bridged_tails
 
 
 class Alphabet:
-    """A tokenizer of single characters, with an end token that text can spell and a pair that is one token."""
+    """Tokenizer of single characters, plus an end token that text can spell and one two-character token."""
 
     END, PAIR, SIZE = 257, 258, 259
     all_special_ids = (END,)
@@ -37,7 +37,7 @@ class Alphabet:
 
 
 class Reader(ByteParser):
-    """The byte parser with a tokenizer of its own; `protects` tells whether text from outside may end a turn."""
+    """Byte parser with a tokenizer; `protects` decides whether outside text can end a turn."""
 
     name = "reader"
     protects = True
@@ -104,7 +104,7 @@ def test_results_tell_what_was_seen() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Liars: each is an honest parser but for one method
+# Noncompliant parsers: each overrides one method
 
 
 class NoStop(ByteParser):
@@ -118,7 +118,7 @@ class TwiceTheSameStop(ByteParser):
 
 
 class Moody(ByteParser):
-    """Renders the same otherwise the next time."""
+    """Renders the same messages differently each time."""
 
     calls = 0
 
@@ -135,7 +135,7 @@ class ChangesMessages(ByteParser):
 
 
 class Raises(ByteParser):
-    """Cannot read what is not Unicode."""
+    """Cannot read completions that are not UTF-8."""
 
     def parse_completion(self, completion_ids: Any, **more: Any) -> ParsedCompletion:
         bytes(token for token in completion_ids if token < 256).decode()
@@ -162,7 +162,7 @@ class PopsTheStop(ByteParser):
 
 
 class CutsAfterStop(ByteParser):
-    """Bridges from the first stop on, and drops what was sampled after it."""
+    """Bridges from the first stop token, dropping the tokens sampled after it."""
 
     def bridge_to_next_turn(self, prompt_ids: Any, completion_ids: Any, new_messages: Any, **more: Any) -> Any:
         sampled = [int(token) for token in completion_ids]
@@ -180,7 +180,7 @@ class HidesBridging(ByteParser):
 
 
 class ExtendsThePrompt(ByteParser):
-    """Appends to the list that it was given."""
+    """Appends to the list passed in."""
 
     def bridge_to_next_turn(self, prompt_ids: Any, completion_ids: Any, new_messages: Any, **more: Any) -> Any:
         ids = super().bridge_to_next_turn(prompt_ids, completion_ids, new_messages, **more)
@@ -190,7 +190,7 @@ class ExtendsThePrompt(ByteParser):
 
 
 class Open(Reader):
-    """A tool may end its own turn."""
+    """Lets a tool message end its own turn."""
 
     protects = False
 
@@ -200,7 +200,7 @@ class Uncounted(Reader):
 
 
 class Refuses(ByteParser):
-    """Takes no conversation with an answer in it."""
+    """Rejects conversations that contain an answer."""
 
     supports_bridge = False
     supports_tools = True
@@ -220,14 +220,14 @@ class HoldsALock(ByteParser):
 
 
 class CopiesForget(ByteParser):
-    """Comes out of a copy with another start token."""
+    """Changes its start token when copied."""
 
     def __getstate__(self) -> dict[str, int]:
         return {"START": 250}
 
 
 class SharesABuffer(ByteParser):
-    """Renders into one list, as a tokenizer shared with others does."""
+    """Renders into one list, as a shared tokenizer does."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []

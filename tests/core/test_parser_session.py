@@ -21,7 +21,7 @@ TOOL = {"role": "tool", "content": "result"}
 PARSERS = ["LetterParser", "BridgingParser", "LyingParser", "MergingParser"]
 
 tails = st.builds(lambda tools, user: [TOOL] * tools + [USER] * user, st.integers(0, 2), st.booleans()).filter(bool)
-# Anything may be sampled: letters, control tokens in the middle, no stop, two stops, nothing at all.
+# Completions may be anything: letters, control tokens in the middle, no stop, two stops, nothing at all.
 completions = st.one_of(
     st.lists(st.integers(0, 300), max_size=8),
     st.lists(st.integers(150, 220), max_size=6).map(lambda ids: [*ids, 1]),
@@ -60,7 +60,7 @@ def test_within_a_segment_every_prompt_begins_with_the_prompt_and_completion_bef
     assert session.stats.breaks.total() == seen[-1][0].segment
     assert session.stats.turns == len(turns)
     assert session.stats.bridged + session.stats.rendered == len(turns)
-    for turn, prompt, _ in seen:  # what was handed out earlier has not changed
+    for turn, prompt, _ in seen:  # prompts returned earlier are unchanged
         assert turn.prompt_ids.tolist() == prompt
         assert not turn.prompt_ids.flags.writeable
     assert [[s.token_ids[a:b].tolist() for a, b in s.completion_spans] for s in session.segments] == [
@@ -94,7 +94,7 @@ def test_the_prefix_is_checked_for_every_parser_bridge_or_not(
         conversation = [*conversation, session.answer, USER]
     assert found == [None, *reasons]
     whole = toys.LetterParser() if parser == "LyingParser" else session.parser
-    if reasons[0] is not None:  # a new segment is an honest rendering of the whole conversation
+    if reasons[0] is not None:  # a new segment is a plain rendering of the whole conversation
         assert turn.prompt_ids.tolist() == whole.render(conversation[:-2])
     assert session.stats.breaks.total() == sum(reason is not None for reason in reasons)
 
@@ -102,7 +102,7 @@ def test_the_prefix_is_checked_for_every_parser_bridge_or_not(
 def test_a_rendering_parser_goes_on_only_where_the_text_says_exactly_what_was_sampled(toys: SimpleNamespace) -> None:
     session = toys.LetterParser().session()
     session.next_prompt([USER])
-    odd = [7, *toys.letters("ok")]  # token 7 is no letter: it does not survive the way through text
+    odd = [7, *toys.letters("ok")]  # token 7 is not a letter, so it does not survive the text round trip
     session.record(odd)
     assert session.answer["content"] == "ok"
     turn = session.next_prompt([USER, session.answer, USER])
@@ -395,7 +395,7 @@ def test_prompts_of_a_long_conversation_share_one_buffer(toys: SimpleNamespace) 
         buffers = {id(p.base): p.base.nbytes for p in prompts}
         return sum(buffers.values())
 
-    assert held(400) / held(100) < 6  # doubling buffers: between 3 and 6; copies would give 16
+    assert held(400) / held(100) < 6  # doubling buffers: between 3 and 6; copies: 16
 
 
 def test_tokens_a_parser_renders_are_checked(toys: SimpleNamespace) -> None:
@@ -481,7 +481,7 @@ def test_a_session_tells_what_was_sampled_from_all_else(toys: SimpleNamespace) -
     session = toys.BridgingParser().session()
     assert session.segments == ()
     session.next_prompt([USER])
-    session.record(toys.letters("hi", end=False))  # cut off: the bridge closes the turn, which nobody sampled
+    session.record(toys.letters("hi", end=False))  # truncated: the bridge adds the closing token
     session.next_prompt([USER, session.answer, USER])
     (segment,) = session.segments
     assert segment.token_ids[segment.loss_mask].tolist() == toys.letters("hi", end=False)
@@ -535,7 +535,7 @@ def test_media_keep_their_places(toys: SimpleNamespace) -> None:
     first = session.next_prompt([{"role": "user", "content": "#a"}])
     assert [piece.start for piece in first.media] == [1]
     assert first.prompt_ids[1] == 100 + ord("#")
-    session.record(toys.letters("#"))  # a sampled placeholder is no image
+    session.record(toys.letters("#"))  # a sampled placeholder is not an image
     second = session.next_prompt([{"role": "user", "content": "#a"}, session.answer, {"role": "user", "content": "b#"}])
     assert second.media[:1] == first.media
     assert [second.prompt_ids[piece.start] for piece in second.media] == [100 + ord("#")] * 2

@@ -29,7 +29,7 @@ from rllm_core.types import (
 
 
 def checked_fields() -> dict[str, Any]:
-    """Of a step, as `Step` would store them."""
+    """Returns the fields of a step, as `Step` stores them."""
     return {
         "step_id": "s",
         "messages": MessageView([{"role": "user", "content": "ask"}]),
@@ -47,7 +47,7 @@ def checked_fields() -> dict[str, Any]:
 
 
 def pair() -> tuple[Step, Step]:
-    """The same step, trusted and validated."""
+    """Returns the same step, trusted and validated."""
     return Step._trusted(**checked_fields()), Step(**checked_fields())
 
 
@@ -126,7 +126,7 @@ def test_a_trusted_step_takes_less_memory() -> None:
 
 
 def test_what_a_completer_returns_is_what_validation_makes_of_it(toys: SimpleNamespace) -> None:
-    """Field by field and type by type, in continued and broken conversations."""
+    """Compares values and types of all fields, in continued and broken conversations."""
     parser = toys.BridgingParser()
     engine = toys.ListEngine(parser, [toys.letters(text) for text in ("one", "two", "three")])
 

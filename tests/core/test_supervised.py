@@ -110,7 +110,7 @@ def test_only_the_first_of_two_stop_tokens_is_learnt(toys: SimpleNamespace) -> N
 
 
 def test_the_opener_of_the_next_turn_may_be_the_stop_token(toys: SimpleNamespace) -> None:
-    """In some families the model ends its turn by opening the user's or the tool's."""
+    """In some model families a turn ends with the token that opens the user's or the tool's turn."""
     openers = {"user": 4, "tool": 6}
 
     class Openers(toys.BridgingParser):  # type: ignore[name-defined, misc]
@@ -167,7 +167,7 @@ def test_conversations_to_learn_nothing_from(method: Any, conversation: list[Any
 @pytest.mark.parametrize("method", ["cumulative", "stepwise"])
 def test_an_answer_whose_tokens_cannot_be_told_is_named(toys: SimpleNamespace, method: Any) -> None:
     class Sulking(toys.LetterParser):  # type: ignore[name-defined, misc]
-        """Renders what ``text`` says it shall."""
+        """Renders as ``text`` specifies."""
 
         def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = True) -> list[int]:
             ids = super().render(messages, tools=tools, add_generation_prompt=add_generation_prompt)

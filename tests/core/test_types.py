@@ -46,7 +46,7 @@ from rllm_core.types import (
 # Strategies
 
 text = st.text(max_size=12)
-# Anything may be in an id; nothing joins or splits them.
+# Ids may contain anything: no code joins or splits them.
 ids = st.text(min_size=1, max_size=12) | st.sampled_from(["a:b:0", "-", "\n", " ", "é:😀", "\x1f", "0"])
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
@@ -196,7 +196,7 @@ records: dict[str, st.SearchStrategy[Any]] = {
 
 
 def arrays(record: Any) -> list[np.ndarray[Any, Any]]:
-    """Every array in a record, nested ones included."""
+    """Yields every array in a record, including nested ones."""
     if isinstance(record, np.ndarray):
         return [record]
     if isinstance(record, list):
@@ -238,7 +238,7 @@ def test_records_survive_paper_pickle_and_copies(name: str, data: st.DataObject)
 @given(data=st.data())
 def test_a_record_equals_only_what_says_the_same(name: str, data: st.DataObject) -> None:
     left, right = data.draw(records[name]), data.draw(records[name])
-    # Python's own notion of equal data: 0, 0.0, -0.0 and False are one.
+    # Python's own equality: 0, 0.0, -0.0 and False are equal.
     assert (left == right) == (left.model_dump(mode="json") == right.model_dump(mode="json"))
     assert left != left.to_json()
     assert left != Task(task_id="another")
@@ -470,11 +470,11 @@ def test_starts_with_compares_every_token(left: list[int], right: list[int]) -> 
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Written trajectories share prefixes
+# Serialized trajectories share prefixes
 
 
 def conversation(toys: SimpleNamespace, turns: int) -> Episode:
-    """An episode of so many turns, through a session as a workflow plays it."""
+    """Makes an episode with that many turns, through a session as in a workflow."""
     session: ParserSession = toys.BridgingParser().session()
     said = Messages([{"role": "user", "content": "question"}])
     played = []
@@ -497,8 +497,8 @@ def conversation(toys: SimpleNamespace, turns: int) -> Episode:
 
 
 def allocated(build: Callable[[], Any]) -> tuple[int, int]:
-    """Bytes that the result of ``build`` holds, and the most that were in use on the way."""
-    build()  # caches are warm
+    """Returns the bytes held by the result of ``build``, and the peak while building."""
+    build()  # warms up caches
     gc.collect()
     tracemalloc.start()
     try:
@@ -525,7 +525,7 @@ def test_a_long_episode_is_held_written_read_and_pickled_in_linear_space(toys: S
     assert len(written[id(long)]) < 4.5 * len(written[id(short)])
     assert len(pickled[id(long)]) < 4.5 * len(pickled[id(short)])
     for name, build in forms.items():
-        # 4 where it is linear (5.5 with a buffer that has just doubled), 16 where it is not.
+        # 4 if linear (5.5 with a buffer that has just doubled), 16 if not.
         few, many = (allocated(lambda e=e, n=n, b=build: b(e, n))[0] for e, n in ((short, 100), (long, 400)))
         assert many < 6 * few, f"{name}: {few} bytes for 100 turns, {many} for 400"
     peak = allocated(long.to_json)[1]

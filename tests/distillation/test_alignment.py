@@ -15,7 +15,7 @@ from rllm_core.types import token_ids
 
 
 def vocabulary(pieces: Sequence[bytes], *controls: str, prefix: bytes = b"") -> Vocabulary:
-    """All bytes, some longer pieces (the longest that fits is taken), and control tokens."""
+    """Makes a vocabulary of all bytes, some longer pieces (the longest match wins) and control tokens."""
     spellings: list[bytes | None] = [bytes([byte]) for byte in range(256)] + list(pieces)
     by_length = sorted(range(256, len(spellings)), key=lambda token: -len(spellings[token] or b""))
 
@@ -35,7 +35,7 @@ PIECES = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=4).
 
 
 def plain_chunks(mine: list[bytes], theirs: list[bytes]) -> list[tuple[list[int], list[int]]]:
-    """Walk both lists of tokens; a chunk ends whenever equally many bytes have been read."""
+    """Walks both token lists; a chunk ends whenever both have read equally many bytes."""
     chunks: list[tuple[list[int], list[int]]] = []
     left, right, i, j = 0, 0, 0, 0
     current: tuple[list[int], list[int]] = ([], [])

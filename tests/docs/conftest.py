@@ -16,7 +16,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "doc
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Mapping[str, str]:
-    """A virtual environment to install into, which also has what is installed beside these tests."""
+    """Virtual environment for installations that also contains the packages of this one."""
     folder = tmp_path / "environment"
     venv.create(folder, symlinks=True)
     [site_packages] = folder.glob("lib/python*/site-packages")

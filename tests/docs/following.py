@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def followed(command: str, folder: Path, environment: Mapping[str, str]) -> tuple[str, Path]:
-    """What a command prints on standard output, and the folder a reader is in afterwards."""
+    """Runs a command; returns its standard output and the reader's folder afterwards."""
     done = subprocess.run(
         ["bash", "-c", f"{command} && pwd"],
         cwd=folder,

@@ -18,21 +18,21 @@ _FILE = re.compile(r"# ((?:[\w-]+/)*[\w-]+\.(?:py|toml))\b")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block."""
+    """Fenced block of a page."""
 
     language: str
     text: str
 
     @property
     def file(self) -> str | None:
-        """The file it is, if its first line is a comment with a path."""
+        """Path from the comment in its first line, if it has one."""
         found = _FILE.match(self.text)
         return found[1] if found else None
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page."""
+    """Page of the documentation."""
 
     path: Path
 
@@ -54,7 +54,7 @@ class Page:
 
     @property
     def anchors(self) -> set[str]:
-        """What ``#...`` may name, made from the headings as code hosts do."""
+        """Anchors of its headings, formed as code hosts do."""
         headings = re.findall(r"^#+ (.+)$", self.prose, re.M)
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -75,11 +75,11 @@ class Page:
 
     @property
     def named_commands(self) -> list[str]:
-        """Those in the text, where an argument may be left out."""
+        """Commands in the prose, which may leave out an argument."""
         return _bare(re.findall(r"`((?:\w+=\S* )*rllm-core [^`]*)`", self.prose))
 
     def section(self, heading: str) -> str:
-        """The text below a heading, up to the next of its level or above."""
+        """Returns the text below a heading, up to the next heading of its level or above."""
         found = re.search(rf"^(#+) {re.escape(heading)}$", self.text, re.M)
         assert found, f"{self.name} has no heading {heading!r}"
         rest = self.text[found.end() :]
@@ -87,7 +87,7 @@ class Page:
         return rest[: after.start()] if after else rest
 
     def rows(self, heading: str) -> dict[str, list[str]]:
-        """The first table below a heading: the names in the first column, and the further cells."""
+        """Returns the first table below a heading: the names in the first column, with the other cells of their row."""
         table = re.search(r"(?:^\|.*\n)+", self.section(heading), re.M)
         assert table, f"{self.name} has no table below {heading!r}"
         cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[0].splitlines()[2:]]
@@ -105,7 +105,7 @@ PAGES = [
 
 
 def write_files(page: Page, folder: Path) -> list[str]:
-    """Write the blocks of a page that are files; returns the names of the modules among them."""
+    """Writes the blocks of a page that are files; returns the names of the modules among them."""
     files = {block.file: block.text for block in page.blocks if block.file}
     for name, text in files.items():
         path = folder / name
@@ -117,7 +117,7 @@ def write_files(page: Page, folder: Path) -> list[str]:
 
 @cache
 def texts(path: Path) -> tuple[str, ...]:
-    """Every string of a module, with ``...`` for what is put in."""
+    """Returns every string of a module, with ``...`` for each inserted value."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.JoinedStr):
@@ -129,15 +129,15 @@ def texts(path: Path) -> tuple[str, ...]:
 
 
 def says(sources: Sequence[Path], message: str) -> bool:
-    """Whether a module can say a message in which ``...`` stands for what differs."""
+    """Returns whether a module can print a message in which ``...`` stands for the variable parts."""
     pattern = re.compile(".*".join(re.escape(part) for part in message.split("...")), re.S)
     return any(pattern.search(text) for path in sources for text in texts(path))
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted path leads to a module, or to what stands in one.
+    """Returns whether a dotted path names a module or one of its members.
 
-    A plugin's module that needs a library which is not installed here is read, not imported.
+    Reads the source of a plugin module whose libraries are not installed here.
     """
     parts = name.split(".")
     for length in range(len(parts), 0, -1):

@@ -24,10 +24,10 @@ from pages import PAGES, ROOT, Block, Page, exists, texts
 from rllm_core.config import load_run_config
 from rllm_core.discovery import GROUP
 
-# Followed to the letter, every command, change and output of it, by test_tutorial.py.
+# test_tutorial.py follows this page literally: every command, change and output.
 FOLLOWED = "docs/writing-a-workflow.md"
 BLOCKS = [(page, block) for page in PAGES for block in page.blocks if page.name != FOLLOWED]
-# Text is a picture, or what something prints; who compares it.
+# Text blocks are pictures or output; these tests compare them.
 TEXT = {
     "README.md": "test_a_picture_names_what_there_is",
     "docs/asynchronous-training.md": "test_the_live_view",
@@ -36,7 +36,7 @@ TEXT = {
     "docs/quickstart.md": "test_what_a_run_prints",
     "docs/run-folder.md": "test_reference.test_the_files_of_a_run_folder",
 }
-# What shells run beside rllm-core and make. A page shows them; what they would install or start is not this test's.
+# Shell programs other than rllm-core and make. This test does not check what they install or start.
 PROGRAMS = (
     "pip install ",
     "touch ",
@@ -96,7 +96,7 @@ def test_toml_is_a_run_file_a_part_of_one_or_a_package(page: Page, block: Block)
         [points] = [tables["project"]["entry-points"][GROUP]]
         modules = {str(b.file).removesuffix("/__init__.py").removesuffix(".py") for b in page.blocks if b.file}
         assert set(points.values()) <= modules, "the entry point names a module that the page does not show"
-    elif "workflow" not in tables and page.path.parent.name != "hooks":  # those are looked at elsewhere
+    elif "workflow" not in tables and page.path.parent.name != "hooks":  # other tests check those
         overrides = [f"{section}.{key}={json.dumps(value)}" for section, key, value in leaves(tables)]
         load_run_config("sort", first_party_plugins(), overrides=overrides, backend="local")
 
@@ -174,7 +174,7 @@ def test_a_picture_names_what_there_is() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Names in the text
+# Names in the prose
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

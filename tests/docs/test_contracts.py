@@ -18,7 +18,7 @@ from rllm_core.testing import algorithms, backends, engines, losses, parsers, sa
 from rllm_core.testing.provided import checks_of
 
 FOLDER = ROOT / "docs" / "contracts"
-# Which checks stand on which page. A reward function has none.
+# Page of each set of checks. A reward function has none.
 CHECKS = {
     "backend": (testing.check_backend, {**backends.BEFORE_TRAINING, **backends.TRAINING}),
     "correction": (testing.check_correction, {"options": None, **algorithms.CORRECTION_CHECKS}),
@@ -52,7 +52,7 @@ def test_every_check_is_on_its_page(page: str) -> None:
 @pytest.mark.parametrize("hook", [hook for hook, page in CONTRACT_PAGES.items() if page in CHECKS])
 def test_every_test_of_a_contract_class_is_on_its_page(hook: str) -> None:
     text = Page(FOLDER / f"{CONTRACT_PAGES[hook]}.md").text
-    own = [name for name in checks_of(RECORDS[hook]) if not name.startswith("engine: ")]  # those have the engine's page
+    own = [name for name in checks_of(RECORDS[hook]) if not name.startswith("engine: ")]  # on the engine's page
     assert [name for name in own if f"`{name}`" not in text] == []
 
 
@@ -67,7 +67,7 @@ def test_every_page_has_rules_and_an_example(page: str) -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package that the pages of hooks and contracts write together, with its entry point and its tests."""
+    """Package formed by the pages of hooks and contracts, with its entry point and its tests."""
     folder = tmp_path_factory.mktemp("site")
     hooks = [Page(ROOT / "docs" / "hooks" / f"{hook}.md") for hook in CONTRACT_PAGES]
     for page in [*hooks, *(Page(path) for path in FOLDER.glob("*.md"))]:

@@ -33,7 +33,7 @@ def test_everything_is_inside(name: str) -> None:
         assert x + w <= width
         assert y + h <= height
     for words in picture.findall(f"{SVG}text"):
-        long = 6.6 * len(words.text or "")  # about what a letter of this size takes
+        long = 6.6 * len(words.text or "")  # approximate width of a letter in this size
         begin = float(words.attrib["x"]) - {"start": 0.0, "middle": 0.5, "end": 1.0}[words.attrib["text-anchor"]] * long
         assert begin >= 0, words.text
         assert begin + long <= width, words.text

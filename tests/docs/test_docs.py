@@ -71,12 +71,12 @@ NAMED = sorted({command for page in PAGES for command in page.named_commands} - 
 
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Parses a command completely and runs nothing of it; gives its parameters."""
+    """Parses a command completely without running it; returns its parameters."""
     parsed: list[dict[str, Any]] = []
     monkeypatch.setattr(click.Command, "invoke", lambda command, context: parsed.append(context.params))
 
     session = Session()
-    session.plugins = first_party_plugins()  # those that are not installed here have commands, too
+    session.plugins = first_party_plugins()  # plugins that are not installed here have commands, too
 
     def parse(command: str, *, may_leave_out_arguments: bool = False) -> dict[str, Any]:
         result = CliRunner().invoke(cli, shlex.split(command)[1:], obj=session)
@@ -126,7 +126,7 @@ def test_run_files_load(text: str, tmp_path: Path) -> None:
     load_run_config(str(path), first_party_plugins())
 
 
-# The examples of hooks are imported, and observe a run, in test_hooks.py.
+# test_hooks.py imports the examples of hooks and lets them observe a run.
 WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in p.blocks) and p.path.parent.name != "hooks"]
 
 
@@ -134,12 +134,12 @@ WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in p.blocks)
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 def test_python_runs(page: Page, tmp_path: Path) -> None:
     for contract in (page for page in PAGES if page.path.parent.name == "contracts"):
-        write_files(contract, tmp_path)  # they write one package together
+        write_files(contract, tmp_path)  # together they form one package
     modules = write_files(page, tmp_path)
     fragments = [block.text for block in page.blocks if block.language == "python" and not block.file]
     script = tmp_path / "fragments_of_the_page.py"
     script.write_text("\n\n".join(fragments), encoding="utf-8")
-    # A module that another block has only named is not there; what is imported here must be.
+    # A module that a block only mentions does not exist; a module that is imported must.
     code = (
         "".join(f"import {module}\n" for module in modules)
         + f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"

@@ -63,7 +63,7 @@ def example(tmp_path: Path) -> Callable[[str], Any]:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The package that the pages of hooks and contracts write together, importable."""
+    """Package formed by the pages of hooks and contracts, importable during the test."""
     for page in (*CONTRACTS, PAGES["cli_commands"]):
         write_files(page, tmp_path)
     (tmp_path / "rllm_x" / "__init__.py").write_text("", encoding="utf-8")

@@ -16,7 +16,7 @@ from rllm_core.discovery import GROUP
 
 
 def project(page: Page) -> str | None:
-    """The ``pyproject.toml`` on a page."""
+    """Returns the ``pyproject.toml`` on a page."""
     shown = [block.text for block in page.blocks if block.language == "toml" and "project" in tomllib.loads(block.text)]
     assert len(shown) <= 1, f"{page.name} shows two packages"
     return shown[0] if shown else None
@@ -26,7 +26,7 @@ WITH_PACKAGE = [page for page in PAGES if project(page) is not None]
 
 
 def commands(page: Page, plugin: str, module: str) -> list[str]:
-    """Those about the package, in the order of the page."""
+    """Returns the commands about the package, in the order of the page."""
     lines = [line for block in page.blocks if block.language == "console" for line in block.text.splitlines()]
     about = rf"\$ (touch {module}/\S+|pip install -e \.|rllm-core plugins (show|check) {plugin}\b.*)"
     return [line.removeprefix("$ ") for line in lines if re.fullmatch(about, line)]

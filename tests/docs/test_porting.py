@@ -12,7 +12,7 @@ from pages import ROOT, Page, exists
 
 PAGE = Page(ROOT / "docs" / "porting-from-rllm.md")
 HERE = re.compile(r"`([^`]+)`")
-# Public names of rLLM #435, #481 and #591 and of verl #5184; members of a class with its name before them.
+# Public names of rLLM #435, #481 and #591 and of verl #5184; members of a class are prefixed with its name.
 SEEDS = {
     "rollouts and workflows": (
         "AgentFlow",
@@ -179,12 +179,12 @@ SEEDS = {
 
 
 class Row(NamedTuple):
-    """A row of the tables.
+    """Row of the tables.
 
     Attributes:
-        theirs: The names in the first column.
-        here: The second column.
-        note: The third column, without the comment that marks a row.
+        theirs: Names in the first column.
+        here: Second column.
+        note: Third column, without the comment that marks a row.
     """
 
     theirs: list[str]

@@ -86,7 +86,7 @@ def test_a_description_can_come_from_the_docstring() -> None:
 
 @pytest.fixture(scope="module")
 def failed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run whose rollouts sometimes fail, that fails itself and is resumed; and the summary of its first start."""
+    """A run with failed rollouts that itself fails and is resumed, and the summary of its first launch."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_core.testing.plugin, "testing")
@@ -165,7 +165,7 @@ def test_the_names_in_metrics_jsonl(failed_and_resumed: tuple[Path, dict[str, An
     documented = set(RUN_FOLDER.rows("metrics.jsonl"))
     assert documented == {"step", "epoch", "weight_version", *CORE_METRICS}
     for line in objects(failed_and_resumed[0], "metrics"):
-        assert set(line) == documented | {"skill"}  # the scripted backend's own
+        assert set(line) == documented | {"skill"}  # "skill" is the scripted backend's own metric
 
 
 def test_the_events(failed_and_resumed: tuple[Path, dict[str, Any]]) -> None:
@@ -212,7 +212,7 @@ def test_the_keys_that_may_change_on_resume() -> None:
 
 
 def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command below ``group``, with the words that call it."""
+    """Yields every command below ``group``, with the words that call it."""
     yield path, group
     context = click.Context(group, obj=Session())
     names = CORE_COMMANDS if group is cli else group.list_commands(context)

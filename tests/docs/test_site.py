@@ -18,7 +18,7 @@ from pages import PAGES, ROOT
 
 pytestmark = pytest.mark.slow
 
-# What a browser fetches without being asked; a link in the text is followed by a person.
+# What a browser fetches by itself. Links in the text are followed by the reader.
 FETCHED = {
     ("script", "src"),
     ("img", "src"),
@@ -30,7 +30,7 @@ FETCHED = {
 
 
 class Tags(HTMLParser):
-    """The addresses, ids and text of a page."""
+    """Addresses, ids and text of a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

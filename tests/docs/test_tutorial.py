@@ -11,7 +11,7 @@ from following import followed
 from pages import ROOT, Page
 
 PAGE = Page(ROOT / "docs" / "writing-a-workflow.md")
-# What differs from machine to machine, and with the number of checks there are.
+# Output that varies with the machine or the number of checks.
 VARIABLE = re.compile(
     r"(?P<left_out>\.\.\.)|(?P<count>\d+(?= passed))|(?P<seconds>\d+(?:\.\d+)?(?= ?s\b))"
     r"|(?<![\d.])(?P<number>\d+\.\d+)(?![\d.])"
@@ -21,7 +21,7 @@ TOLERANCE = 0.15
 
 
 def assert_as_shown(printed: str, shown: str, command: str) -> None:
-    """Equal, but for what is variable; numbers are near each other."""
+    """Asserts that output is as shown, except for variable parts; other numbers must be close."""
     pattern, expected, end = "", list[float](), 0
     for found in VARIABLE.finditer(shown):
         pattern += re.escape(shown[end : found.start()]) + LIKE[str(found.lastgroup)]
@@ -52,7 +52,7 @@ def test_outputs_are_compared(printed: str, agrees: bool) -> None:
 
 
 def changed(diff: str, folder: Path) -> None:
-    """Do to a file what a unified diff says; its lines must be there exactly once."""
+    """Applies a unified diff to a file; the changed lines must occur exactly once."""
     _, name, *lines = diff.splitlines()
     path = folder / name.removeprefix("+++ ")
     for hunk in re.split(r"^@@.*\n", "\n".join(lines) + "\n", flags=re.M)[1:]:

@@ -24,7 +24,7 @@ KILLS, STEPS = 10, 4
 SMALL = (f"training.steps={STEPS}", "training.groups_per_step=2", "training.rollouts_per_group=4",
          "training.validation_rollouts=4", "training.checkpoint_every_steps=1")  # fmt: skip
 
-# A process that has imported everything, has computed nothing and has no thread: a run costs a fork and not a start.
+# A process with everything imported, no computation and no threads: a run costs a fork, not an interpreter start.
 SERVER = """
 import json, os, signal, sys, time
 import rllm_local.backend

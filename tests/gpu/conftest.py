@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Random weights: about 200 M parameters, so that what they take and how long they travel can be measured.
+# Random weights, about 200 M parameters: large enough to measure memory use and transfer time.
 MODEL = {
     "hidden_size": 1024,
     "num_hidden_layers": 16,
@@ -26,7 +26,7 @@ MODEL = {
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip before any fixture is made: ``gpu(N)`` needs N of them."""
+    """Skips the test before its fixtures are created; ``gpu(N)`` needs N GPUs."""
     mark = item.get_closest_marker("gpu")
     if mark is None:
         return
@@ -39,7 +39,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model of random weights and the starter model's tokenizer."""
+    """Folder with a model of random weights and the starter model's tokenizer."""
     import torch
     from rllm_local.starter import starter_model
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM

@@ -33,7 +33,7 @@ SMALL = (
 
 @dataclass
 class Live:
-    """Attributes are the parts, and where the weights stand."""
+    """Running backend with its engine and parser, the weight version and the step."""
 
     backend: VerlBackend
     engine: VerlEngine
@@ -47,18 +47,18 @@ class Live:
         return token_ids(self.parser.render([{"role": "user", "content": "sort: dbca"}]))
 
     def publish(self) -> None:
-        """Give the servers the trainer's weights."""
+        """Sends the trainer's weights to the servers."""
         self.version += 1
         self.run(self.backend.on_policy_updated(PolicyUpdate(self.version, self.step, "step")))
 
     async def sample(self, count: int, tokens: int, *, seed: int = 0) -> list[TokenOutput]:
-        """Completions of exactly so many tokens."""
+        """Samples completions of exactly this many tokens."""
         return await self.engine.get_token_outputs_from_token_input(
             self.prompt, sampling_params=SamplingParams(max_response_tokens=tokens), seeds=range(seed, seed + count)
         )
 
     def samples(self, count: int, tokens: int = 64) -> list[TrainingSample]:
-        """Completions as training samples, half of them good and half bad."""
+        """Samples completions and turns them into training samples, half of them good and half bad."""
         start = len(self.prompt)
         return [
             TrainingSample(
@@ -74,13 +74,13 @@ class Live:
         ]
 
     def gap(self, samples: Sequence[TrainingSample]) -> float:
-        """Mean absolute difference of the trainer's and the servers' log-probabilities."""
+        """Returns the mean absolute difference between the trainer's and the servers' log-probabilities."""
         mine: list[Floats] = self.run(self.backend.compute_logprobs(samples))
         theirs = [sample.logprobs for sample in samples if sample.logprobs is not None]
         return float(np.abs(np.concatenate(mine) - np.concatenate(theirs)).mean())
 
     def train(self, samples: Sequence[TrainingSample]) -> None:
-        """One optimizer step."""
+        """Runs one optimizer step."""
         self.run(self.backend.process_backend_batch(self.backend.transform_to_backend_batch(samples)))
         self.step += 1
         sampled_tokens = sum(sample.sampled_tokens for sample in samples)
@@ -96,7 +96,7 @@ class Live:
 
 @contextmanager
 def live(model: Path, *overrides: str) -> Iterator[Live]:
-    """A backend whose servers have the first weights."""
+    """Yields a backend whose servers have the initial weights."""
     plugins = PluginManager.from_environment()
     given = [f"model.path={model}", *SMALL, *overrides]
     config = load_run_config("sort", plugins, overrides=given, backend="verl", parser="chat_template")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
-# bfloat16 on either side, each with kernels of its own.
+# Both sides compute in bfloat16, each with its own kernels.
 GREATEST_GAP = 0.03
 STALE_OVER_SYNCED = 5
 STEPS_BETWEEN_SYNCS = 2
@@ -28,7 +28,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def check_that_weights_arrive(live: Live) -> None:
-    """Trainer and servers agree after every sync, and clearly disagree before it."""
+    """Checks that trainer and servers agree after every sync, and clearly disagree before it."""
     for _ in range(3):
         synced = live.samples(16)
         assert {version for sample in synced for version in sample.weight_versions} == {live.version}
@@ -62,7 +62,7 @@ def test_nccl_between_separated_trainers_and_servers(model: Path) -> None:
 
 @contextmanager
 def weights_in_shared_memory() -> Iterator[set[str]]:
-    """Names of segments with weights that come up meanwhile; verl uses them where devices cannot share memory."""
+    """Collects names of shared segments with weights; verl uses them where devices cannot share memory."""
     seen: set[str] = set()
     is_over = threading.Event()
 
@@ -91,7 +91,7 @@ def test_cuda_ipc_between_colocated_trainers_and_servers(model: Path) -> None:
 
 
 def used_mib() -> int:
-    """Memory in use on all GPUs together, of all processes."""
+    """Returns the memory in use on all GPUs together, by all processes."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return sum(map(int, subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()))
 

@@ -19,20 +19,20 @@ PIP = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
 
 
 def project(source: Path) -> dict[str, Any]:
-    """The ``[project]`` table of a distribution."""
+    """Returns the ``[project]`` table of a distribution."""
     content = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))
     found: dict[str, Any] = content["project"]
     return found
 
 
 def module(source: Path) -> Path:
-    """The folder of its one package."""
+    """Returns the folder of the distribution's only package."""
     name: str = project(source)["name"]
     return source / name.replace("-", "_")
 
 
 def copy_of(source: Path, folder: Path) -> Path:
-    """A copy of what belongs to one distribution: the core's lies beside everything else."""
+    """Copies the files of one distribution; the core's are mixed with everything else."""
     copy = folder / project(source)["name"]
     copy.mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -45,14 +45,14 @@ def copy_of(source: Path, folder: Path) -> Path:
 
 
 def build_wheels(copies: Iterable[Path], target: Path) -> dict[str, Path]:
-    """The wheel of each distribution, by its name."""
+    """Builds the wheel of each distribution; returns the paths by name."""
     options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", target]
     subprocess.run([*PIP, "wheel", *options, *copies], check=True)
     return {path.name.partition("-")[0].replace("_", "-"): path for path in target.iterdir()}
 
 
 def build_sdist(copy: Path, target: Path) -> Path:
-    """The sdist of a distribution."""
+    """Builds the sdist of a distribution."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", target]
     subprocess.run(command, cwd=copy, check=True, stdout=subprocess.DEVNULL)
     name, version = module(copy).name, project(copy)["version"]
@@ -60,7 +60,7 @@ def build_sdist(copy: Path, target: Path) -> Path:
 
 
 def unpacked(sdist: Path, folder: Path) -> Path:
-    """The source tree that an sdist holds."""
+    """Unpacks the source tree of an sdist."""
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     return folder / sdist.name.removesuffix(".tar.gz")

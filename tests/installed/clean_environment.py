@@ -18,7 +18,7 @@ PIP = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
 
 
 def needed(requirements: Iterable[str], known: Iterable[str]) -> dict[str, Distribution]:
-    """Every distribution that the requirements reach, of those installed beside these tests; without ``known``."""
+    """Returns the installed distributions that the requirements reach, without ``known``."""
     found: dict[str, Distribution] = {}
     seen = {(canonicalize_name(name), frozenset[str]()) for name in known}
     queue = [(Requirement(text), frozenset[str]()) for text in requirements]
@@ -37,7 +37,7 @@ def needed(requirements: Iterable[str], known: Iterable[str]) -> dict[str, Distr
 
 
 def top_level(installed: Distribution) -> Iterator[Path]:
-    """The files and folders of a distribution that lie in its ``site-packages``."""
+    """Returns the files and folders of a distribution at the top of ``site-packages``."""
     assert installed.files is not None, f"{installed.name} does not say what it has installed"
     root = Path(str(installed.locate_file("")))
     for name in sorted({file.parts[0] for file in installed.files}):
@@ -46,14 +46,14 @@ def top_level(installed: Distribution) -> Iterator[Path]:
 
 
 class CleanEnvironment:
-    """A virtual environment into which wheels are installed with pip, offline.
+    """Virtual environment into which pip installs wheels offline.
 
-    Their third-party requirements are links to what is installed beside these tests: exactly those that the wheels'
-    metadata reaches, so that a requirement nobody declared is missing here as it would be on another machine.
+    Third-party requirements are links to distributions installed for these tests: exactly those that the wheels'
+    metadata reaches. An undeclared requirement is therefore missing, as on another machine.
 
     Args:
-        folder: Where to make it.
-        wheels: What to install.
+        folder: Folder of the environment.
+        wheels: Wheels to install.
     """
 
     def __init__(self, folder: Path, wheels: Iterable[Path]) -> None:
@@ -74,17 +74,17 @@ class CleanEnvironment:
         self.install(*wheels)
 
     def install(self, *wheels: Path) -> None:
-        """Install wheels; pip itself finds that their requirements are met."""
+        """Installs wheels; pip itself checks that their requirements are met."""
         pip = [*PIP, "--python", str(self.python), "install", "--no-index"]
         subprocess.run([*pip, *wheels], check=True, env=self._environ({}))
 
     def run(self, *command: str | Path, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment, ``python`` or ``rllm-core``, in a folder of its own.
+        """Runs a program of the environment, ``python`` or ``rllm-core``, in a separate folder.
 
         Args:
             command: The program and its arguments.
-            code: The exit code it must have.
-            variables: Beside those of the environment that have nothing to do with us.
+            code: Expected exit code.
+            variables: Variables to add; those of Python and rllm-core are removed from the environment.
         """
         program, *arguments = command
         done = subprocess.run(
@@ -103,7 +103,7 @@ class CleanEnvironment:
         environ = {
             key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "RLLM_", "VIRTUAL_"))
         }
-        for kept in ("RLLM_CACHE_DIR",):  # the starter model is made once per machine
+        for kept in ("RLLM_CACHE_DIR",):  # the starter model is built once per machine
             if kept in os.environ:
                 environ[kept] = os.environ[kept]
         return {**environ, "RLLM_CONFIG_DIR": str(self.home), "PYTHONNOUSERSITE": "1", **variables}

@@ -15,20 +15,20 @@ from clean_environment import CleanEnvironment
 
 @pytest.fixture(scope="session")
 def copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A copy of the sources of each distribution, by its name."""
+    """Copies the sources of each distribution; returns the folders by name."""
     folder = tmp_path_factory.mktemp("copies")
     return {building.project(source)["name"]: building.copy_of(source, folder) for source in building.SOURCES}
 
 
 @pytest.fixture(scope="session")
 def wheels(copies: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel of each distribution, by its name."""
+    """Builds the wheel of each distribution; returns the paths by name."""
     return building.build_wheels(copies.values(), tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(scope="session")
 def clean(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CleanEnvironment:
-    """Core, backend, parser and workflows of ours, and two workflows of others: one by hand, one by ``new``."""
+    """Our core, backend, parser and workflows, plus two third-party workflows: one handwritten, one made by ``new``."""
     ours = [wheels[name] for name in ("rllm-core", "rllm-local", "rllm-renderers", "rllm-workflows")]
     environment = CleanEnvironment(tmp_path_factory.mktemp("clean") / "environment", ours)
     environment.run("rllm-core", "new", "workflow", "tidy")

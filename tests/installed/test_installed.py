@@ -23,7 +23,7 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def trained(clean: CleanEnvironment) -> Path:
-    """The folder of a short run of the stranger's workflow, and beside it where every module came from."""
+    """Run folder of a short run of the third-party workflow, next to a list of the modules' origins."""
     run_dir = clean.home / "run"
     small = (f"training.steps={STEPS}", "training.groups_per_step=4", "training.rollouts_per_group=4",
              "training.validation_rollouts=16", "relay.letters=abcdef")  # fmt: skip
@@ -71,7 +71,7 @@ def test_a_strangers_plugin_is_shown_with_its_requirements(clean: CleanEnvironme
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["relay", "tidy"])
 def test_a_strangers_plugin_passes_every_check(clean: CleanEnvironment, name: str) -> None:
-    """The checks are a part of the wheel, and need nothing but what it declares."""
+    """The checks are part of the wheel and need only its declared requirements."""
     clean.run("rllm-core", "plugins", "check", name)
 
 

@@ -50,7 +50,7 @@ def test_a_wheel_holds_the_module_and_its_licence(source: Path, wheels: dict[str
 def test_an_sdist_builds_the_same_wheel(
     source: Path, copies: dict[str, Path], wheels: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Nothing is lost on the way that a package index goes, and nothing travels that has no business there."""
+    """No file is lost on the way through a package index, and no unrelated file is shipped."""
     name = project(source)["name"]
     sdist = build_sdist(copies[name], tmp_path / "sdist")
     with tarfile.open(sdist) as archive:

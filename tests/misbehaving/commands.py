@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def finished(child: int, request: dict[str, Any]) -> dict[str, Any]:
-    """Its exit code, negative if a signal ended it; None if it had to be killed after ``limit_seconds``."""
+    """Returns the child's exit code, negative after a signal, or None if it was killed after ``limit_seconds``."""
     began, is_told = time.monotonic(), False
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -61,7 +61,7 @@ def command(request: dict[str, Any]) -> NoReturn:
         cli.main()
     except SystemExit as leaving:
         code = leaving.code or 0
-    threading._shutdown()  # type: ignore[attr-defined]  # as at the end of an interpreter: waits for other threads
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for other threads, as an interpreter does at its end
     sys.stdout.flush()
     os._exit(code if isinstance(code, int) else 1)
 

@@ -36,7 +36,7 @@ class RudeConfig(WorkflowConfig):
 
 
 class Fatal(BaseException):
-    """What no ``except Exception`` catches."""
+    """Exception that no ``except Exception`` catches."""
 
 
 class Rude(Workflow):
@@ -334,7 +334,7 @@ async def sleeps_in_c(rude: Rude, task: Task, completer: Completer, step: Step) 
 
 @way
 async def computes_in_c(rude: Rude, task: Task, completer: Completer, step: Step) -> Any:
-    return sum(range(10**15))  # neither lets another thread run nor looks for signals
+    return sum(range(10**15))  # neither lets another thread run nor checks for signals
 
 
 @way

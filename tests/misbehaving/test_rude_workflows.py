@@ -18,8 +18,8 @@ from rllm_core.training.verify import verify
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-# Far more than any of them takes, also on a machine with twenty times as much to do; it only keeps a hang from hanging
-# the tests.
+# Far more than any of them takes, even on a machine with twenty times the load; this limit only keeps a hang from
+# blocking the tests.
 LIMIT_SECONDS = 300.0
 SMALL = (
     "training.steps=2", "training.groups_per_step=2", "training.rollouts_per_group=2", "training.validation_rollouts=2",
@@ -30,7 +30,7 @@ IMPATIENT = ("rollout.rollout_timeout_seconds=1", "rollout.max_attempts=1", "tra
 
 @dataclass
 class Ended:
-    """A command that has ended."""
+    """Result of a command that has ended."""
 
     code: int | None
     out: str
@@ -71,7 +71,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Po
 
 @pytest.fixture
 def train(commands: subprocess.Popen[str], tmp_path: Path) -> Train:
-    """Train on a misbehaving workflow; what it prints, its exit code, and its run folder."""
+    """Trains on a misbehaving workflow; returns its output, exit code and run folder."""
 
     def run(
         way: str, *overrides: str, resume: bool = False, environ: dict[str, str] | None = None, stops: bool = False
@@ -126,7 +126,7 @@ def test_an_episode_that_is_none_is_refused_once_with_its_place(train: Train, wa
     assert "rude.py:" in last
     assert ended.summary is not None
     assert ended.summary["status"] == "failed"
-    assert ended.summary["retries"] == 0  # the same mistake would be made again
+    assert ended.summary["retries"] == 0  # a retry would fail in the same way
     assert ended.summary["books"]["trained"] == 0
 
 
@@ -226,7 +226,7 @@ def test_tasks_of_the_run_that_are_cancelled_from_within(train: Train) -> None:
     "way", ["sleeps_on_the_loop", "computes_for_ever", "sleeps_in_c", "matches_for_ever", "computes_in_c"]
 )
 def test_a_blocked_event_loop_is_ended_from_outside_and_resumed(train: Train, way: str) -> None:
-    """In Python or in C, with the interpreter or without: the run ends, says where, and has lost nothing."""
+    """The run stops, reports where it was blocked and loses nothing, in Python or C, with or without the GIL."""
     settings = ("training.stall_timeout_seconds=1", "rude.every=9", "training.checkpoint_every_steps=1")
     ended = train(way, *settings)
     assert ended.code in (1, -9)
@@ -245,7 +245,7 @@ def test_a_blocked_event_loop_is_ended_from_outside_and_resumed(train: Train, wa
 
 @pytest.mark.parametrize("way", ["swallows_everything", "sleeps_on_the_loop", "computes_in_c"])
 def test_one_sigterm_is_enough(train: Train, way: str) -> None:
-    """With default deadlines, which are far longer than this test may take."""
+    """The default deadlines are far longer than this test may take."""
     ended = train(way, "training.validation_rollouts=0", stops=True)
     assert ended.code in (143, 1, -9)
     assert "rude.py" in ended.err

@@ -22,7 +22,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """``installed("rllm-good", ...)`` gives the folders to put on ``sys.path``."""
+    """Provides ``installed("rllm-good", ...)``, which returns the folders to put on ``sys.path``."""
     wheels = tmp_path_factory.mktemp("wheels")
     sites = tmp_path_factory.mktemp("sites")
     sources = sorted(str(path.parent) for path in PACKAGES.glob("*/pyproject.toml"))
@@ -44,7 +44,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[st
 def candidates(
     installed: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., tuple[Candidate, ...]]]:
-    """``candidates("rllm-good", ...)``: these packages, importable in this process until the test ends."""
+    """Provides ``candidates("rllm-good", ...)``: these packages, importable in this process until the test ends."""
     known = set(sys.modules)
 
     def find(*packages: str) -> tuple[Candidate, ...]:
@@ -62,7 +62,7 @@ def candidates(
 
 @pytest.fixture
 def manager(candidates: Callable[..., tuple[Candidate, ...]]) -> Callable[..., PluginManager]:
-    """``manager("rllm-good", ..., settings=...)``: a manager that sees these packages only."""
+    """Provides ``manager("rllm-good", ..., settings=...)``: a plugin manager that sees these packages only."""
 
     def build(*packages: str, settings: Settings | None = None, **options: object) -> PluginManager:
         return PluginManager(candidates(*packages), settings, **options)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def manager(candidates: Callable[..., tuple[Candidate, ...]]) -> Callable[..., P
 
 @pytest.fixture
 def rllm_core(installed: Callable[..., list[str]], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``rllm_core("plugins", "--json", packages=[...])`` runs the real command line in a process of its own."""
+    """Provides ``rllm_core("plugins", "--json", packages=[...])``: runs the real command line in a separate process."""
 
     def run(*args: str, packages: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("RLLM_")}

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def seen() -> dict[str, Any]:
-    """Every plugin with its state, and every record that can be selected."""
+    """Returns every plugin with its state, and every record that can be selected."""
     from rllm_core.plugins import PluginManager
     from rllm_core.providers import KINDS
 

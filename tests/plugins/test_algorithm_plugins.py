@@ -50,7 +50,7 @@ THEIRS = (
 
 @pytest.fixture
 def scripted(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> Manager:
-    """``scripted("rllm-thirds")``: a manager with the scripted backend, which can do everything."""
+    """Provides ``scripted("rllm-thirds")``: a manager whose scripted backend supports everything."""
     able = Capabilities(torch_losses=True, policies=frozenset({"current", "proximal", "reference"}), kl_loss=True)
     overrides = {"torch_losses": True, "policies": able.policies, "kl_loss": True}
     monkeypatch.setattr(ScriptedBackend, "capability_overrides", overrides)
@@ -73,7 +73,7 @@ def trained(assembly: launch.Assembly, path: Path) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Good ones
+# Compliant components
 
 
 @pytest.mark.parametrize("ahead", [(), ("training.staleness_threshold=1",)])
@@ -127,7 +127,7 @@ def test_a_name_that_two_packages_have_must_say_whose(scripted: Manager) -> None
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Bad ones
+# Noncompliant components
 
 
 @pytest.mark.parametrize(

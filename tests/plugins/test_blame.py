@@ -44,7 +44,7 @@ class Thing:
 
 @pytest.fixture
 def maze(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module of plugin ``maze``, in a package that another plugin of the same distribution shares."""
+    """Module of plugin ``maze``, in a package shared with another plugin of the same distribution."""
     site = distribution(tmp_path, "rllm-maze", "1.2", "maze = blamed_maze.env", "lake = blamed_maze.lake")
     package = tmp_path / "blamed_maze"
     package.mkdir()

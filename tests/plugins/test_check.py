@@ -172,7 +172,7 @@ def test_a_name_that_is_ours_is_told(rllm_core: Run) -> None:
 
 
 def test_what_is_wrong_with_a_package_fails_only_where_that_is_asked_for(rllm_core: Run) -> None:
-    """It says no API version, has no README and no licence, and its reward function works."""
+    """The package has no API version, README or license, but its reward function works."""
     code, document = checked(rllm_core, "careless", packages=("rllm-careless",))
     assert code == 0, document
     assert (document["contract"], document["packaging"]) == ("passed", "warnings")

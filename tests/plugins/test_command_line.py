@@ -211,7 +211,7 @@ def test_a_command_that_cannot_be_loaded_explains_itself(rllm_core: Run) -> None
 
 
 def test_core_commands_work_beside_plugins_that_hang(rllm_core: Run) -> None:
-    """The core's own commands never wait for a plugin they have no use for."""
+    """The core's own commands never wait for a plugin they do not use."""
     assert rllm_core("plugins", "--help", packages=("rllm-endless",)).returncode == 0
     assert rllm_core("--version", packages=("rllm-endless",)).stdout.startswith("rllm-core, version ")
 

@@ -33,7 +33,7 @@ class BiasedConfig(Section):
 
 
 class BiasedEngine(ScriptedEngine):
-    """The scripted engine, as its section says."""
+    """Scripted engine with the skill set in its section."""
 
     name: ClassVar[str] = "biased"
 
@@ -44,7 +44,7 @@ class BiasedEngine(ScriptedEngine):
 
 
 class Plugin:
-    """What a package's light module is."""
+    """The entry module of a package."""
 
     @hookimpl
     def rollout_engines(self) -> list[Engine]:

@@ -56,7 +56,7 @@ def plugin(name: str, function: Callable[..., object]) -> object:
 
 
 def provides(kind: type[providers.Provider]) -> None:
-    """A record that the hook returns can be selected by its name, and what it points at is loaded."""
+    """Checks that a record returned by the hook can be selected by name, and that its target loads."""
     record = kind(name="made-up", load="rllm_core.errors:PluginError", summary="Made up.")
     manager = PluginManager()
     manager.register(plugin(kind.hook, lambda: [record]), "mine")
@@ -113,7 +113,7 @@ def test_hook_cli_commands() -> None:
 
 
 class Listener:
-    """Observes everything."""
+    """Plugin that implements every observer hook."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, dict[str, Any]]] = []
@@ -164,7 +164,7 @@ class Listener:
 
 
 def hears(hook: str, **arguments: object) -> None:
-    """The whole of an event reaches its observer, one that asks for less gets that, and no other hook is called."""
+    """Checks that observers receive the arguments they name, and that no other hook is called."""
     part = []
 
     def less(state: object) -> None:
@@ -226,7 +226,7 @@ def test_hook_on_policy_updated() -> None:
 
 
 def test_hook_save_plugin_state() -> None:
-    """What plugins return is collected under their names; none is asked for more than it takes."""
+    """Collects returned states by plugin name, and passes each plugin the arguments it names."""
     manager = PluginManager()
     manager.register(plugin("save_plugin_state", lambda state: {"step": state["step"]}), "all")
     manager.register(plugin("save_plugin_state", lambda: {"level": 3}), "less")
@@ -238,7 +238,7 @@ def test_hook_save_plugin_state() -> None:
 
 
 def test_hook_load_plugin_state() -> None:
-    """Each plugin gets its own state back, and nobody else's."""
+    """Passes each plugin its own state and no other."""
     got: list[object] = []
     manager = PluginManager()
     manager.register(plugin("load_plugin_state", lambda state, saved: got.append((state, saved))), "all")

@@ -18,7 +18,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def testing_plugin(tmp_path: Path) -> str:
-    """A folder whose one distribution is what the core has for tests: a backend, an engine and a workflow."""
+    """Folder with one distribution: the core's test backend, engine and workflow."""
     return distribution(tmp_path / "testing", "rllm-testing", "1.0", "testing = rllm_core.testing.plugin")
 
 
@@ -47,7 +47,7 @@ def test_the_listing_imports_none_of_them(rllm_core: Run) -> None:
 
 @pytest.mark.slow
 def test_their_health_is_told_from_children_that_they_cannot_leave(rllm_core: Run) -> None:
-    """None of the things they do reaches the process that asks, nor outlives the children."""
+    """Nothing these plugins do reaches the calling process or outlives its children."""
     run = rllm_core("plugins", "--load", "--json", "--deadline-seconds", "10", packages=HOSTILE)
     found = rows(run)
     broken = {name: row["error"] for name, row in found.items() if row["status"] == "broken"}
@@ -140,7 +140,7 @@ def test_selecting_one_of_them_is_an_error_of_one_line(
 def test_who_hangs_can_be_left_out(
     rllm_core: Run, installed: Callable[..., list[str]], testing_plugin: str, tmp_path: Path
 ) -> None:
-    """Every plugin that is not left out is imported, for it may have hooks that want to hear of the run."""
+    """Plugins that are not excluded are imported, because their hooks may observe the run."""
     path, only = beside(installed, testing_plugin), {"RLLM_PLUGINS": "testing,good,endless-hook"}
     left_out = ("--no-plugins=endless-hook", *training("say_yes", tmp_path / "run"))
     assert rllm_core(*left_out, PYTHONPATH=path, **only).returncode == 0

@@ -27,7 +27,7 @@ def by_name(manager: PluginManager) -> dict[str, PluginInfo]:
 
 
 def theirs(manager: PluginManager, kind: type[Provider]) -> list[str]:
-    """What is provided by anybody but the core."""
+    """Returns the names of providers from outside the core."""
     return [name for name, provided in manager.providers(kind).items() if provided.plugin.name != "core"]
 
 
@@ -414,7 +414,7 @@ def test_distributions_are_walked_once_per_process(monkeypatch: pytest.MonkeyPat
 def test_a_scratch_environment_installed_with_pip_is_discovered(
     installed: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """One virtual environment with all fixtures at once: every plugin has a row, and the command ends well."""
+    """One virtual environment with all fixtures at once: every plugin has a row, and the command succeeds."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     purelib = subprocess.run(

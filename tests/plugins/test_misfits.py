@@ -34,7 +34,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def candidates(site: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Candidate, ...]]:
-    """The plugins of the site, importable in this process until the test ends."""
+    """Plugins of the site, importable in this process until the test ends."""
     monkeypatch.syspath_prepend(site)
     yield find_plugins(importlib_metadata.distributions(path=[site]))
     for module in [name for name in sys.modules if name.partition(".")[0] in ("misfits", "misfit_victim")]:
@@ -46,7 +46,7 @@ def manager_of(candidates: tuple[Candidate, ...], *names: str) -> PluginManager:
 
 
 def in_process(manager: PluginManager, *arguments: str) -> int:
-    """The command line in this process, with these plugins."""
+    """Runs the command line in this process, with these plugins."""
     current = Session()
     current.__dict__["plugins"] = manager
     with pytest.raises(SystemExit) as ended:
@@ -57,7 +57,7 @@ def in_process(manager: PluginManager, *arguments: str) -> int:
 def command_line(
     *arguments: str, path: str, cwd: Path, code: str | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own, with a folder in front of what is installed."""
+    """Runs the command line in a separate process, with a folder ahead of the installed packages."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("RLLM_", "PYDANTIC_"))}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environ.get("PYTHONPATH")]))
     environ |= {"RLLM_CONFIG_DIR": str(cwd / "config"), **variables}
@@ -117,7 +117,7 @@ def test_the_health_of_each_is_told_with_its_place(site: str, tmp_path: Path) ->
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Beside something else
+# Next to something else
 
 
 @pytest.mark.parametrize("name", SURVIVORS)
@@ -169,7 +169,7 @@ def test_the_check_has_a_verdict(site: str, tmp_path: Path, name: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What ends the process
+# The process ends
 
 
 WAY_OUT = "to disable the plugin: rllm-core plugins disable {name}, or RLLM_NO_PLUGINS={name}"
@@ -204,7 +204,7 @@ def test_what_never_ends_is_named_and_ended(site: str, tmp_path: Path, name: str
         note, broken = run.stderr.splitlines()
         assert re.search(r"^still importing plugin 'spins' .* after 0\.2 s, now at .*spins\.py:[34]; if it never", note)
         assert re.search(r"^plugin 'spins' .*: misfits/spins\.py:[34]: it did not end within 5 s$", broken)
-    else:  # nothing can interrupt it: the process ends, and says where
+    else:  # cannot be interrupted: the process ends and reports where
         assert run.returncode == 1
         assert "misfits/holds.py" in run.stderr
         assert WAY_OUT.format(name="holds") in run.stderr.splitlines()[-1]
@@ -232,7 +232,7 @@ def test_a_class_that_imports_for_long_is_not_called_a_plugin_that_hangs(
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What fails later
+# Later failures
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_run_that_completes_ends_with_the_first_failures_in_full(
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Metadata of anybody
+# Metadata of any distribution
 
 
 def test_one_malformed_file_of_any_distribution_is_named_and_breaks_nothing(site: str, tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_what_reads_all_entry_points_is_not_blamed_for_one_it_cannot_read(
 
 
 def test_the_process_of_somebody_else_keeps_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pydantic's plugins are switched off, and the witness called, in the command's own process only."""
+    """Pydantic's plugins are disabled, and the witness is called, in the command's own process only."""
     monkeypatch.delenv("PYDANTIC_DISABLE_PLUGINS", raising=False)
     with pytest.raises(SystemExit):
         cli.main(["plugins", "--json"])

@@ -37,7 +37,7 @@ def observers(*plugins: tuple[str, object], deadline_seconds: float = 5.0) -> Ob
 
 
 class Recorder:
-    """Writes down the steps it hears."""
+    """Records the steps it observes."""
 
     def __init__(self, heard: list[Any], name: str = "") -> None:
         self.heard, self.name = heard, name
@@ -325,11 +325,11 @@ def test_the_worker_thread_ends_with_its_observers() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What observes cannot change
+# Observers change nothing
 
 
 def rewritten(value: object, seen: set[int] | None = None) -> int:
-    """Change everything below ``value`` that can be changed from outside; returns how much that was."""
+    """Changes everything below ``value`` that can be changed from outside; returns the number of changes."""
     seen = set() if seen is None else seen
     if id(value) in seen or value is None or isinstance(value, str | int | float | bytes | Path):
         return 0
@@ -367,13 +367,13 @@ def rewritten(value: object, seen: set[int] | None = None) -> int:
                 changed += 1
                 break
         else:
-            vars(value)[name] = 77  # past what is frozen
+            vars(value)[name] = 77  # bypasses a frozen class
             changed += 1
     return changed
 
 
 class Rewriter:
-    """Changes everything it is given, in every hook, and counts."""
+    """Changes every argument of every hook, and counts the changes."""
 
     def __init__(self) -> None:
         self.changed: Counter[str] = Counter()
@@ -419,7 +419,7 @@ class Rewriter:
 
 
 def everything_of(run_dir: Path) -> dict[str, Any]:
-    """What a run has written, without the times and the ids that differ between any two runs."""
+    """Returns everything a run wrote, except times and ids that differ between any two runs."""
     kept: dict[str, Any] = {}
     for name in ("events.jsonl", "metrics.jsonl", "trajectories.jsonl"):
         text = re.sub(r'"step_id":"\w+"', "", (run_dir / name).read_text(encoding="utf-8")).replace("{,", "{")
@@ -446,7 +446,7 @@ def test_an_observer_that_rewrites_everything_it_is_given_changes_nothing(tmp_pa
         runs[name] = everything_of(path)
     assert runs["watched"] == runs["alone"]
     assert runs["alone"]["events.jsonl"], "there is something to compare"
-    # It did find a lot to change; and what the first one had left of it, the second one found untouched.
+    # There was much to change, and the second observer received everything unchanged by the first.
     assert all(count > 5 for count in rewriter.changed.values())
     assert rewriter.changed.keys() >= {"on_episode_finished", "on_batch_end", "on_policy_updated", "save_plugin_state"}
     assert rewriter.changed == heard.changed

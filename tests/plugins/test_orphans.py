@@ -14,13 +14,13 @@ import pytest
 
 
 def descendants(pid: int) -> set[int]:
-    """The processes below a process."""
+    """Returns the ids of all processes below a process."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except FileNotFoundError:
-            pass  # it has ended meanwhile
+            pass  # it has just ended
     found: set[int] = set()
     while more := {child for child, parent in parents.items() if parent in {pid, *found}} - found:
         found |= more
@@ -48,7 +48,7 @@ def test_nothing_spins_on_when_the_command_is_killed(
     try:
 
         def is_stuck() -> bool:
-            """Whether a child has used more time than any import takes that ends."""
+            """Returns whether a child has used more time than any import that ends."""
             children.update(descendants(command.pid))
             ticks = [Path(f"/proc/{pid}/stat") for pid in children]
             used = [int(stat.read_text().rpartition(")")[2].split()[11]) for stat in ticks if stat.exists()]

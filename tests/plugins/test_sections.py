@@ -32,7 +32,7 @@ class OtherConfig(Section):
 
 
 class MoreConfig(OneConfig):
-    """Its keys and another."""
+    """Inherited keys and one more."""
 
     more: int = Field(default=1, description="A number.")
 
@@ -50,7 +50,7 @@ class WithNone:
 
 
 def loaded(kind: type[providers.Provider], load: str, config: str | None) -> Any:
-    """What selecting and loading such a record gives."""
+    """Selects and loads a record with these paths."""
 
     def record() -> list[providers.Provider]:
         paths = {"load": f"{__name__}:{load}", "config": None if config is None else f"{__name__}:{config}"}
@@ -105,7 +105,7 @@ def test_a_section_where_there_is_none_is_refused(kind: type[providers.Provider]
 
 
 def test_every_first_party_class_agrees_with_its_record() -> None:
-    manager = PluginManager.from_environment(no_plugins=True)  # other tests leave packages of theirs on the path
+    manager = PluginManager.from_environment(no_plugins=True)  # other tests leave their packages on the path
     for module in ("rllm_local", "rllm_renderers", "rllm_workflows"):
         manager.register(importlib.import_module(module), module)
     found = 0

@@ -20,7 +20,7 @@ PACKAGES = ("rllm-good", "rllm-rival", "rllm-broken", "rllm-twin-a", "rllm-twin-
 
 @pytest.fixture
 def see(installed: Callable[..., list[str]], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """``see(RLLM_PLUGINS="good")``: what driver and workers see."""
+    """Provides ``see(RLLM_PLUGINS="good")``, which returns the driver's and the workers' views."""
 
     def run(**variables: str) -> dict[str, Any]:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("RLLM_")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# One name per kind, with different separators on purpose.
+# One name per kind, deliberately with different separators.
 NAMES = {
     "workflow": "spell-back",
     "backend": "tiny_table",

@@ -88,7 +88,7 @@ def test_the_project_file(new: Callable[..., tuple[int, str, str]], kind: str) -
 def test_what_is_written_is_formatted_and_clean(
     new: Callable[..., tuple[int, str, str]], name: str, tmp_path: Path
 ) -> None:
-    """For names of any length, no line gets too long or would be joined."""
+    """No name makes a line too long or lets the formatter join lines."""
     for kind in KINDS:
         assert new(kind, name, "--into", str(tmp_path / kind))[0] == 0
         for settings in (["--config", str(ROOT / "pyproject.toml")], []):

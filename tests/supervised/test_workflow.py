@@ -120,7 +120,7 @@ def test_what_the_parser_cannot_mask_names_its_line(rows: Path) -> None:
 
 def test_a_conversation_that_leaves_its_sequence_says_why() -> None:
     class Forgetful(ByteParser):
-        """Leaves out what was said before the last question, as some templates do with reasoning."""
+        """Drops answers before the last question, as some templates do with reasoning."""
 
         def bridge_to_next_turn(self, *arguments: Any, **more: Any) -> None:
             return None

@@ -36,7 +36,7 @@ VOCABULARY = ByteParser.vocab_size
 
 def initial_table() -> Table:
     table = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY))
-    table[:, ByteParser.END] += 3.0  # so that turns end
+    table[:, ByteParser.END] += 3.0  # lets turns end
     return table
 
 
@@ -46,13 +46,13 @@ def log_softmax(logits: Table) -> Table:
 
 
 def token_logprobs(table: Table, ids: TokenIds, temperature: float) -> Table:
-    """``(tokens - 1,)`` of all tokens but the first."""
+    """Returns ``(tokens - 1,)`` log-probabilities: all tokens but the first."""
     logprobs: Table = log_softmax(table[ids[:-1]] / temperature)[np.arange(len(ids) - 1), ids[1:]]
     return logprobs
 
 
 class BigramEngine(RolloutEngine):
-    """Samples from a table; yields to the event loop at every token."""
+    """Samples from a bigram table; yields to the event loop at every token."""
 
     name: ClassVar[str] = "bigrams"
     computes_logprobs: ClassVar[bool] = True
@@ -101,7 +101,7 @@ class BigramEngine(RolloutEngine):
 
 
 class BigramBackend(BackendProtocol[Sequence[TrainingSample]]):
-    """Trains a table with ``reinforce`` and Adam."""
+    """Trains a bigram table with ``reinforce`` and Adam."""
 
     name: ClassVar[str] = "bigrams"
     declared: ClassVar[dict[str, Any]] = {}

@@ -16,7 +16,7 @@ from rllm_core.types import Floats, TokenOutput, TrainingSample
 
 
 class CarefulScriptedEngine(ScriptedEngine):
-    """Refuses what is no byte."""
+    """Rejects token ids that are not bytes."""
 
     async def get_token_outputs_from_token_input(self, token_input: Any, **more: Any) -> list[TokenOutput]:
         if has_foreign_id(token_input):
@@ -25,7 +25,7 @@ class CarefulScriptedEngine(ScriptedEngine):
 
 
 class FaithfulScriptedBackend(ScriptedBackend):
-    """Computes log-probabilities of its own policy, and of no other."""
+    """Computes log-probabilities of its current policy only."""
 
     speed: ClassVar[float] = 1.0
 

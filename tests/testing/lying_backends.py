@@ -54,7 +54,7 @@ class CheckingNothing(BigramBackend):
 
 
 class NeedingAllocation(BigramBackend):
-    """Cannot be shut down where allocation failed."""
+    """Fails to shut down after a failed allocation."""
 
     async def shutdown(self) -> None:
         assert self.engine is not None
@@ -142,7 +142,7 @@ class ForgettingTheVersion(BigramBackend):
 
 
 class CountingByItself(BigramBackend):
-    """Its versions begin anew with every backend."""
+    """Counts weight versions itself, from 0 in every new backend."""
 
     version = -1
 
@@ -159,7 +159,7 @@ class PublishingTooEarly(BigramBackend):
 
 
 class KeepingOldWeights(BigramBackend):
-    """The version moves, the weights of the engine do not."""
+    """Updates the engine's weight version, but not its weights."""
 
     async def on_policy_updated(self, update: PolicyUpdate) -> None:
         assert self.engine is not None
@@ -238,7 +238,7 @@ class TrainingWhatItLaysOut(BigramBackend):
 
 
 class WhiteningAgain(BigramBackend):
-    """Advantages of 0 become others."""
+    """Shifts every advantage, including 0."""
 
     async def process_backend_batch(self, batch: Samples) -> None:
         await super().process_backend_batch(
@@ -282,7 +282,7 @@ class KeepingTheLastPass(BigramBackend):
 
 
 class AveragingPasses(BigramBackend):
-    """Every pass counts the same, however long it is."""
+    """Weighs every pass equally, whatever its length."""
 
     async def process_backend_batch(self, batch: Samples) -> None:
         before, self.gradient = self.gradient, np.zeros_like(self.gradient)
@@ -315,7 +315,7 @@ class ForgettingWeights(BigramBackend):
 
 
 class RememberingInMemory(BigramBackend):
-    """Nothing of a checkpoint is on the disk."""
+    """Keeps its checkpoints in memory, not on disk."""
 
     kept: Any = None
 

@@ -12,16 +12,16 @@ from bigrams import VOCABULARY, BigramEngine
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.types import FinishReason, Floats, SamplingParams, TokenIds, TokenInput, TokenOutput, token_ids
 
-LIMIT_SECONDS = 1.0  # for a call of those that hang
+LIMIT_SECONDS = 1.0  # for calls of the engines that hang
 
 
 def answering(output: TokenOutput, **changes: Any) -> TokenOutput:
-    """An output that no validation has seen."""
+    """Returns an output without validating it."""
     return TokenOutput.model_construct(**{**output.__dict__, **changes})
 
 
 class Liar(BigramEngine):
-    """Changes what an honest engine says of a single completion."""
+    """Changes single completions of an honest engine."""
 
     async def get_token_output_from_token_input(self, token_input: TokenInput, **asked: Any) -> TokenOutput:
         return self.lie(await super().get_token_output_from_token_input(token_input, **asked), asked)
@@ -53,7 +53,7 @@ class Overlong(BigramEngine):
 
 
 class FallingShort(BigramEngine):
-    """Makes one completion fewer than it was asked for."""
+    """Returns one completion too few."""
 
     async def get_token_outputs_from_token_input(self, token_input: Any, *, seeds: Any, **more: Any) -> Any:
         return await super().get_token_outputs_from_token_input(token_input, seeds=seeds[:-1] or seeds, **more)
@@ -71,7 +71,7 @@ class Unstoppable(BigramEngine):
 
 
 class DroppingStops(Liar):
-    """As engines that hide the stop token do."""
+    """Drops the stop token, as some engines do."""
 
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         if output.finish_reason is FinishReason.LENGTH or len(output.token_ids) == 1 or output.logprobs is None:
@@ -149,7 +149,7 @@ class Unrepeatable(BigramEngine):
 
 
 class RememberingParams(BigramEngine):
-    """Keeps the parameters of the last call for all of them."""
+    """Uses the parameters of the latest call for all running calls."""
 
     params = SamplingParams()
 
@@ -160,7 +160,7 @@ class RememberingParams(BigramEngine):
 
 
 class MixingUp(BigramEngine):
-    """Answers a call with what another one was asked."""
+    """Answers a call with the prompt of another."""
 
     waiting: tuple[Any, ...] = ()
 
@@ -249,7 +249,7 @@ class HangingOnIds(BigramEngine):
 
 
 class SpoiltByIds(BigramEngine):
-    """A prompt that should be refused takes all others along."""
+    """Fails every call after one prompt that should be rejected."""
 
     is_spoilt = False
 
@@ -269,7 +269,7 @@ class WithoutVersion(BigramEngine):
 
 
 class ExploringInTraining(BigramEngine):
-    """A validation leaves the engine greedy."""
+    """Stays greedy after a validation."""
 
     is_greedy = False
 
@@ -332,7 +332,7 @@ class SayingItScores(BigramEngine):
 
 
 class AfterTheCut(BigramEngine):
-    """Log-probabilities of what top_k left."""
+    """Returns log-probabilities of the distribution after top_k."""
 
     def output(self, ids: Any, logprobs: Any, params: SamplingParams, version: int) -> TokenOutput:
         left: Sequence[float] = [0.0] * len(ids) if params.top_k == 1 else logprobs

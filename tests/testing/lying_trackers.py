@@ -15,7 +15,7 @@ LIMIT_SECONDS = 1.0
 
 
 class Notebook(Tracker):
-    """An honest tracker: a line per metric in the run folder."""
+    """Compliant tracker: writes one line per metric to the run folder."""
 
     name: ClassVar[str] = "notebook"
 
@@ -46,7 +46,7 @@ def read(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 class OneAtATime(Notebook):
-    """Honest, too: it refuses what it cannot do."""
+    """Compliant as well: rejects a second run that starts before the first has ended."""
 
     runs: ClassVar[list[Path]] = []
 
@@ -108,7 +108,7 @@ class Picky(Notebook):
 
 
 class Hanging(Notebook):
-    """In one check only, so that the others need not wait for it."""
+    """Hangs in one check only, to keep the others fast."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if "arrival" in self.path.parts:
@@ -160,7 +160,7 @@ class Locking(Notebook):
 
 
 class Sharing(Notebook):
-    """Keeps the run in the module, as libraries with a global run do."""
+    """Keeps the run on the class, like libraries with one global run."""
 
     current: ClassVar[Path]
 

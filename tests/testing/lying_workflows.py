@@ -19,8 +19,8 @@ from rllm_core.engine import Completer, Terminated
 from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason, Trajectory
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 
-LIMIT_SECONDS = 2.0  # for a rollout of those that hang
-BLOCK_SECONDS = 0.5  # for those that hold the event loop up
+LIMIT_SECONDS = 2.0  # for rollouts of the workflows that hang
+BLOCK_SECONDS = 0.5  # for workflows that block the event loop
 
 
 class HonestConfig(WorkflowConfig):
@@ -40,7 +40,7 @@ TOOL = {
 
 
 class Honest(Workflow):
-    """Asks for a number up to three times, offers a tool, and keeps every rule."""
+    """Asks for a number up to three times, offers a tool, and follows every rule."""
 
     name: ClassVar[str] = "honest"
     config_model: ClassVar[type[WorkflowConfig]] = HonestConfig
@@ -99,7 +99,7 @@ class Honest(Workflow):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What they are made of
+# Settings and tasks
 
 
 class WithoutAName(Honest):
@@ -119,7 +119,7 @@ class LaxConfig(BaseModel):
 
 
 class Lax(Honest):
-    """Takes any key."""
+    """Accepts unknown keys."""
 
     config_model: ClassVar[Any] = LaxConfig
 
@@ -129,20 +129,20 @@ class SilentConfig(WorkflowConfig):
 
 
 class Silent(Honest):
-    """Documents no key."""
+    """Has a key without a description."""
 
     config_model: ClassVar[type[WorkflowConfig]] = SilentConfig
 
 
 class Unstable(Honest):
-    """Another order each time."""
+    """Returns the tasks in a new order each time."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return random.sample(super().tasks(split), self.config.tasks)
 
 
 class PerInstance(Honest):
-    """Other ids in every process, as those that are made of a hash."""
+    """Has different task ids in every instance, as ids made from a hash have in every process."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return [Task(task_id=f"{id(self)}-{task.task_id}", data=task.data) for task in super().tasks(split)]
@@ -164,7 +164,7 @@ class WithoutTasks(Honest):
 
 
 class WalkedOnce(Honest):
-    """Its tasks are one iterator, which is at its end the second time."""
+    """Returns its tasks as one iterator, which is exhausted on the second call."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -180,7 +180,7 @@ class WithoutSplits(Honest):
 
 
 class Leaking(Honest):
-    """One training task is validated under another id."""
+    """Has one training task among the validation tasks, under another id."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         tasks = list(super().tasks(split))
@@ -190,7 +190,7 @@ class Leaking(Honest):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What they return
+# Returned episodes
 
 
 class Nothing(Honest):
@@ -204,7 +204,7 @@ class OfAnotherTask(Honest):
 
 
 class Resigning(Honest):
-    """Calls what the model did badly a failure of the infrastructure."""
+    """Reports bad answers of the model as infrastructure errors."""
 
     def end(self, task: Task, steps: list[Step], reward: float, reason: TerminationReason) -> Episode:
         return super().end(task, steps, reward, reason if reward else TerminationReason.ERROR)
@@ -250,7 +250,7 @@ class WithNaN(Honest):
 
 
 class WithObjects(Honest):
-    """Puts into an episode what no file can hold."""
+    """Puts an object into the episode that cannot be serialized."""
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         episode = await super().run(task, completer)
@@ -258,7 +258,7 @@ class WithObjects(Honest):
 
 
 class WithExtras(Honest):
-    """Puts into an episode what is lost in a file."""
+    """Returns a metric that is not a number."""
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         episode = await super().run(task, completer)
@@ -266,7 +266,7 @@ class WithExtras(Honest):
 
 
 class Retokenising(Honest):
-    """Writes its own token ids where the model's were."""
+    """Replaces the model's token ids with its own."""
 
     async def ask(self, messages: Messages, completer: Completer) -> Step:
         step = await super().ask(messages, completer)
@@ -274,7 +274,7 @@ class Retokenising(Honest):
 
 
 class Inventing(Honest):
-    """Adds a step that nobody sampled."""
+    """Adds a step that the model did not sample."""
 
     def end(self, task: Task, steps: list[Step], reward: float, reason: TerminationReason) -> Episode:
         more = Step(prompt_ids=[1], completion_ids=[2, 3], logprobs=[0.0, 0.0], weight_version=0)
@@ -282,7 +282,7 @@ class Inventing(Honest):
 
 
 class Padding(Honest):
-    """Gives log-probabilities of 0 to what it was given others for."""
+    """Replaces log-probabilities by 0."""
 
     async def ask(self, messages: Messages, completer: Completer) -> Step:
         step = await super().ask(messages, completer)
@@ -295,7 +295,7 @@ class Repeating(Honest):
 
 
 class Forgetful(Honest):
-    """Keeps no step."""
+    """Returns no steps."""
 
     def end(self, task: Task, steps: list[Step], reward: float, reason: TerminationReason) -> Episode:
         return super().end(task, [], reward, reason)
@@ -312,7 +312,7 @@ class WithRandomGroups(Honest):
 
 
 class Vandal(Honest):
-    """Writes into the tasks that all rollouts share."""
+    """Writes to tasks that all rollouts share."""
 
     def __init__(self, config: WorkflowConfig | None = None) -> None:
         super().__init__(config)
@@ -333,14 +333,14 @@ class Vandal(Honest):
 
 
 class Dicing(Honest):
-    """Draws from a generator that nobody has seeded."""
+    """Draws from an unseeded random generator."""
 
     def prompt(self, task: Task) -> Messages:
         return Messages([{"role": "user", "content": f"{random.random()}"}])
 
 
 class Counting(Honest):
-    """What it asks depends on the rollouts before."""
+    """Asks a question that depends on earlier rollouts."""
 
     rollouts = 0
 
@@ -350,7 +350,7 @@ class Counting(Honest):
 
 
 class Sharing(Honest):
-    """Keeps the state of a rollout on the instance."""
+    """Keeps rollout state on the shared instance."""
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         self.task = task
@@ -366,7 +366,7 @@ class Sharing(Honest):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Bad answers, failing engines
+# Bad answers and engine failures
 
 
 class NeverCutOff(Honest):
@@ -375,7 +375,7 @@ class NeverCutOff(Honest):
 
 
 class Trusting(Honest):
-    """Takes whatever looks like a number for one."""
+    """Treats any text of digits as a number."""
 
     def score(self, text: str, task: Task) -> float:
         return float(int(text) == int(task.data["answer"])) if text.isdigit() else 0.0
@@ -390,7 +390,7 @@ class Evaluating(Honest):
 
 
 class Backtracking(Honest):
-    """Reads answers with a pattern whose time doubles with every letter."""
+    """Parses answers with a pattern whose running time doubles with every letter."""
 
     def score(self, text: str, task: Task) -> float:
         re.fullmatch(r"(a+)+b", text)
@@ -398,7 +398,7 @@ class Backtracking(Honest):
 
 
 class Sleepy(Honest):
-    """Waits for a server without letting others go on."""
+    """Blocks the event loop while it waits for a server."""
 
     def score(self, text: str, task: Task) -> float:
         if text == "exit()":
@@ -414,21 +414,21 @@ class Quitting(Honest):
 
 
 class Recursive(Honest):
-    """Descends as deep as the brackets."""
+    """Recurses as deep as the brackets are nested."""
 
     def score(self, text: str, task: Task) -> float:
         return self.score(text[1:-1], task) if text[:1] == "(" and text[-1:] == ")" else super().score(text, task)
 
 
 class TrustingTools(Honest):
-    """Believes that arguments are what its tool asked for."""
+    """Assumes that tool arguments match the tool's schema."""
 
     def call(self, call: Any) -> str:
         return str(2 + json.loads(call["function"]["arguments"])["number"])
 
 
 class LeavingCallsOpen(Honest):
-    """Answers the first of several calls only, under no id."""
+    """Replies to tool calls with a user message instead of tool messages."""
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         messages, steps = self.prompt(task), []
@@ -442,7 +442,7 @@ class LeavingCallsOpen(Honest):
 
 
 class Swallowing(Honest):
-    """Makes a reward of an engine that does not answer."""
+    """Turns an engine failure into a reward."""
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         try:
@@ -477,7 +477,7 @@ class Uncancellable(Honest):
 
 
 class Unmoved(Honest):
-    """Ends with a reward when it is cancelled."""
+    """Returns a reward when it is cancelled."""
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         try:
@@ -487,7 +487,7 @@ class Unmoved(Honest):
 
 
 class LeavingTasks(Honest):
-    """Starts something for a rollout, and forgets about it."""
+    """Starts a task for each rollout and leaves it running."""
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         self._left = [*getattr(self, "_left", []), asyncio.create_task(asyncio.Event().wait())]
@@ -501,7 +501,7 @@ class LeavingThreads(Honest):
 
 
 class LeavingChildren(Honest):
-    """A process per rollout, which ends with the rollout unless that is cancelled."""
+    """Starts a process per rollout and leaves it running if the rollout is cancelled."""
 
     left: ClassVar[list[subprocess.Popen[bytes]]] = []
 
@@ -525,7 +525,7 @@ class LeavingItsServer(Honest):
 
 
 class Unclosable(Honest):
-    """Closes what it has not opened."""
+    """Closes resources it has not opened."""
 
     async def open(self) -> None:
         self._server = asyncio.create_task(asyncio.Event().wait())

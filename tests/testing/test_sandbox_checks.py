@@ -24,7 +24,7 @@ def failure(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Sandbox], str], s
 
     def find(sandbox: type[Sandbox], name: str) -> str:
         monkeypatch.setattr(sandboxes, "SANDBOX_CHECKS", {name: SANDBOX_CHECKS[name]})
-        overhead_seconds = 3.0 if sandbox is WithoutClock else 15.0  # it uses all of the overhead
+        overhead_seconds = 3.0 if sandbox is WithoutClock else 15.0  # uses the entire overhead
         [result] = asyncio.run(check_sandbox(sandbox, wall_seconds=1.0, overhead_seconds=overhead_seconds))
         assert result.outcome == "failed", result
         return result.detail

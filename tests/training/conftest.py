@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @dataclass
 class Run:
-    """What a scripted run left behind."""
+    """Files and result of a scripted run."""
 
     path: Path
     summary: dict[str, Any]
@@ -47,7 +47,7 @@ def plugins() -> PluginManager:
 
 @pytest.fixture
 def run_scripted(plugins: PluginManager, tmp_path: Path) -> RunScripted:
-    """Train the scripted policy; returns what is left, also of a run that failed."""
+    """Trains the scripted policy; returns the run even if it failed."""
 
     def run(
         *overrides: str,

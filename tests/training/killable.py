@@ -34,13 +34,13 @@ MAX_LATENCY_SECONDS = 0.001
 def main() -> None:
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_core.testing.plugin, "testing")
-    launch.report.plot_reward = lambda path: path  # type: ignore[assignment]  # takes longer than such a run
+    launch.report.plot_reward = lambda path: path  # type: ignore[assignment]  # plotting takes longer than the run
     scripted.ScriptedBackend.script.latency_seconds = lambda generator: generator.uniform(0, MAX_LATENCY_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         config = load_run_config("say_yes", plugins, overrides=("training.steps=1",), backend="scripted")
         asyncio.run(launch.train(launch.assemble(config, plugins), Path(folder), resume=False, progress=Progress()))
     gc.collect()
-    gc.freeze()  # a collection in a child would copy the pages of everything that is imported
+    gc.freeze()  # a garbage collection in a child would copy the pages of every imported module
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
@@ -73,13 +73,13 @@ def train(request: dict[str, Any], plugins: PluginManager) -> NoReturn:
 
 
 def planned(request: dict[str, Any]) -> Faults:
-    """A kill before an operation on the disk, or signals in the middle of a call of a seam."""
+    """Plans a kill before a disk operation, or signals in the middle of a call at a fault-injection point."""
     faults = Faults()
     kill = killer(request.get("operations"))
 
     def chosen(call: Call) -> bool:
-        # The loop goes on while a thread saves a checkpoint: when it appends its lines, and whether the buffer holds
-        # anything to write, changes from run to run. The order of all other operations does not.
+        # The loop continues while a thread saves a checkpoint. When it appends lines, and whether the buffer holds
+        # anything to write, varies between runs. The order of all other operations is fixed.
         return request.get("writes") in (None, call.seam == "disk.write") and kill()
 
     for operation in OPERATIONS:
@@ -101,7 +101,7 @@ def sends(names: list[str]) -> Action:
 
 
 def killer(after: int | None) -> Any:
-    """A function whose call number ``after`` kills this process."""
+    """Returns a function that kills this process on call number ``after``."""
     calls = 0
 
     def called(*_: object) -> bool:

@@ -54,7 +54,7 @@ def _fails_often(request: int) -> Exception | None:
 def train(
     folder: Path, *overrides: str, resume: bool = False, fails_at_step: int | None = None, often: bool = True
 ) -> None:
-    """A run on the scripted backend; in one that fails, `RunError` is expected."""
+    """Trains on the scripted backend; expects `RunError` if the run is to fail."""
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_core.testing.plugin, "testing")
     own = [override for override in overrides if not override.startswith("backend=")]
@@ -75,7 +75,7 @@ def train(
             latency_seconds=(lambda random: random.random() / 500) if config.training.staleness_threshold else None,
         )
         patch.setattr(scripted.ScriptedBackend, "script", script)
-        patch.setattr(launch.report, "plot_reward", lambda path: path)  # takes longer than such a run
+        patch.setattr(launch.report, "plot_reward", lambda path: path)  # plotting takes longer than the run
         try:
             asyncio.run(launch.train(assembly, folder, resume=resume, progress=Progress()))
         except RunError:
@@ -83,13 +83,13 @@ def train(
 
 
 def make(folder: Path, kind: str) -> None:
-    """A run of a kind of `KINDS`, or one that failed (``failed``), or that was resumed (``resumed KIND``)."""
+    """Makes a run of a kind in `KINDS`, a failed run (``failed``) or a resumed run (``resumed KIND``)."""
     if kind == "failed":
         train(folder, *KINDS["synchronous"], fails_at_step=4)
     elif kind.startswith("resumed "):
         overrides = KINDS[kind.removeprefix("resumed ")]
         train(folder, *overrides, fails_at_step=4)
-        # What is kept of later steps may change between two starts.
+        # The number of trajectories kept per step may change between two launches.
         train(folder, *overrides, "training.trajectories_per_step=6", resume=True)
         assert (folder / "lost/0/events.jsonl").exists()
     else:
@@ -102,7 +102,7 @@ def make(folder: Path, kind: str) -> None:
 
 @contextmanager
 def lines(folder: Path, name: str) -> Iterator[Lines]:
-    """The objects of a file of JSON lines, written back afterwards."""
+    """Yields the objects of a JSON Lines file; writes them back afterwards."""
     path = folder / name
     objects = [json.loads(line) for line in path.read_text().splitlines()]
     yield objects
@@ -111,7 +111,7 @@ def lines(folder: Path, name: str) -> Iterator[Lines]:
 
 @contextmanager
 def whole(folder: Path, name: str) -> Iterator[Any]:
-    """A JSON file, written back afterwards; the newest manifest for ``manifest.json``."""
+    """Yields a JSON file and writes it back afterwards; ``manifest.json`` means the newest manifest."""
     path = max(folder.glob("checkpoints/*/manifest.json")) if name == "manifest.json" else folder / name
     content = json.loads(path.read_text())
     yield content
@@ -119,7 +119,7 @@ def whole(folder: Path, name: str) -> Iterator[Any]:
 
 
 def changed(value: Any) -> Any:
-    """Another value of the same kind."""
+    """Returns a different value of the same type."""
     if isinstance(value, bool) or value is None:
         return not value
     if isinstance(value, int | float):
@@ -128,7 +128,7 @@ def changed(value: Any) -> Any:
 
 
 def field(name: str, *path: str | int, to: Any = changed) -> Edit:
-    """One field of a JSON file becomes another; ``to`` is the value, or makes it from the one before."""
+    """Returns an edit that replaces a field of a JSON file; ``to`` is the new value, or a function of the old one."""
 
     def edit(folder: Path) -> None:
         with whole(folder, name) as content:
@@ -138,7 +138,7 @@ def field(name: str, *path: str | int, to: Any = changed) -> Edit:
 
 
 def line(name: str, *path: str | int, at: Callable[[Any], bool] | int = -1, to: Any = changed) -> Edit:
-    """One field of a line becomes another: of the line with that number, or of the last one that it is true of."""
+    """Returns an edit of a field in one line: line number ``at``, or the last line that satisfies ``at``."""
 
     def edit(folder: Path) -> None:
         with lines(folder, name) as objects:
@@ -148,12 +148,12 @@ def line(name: str, *path: str | int, at: Callable[[Any], bool] | int = -1, to: 
 
 
 def event(name: str, *path: str | int, to: Any = changed, where: Callable[[Any], bool] = lambda e: True) -> Edit:
-    """One field of the last event of that name becomes another."""
+    """Returns an edit that replaces a field of the last event with that name."""
     return line("events.jsonl", *path, at=lambda e: e["event"] == name and where(e), to=to)
 
 
 def without(name: str, at: Callable[[Any], bool] | int) -> Edit:
-    """A line is gone."""
+    """Returns an edit that removes a line."""
 
     def edit(folder: Path) -> None:
         with lines(folder, name) as objects:
@@ -163,7 +163,7 @@ def without(name: str, at: Callable[[Any], bool] | int) -> Edit:
 
 
 def twice(name: str, at: Callable[[Any], bool] | int) -> Edit:
-    """A line is there twice."""
+    """Returns an edit that duplicates a line."""
 
     def edit(folder: Path) -> None:
         with lines(folder, name) as objects:
@@ -173,7 +173,7 @@ def twice(name: str, at: Callable[[Any], bool] | int) -> Edit:
 
 
 def swapped(name: str, at: Callable[[Any], bool] | int) -> Edit:
-    """A line changes places with the one after it."""
+    """Returns an edit that swaps a line with the next one."""
 
     def edit(folder: Path) -> None:
         with lines(folder, name) as objects:
@@ -184,7 +184,7 @@ def swapped(name: str, at: Callable[[Any], bool] | int) -> Edit:
 
 
 def torn(name: str) -> Edit:
-    """The last line has lost its end."""
+    """Returns an edit that cuts off the end of the last line."""
 
     def edit(folder: Path) -> None:
         path = folder / name

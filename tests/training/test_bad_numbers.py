@@ -30,14 +30,14 @@ def trained(run: Any) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# In a rollout: an error of that rollout
+# In a rollout: the rollout fails
 
 
 Change = Callable[[Episode], Episode]
 
 
 def changes(by_task: Mapping[str, Change]) -> Callable[[launch.Assembly], None]:
-    """Change what the workflow returns for some tasks."""
+    """Returns a preparation that changes the workflow's episodes for some tasks."""
 
     def prepare(assembly: launch.Assembly) -> None:
         play = assembly.workflow.run
@@ -52,7 +52,7 @@ def changes(by_task: Mapping[str, Change]) -> Callable[[launch.Assembly], None]:
 
 
 def assigned(**fields: Any) -> Change:
-    """Assign to the trajectory."""
+    """Assigns to fields of the trajectory."""
 
     def change(episode: Episode) -> Episode:
         for name, value in fields.items():
@@ -72,7 +72,7 @@ def assigned_to_step(**fields: Any) -> Change:
 
 
 def slipped_in(**fields: Any) -> Change:
-    """Replace fields of the trajectory behind the back of every check of its type."""
+    """Replaces fields of the trajectory without validation."""
 
     def change(episode: Episode) -> Episode:
         return episode.model_copy(update={"trajectories": [episode.trajectories[0].model_copy(update=fields)]})
@@ -104,7 +104,7 @@ NO_REWARDS: list[Change] = [
 
 
 def test_rewards_that_are_no_numbers(run_scripted: RunScripted) -> None:
-    """Each of them in every rollout of one task; other tasks are trained, and nothing of these."""
+    """Every rollout of a task has one bad reward; only the other tasks are trained."""
     wrong = {f"train-{number}": change for number, change in enumerate(NO_REWARDS)}
     run = run_scripted(
         "training.validation_rollouts=0", "rollout.max_attempts=1", "rollout.quarantine_after_groups=1",
@@ -138,11 +138,11 @@ def test_a_logprob_that_is_none(run_scripted: RunScripted, monkeypatch: pytest.M
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# From a plugin: the end of the run
+# From a plugin: the run stops
 
 
 class Thirds(AdvantageEstimator):
-    """Somebody's estimator: right, except for one task."""
+    """Third-party estimator that is wrong for one task only."""
 
     answer: Any = None
 
@@ -156,7 +156,7 @@ class ThirdsOfSteps(Thirds):
 
 
 class Weights(Correction):
-    """Somebody's correction: right, except for one sequence of the step."""
+    """Third-party correction that is wrong for one sequence of the step only."""
 
     answer: Any = None
 
@@ -166,7 +166,7 @@ class Weights(Correction):
         return weights
 
 
-HERE = "rllm_thirds"  # the name under which this module is found where it is selected
+HERE = "rllm_thirds"  # the name under which the run file selects this module
 
 
 class Plugin:

@@ -88,7 +88,7 @@ def test_images_are_not_written_to_files(tmp_path: Path) -> None:
 
 def test_the_size_counts_shared_prompts_once() -> None:
     short, long = complete(make(), 0, tokens=10).size_bytes, complete(make(), 0, tokens=1010).size_bytes
-    assert long - short == 4 * (1000 * 4 + 1000)  # four rollouts: ids of four bytes, and the text of the message
+    assert long - short == 4 * (1000 * 4 + 1000)  # four rollouts: ids of four bytes each, plus the text of the message
 
 
 @pytest.mark.parametrize("spill", ["true", "false"])
@@ -112,7 +112,7 @@ def test_a_full_buffer_holds_generation_up(run_scripted: Any, monkeypatch: pytes
 
 
 def waiting_when_more_were_dispatched(run: Any) -> int:
-    """Most complete groups that waited when a group was dispatched, after the first window."""
+    """Returns the most complete groups waiting at any dispatch after the first window."""
     waiting, most = 0, 0
     for event in run.lines("events"):
         match event["event"]:
@@ -126,7 +126,7 @@ def waiting_when_more_were_dispatched(run: Any) -> int:
 
 
 def test_complete_groups_survive_a_restart(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScriptedBackend, "seconds_per_step", 0.02)  # generation gets ahead meanwhile
+    monkeypatch.setattr(ScriptedBackend, "seconds_per_step", 0.02)  # lets generation run ahead
     more = (*AHEAD, "training.checkpoint_every_steps=1", "training.steps=8")
 
     def break_late(assembly: Any) -> None:
@@ -172,7 +172,7 @@ def test_a_strict_run_takes_no_group_over_that_a_restart_would_make_too_old(
         assembly.backend.update_policy = breaks
 
     run_scripted(*more, prepare=break_late)
-    again = run_scripted(*more, resume=True)  # which checks the age of every group
+    again = run_scripted(*more, resume=True)  # checks every group's staleness
     assert again.error is None
     begun = [event for event in again.lines("events") if event["event"] == "begin"]
     assert begun[-1]["step"] == 3

@@ -16,7 +16,7 @@ AHEAD = ("training.staleness_threshold=2", "training.partial_rollout=true", "tra
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[TrainingSample]:
-    """Every sample that reaches the backend; it computes log-probabilities that are its step's number, negative."""
+    """Collects the backend's samples; its log-probabilities are minus the step number."""
     samples: list[TrainingSample] = []
     original = ScriptedBackend.transform_to_backend_batch
 

@@ -35,7 +35,7 @@ Distil = Callable[..., Any]
 
 @pytest.fixture
 def teachers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RolloutEngine]]:
-    """What ``teacher.engine = "scripted"`` is from now on; returns the teachers that were made."""
+    """Returns a function that replaces teacher engine ``scripted`` and returns the list of teachers created."""
 
     def use(kind: type[ScriptedEngine] = ScriptedEngine, **script: Any) -> list[RolloutEngine]:
         made: list[RolloutEngine] = []
@@ -197,7 +197,7 @@ def test_answers_of_another_length_are_refused(distil: Distil, teachers: Any) ->
 
 
 class PairParser(ByteParser):
-    """The same texts in other tokens: ``ye`` is one, and the control tokens have other ids."""
+    """Parser for the same texts with a different tokenizer: ``ye`` is one token, and control tokens have other ids."""
 
     name = "pairs"
     YE, START, END = 256, 300, 301
@@ -215,7 +215,7 @@ class PairParser(ByteParser):
 
 
 class PairTeacher(ScriptedEngine):
-    """Knows texts in its own tokens only."""
+    """Teacher that reads its own tokens only."""
 
     async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
         assert isinstance(self.parser, PairParser)

@@ -52,7 +52,7 @@ SMALL = ("training.steps=4", "training.groups_per_step=2", "training.rollouts_pe
 
 
 class Watched:
-    """What a run played, and what its backend was given."""
+    """Episodes of a run, and the samples its backend received."""
 
     def __init__(self) -> None:
         self.episodes: dict[str, Episode] = {}
@@ -72,7 +72,7 @@ class Watched:
         assembly.backend.transform_to_backend_batch = transform_to_backend_batch  # type: ignore[method-assign]
 
     def expected(self, run: Any, estimators: RoleEstimators) -> dict[tuple[str, str], Floats]:
-        """Advantages by rollout and role, from the episodes of each optimizer step at once."""
+        """Returns advantages by rollout and role, computed from the episodes of each optimizer step together."""
         result = {}
         for event in run.lines("events"):
             if event["event"] != "step":
@@ -116,7 +116,7 @@ def test_the_same_groups_get_the_same_advantages(run_scripted: RunScripted, name
 
 
 def solver_and_judge(assembly: launch.Assembly) -> None:
-    """A workflow of two roles: the second trajectory is rewarded for saying whether the first was good."""
+    """Turns the workflow into two roles: the judge is rewarded for agreeing with the solver's reward."""
     play = assembly.workflow.run
 
     async def run(task: Any, completer: Any) -> Episode:
@@ -164,7 +164,7 @@ def test_each_role_is_credited_by_its_own_estimator(run_scripted: RunScripted, m
     assert [row["reward_mean"] for row in rows] == pytest.approx(both)
 
 
-@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])  # one number per step, one per token
+@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])  # one number per step and one per token
 def test_a_weight_scales_the_advantages_of_its_role_only(run_scripted: RunScripted, name: str) -> None:
     watched = Watched()
 
@@ -206,7 +206,7 @@ def test_what_is_misspelt_says_where(run_scripted: RunScripted, override: str, c
 
 
 class Notes(Progress):
-    """A display that remembers its notes."""
+    """Display that records its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -216,7 +216,7 @@ class Notes(Progress):
 
 
 def test_a_role_that_does_not_occur_is_said(run_scripted: RunScripted) -> None:
-    """Nobody knows a workflow's roles before it is played, so a misspelt one cannot be refused."""
+    """Roles are known only once the workflow runs, so a misspelled role cannot be rejected earlier."""
     progress = Notes()
     misspelt = ("algorithm.roles.solver.name=rloo", "algorithm.roles.jugde.name=rloo")
     assert run_scripted(*SMALL, *misspelt, prepare=solver_and_judge, progress=progress).error is None
@@ -225,7 +225,7 @@ def test_a_role_that_does_not_occur_is_said(run_scripted: RunScripted) -> None:
 
 
 def test_overlong_responses_are_punished_in_advantages_and_not_in_metrics(run_scripted: RunScripted) -> None:
-    """ "yes" is longer than "no": here it costs more than it earns."""
+    """Penalizes "yes", which is longer than "no", by more than its reward."""
     punished = ("algorithm.name=dr_grpo", "algorithm.overlong.max_tokens=4", "algorithm.overlong.penalty_tokens=1",
                 "algorithm.overlong.penalty=3.0")  # fmt: skip
     watched = Watched()
@@ -268,7 +268,7 @@ def test_what_does_not_trains_single_rollouts(run_scripted: RunScripted, name: s
 
 
 def test_a_lone_survivor_is_filtered_and_not_pushed(run_scripted: RunScripted) -> None:
-    """Of two rollouts one may end for a reason that is left out; the other has nothing to be compared with."""
+    """If one of two rollouts is excluded by its termination reason, the other has no baseline."""
 
     def prepare(assembly: launch.Assembly) -> None:
         play = assembly.workflow.run

@@ -23,7 +23,7 @@ from rllm_core.workflow import Workflow
 
 
 class Misbehaving(Workflow):
-    """Does what its task says."""
+    """Workflow whose behavior is given by the task id."""
 
     name = "misbehaving"
 
@@ -95,7 +95,7 @@ def test_a_rollout_past_its_deadline_is_a_timeout() -> None:
 
 
 def test_each_of_many_rollouts_has_its_own_deadline() -> None:
-    """Some hang, some do not, some begin later; a workflow's own timeout is its own business."""
+    """Some rollouts hang, some do not, some start later; a workflow's own timeouts are left alone."""
 
     class Mixed(Misbehaving):
         async def run(self, task: Task, completer: Completer) -> Episode:
@@ -189,7 +189,7 @@ def test_a_group_with_a_hopeless_rollout_is_dropped_and_replaced(
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], None]:
-    """``poison(is_poison)``: every rollout of such a task raises."""
+    """Returns ``poison(is_poison)``, which makes every rollout of matching tasks raise."""
     original = ScriptedWorkflow.run
 
     def install(is_poison: Callable[[str], bool]) -> None:

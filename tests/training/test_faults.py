@@ -27,7 +27,7 @@ from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify
 from rllm_core.types import Episode, FinishReason, TokenOutput, TrainingSample, Trajectory
 
-pytestmark = pytest.mark.slow  # a run per fault
+pytestmark = pytest.mark.slow  # one run per fault
 STEPS = 6
 ENDS_WITHIN_SECONDS = 60.0
 ENGINE = "engine.get_token_outputs_from_token_input"
@@ -35,7 +35,7 @@ ENGINE = "engine.get_token_outputs_from_token_input"
 
 @dataclass
 class Run:
-    """What is left of a run."""
+    """Files and result of a run."""
 
     path: Path
     summary: dict[str, Any]
@@ -49,9 +49,9 @@ class Run:
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """Train the scripted policy with faults; checks what holds for every run, however it ended."""
+    """Trains the scripted policy with faults; checks the invariants of every run, however it ended."""
     monkeypatch.setattr(requests, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(launch.report, "plot_reward", lambda path: path)  # takes longer than such a run
+    monkeypatch.setattr(launch.report, "plot_reward", lambda path: path)  # plotting takes longer than the run
 
     def run(
         faults: Faults, *overrides: str, resume: bool = False, threaded: bool = False, path: Path = tmp_path / "run"
@@ -106,7 +106,7 @@ def assert_one_line(error: BaseException | None, *parts: str) -> None:
 
 
 def assert_goes_on(play: Callable[..., Run], from_step: int | None, *overrides: str) -> None:
-    """The run goes on from that checkpoint once nothing is wrong any more."""
+    """Asserts that the run continues from that checkpoint without the fault."""
     again = play(Faults(), *overrides, resume=True)
     assert again.error is None
     assert again.summary["resumed_from_step"] == from_step
@@ -262,7 +262,7 @@ def test_an_engine_that_is_down_ends_the_run_and_says_what_it_said(play: Any, na
 
 
 def test_completions_out_of_order_are_matched_by_request(play: Any) -> None:
-    """Calls that end in another order than they began change nothing."""
+    """Reordering the results of calls changes nothing."""
     plain = play(Faults(), "say_yes.turns=2")
     metrics = (plain.path / "metrics.jsonl").read_bytes()
     plain.path.rename(plain.path.with_name("plain"))
@@ -312,7 +312,7 @@ def test_what_is_no_reward_never_reaches_the_backend(play: Any, name: str, estim
     run = play(faults, f"algorithm.name={estimator}", "rollout.quarantine_after_groups=1000")
     assert run.error is None
     assert faults.injected
-    assert run.summary["retries"] == 0  # the same mistake would be made again
+    assert run.summary["retries"] == 0  # a retry would fail in the same way
     assert run.summary["books"]["failed"] > 0
     assert len(samples) == run.summary["books"]["trained"] == STEPS * 16
     for sample in samples:
@@ -341,7 +341,7 @@ def test_rewards_of_steps_that_add_up_to_infinity_are_no_reward(play: Any) -> No
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Backend and synchronisation
+# Backend and weight sync
 
 
 class DeviceLost(Exception):
@@ -389,7 +389,7 @@ def test_a_backend_that_cannot_load_leaves_the_checkpoint_as_it_was(play: Any, m
 
 
 def test_part_of_a_step_and_then_an_error_is_no_step(play: Any) -> None:
-    """Two of four passes were done; the next start does the step anew, once."""
+    """The step fails after two of four passes; the next launch repeats it exactly once."""
     streamed = ("training.groups_per_forward_backward=1",)
     faults = Faults()
     faults.inject("backend.process_backend_batch", raises(DeviceLost("gone"), after=True), when=at(3 * 4 + 2))
@@ -534,7 +534,7 @@ PLACES = {
 def test_a_disk_that_refuses_one_file_ends_the_run_with_its_name(play: Any, place: str, refusal: str) -> None:
     name, resumes_from = PLACES[place]
     faults = Faults()
-    faults.inject("backend.update_policy", hangs(0.02), when=since(1))  # so that groups wait at a checkpoint
+    faults.inject("backend.update_policy", hangs(0.02), when=since(1))  # so that groups are waiting at a checkpoint
     for seam in disk_seams("write", "open", "mkdir") if refusal == "read-only" else disk_seams("write"):
         faults.inject(seam, refuses(REFUSALS[refusal]), when=once(writes_to(name)))
     ahead = ("training.staleness_threshold=2", "training.partial_rollout=true")
@@ -543,7 +543,7 @@ def test_a_disk_that_refuses_one_file_ends_the_run_with_its_name(play: Any, plac
     assert_one_line(run.error, os.strerror(REFUSALS[refusal]), str(run.path))
     assert run.error.exit_code != 0
     if place == "run.toml":
-        return  # there is no run yet
+        return  # the run does not exist yet
     again = play(Faults(), *ahead, resume=True)
     assert again.error is None
     assert again.summary["resumed_from_step"] == resumes_from
@@ -578,7 +578,7 @@ def test_a_checkpoint_that_cannot_be_made_durable_is_none(play: Any, name: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_a_disk_that_refuses_everything_from_some_moment_on(play: Any, tmp_path: Path, refusal: str) -> None:
-    """Whatever was under way: one line, nothing half-written taken for complete, and the run goes on with space."""
+    """At any operation: one error line, no partial file taken for a complete one, and a resume once there is space."""
     seams = disk_seams() if refusal == "read-only" else disk_seams("write")
     number = 1
     while True:
@@ -598,7 +598,7 @@ def test_a_disk_that_refuses_everything_from_some_moment_on(play: Any, tmp_path:
 
 
 def since_any(number: int) -> fault.When:
-    """From this call on, counted over all seams."""
+    """Matches from this call on, counted over all fault-injection points."""
     seen = []
 
     def when(call: fault.Call) -> bool:
@@ -616,13 +616,13 @@ def test_a_full_disk_while_groups_are_spilled(play: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The edge of an epoch
+# The end of an epoch
 
 
 @pytest.mark.parametrize("ahead", [(), ("training.staleness_threshold=2", "training.partial_rollout=true")])
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 4])
 def test_a_stop_at_the_edge_of_an_epoch_skips_nothing(play: Any, ahead: tuple[str, ...], stop_at: int) -> None:
-    """Two steps are an epoch: the checkpoint of step 2 is made exactly where one ends, that of step 4 as well."""
+    """An epoch is two steps, so the checkpoints of steps 2 and 4 are written exactly at its end."""
     short = ("say_yes.tasks=8", "training.checkpoint_every_steps=1", *ahead)
     faults = Faults()
     faults.inject("backend.update_policy", raises(DeviceLost("gone")), when=at(stop_at + 1))

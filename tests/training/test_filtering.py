@@ -19,7 +19,7 @@ from rllm_core.training.verify import verify
 from rllm_core.types import Episode
 
 RunScripted = Callable[..., Any]
-# Two rollouts agree about half of the time.
+# Two rollouts agree about half the time.
 PAIRS = ("training.rollouts_per_group=2", "training.steps=8", "algorithm.filter_uniform_groups=true")
 GO_WITHOUT = (*PAIRS, "algorithm.refill_filtered_groups=false")
 ASYNCHRONOUS = ("training.staleness_threshold=1", "training.partial_rollout=true")
@@ -78,7 +78,7 @@ def test_asynchronous_steps_go_without_too(run_scripted: RunScripted, overrides:
 
 
 class CountingBackend(ScriptedBackend):
-    """Remembers what its loss is divided by, and never sees an empty pass."""
+    """Records the denominators of the loss; rejects empty passes."""
 
     def transform_to_backend_batch(self, samples: Any) -> ScriptedBatch:
         assert samples
@@ -158,7 +158,7 @@ def test_rollouts_left_out_for_how_they_ended_may_leave_nothing(run_scripted: Ru
 
 
 def test_a_resumed_run_equals_one_that_was_never_stopped(run_scripted: RunScripted, tmp_path: Path) -> None:
-    """Filtered groups included: those of the step in progress are judged once, not lost and not twice."""
+    """Filtered groups of the step in progress are judged exactly once."""
 
     def stops_at(step: int) -> Callable[[launch.Assembly], None]:
         def prepare(assembly: launch.Assembly) -> None:
@@ -189,7 +189,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(run_scripted: RunScript
 
 
 def test_groups_that_wait_at_a_checkpoint_stay_filtered(run_scripted: RunScripted, tmp_path: Path) -> None:
-    """An asynchronous run has groups in its checkpoints that a step is to go without."""
+    """Checkpoints of an asynchronous run may contain groups that a later step filters."""
     path = tmp_path / "run"
     options = (*GO_WITHOUT, "training.staleness_threshold=3", "training.checkpoint_every_steps=1")
 

@@ -45,10 +45,10 @@ async def _three_rounds() -> None:
 
 
 class Loop(RuleBasedStateMachine):
-    """Plays generation and training by hand, as the trainer does, in any order that could happen.
+    """Drives generation and training by hand, as the trainer does, in any possible order.
 
-    What the real loop guarantees by its order is guaranteed here too: a group is dispatched only if it was admitted,
-    training takes whole steps, and weights go live between two of them.
+    The guarantees of the real loop's order hold here too: a group is dispatched only after admission, training takes
+    whole steps, and weights go live between two steps.
     """
 
     operations = 0
@@ -79,7 +79,7 @@ class Loop(RuleBasedStateMachine):
         self.buffer = TrajectoryGroupBuffer(
             RoleEstimators(GRPO()), credits_groups=True, drop_uniform=False, in_order=strict
         )
-        self.in_flight: dict[int, int] = {}  # ordinal: version it was dispatched at
+        self.in_flight: dict[int, int] = {}  # ordinal: weight version at dispatch
         self.ordinal = self.step = self.trained = self.given_up = 0
         self.syncing = False
         self.admission: asyncio.Task[bool] | None = None
@@ -90,7 +90,7 @@ class Loop(RuleBasedStateMachine):
         self.tick()
 
     def tick(self) -> None:
-        """Let everybody who was woken run."""
+        """Lets every woken task run."""
         type(self).operations += 1
         self.loop.run_until_complete(_three_rounds())
 
@@ -114,7 +114,7 @@ class Loop(RuleBasedStateMachine):
             assert self.coordinator.consumed == self.coordinator.groups_needed
             return
         if not self.coordinator.may_dispatch():
-            return  # weights went live, or generation was held up, since it was admitted
+            return  # since admission, weights went live or generation was paused
         self.coordinator.on_dispatched()
         self.buffer.expect(self.ordinal)
         self.in_flight[self.ordinal] = self.coordinator.weight_version
@@ -195,7 +195,7 @@ class Loop(RuleBasedStateMachine):
 
     @rule()
     def validate(self) -> None:
-        """Validation asks nobody: it neither takes a place nor waits for one."""
+        """Validates without the coordinator: validation neither uses a slot nor waits for one."""
         type(self).operations += 1
         before = self.coordinator.state_dict(), self.coordinator.in_flight, self.coordinator.buffered
         self.validations.add(self.coordinator.weight_version)
@@ -252,7 +252,7 @@ class Loop(RuleBasedStateMachine):
 
 
 def play(seed: int, operations: int) -> int:
-    """A long random run of the machine, most of the time doing what moves it on; returns the steps it trained."""
+    """Runs the machine at random for long, preferring rules that make progress; returns the number of trained steps."""
     chance = random.Random(seed)
     machine = Loop()
     machine.begin(

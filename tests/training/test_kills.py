@@ -35,18 +35,18 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "going without in flight": ("scripted", (*IN_FLIGHT, *GO_WITHOUT)),
 }
 SYNCHRONOUS = ("colocated", "synchronous", "going without")
-KILLS = 36  # of each mode
+KILLS = 36  # per mode
 
 
 class Server:
-    """`killable`, kept warm."""
+    """Warm `killable` process."""
 
     def __init__(self) -> None:
         command = [sys.executable, str(Path(__file__).with_name("killable.py"))]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def train(self, run_dir: Path, mode: str, *more: str, **kill: Any) -> int:
-        """Start or resume a run and return its exit code; ``kill`` is seconds, lines, operations or signals."""
+        """Starts or resumes a run and returns its exit code; ``kill`` holds seconds, lines, operations or signals."""
         backend, overrides = MODES[mode]
         request = {
             "run_dir": str(run_dir), "backend": backend, "overrides": [*SMALL, *overrides, *more],
@@ -72,7 +72,7 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def assert_sound(run_dir: Path) -> Verification | None:
-    """What must hold of what a killed process left; None if it did not get as far as a journal."""
+    """Checks the files of a killed process; returns None if it was killed before writing its event log."""
     for folder in checkpoint.complete(run_dir / "checkpoints"):
         checkpoint.read(folder)
     if not (run_dir / "events.jsonl").exists():
@@ -83,7 +83,7 @@ def assert_sound(run_dir: Path) -> Verification | None:
 
 
 def assert_whole(run_dir: Path, mode: str, uninterrupted: Path) -> None:
-    """What must hold of a run that was killed and resumed until its end."""
+    """Checks a run that was killed and then resumed to its end."""
     found = assert_sound(run_dir)
     assert found is not None
     assert found.steps == STEPS
@@ -135,10 +135,10 @@ def test_killed_at_random_again_and_again(server: Server, tmp_path: Path, mode: 
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("mode", ["colocated", "streamed"])
 def test_killed_at_every_operation_on_the_disk(server: Server, tmp_path: Path, mode: str, writes: bool) -> None:
-    """Each write (and half of it), fsync, rename, unlink and new folder of a run that saves and prunes at each step.
+    """Kills at each write (also halfway), fsync, rename, unlink and mkdir of a run that saves and prunes each step.
 
-    Writes and all other operations are numbered separately: how many writes there are, and when those of the loop come
-    while a thread saves a checkpoint, changes from run to run.
+    Writes are numbered separately from all other operations, because their number varies between runs. So does the
+    timing of the loop's writes while a thread saves a checkpoint.
     """
     more = ("training.checkpoint_every_steps=1", "training.keep_checkpoints=1", "training.steps=2",
             "training.trajectories_per_step=0")  # fmt: skip
@@ -154,7 +154,7 @@ def test_killed_at_every_operation_on_the_disk(server: Server, tmp_path: Path, m
         assert code == -signal.SIGKILL
         assert_sound(run_dir)
         complete = [checkpoint.read(folder)["step"] for folder in checkpoint.complete(run_dir / "checkpoints")]
-        if mode in SYNCHRONOUS and not writes:  # where two runs do the same in the same order
+        if mode in SYNCHRONOUS and not writes:  # where two runs do the same things in the same order
             assert max(complete, default=0) >= last_step, "there was a checkpoint, and an operation later there is none"
         last_step = max(complete, default=0)
         assert server.train(run_dir, mode, *more) == 0, f"cannot go on after operation {operation}"
@@ -203,7 +203,7 @@ def test_one_signal_saves_and_a_second_one_ends_at_once(
 
 
 def test_killed_at_every_operation_of_a_resumption(server: Server, tmp_path: Path) -> None:
-    """Cutting the files back to the checkpoint is not one operation; what is half done is done by the next start."""
+    """Cutting files back to the checkpoint takes several operations; the next launch completes an interrupted cut."""
     more = ("training.checkpoint_every_steps=3", "training.steps=6")
     whole, base = tmp_path / "whole", tmp_path / "base"
     assert server.train(whole, "colocated", *more) == 0

@@ -26,7 +26,7 @@ from rllm_core.types import SamplingParams
 
 
 def reference(steps: int, groups: int, rollouts: int, *, turns: int = 1, seed: int = 0) -> list[dict[str, float]]:
-    """On-policy GRPO on the scripted policy, written straight down."""
+    """On-policy GRPO on the scripted policy, written out in full."""
     workflow = ScriptedWorkflow(ScriptedWorkflowConfig(turns=turns))
     stream = TaskStream(workflow.tasks("train"), seed)
     engine, params = ScriptedEngine(ByteParser()), SamplingParams(stop_token_ids=(ByteParser.END,))
@@ -90,7 +90,7 @@ def test_books_and_summary(run_scripted: Any) -> None:
 
 
 class Recorder:
-    """An observer of everything, in order."""
+    """Observer that records every event in order."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []

@@ -16,7 +16,7 @@ AHEAD = ("training.staleness_threshold=2", "training.partial_rollout=true", "tra
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[TrainingSample]]:
-    """Per step, what reaches the backend; its proximal policy likes every token less than what sampled it."""
+    """Collects the backend's samples by step; its proximal policy is less confident in each token than the sampler."""
     samples: dict[int, list[TrainingSample]] = defaultdict(list)
     original = ScriptedBackend.transform_to_backend_batch
 

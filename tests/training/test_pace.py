@@ -24,7 +24,7 @@ from rllm_core.training.slots import Slots
 
 
 def simulated(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    """The timings of a run on a virtual clock: rollouts of 60 s with a long tail on 16 places, 120 s of training."""
+    """Timings of a run on a virtual clock: long-tailed rollouts of 60 s in 16 slots, 120 s of training."""
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_core.testing.plugin, "testing")
     plugins.register(SimulationPlugin(), "simulation")
@@ -42,7 +42,7 @@ def mean(rows: list[dict[str, Any]], name: str) -> float:
 
 @pytest.mark.slow
 def test_what_is_predicted_of_the_synchronous_loop_is_what_it_takes(tmp_path: Path) -> None:
-    """An asynchronous run knows how much faster it is than one that nobody has run."""
+    """An asynchronous run predicts its speedup over a synchronous run that was never made."""
     synchronous = simulated(tmp_path / "synchronous")
     ahead = ("training.staleness_threshold=4", "training.partial_rollout=true")
     in_flight, draining = simulated(tmp_path / "in_flight", *ahead), simulated(tmp_path / "draining", ahead[0])
@@ -52,7 +52,7 @@ def test_what_is_predicted_of_the_synchronous_loop_is_what_it_takes(tmp_path: Pa
         assert measured > at_least
         assert steady[-1]["speedup_over_synchronous"] == pytest.approx(measured, rel=0.15)
     assert {row["speedup_over_synchronous"] for row in synchronous[:-1]} == {1.0}
-    # max(g, t): training takes 120 s, and so do 32 rollouts of 60 s on 16 places, but for the few that are drawn.
+    # max(g, t): training takes 120 s, and so do 32 rollouts of 60 s in 16 slots, apart from sampling noise.
     bound = mean(synchronous, "step_seconds") / TRAIN_SECONDS
     for rows in (synchronous, in_flight, draining):
         assert rows[-1]["speedup_bound"] == pytest.approx(bound, rel=0.15)
@@ -112,7 +112,7 @@ def test_places_count_the_seconds_in_which_they_are_in_use(monkeypatch: pytest.M
 
 
 class Still:
-    """A coordinator and a buffer of a run in which nothing has happened."""
+    """Coordinator and buffer of a run in which nothing has happened."""
 
     in_flight, hold = 0, None
 

@@ -77,7 +77,7 @@ def test_only_what_is_equal_in_everything_is_merged(lockstep: bool) -> None:
         asked = []
         for temperature in (1.0, 0.0):
             for is_validation in (False, True):
-                for seed in range(3):  # of objects that are equal and not the same
+                for seed in range(3):  # parameter objects that are equal but not identical
                     params = SamplingParams(temperature=temperature, stop_token_ids=(257,))
                     asked.append(
                         merger.get_token_output_from_token_input(
@@ -164,7 +164,7 @@ def test_the_request_that_came_first_may_give_up_in_its_own_tick(others: int) ->
         engine = ScriptedEngine()
         merger = RequestMerger(engine, RolloutConfig(max_concurrent_requests=10), lockstep=False)
         first, *rest = (ask(merger, [1], seed) for seed in range(others + 1))
-        asyncio.get_running_loop().call_soon(first.cancel)  # all have asked by then, and none has been sent
+        asyncio.get_running_loop().call_soon(first.cancel)  # by then all calls are queued and none has been sent
         answers = (await asyncio.gather(first, *rest, return_exceptions=True))[1:]
         assert first.cancelled()
         assert (engine.calls, engine.requests) == (min(others, 1), others)
@@ -266,7 +266,7 @@ def test_lockstep_waits_for_every_running_rollout() -> None:
         await ask(merger, [2], 0)
         third = ask(merger, [2], 1)
         merger.rollout_started()
-        await third  # a rollout that waits for something else holds the others up only for the grace time
+        await third  # a rollout that waits for something else delays the others by the grace time only
 
     asyncio.run(run())
 

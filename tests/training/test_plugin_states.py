@@ -25,7 +25,7 @@ EVERY_TWO = "training.checkpoint_every_steps=2"
 
 
 class Diary:
-    """Keeps the steps it heard of."""
+    """Observer that records steps."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -51,7 +51,7 @@ class Diary:
 
 
 class Notes(Progress):
-    """Remembers what it was told."""
+    """Display that records its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -61,13 +61,13 @@ class Notes(Progress):
 
 
 class Run:
-    """One run folder, started several times with different plugins."""
+    """One run folder, launched several times with different plugins."""
 
     def __init__(self, plugins: PluginManager, folder: Path, run_scripted: Callable[..., Any]) -> None:
         self.plugins, self.folder, self._run = plugins, folder, run_scripted
 
     def start(self, observers: object | None = None, *, fails_at_step: int | None = None, resume: bool = False) -> Any:
-        # One plugin of the name at a time, as in processes of their own.
+        # One plugin of that name at a time, as in separate processes.
         fresh = PluginManager.from_environment(no_plugins=True)
         fresh.register(rllm_core.testing.plugin, "testing")
         self.plugins.__dict__.update(fresh.__dict__)
@@ -91,7 +91,7 @@ class Run:
         return run
 
     def states(self) -> dict[int, Any]:
-        """The ``plugins`` of every manifest, by step."""
+        """Returns ``plugins`` of every manifest, by step."""
         manifests = [checkpoint.read(folder) for folder in checkpoint.complete(self.folder / "checkpoints")]
         return {manifest["step"]: manifest["plugins"] for manifest in manifests}
 
@@ -227,7 +227,7 @@ def test_a_plugin_with_two_states_has_failed(run: Run, caplog: pytest.LogCapture
 
 
 def test_what_a_plugin_returned_is_saved_as_it_was_then(run: Run) -> None:
-    """A plugin may return the object it works with, and works on while the checkpoint is being written."""
+    """A plugin may return its live object and keep changing it while the checkpoint is being written."""
     state: dict[str, Any] = {"step": 0}
 
     class Shares:
@@ -248,7 +248,7 @@ def test_what_a_plugin_returned_is_saved_as_it_was_then(run: Run) -> None:
 
 
 def test_no_plugin_is_behind_what_an_asynchronous_checkpoint_holds(run: Run, run_scripted: Callable[..., Any]) -> None:
-    """Complete groups of the checkpoint are not played again, so who counts rollouts must have heard of theirs."""
+    """Complete groups in the checkpoint do not run again, so a plugin that counts rollouts must have seen theirs."""
     heard: list[str] = []
 
     class Counts:

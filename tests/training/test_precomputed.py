@@ -23,7 +23,7 @@ FILTER = "algorithm.filter_uniform_groups=true"
 
 
 def credited(reward: float | None, role: str = "agent") -> Callable[[launch.Assembly], None]:
-    """Every token of "yes" is worth 1 and every other -1, and the reward is the same whatever was said."""
+    """Gives every token of "yes" credit 1 and every other token -1; the reward does not depend on the answer."""
 
     def prepare(assembly: launch.Assembly) -> None:
         play = assembly.workflow.run
@@ -88,7 +88,7 @@ def test_groups_with_equal_rewards_are_filtered_all_the_same(run_scripted: RunSc
 
 
 def test_a_role_without_rewards_stays_beside_one_with_them(run_scripted: RunScripted) -> None:
-    """The filter drops what the other role's equal rewards teach nothing about, and nothing of this one."""
+    """The filter drops the role whose equal rewards teach nothing, and keeps this one."""
 
     def prepare(assembly: launch.Assembly) -> None:
         credited(None, role="critic")(assembly)
@@ -114,7 +114,7 @@ def test_a_role_without_rewards_stays_beside_one_with_them(run_scripted: RunScri
 
         assembly.backend.transform_to_backend_batch = transform_to_backend_batch  # type: ignore[method-assign]
 
-    # A length penalty changes what "grpo" sees, so it is accepted beside an estimator that ignores it.
+    # A length penalty changes the input of "grpo", so it is accepted next to an estimator that ignores it.
     settings = (FILTER, "algorithm.roles.critic.name=precomputed", "algorithm.overlong.penalty_tokens=2")
     run = run_scripted(*settings, prepare=watched)
     assert run.error is None

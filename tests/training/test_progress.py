@@ -22,7 +22,7 @@ AHEAD = ("training.staleness_threshold=1", "training.partial_rollout=true")
 
 
 class Watched(LiveProgress):
-    """A display in a terminal of 80 columns that nobody looks at; keeps what it showed after each event."""
+    """Display in a virtual terminal of 80 columns; records the screen after each event."""
 
     def __init__(self, columns: int = 80) -> None:
         self.columns = columns
@@ -183,7 +183,7 @@ def test_many_rollouts_fit_into_a_narrow_terminal(run_scripted: Any, columns: in
 
 
 class Broken(Progress):
-    """Fails at one event, and remembers whether it was asked to give the terminal back."""
+    """Display that fails at one event and records whether the terminal was restored."""
 
     def __init__(self, method: str) -> None:
         self.stopped = False

@@ -16,7 +16,7 @@ RunScripted = Callable[..., Any]
 
 
 class Notes(Progress):
-    """Remembers what a person is told."""
+    """Display that records its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -27,7 +27,7 @@ class Notes(Progress):
 
 @pytest.mark.parametrize("name", [b"a$\\nope$", b"$x_{$", b"l\xc3\xa4uf", b"l\xe4uf"])
 def test_a_folder_of_any_name_gets_its_picture(run_scripted: RunScripted, tmp_path: Path, name: bytes) -> None:
-    """Also where the locale makes no text of it: there, Python reads bytes as halves of surrogate pairs."""
+    """Covers names the locale cannot decode, which Python represents with surrogate escapes."""
     path, notes = tmp_path / os.fsdecode(name), Notes()
     run = run_scripted("training.steps=1", path=path, progress=notes)
     assert run.error is None

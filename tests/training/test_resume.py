@@ -255,7 +255,7 @@ def test_asynchronous_run_resumes_without_losing_or_repeating_a_task(tmp_path: P
 
 @pytest.mark.slow
 def test_interrupted_in_the_middle_of_a_streamed_step(tmp_path: Path) -> None:
-    """The groups that had been through forward and backward are trained by the next start, once."""
+    """Groups that had finished forward and backward are trained exactly once, by the next launch."""
     run_dir = tmp_path / "run"
     more = ("-o", "training.groups_per_forward_backward=1", "-o", "rollout.max_concurrent_rollouts=2")
     process = start(run_dir, *more, backend="scripted")
@@ -299,7 +299,7 @@ def test_without_a_checkpoint_it_starts_over_and_says_so(run_scripted: Any, tmp_
 
 
 class Said:
-    """A progress display that remembers its notes."""
+    """Display that records its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

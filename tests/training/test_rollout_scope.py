@@ -21,7 +21,7 @@ QUESTION = [{"role": "user", "content": "say yes"}]
 
 
 class Devices:
-    """Who has them, and who used them without."""
+    """State of the devices, and the number of calls made without owning them."""
 
     def __init__(self) -> None:
         self.are_training = False
@@ -31,7 +31,7 @@ class Devices:
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
-    """A colocated backend whose engine tells when it samples while training owns the devices."""
+    """Counts the samples a colocated engine draws while training owns the devices."""
     devices, sample = Devices(), ScriptedEngine.get_token_outputs_from_token_input
     enter_training, enter_generation = (
         ScriptedColocatedBackend.enter_training,
@@ -105,7 +105,7 @@ def test_training_waits_for_an_engine_that_takes_its_time_to_cancel(
         try:
             return await watched(self, *arguments, **options)
         except asyncio.CancelledError:
-            await asyncio.sleep(0.02)  # gives its slot on the device back
+            await asyncio.sleep(0.02)  # time in which it releases its slot on the device
             devices.intrusions += devices.are_training
             raise
 
@@ -143,7 +143,7 @@ def test_a_completer_that_is_asked_after_its_rollout_says_so() -> None:
 
 
 def test_a_task_that_is_still_asking_hears_of_the_end_and_may_go_on() -> None:
-    """It may serve other rollouts too, so it is not cancelled itself."""
+    """The task may serve other rollouts too, so it is not cancelled."""
     heard: list[Exception] = []
 
     async def leaves(workflow: ScriptedWorkflow, task: Task, completer: Completer) -> Episode:
@@ -152,7 +152,7 @@ def test_a_task_that_is_still_asking_hears_of_the_end_and_may_go_on() -> None:
                 await completer.fork().complete([{"role": "user", "content": "slowly"}])
             except RolloutEnded as ended:
                 heard.append(ended)
-            await asyncio.sleep(0)  # a second cancellation would end it here
+            await asyncio.sleep(0)  # a second cancellation would stop it here
             heard.append(RuntimeError("went on"))
 
         workflow.asking = asyncio.ensure_future(asks())  # type: ignore[attr-defined]
@@ -215,7 +215,7 @@ def test_a_rollout_that_ignores_its_cancellation_is_left_behind(monkeypatch: pyt
         runner = RolloutRunner(workflow, ScriptedEngine(), config, observers, lockstep=False)
         ended = await runner.run(Task(task_id="task"), RolloutKey("train", 0, 0))
         assert "rollout train-0-0-0-0 of task 'task' at " in runner.whereabouts()
-        assert runner.slots.in_use == 0  # another may run in its place
+        assert runner.slots.in_use == 0  # another rollout may take the slot
         [stuck] = [task for task in asyncio.all_tasks() if task.get_name().startswith("rollout train-0-0-0-0")]
         going_on[0].set()
         stuck.cancel()

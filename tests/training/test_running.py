@@ -21,7 +21,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_returns_what_the_coroutine_returns_and_leaves_nothing() -> None:
     async def main() -> int:
-        asyncio.ensure_future(asyncio.sleep(3600))  # noqa: RUF006 - forgotten, as people do
+        asyncio.ensure_future(asyncio.sleep(3600))  # noqa: RUF006 - dropped on purpose, as users do
         return await asyncio.to_thread(lambda: 3)
 
     left: list[str] = []

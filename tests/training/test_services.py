@@ -56,7 +56,7 @@ class Rewards:
 
 @pytest.fixture
 def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
-    """Of a plugin whose module lies on the path that children get."""
+    """Services of a plugin whose module is on the path of child processes."""
     (tmp_path / "planted_rewards.py").write_text(REWARDS, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -128,7 +128,7 @@ def test_a_workflow_by_itself_has_what_is_installed() -> None:
 
 
 class Recorded(ScriptedWorkflow):
-    """Writes down what is called, and does what a test wants done."""
+    """Workflow that records its calls and runs a test's functions in them."""
 
     calls: ClassVar[list[str]] = []
     opening: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)

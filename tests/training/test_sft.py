@@ -33,7 +33,7 @@ def write(path: Path, answers: list[str]) -> str:
 
 @pytest.fixture
 def sft(run_scripted: RunScripted, tmp_path: Path) -> Sft:
-    """Train the scripted policy on ten rows, all of them ``yes``."""
+    """Trains the scripted policy on ten rows, all ``yes``."""
     train, held_out = write(tmp_path / "train.jsonl", ["yes"] * 10), write(tmp_path / "test.jsonl", ["yes", "no"])
     data = (f"sft.train={train}", f"sft.validation={held_out}", "training.rollouts_per_group=1")
 

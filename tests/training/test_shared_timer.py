@@ -37,7 +37,7 @@ def test_thousands_of_waits_keep_one_timer_and_nothing_of_those_that_have_ended(
     async def run() -> None:
         timer = SharedTimer(60.0)
         timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-        with timer.deadline():  # an old one that goes on
+        with timer.deadline():  # an older deadline that is still running
             for _ in range(1000):
                 with timer.deadline():
                     await asyncio.sleep(0)
@@ -58,7 +58,7 @@ def test_the_timer_of_a_loop_that_is_closed_serves_no_other() -> None:
         with timer.deadline():
             await asyncio.sleep(0)
 
-    asyncio.run(short())  # leaves its timer behind
+    asyncio.run(short())  # leaves a timer of a closed event loop
     asyncio.run(run())
 
 

@@ -55,7 +55,7 @@ def test_no_place_is_lost_whoever_is_cancelled_when() -> None:
                 await asyncio.sleep(0)
         await asyncio.gather(*tasks, return_exceptions=True)
         assert most == 3
-        for _ in range(3):  # every place is there again
+        for _ in range(3):  # every slot is free again
             await asyncio.wait_for(slots.take(priority=False), 1)
         assert slots._free == 0
 
@@ -81,5 +81,5 @@ def test_validation_is_not_held_up_by_training_that_waits(run_scripted: Any) -> 
     position = [index for index, is_validation in enumerate(order) if is_validation]
     spans = [position[start : start + 10] for start in range(10, len(position), 10)]
     assert len(spans) == 6
-    # Ten validation rollouts, with at most the two training rollouts among them that ran when they came.
+    # Among the ten validation rollouts are at most the two training rollouts already running.
     assert all(span[-1] - span[0] < 10 + 2 for span in spans)

@@ -21,7 +21,7 @@ SUMMARY, MANIFEST = "summary.json", "manifest.json"
 
 
 def named(name: str, **fields: Any) -> Callable[[Any], bool]:
-    """Whether a line is an event of that name, with these fields."""
+    """Returns a predicate for events with that name and these fields."""
     return lambda e: e["event"] == name and all(e.get(key) == value for key, value in fields.items())
 
 
@@ -50,7 +50,7 @@ def of_validation(content: Any) -> bool:
 
 
 def rewritten_by_an_observer(folder: Path) -> None:
-    """What an observer makes of rewards reaches metrics and trajectories; the ends of the rollouts are older."""
+    """An observer's changed rewards reach metrics and trajectories, but not the earlier events of the rollouts."""
     with tampering.lines(folder, KEPT) as kept:
         for content in kept:
             if content["step"] == 3 and of_training(content):
@@ -60,7 +60,7 @@ def rewritten_by_an_observer(folder: Path) -> None:
 
 
 def shorter(folder: Path) -> None:
-    """A completion of an episode has lost a token, and everything that goes with it."""
+    """Removes the last token of a completion, with everything that belongs to it."""
     with tampering.lines(folder, KEPT) as kept:
         step = next(filter(of_training, kept))["episode"]["trajectories"][0]["steps"][0]
         for name in ("completion_ids", "logprobs"):
@@ -72,7 +72,7 @@ def of_one_start(folder: Path) -> None:
 
 
 def ended(*path: str | int, to: Any = tampering.changed) -> Edit:
-    """A field of the last rollout that ended well."""
+    """Returns an edit of a field of the last rollout that succeeded."""
     return event("finish", *path, to=to, where=has_ended)
 
 
@@ -81,7 +81,7 @@ def reward_of(at: Callable[[Any], bool]) -> Edit:
 
 
 def steps_of(*path: str | int, to: Any) -> Edit:
-    """The steps of an episode, or what is in them."""
+    """Returns an edit of an episode's steps, or of their fields."""
     return line(KEPT, "episode", "trajectories", 0, "steps", *path, at=of_training, to=to)
 
 
@@ -100,7 +100,7 @@ def of_a_step(name: str, to: Any = tampering.changed) -> Edit:
 SYNC, ASYNC, LOSSY, WITHOUT = "synchronous", "asynchronous", "quarantine", "going without in flight"
 RESUMED, IN_FLIGHT = "resumed synchronous", "resumed asynchronous"
 
-# Kind of run, what is changed in it, and what the message has to name.
+# Kind of run, edit, and words the message must contain.
 TAMPERINGS: dict[str, tuple[str, Edit, tuple[str, ...]]] = {
     # summary.json
     **{
@@ -232,7 +232,7 @@ TAMPERINGS: dict[str, tuple[str, Edit, tuple[str, ...]]] = {
     "episode logprobs": (SYNC, steps_of(0, "logprobs", to=without_last), (KEPT, "logprobs")),
     "episode weight_version": (SYNC, steps_of(0, "weight_version", to=before), (KEPT, "weight_version")),
     "a turn less": (SYNC, steps_of(to=without_last), (KEPT, "turns")),
-    # manifests and plugins.json; no sha256 covers a manifest itself
+    # manifests and plugins.json; no sha256 covers the manifest itself
     **{
         f"manifest {'.'.join(path)}": (SYNC, field(MANIFEST, *path), (MANIFEST, ".".join(path)))
         for path in (
@@ -287,7 +287,7 @@ MORE = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a run of a kind, made once."""
+    """Returns the folder of a run of that kind, created once."""
     folders: dict[str, Path] = {}
 
     def made(kind: str) -> Path:
@@ -323,7 +323,7 @@ EARLIER_VERSIONS_LACK = {
 
 
 def as_of_an_earlier_version(folder: Path) -> None:
-    """The folder as it was written before these fields were; what it says of offsets is mended."""
+    """Removes fields that earlier versions did not write, and corrects the offsets."""
     path = folder / EVENTS
     before, ends = path.read_bytes().splitlines(keepends=True), {0: 0}
     old, new = 0, b""
@@ -395,7 +395,7 @@ def test_what_was_changed_in_a_folder_of_an_earlier_version_is_named(
 def test_a_line_that_a_kill_cut_off_makes_a_run_interrupted(
     made: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
-    """No checkpoint is newer than what is left of the files; the last lines of a step or a validation may be gone."""
+    """No checkpoint is newer than the remaining files; only the last lines of a step or a validation may be missing."""
     folder = tmp_path / "run"
     shutil.copytree(made("failed"), folder)
     (folder / SUMMARY).unlink()
@@ -405,7 +405,7 @@ def test_a_line_that_a_kill_cut_off_makes_a_run_interrupted(
 
 
 def test_nothing_of_the_loop_is_shared() -> None:
-    """What is written by the same code would be wrong in the same way."""
+    """Shared code would make the same mistake on both sides."""
     package = Path(front.__file__).parent
     allowed = {"rllm_core.config", "rllm_core.errors", "rllm_core.training", "rllm_core.training.books"}
     for path in (package / "verify.py", *(package / "verification").glob("*.py")):
@@ -415,7 +415,7 @@ def test_nothing_of_the_loop_is_shared() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rllm_core"):
                 own = (node.module or "").startswith("rllm_core.training.verification")
                 assert own or node.module in allowed, (path.name, node.module)
-                if node.module == "rllm_core.training":  # the format of manifests, and where files are
+                if node.module == "rllm_core.training":  # the manifest format and file locations
                     assert {name.name for name in node.names} == {"checkpoint"}
                 if node.module == "rllm_core.training.books":
                     assert {name.name for name in node.names} == {"ACCOUNTS"}

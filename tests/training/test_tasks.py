@@ -30,7 +30,7 @@ def task(task_id: str) -> Task:
 
 @pytest.fixture
 def tasks_return(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """What ``tasks`` of the scripted workflow returns from here on; what can be called is called with the split."""
+    """Returns a function that replaces ``tasks`` of the scripted workflow; a callable is called with the split."""
 
     def replace(returns: Any) -> None:
         def tasks(workflow: ScriptedWorkflow, split: Split) -> Any:
@@ -138,7 +138,7 @@ def test_an_evaluation_refuses_the_same(plugins: PluginManager, tasks_return: Ca
 
 
 class Lazy(Sequence[Task]):
-    """So many tasks that nobody could hold them."""
+    """Sequence with too many tasks to hold in memory."""
 
     def __init__(self, split: str, count: int = 10**12) -> None:
         self.split, self.count, self.made = split, count, 0
@@ -168,7 +168,7 @@ def test_a_huge_lazy_sequence_stays_one(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Walkable:
-    """Has a length and positions, and is registered as nothing."""
+    """Has a length and indexing, but is not registered as a sequence."""
 
     def __init__(self, split: str) -> None:
         self.lazy = Lazy(split, 5)

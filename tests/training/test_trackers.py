@@ -34,7 +34,7 @@ class BoardConfig(Section):
 
 
 class Board(Tracker):
-    """Notes its calls; ``misbehave`` is called in each, and released when the test is over."""
+    """Tracker that records its calls and runs ``misbehave`` in each."""
 
     name: ClassVar[str] = "board"
     boards: ClassVar[list[Board]]
@@ -91,7 +91,7 @@ class Notes(Progress):
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """What tracker threads that hang wait for, so that none outlives its test."""
+    """Event that releases hanging tracker threads, so that none outlives its test."""
     event = threading.Event()
     Board.boards, Board.misbehave = [], None
     yield event
@@ -175,7 +175,7 @@ def test_a_tracker_that_hangs_does_not_keep_the_run(play: Any, method: str, rele
 
 
 def test_nobody_waits_for_a_slow_tracker(play: Any, released: threading.Event) -> None:
-    """The steps of a run go on while the first call of its tracker does not return."""
+    """Training continues while the tracker's first call hangs."""
     Board.misbehave = hanging("start", released)
     passed: list[int] = []
 
@@ -291,7 +291,7 @@ def assemble(plugins: PluginManager, names: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# `Trackers` by itself
+# `Trackers` in isolation
 
 
 class Slow(Tracker):

@@ -30,7 +30,7 @@ Events = list[dict[str, Any]]
 
 @pytest.fixture
 def folder(run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run in which groups were filtered, rollouts retried, and generation ran ahead."""
+    """Folder of a run with filtered groups, retried rollouts and generation ahead of training."""
     failures = scripted.Script(failure=lambda request: EngineError("busy") if request % 17 == 0 else None)
     monkeypatch.setattr(scripted.ScriptedBackend, "script", failures)
     run = run_scripted(*ASYNCHRONOUS, "training.staleness=strict")

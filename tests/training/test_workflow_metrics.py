@@ -23,7 +23,7 @@ from rllm_core.types import Task
 
 
 class Measured(scripted.ScriptedWorkflow):
-    """Every episode has the number of its task, and those of even tasks have another metric, too."""
+    """Every episode reports its task number; even tasks also report a second metric."""
 
     async def run(self, task: Task, completer: Any) -> Any:
         episode = await super().run(task, completer)

@@ -20,7 +20,7 @@ def distribution(site: Path, name: str, version: str, *entry_points: str, metada
 
 
 def beside(installed: Callable[..., list[str]], *sites: str) -> str:
-    """``PYTHONPATH`` with the hostile packages and further folders."""
+    """Returns a ``PYTHONPATH`` with the hostile packages and further folders."""
     return os.pathsep.join([*sites, *installed(*HOSTILE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

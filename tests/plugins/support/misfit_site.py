@@ -17,12 +17,12 @@ def workflows():
 
 @dataclass(frozen=True)
 class Misfit:
-    """What a plugin does.
+    """Plugin that misbehaves in one way.
 
     Attributes:
-        source: Of its module, after two lines of imports.
-        error: What is said of it when it is broken: a regular expression; "" if it can be loaded.
-        changed: What it changes at import that everybody shares.
+        source: Source of its module, after two lines of imports.
+        error: Regular expression for the error when the plugin is broken; "" if it loads.
+        changed: Shared state that its import changes.
         dies: Whether it ends the process that imports it.
     """
 
@@ -213,7 +213,7 @@ class Leaky(Tracker):
 
 
 def write_site(folder: Path) -> str:
-    """A folder for ``sys.path`` with all of them, the plugin ``play`` and the plugin ``victim``, which is last."""
+    """Makes a folder for ``sys.path`` with all misfits and the plugins ``play`` and ``victim``; ``victim`` is last."""
     package = folder / "misfits"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -240,7 +240,7 @@ def write_site(folder: Path) -> str:
 
 
 def malformed(folder: Path) -> str:
-    """A folder with one distribution that is no plugin and whose ``entry_points.txt`` nobody can read."""
+    """Makes a folder with one distribution that is not a plugin and has an unreadable ``entry_points.txt``."""
     site = distribution(folder, "odd-thing", "3.0")
     (folder / "odd_thing-3.0.dist-info" / "entry_points.txt").write_text("[console_scripts]\njust words\n")
     return site
