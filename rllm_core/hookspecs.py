@@ -143,6 +143,7 @@ def sandboxes() -> Iterable[Sandbox]:
 def cli_commands() -> Iterable[Command]:
     """Commands to add to ``rllm-core``. A command that cannot be loaded stays listed and prints the reason when called.
 
+    A name of two words, such as ``plugins check``, adds a command to a group of the core: ``parser`` or ``plugins``.
     A plugin whose command has the name of a built-in command is marked as broken.
     """
     return ()

@@ -23,7 +23,7 @@ from rllm_core.discovery import Candidate, Settings, installed_plugins
 from rllm_core.errors import PluginError, UserError
 from rllm_core.foreign import ended_within
 from rllm_core.loading import LOAD_DEADLINE_SECONDS, HookImplementation, LoadedHooks, suggest
-from rllm_core.providers import Backend, Engine, Parser, Provider, RewardFunction, Tracker, Workflow, resolve
+from rllm_core.providers import Backend, Command, Engine, Parser, Provider, RewardFunction, Tracker, Workflow, resolve
 from rllm_core.sections import WITH_SECTION, disagreement, wrong_model
 
 __all__ = ["PluginError", "PluginInfo", "PluginManager", "Provided", "Status"]
@@ -61,6 +61,9 @@ FIRST_PARTY: dict[tuple[type[Provider], str], str] = {
     (RewardFunction, "f1"): "rllm-workflows",
     (RewardFunction, "multiple_choice"): "rllm-workflows",
     (RewardFunction, "numeric"): "rllm-workflows",
+    (Command, "new"): "rllm-devkit",
+    (Command, "parser check"): "rllm-devkit",
+    (Command, "plugins check"): "rllm-devkit",
 }
 
 logger = logging.getLogger(__name__)
@@ -282,6 +285,29 @@ class PluginManager:
             )
         raise self._not_found(kind, package, short)
 
+    def select_first_party(self, kind: type[ProviderT], name: str) -> Provided[ProviderT]:
+        """Returns a provider in `FIRST_PARTY`. Loads only its own distribution, so that no other plugin can interfere.
+
+        Raises:
+            PluginError: If the distribution is missing, broken, disabled or in conflict.
+        """
+        package = FIRST_PARTY[kind, name]
+        for plugin in self._plugins:
+            if plugin.candidate.package == package:
+                self._adopt_installed(plugin)
+        for provided in self._selectable(kind):
+            if provided.record.name == name and provided.plugin.package == package:
+                return provided
+        error = self._unusable(kind, package, "", name)
+        if error is None:
+            from rllm_core.requirements import pip_install
+
+            install = pip_install(package)
+            error = PluginError(
+                f"{kind.kind} {name!r} needs {package}, which is not installed; install it with: {install}"
+            )
+        raise error
+
     def load(self, provided: Provided[Any], path: str | None = None) -> Any:
         """Imports the object behind a record, and checks that record and class declare the same run-file section.
 
@@ -373,10 +399,7 @@ class PluginManager:
         if core.failure is not None:
             raise core.failure  # a bug in the core, not in a plugin
         for plugin in self._plugins:
-            if plugin.status == "available":
-                point = plugin.candidate.entry_point
-                assert point is not None, "only installed plugins are available"
-                self._adopt(plugin, point.load)
+            self._adopt_installed(plugin)
         self._plugins.append(core)
         self._is_loaded = True
         for plugin in self._plugins:
@@ -387,6 +410,12 @@ class PluginManager:
                     raise self._strict_error from plugin.failure
                 show = plugin.failure if logger.isEnabledFor(logging.DEBUG) else None
                 logger.warning("%s", message, exc_info=show)
+
+    def _adopt_installed(self, plugin: _Plugin) -> None:
+        if plugin.status == "available":
+            point = plugin.candidate.entry_point
+            assert point is not None, "only installed plugins are available"
+            self._adopt(plugin, point.load)
 
     def _adopt(self, plugin: _Plugin, load: Callable[[], object]) -> None:
         """Adds one plugin, or records why it is broken."""
@@ -403,6 +432,9 @@ class PluginManager:
 
     def _provided(self, kind: type[ProviderT]) -> list[Provided[ProviderT]]:
         self._load_enabled()
+        return self._selectable(kind)
+
+    def _selectable(self, kind: type[ProviderT]) -> list[Provided[ProviderT]]:
         return [
             Provided(record, plugin.info)
             for plugin in sorted(self._plugins, key=lambda p: p.candidate.name)
@@ -430,14 +462,8 @@ class PluginManager:
 
     def _not_found(self, kind: type[Provider], package: str, name: str) -> PluginError:
         dist = FIRST_PARTY.get((kind, name))
-        unusable = [p for p in self._plugins if p.status in ("broken", "conflict", "disabled")]
-        for plugin in unusable:
-            c = plugin.candidate
-            if not (c.is_named(f"{package}/{c.name}") if package else c.name == name or c.package == dist):
-                continue
-            state = "in conflict" if plugin.status == "conflict" else plugin.status
-            error = PluginError(f"{kind.kind} {name!r}: plugin {c.name!r} ({c.label}) is {state}: {plugin.error}")
-            error.__cause__ = plugin.failure
+        error = self._unusable(kind, dist, package, name)
+        if error is not None:
             return error
         names = list(self.providers(kind))
         wanted = f"{package}/{name}" if package else name
@@ -453,13 +479,25 @@ class PluginManager:
             if near:
                 parts.append(f"did you mean {near[0]!r}?")
             parts.append("installed: " + (", ".join(names) or "none"))
-        broken = [p for p in unusable if p.status != "disabled"]
+        broken = [p for p in self._plugins if p.status in ("broken", "conflict")]
         if broken:
             parts.append("not usable: " + "; ".join(f"{p.candidate.label}: {p.error}" for p in broken))
         error = PluginError("; ".join(parts))
         if len(broken) == 1:
             error.__cause__ = broken[0].failure
         return error
+
+    def _unusable(self, kind: type[Provider], dist: str | None, package: str, name: str) -> PluginError | None:
+        """The reason if the plugin that probably has the provider is installed, but cannot be used."""
+        for plugin in self._plugins:
+            c = plugin.candidate
+            is_meant = c.is_named(f"{package}/{c.name}") if package else c.name == name or c.package == dist
+            if is_meant and plugin.status in ("broken", "conflict", "disabled"):
+                state = "in conflict" if plugin.status == "conflict" else plugin.status
+                error = PluginError(f"{kind.kind} {name!r}: plugin {c.name!r} ({c.label}) is {state}: {plugin.error}")
+                error.__cause__ = plugin.failure
+                return error
+        return None
 
     def _how_to_mend(self, plugin: PluginInfo, error: BaseException) -> str:
         from rllm_core.requirements import remedy

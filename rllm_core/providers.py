@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 PATH_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+COMMAND_GROUPS = ("parser", "plugins")
 
 
 def resolve(path: str) -> Any:
@@ -41,6 +42,7 @@ class Provider:
 
     kind: ClassVar[str] = "provider"
     hook: ClassVar[str] = ""
+    name_pattern: ClassVar[re.Pattern[str]] = NAME_PATTERN
 
     name: str
     load: str
@@ -48,8 +50,8 @@ class Provider:
     config: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not NAME_PATTERN.fullmatch(self.name):
-            raise ValueError(f"{self.kind} name {self.name!r} must match {NAME_PATTERN.pattern}")
+        if not isinstance(self.name, str) or not self.name_pattern.fullmatch(self.name):
+            raise ValueError(f"{self.kind} name {self.name!r} must match {self.name_pattern.pattern}")
         for path in (self.load, self.config):
             if path is not None and (not isinstance(path, str) or not PATH_PATTERN.fullmatch(path)):
                 raise ValueError(f"{self.kind} {self.name!r}: {path!r} is not of the form 'package.module:Name'")
@@ -160,10 +162,15 @@ class Sandbox(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class Command(Provider):
-    """A command of the ``rllm-core`` command line: a `click.Command`."""
+    """A command of the ``rllm-core`` command line: a `click.Command`.
+
+    A name of two words adds it to one of the core's groups, `COMMAND_GROUPS`: ``"plugins check"`` is called as
+    ``rllm-core plugins check``.
+    """
 
     kind: ClassVar[str] = "command"
     hook: ClassVar[str] = "cli_commands"
+    name_pattern: ClassVar[re.Pattern[str]] = re.compile(f"(({'|'.join(COMMAND_GROUPS)}) )?{NAME_PATTERN.pattern}")
 
 
 KINDS: tuple[type[Provider], ...] = (

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import logging
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -20,7 +19,7 @@ from click.shell_completion import CompletionItem
 from rllm_core import __version__
 from rllm_core.errors import PluginError, UserError
 from rllm_core.foreign import printable
-from rllm_core.providers import Command
+from rllm_core.providers import Command, resolve
 from rllm_core.witness import WITNESS
 
 if TYPE_CHECKING:
@@ -42,8 +41,14 @@ CORE_COMMANDS = {
             load="rllm_core.cli.verify:verify",
             summary="Verify that every rollout in a run is accounted for.",
         ),
-        Command(name="new", load="rllm_core.cli.new:new", summary="Create a plugin package from a template."),
         Command(name="plugins", load="rllm_core.cli.plugins:plugins", summary="List and manage plugins."),
+        Command(name="plugins show", load="rllm_core.cli.plugins:show", summary="Show all details of one plugin."),
+        Command(name="plugins enable", load="rllm_core.cli.plugins:enable", summary="Re-enable a disabled plugin."),
+        Command(
+            name="plugins disable",
+            load="rllm_core.cli.plugins:disable",
+            summary="Disable a plugin for all runs.",
+        ),
         Command(
             name="backends",
             load="rllm_core.cli.backends:backends",
@@ -51,7 +56,7 @@ CORE_COMMANDS = {
         ),
         Command(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
         Command(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
-        Command(name="parser", load="rllm_core.cli.parser:parser", summary="Check a parser with a model's tokenizer."),
+        Command(name="parser", load="rllm_core.cli.plugins:parser", summary="Check a parser with a model's tokenizer."),
         Command(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
         Command(
             name="algorithms",
@@ -70,6 +75,8 @@ CORE_COMMANDS = {
         ),
     )
 }
+
+ValueT = TypeVar("ValueT")
 
 ALL_PLUGINS = "*"
 EXIT_SECONDS = 20.0
@@ -130,7 +137,15 @@ class BrokenCommand(click.Command):
 
 
 class LazyGroup(click.Group):
-    """Commands of the core and of plugins, each imported when it is called."""
+    """Commands of the core and of plugins, each imported when it is called.
+
+    Args:
+        prefix: Words before the names of its commands, with a space; empty for ``rllm-core`` itself.
+    """
+
+    def __init__(self, *args: Any, prefix: str = "", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.prefix = prefix
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Lets ``--no-plugins`` have no value: click would use the next word as its value."""
@@ -139,19 +154,24 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Lists the names of all commands, the core's first."""
-        return [*CORE_COMMANDS, *self._plugin_commands(ctx)]
+        added, unavailable = self._plugin_commands(ctx)
+        return [*self._within(CORE_COMMANDS), *self._within(added), *self._within(unavailable)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports one command."""
-        if cmd_name in CORE_COMMANDS:
-            module, _, attribute = CORE_COMMANDS[cmd_name].load.partition(":")
-            command: click.Command = getattr(importlib.import_module(module), attribute)
+        from rllm_core.plugins import FIRST_PARTY
+
+        name = self.prefix + cmd_name
+        if name in CORE_COMMANDS:
+            command: click.Command = resolve(CORE_COMMANDS[name].load)
             return command
-        provided = self._plugin_commands(ctx).get(cmd_name)
-        if provided is None:
+        plugins = session(ctx).plugins
+        is_first_party = (Command, name) in FIRST_PARTY
+        if not is_first_party and name not in plugins.providers(Command):
             return None
         try:
-            loaded = session(ctx).plugins.load(provided)
+            provided = plugins.select_first_party(Command, name) if is_first_party else plugins.providers(Command)[name]
+            loaded = plugins.load(provided)
         except PluginError as error:
             return BrokenCommand(cmd_name, error)
         if not isinstance(loaded, click.Command):
@@ -168,29 +188,52 @@ class LazyGroup(click.Group):
         name = args[0]
         if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
             near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "run rllm-core --help for a list"
+            hint = f"did you mean {near[0]!r}?" if near else f"run rllm-core {self.prefix}--help for a list"
             raise click.UsageError(f"no such command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the commands from their records, so that help imports no command."""
-        rows = [(command.name, command.summary) for command in CORE_COMMANDS.values()]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-        added = [(name, f"{p.record.summary} ({p.plugin.label})") for name, p in self._plugin_commands(ctx).items()]
-        if added:
-            with formatter.section("Plugin commands"):
-                formatter.write_dl(added)
+        added, unavailable = self._plugin_commands(ctx)
+        sections = {
+            "Commands": {name: command.summary for name, command in self._within(CORE_COMMANDS).items()},
+            "Plugin commands": {name: f"{p.record.summary} ({p.plugin.label})" for name, p in added.items()},
+            "Unavailable commands": {name: str(error) for name, error in unavailable.items()},
+        }
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl([(name.removeprefix(self.prefix), text) for name, text in rows.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Completes commands from their records, so that completion imports no command."""
-        commands = {name: command.summary for name, command in CORE_COMMANDS.items()}
-        commands |= {name: provided.record.summary for name, provided in self._plugin_commands(ctx).items()}
+        commands = {name: command.summary for name, command in self._within(CORE_COMMANDS).items()}
+        added, _ = self._plugin_commands(ctx)
+        commands |= {name: provided.record.summary for name, provided in self._within(added).items()}
         items = [CompletionItem(name, help=text) for name, text in commands.items() if name.startswith(incomplete)]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
-    def _plugin_commands(self, ctx: click.Context) -> dict[str, Provided[Command]]:
-        return session(ctx).plugins.providers(Command)
+    def _within(self, commands: Mapping[str, ValueT]) -> dict[str, ValueT]:
+        """Returns the commands of this group, by the one word that calls them."""
+        own = {name.removeprefix(self.prefix): c for name, c in commands.items() if name.startswith(self.prefix)}
+        return {word: command for word, command in own.items() if " " not in word}
+
+    def _plugin_commands(self, ctx: click.Context) -> tuple[dict[str, Provided[Command]], dict[str, PluginError]]:
+        """Returns the commands of plugins, and first-party commands that are unavailable with the reason, by name.
+
+        A group loads first-party plugins only, so that listing the core's own commands never waits for another plugin.
+        """
+        from rllm_core.plugins import FIRST_PARTY
+
+        plugins = session(ctx).plugins
+        added = {} if self.prefix else plugins.providers(Command)
+        unavailable = {}
+        for name in (name for kind, name in FIRST_PARTY if kind is Command and name.startswith(self.prefix)):
+            try:
+                added[name] = plugins.select_first_party(Command, name)
+            except PluginError as error:
+                unavailable[name] = error
+        return added, unavailable
 
 
 def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rllm_core.cli import no_plugins_option, session
+from rllm_core.cli import LazyGroup, no_plugins_option, session
 from rllm_core.cli.completion import installed
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import PluginError
@@ -15,10 +15,9 @@ from rllm_core.plugins import CORE_PLUGIN, PluginInfo, PluginManager
 from rllm_core.providers import Engine, Parser, Provider, Workflow
 
 DEADLINE_SECONDS = 30.0
-CHECK_DEADLINE_SECONDS = 600.0
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=LazyGroup, prefix="plugins ", invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--all", "show_all", is_flag=True, help="Include the core's own providers.")
 @click.option("--load", is_flag=True, help="Import each plugin in its own process and report problems.")
@@ -56,7 +55,7 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
     _fail_if_strict(context, manager, rows)
 
 
-@plugins.command()
+@click.command()
 @click.argument("name", shell_complete=installed)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
@@ -86,72 +85,7 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
     _fail_if_strict(context, manager, rows)
 
 
-@plugins.command()
-@click.argument("name", shell_complete=installed)
-@click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key; repeatable.")
-@click.option("--model", default="", help="Model folder or Hugging Face model ID, for providers that need one.")
-@click.option(
-    "--deadline-seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=CHECK_DEADLINE_SECONDS,
-    show_default=True,
-    help="Timeout for the checks of one provider, in seconds.",
-)
-@click.option("--strict", is_flag=True, help="Exit with 1 for packaging warnings, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@no_plugins_option
-@click.pass_context
-def check(
-    context: click.Context,
-    name: str,
-    overrides: tuple[str, ...],
-    model: str,
-    deadline_seconds: float,
-    strict: bool,
-    as_json: bool,
-) -> None:
-    """Check a plugin and its providers against their contracts, and check its packaging.
-
-    Contract: imports the plugin, builds each provider with default settings and runs the checks of its kind, each in
-    its own process. Exits with 1 if one fails.
-
-    Packaging: checks the description, README, license, versions, and text left over from the template. Findings are
-    warnings; they change the exit code only with --strict.
-    """
-    from rllm_core.cli.check import Wishes, check_plugin
-    from rllm_core.cli.packaging import WARNING
-
-    manager = session(context).plugins
-    [plugin, *others] = manager.find(name)
-    if others:
-        conflict = next((info.error for info in (plugin, *others) if info.status == "conflict"), None)
-        raise PluginError(conflict or f"several plugins are named {name!r}; choose one as DISTRIBUTION/NAME")
-    beside = [
-        info for info in manager.plugins() if info.status == "available" and CORE_PLUGIN != info.name != plugin.name
-    ]
-    groups = check_plugin(plugin, beside, Wishes(overrides, model, deadline_seconds))
-    outcomes = [result.outcome for group in groups for result in group.checks]
-    counts = {outcome: outcomes.count(outcome) for outcome in ("passed", "failed", "skipped")}
-    warnings = outcomes.count(WARNING)
-    contract, packaging = "failed" if counts["failed"] else "passed", "warnings" if warnings else "passed"
-    is_refused = bool(counts["failed"] or (strict and warnings))
-    if as_json:
-        about = {"plugin": plugin.name, "package": plugin.package, "version": plugin.version, "value": plugin.value}
-        verdicts = {"outcome": "failed" if is_refused else "passed", "contract": contract, "packaging": packaging}
-        numbers = {**counts, "warnings": warnings}
-        echo_json({**about, **verdicts, **numbers, "groups": [group.to_json() for group in groups]})
-    else:
-        for group in groups:
-            rows = [[result.name, result.outcome, result.detail] for result in group.checks]
-            echo_table([f"{group.kind} {group.name}", "result", "seen"], rows)
-            click.echo()
-        counted = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        noted = f"{warnings} warning{'' if warnings == 1 else 's'}" if warnings else "passed"
-        click.echo(f"{plugin.label}, plugin {plugin.name!r}: contract {contract} ({counted}); packaging: {noted}")
-    context.exit(1 if is_refused else 0)
-
-
-@plugins.command()
+@click.command()
 @click.argument("name", shell_complete=installed)
 @click.pass_context
 def enable(context: click.Context, name: str) -> None:
@@ -168,7 +102,7 @@ def enable(context: click.Context, name: str) -> None:
     _say_if_overridden()
 
 
-@plugins.command()
+@click.command()
 @click.argument("name", shell_complete=installed)
 @click.pass_context
 def disable(context: click.Context, name: str) -> None:
@@ -233,7 +167,7 @@ def _fail_if_strict(context: click.Context, manager: PluginManager, rows: list[d
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Lists of providers
+# Providers
 
 
 def _listing(name: str, kind: type[Provider], described: str) -> click.Command:
@@ -272,3 +206,8 @@ def _listing(name: str, kind: type[Provider], described: str) -> click.Command:
 engines = _listing("engines", Engine, "List rollout engines.")
 parsers = _listing("parsers", Parser, "List parsers.")
 workflows = _listing("workflows", Workflow, "List workflows.")
+
+
+@click.group(cls=LazyGroup, prefix="parser ")
+def parser() -> None:
+    """Check a parser with a model's tokenizer."""
