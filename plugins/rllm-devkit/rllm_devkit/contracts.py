@@ -1,6 +1,6 @@
 """Contract checks as pytest classes: name a provider, and each check of its kind becomes a test.
 
-    from rllm_core.testing.contracts import WorkflowContract
+    from rllm_devkit.contracts import WorkflowContract
 
 
     class TestMine(WorkflowContract):
@@ -19,12 +19,12 @@ from typing import ClassVar
 
 import pytest
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import providers
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.check_names import BUILT, checks_of
-from rllm_core.testing.parsers import CheckResult
-from rllm_core.testing.provided import Request, check_provided
+from rllm_devkit.checks.check_names import BUILT, checks_of
+from rllm_devkit.checks.provided import Request, check_provided
+from rllm_devkit.checks.results import CheckResult
 
 __all__ = [
     "AdvantageEstimatorContract",
@@ -76,7 +76,7 @@ class _Contract:
     def _results(cls) -> dict[str, CheckResult]:
         if "_found" not in cls.__dict__:
             plugins = PluginManager.from_environment()
-            plugins.register(rllm_core.testing.plugin, "testing")
+            plugins.register(rllm_devkit.scripted_plugin, "testing")
             provided = plugins.select(cls.kind, cls.name)
             with tempfile.TemporaryDirectory(prefix="rllm-contract-") as folder:
                 results = check_provided(plugins, provided, cls._request(), Path(folder))
@@ -92,7 +92,7 @@ class WorkflowContract(_Contract):
     """The contract of `rllm_core.workflow.Workflow`.
 
     Attributes:
-        answers: Answers that fit its tasks; see `rllm_core.testing.check_workflow`.
+        answers: Answers that fit its tasks; see `rllm_devkit.checks.check_workflow`.
     """
 
     kind: ClassVar[type[providers.Provider]] = providers.Workflow
@@ -115,7 +115,7 @@ class TrackerContract(_Contract):
 
     @staticmethod
     def read(run_dir: Path) -> Mapping[str, Sequence[tuple[int, float]]]:
-        """Reads the metrics a run recorded; see `rllm_core.testing.check_tracker`. Override it to check them."""
+        """Reads the metrics a run recorded; see `rllm_devkit.checks.check_tracker`. Override it to check them."""
         raise NotImplementedError
 
     @classmethod

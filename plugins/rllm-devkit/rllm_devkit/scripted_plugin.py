@@ -1,11 +1,11 @@
-"""Plugin with lightweight test providers: ``plugins.register(rllm_core.testing.plugin, "testing")``."""
+"""Plugin with lightweight test providers: ``plugins.register(rllm_devkit.scripted_plugin, "testing")``."""
 
 from __future__ import annotations
 
 from rllm_core.hookspecs import hookimpl
 from rllm_core.providers import Backend, Engine, Parser, Workflow
 
-_SCRIPTED = "rllm_core.testing.scripted"
+_SCRIPTED = "rllm_devkit.scripted"
 
 
 @hookimpl

@@ -1,21 +1,18 @@
-"""Tools for plugin authors: contract checks, and a scripted engine and backend without torch."""
+"""Contract checks, one function per kind of provider."""
 
-from rllm_core.testing.algorithms import check_correction, check_estimator, check_policy_loss
-from rllm_core.testing.backends import check_backend
-from rllm_core.testing.drift import Drift, probe_drift
-from rllm_core.testing.engines import check_engine
-from rllm_core.testing.parsers import CheckResult, check_parser
-from rllm_core.testing.sandboxes import check_sandbox
-from rllm_core.testing.scripted import ByteParser, ScriptedBackend, ScriptedEngine
-from rllm_core.testing.trackers import check_tracker
-from rllm_core.testing.workflows import check_workflow
+from rllm_devkit.checks.algorithms import check_correction, check_estimator, check_policy_loss
+from rllm_devkit.checks.backends import check_backend
+from rllm_devkit.checks.drift import Drift, probe_drift
+from rllm_devkit.checks.engines import check_engine
+from rllm_devkit.checks.parsers import check_parser
+from rllm_devkit.checks.results import CheckResult
+from rllm_devkit.checks.sandboxes import check_sandbox
+from rllm_devkit.checks.trackers import check_tracker
+from rllm_devkit.checks.workflows import check_workflow
 
 __all__ = [
-    "ByteParser",
     "CheckResult",
     "Drift",
-    "ScriptedBackend",
-    "ScriptedEngine",
     "check_backend",
     "check_correction",
     "check_engine",

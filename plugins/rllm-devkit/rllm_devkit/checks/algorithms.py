@@ -1,6 +1,6 @@
 """Contract checks for advantage estimators, corrections and losses.
 
-Like those of `rllm_core.testing.check_parser`, each check draws its own examples and reports its findings. A component
+Like those of `rllm_devkit.checks.check_parser`, each check draws its own examples and reports its findings. A component
 is checked with the options it was built with, so check it once per set of options that changes its behavior.
 """
 
@@ -18,8 +18,8 @@ from rllm_core.algorithms.options import Configured
 from rllm_core.algorithms.samples import training_samples
 from rllm_core.config import Section
 from rllm_core.errors import UserError
-from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
 from rllm_core.types import Step, Trajectory, TrajectoryGroup, token_ids
+from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
 
 if TYPE_CHECKING:
     from rllm_core.algorithms.torch_losses import PolicyLoss
@@ -53,7 +53,7 @@ def check_correction(correction: Correction, *, seed: int = 0, examples: int = E
 
 def check_policy_loss(loss: PolicyLoss, *, seed: int = 0, examples: int = EXAMPLES) -> list[CheckResult]:
     """Checks a policy loss against its contract; imports torch. See `check_estimator`."""
-    from rllm_core.testing.losses import LOSS_CHECKS
+    from rllm_devkit.checks.losses import LOSS_CHECKS
 
     return checked(loss, LOSS_CHECKS, seed, examples)
 

@@ -137,7 +137,7 @@ _BY_TYPE: dict[str, tuple[Any, ...]] = {
 
 
 def called(name: str, arguments: Any) -> str:
-    """Formats a tool call for `rllm_core.testing.workflow_probe.ToolParser`."""
+    """Formats a tool call for `rllm_devkit.checks.workflow_probe.ToolParser`."""
     return f"{CALL_OPEN}{json.dumps({'name': name, 'arguments': arguments})}{CALL_CLOSE}"
 
 

@@ -1,4 +1,4 @@
-"""Drives a backend for `rllm_core.testing.check_backend`, in the order the trainer does."""
+"""Drives a backend for `rllm_devkit.checks.check_backend`, in the order the trainer does."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine, derive_seed
 from rllm_core.errors import StallError
 from rllm_core.parser import BaseParser
-from rllm_core.testing.parsers import Broken, NotApplicable
-from rllm_core.testing.probe import EngineProbe
 from rllm_core.training.deadlines import within
 from rllm_core.types import Floats, SamplingParams, TokenIds, TrainingSample
+from rllm_devkit.checks.engine_probe import EngineProbe
+from rllm_devkit.checks.results import Broken, NotApplicable
 
 ResultT = TypeVar("ResultT")
 

@@ -16,12 +16,11 @@ from rllm_core.backend import BackendProtocol, Capabilities, Policy
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser
-from rllm_core.testing.backend_probe import BackendProbe, Outcome, Saved
-from rllm_core.testing.engines import ENGINE_CHECKS, prompts_of
-from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
-from rllm_core.testing.probe import Check, checked
-from rllm_core.testing.watch import child_processes
 from rllm_core.types import Floats, TrainingSample
+from rllm_devkit.checks.backend_probe import BackendProbe, Outcome, Saved
+from rllm_devkit.checks.engines import ENGINE_CHECKS, prompts_of
+from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
+from rllm_devkit.checks.watch import child_processes
 
 # Two ways to compute the same update may differ by this share of it, because Adam turns gradients that are pure
 # rounding noise into steps of full length.

@@ -16,55 +16,55 @@ def checks_of(kind: type[providers.Provider]) -> tuple[str, ...]:
 
 
 def _workflow_names() -> list[str]:
-    from rllm_core.testing.workflows import WORKFLOW_CHECKS
+    from rllm_devkit.checks.workflows import WORKFLOW_CHECKS
 
     return [RUN_FILE, *WORKFLOW_CHECKS]
 
 
 def _tracker_names() -> list[str]:
-    from rllm_core.testing.trackers import TRACKER_CHECKS
+    from rllm_devkit.checks.trackers import TRACKER_CHECKS
 
     return list(TRACKER_CHECKS)
 
 
 def _parser_names() -> list[str]:
-    from rllm_core.testing.parsers import CHECKS
+    from rllm_devkit.checks.parsers import CHECKS
 
     return list(CHECKS)
 
 
 def _engine_names() -> list[str]:
-    from rllm_core.testing.engines import ENGINE_CHECKS
+    from rllm_devkit.checks.engines import ENGINE_CHECKS
 
     return list(ENGINE_CHECKS)
 
 
 def _backend_names() -> list[str]:
-    from rllm_core.testing.backends import BEFORE_TRAINING, TRAINING
+    from rllm_devkit.checks.backends import BEFORE_TRAINING, TRAINING
 
     return [*BEFORE_TRAINING, *(f"engine: {name}" for name in _engine_names()), *TRAINING]
 
 
 def _estimator_names() -> list[str]:
-    from rllm_core.testing.algorithms import ESTIMATOR_CHECKS
+    from rllm_devkit.checks.algorithms import ESTIMATOR_CHECKS
 
     return ["options", *ESTIMATOR_CHECKS]
 
 
 def _correction_names() -> list[str]:
-    from rllm_core.testing.algorithms import CORRECTION_CHECKS
+    from rllm_devkit.checks.algorithms import CORRECTION_CHECKS
 
     return ["options", *CORRECTION_CHECKS]
 
 
 def _loss_names() -> list[str]:
-    from rllm_core.testing.losses import LOSS_CHECKS
+    from rllm_devkit.checks.losses import LOSS_CHECKS
 
     return ["options", *LOSS_CHECKS]
 
 
 def _sandbox_names() -> list[str]:
-    from rllm_core.testing.sandboxes import SANDBOX_CHECKS
+    from rllm_devkit.checks.sandboxes import SANDBOX_CHECKS
 
     return list(SANDBOX_CHECKS)
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from rllm_core.parser import BaseParser
-from rllm_core.testing.completions import QUESTION, Completions, tail
 from rllm_core.types import MessageLike, TokenIds, starts_with, token_ids
+from rllm_devkit.checks.completions import QUESTION, Completions, tail
 
 Draw = Callable[[Completions], list[int] | None]
 """Draws a completion; returns None if the parser supports none of this kind."""

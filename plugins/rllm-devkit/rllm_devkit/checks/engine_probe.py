@@ -1,50 +1,21 @@
-"""Runs asynchronous checks, and calls engines for the engine and backend checks."""
+"""Calls an engine for the engine and backend checks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
 from rllm_core.engine import EngineBusy, RolloutEngine
-from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
 from rllm_core.types import Floats, SamplingParams, TokenIds, TokenInput, TokenOutput, is_id_array
+from rllm_devkit.checks.results import Broken, NotApplicable
 
-SubjectT = TypeVar("SubjectT")
 ResultT = TypeVar("ResultT")
-Check = Callable[[SubjectT], Awaitable[str]]
 
 BUSY_PAUSE_SECONDS = 0.5
-
-
-async def checked(subject: SubjectT, checks: Mapping[str, Check[SubjectT]]) -> list[CheckResult]:
-    """Runs checks one after the other."""
-    return [await _result(name, check, subject) for name, check in checks.items()]
-
-
-async def _result(name: str, check: Check[SubjectT], subject: SubjectT) -> CheckResult:
-    async def run() -> str:
-        return await check(subject)
-
-    # A separate task, to distinguish a cancellation that leaks out of the provider from one by our caller.
-    task = asyncio.create_task(run(), name=f"check: {name}")
-    try:
-        await asyncio.wait({task})
-    finally:
-        task.cancel()
-    try:
-        return CheckResult(name, "passed", task.result())
-    except NotApplicable as reason:
-        return CheckResult(name, "skipped", str(reason))
-    except Broken as problem:
-        return CheckResult(name, "failed", str(problem))
-    except asyncio.CancelledError:
-        return CheckResult(name, "failed", "a call raised CancelledError without being cancelled")
-    except Exception as error:  # an error in one check must not stop the others
-        return CheckResult(name, "failed", " ".join(f"raised {type(error).__name__}: {error}".split()))
 
 
 @dataclass

@@ -11,10 +11,10 @@ import numpy as np
 
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser
-from rllm_core.testing.completions import QUESTION, SENTENCES
-from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
-from rllm_core.testing.probe import Check, EngineProbe, checked
 from rllm_core.types import FinishReason, Floats, MediaChunk, SamplingParams, TokenIds, TokenOutput, token_ids
+from rllm_devkit.checks.completions import QUESTION, SENTENCES
+from rllm_devkit.checks.engine_probe import EngineProbe
+from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
 
 CERTAINLY_OUTSIDE = 2**31 - 1  # the largest int32, the dtype of token ids
 MOST_STOPS = 16

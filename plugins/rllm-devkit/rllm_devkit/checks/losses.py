@@ -1,4 +1,4 @@
-"""Contract checks for policy losses; see `rllm_core.testing.check_policy_loss`. Imports torch."""
+"""Contract checks for policy losses; see `rllm_devkit.checks.check_policy_loss`. Imports torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of, losses_of
 from rllm_core.errors import UserError
-from rllm_core.testing.algorithms import Check
-from rllm_core.testing.parsers import Broken, NotApplicable
+from rllm_devkit.checks.algorithms import Check
+from rllm_devkit.checks.results import Broken, NotApplicable
 
 
 def drawn_inputs(rng: np.random.Generator, examples: int, *, moved: float | None = None) -> Iterator[LossInputs]:

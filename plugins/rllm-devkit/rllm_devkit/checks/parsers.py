@@ -7,42 +7,19 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from rllm_core.parser import BaseParser, Termination
-from rllm_core.testing.completions import QUESTION, SENTENCES, TAILS, TOOL, Completions, tail
 from rllm_core.types import MessageLike, Messages, starts_with, token_ids
+from rllm_devkit.checks.completions import QUESTION, SENTENCES, TAILS, TOOL, Completions, tail
+from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
 
 ANSWER = {"role": "assistant", "content": SENTENCES[0]}
 THREADS = 4
 TURNS = 5
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """Result of one check.
-
-    Attributes:
-        name: Name of the check.
-        outcome: ``skipped`` if the check does not apply, ``warning`` if the problem violates no contract.
-        detail: Findings; for a failed check, the violation.
-    """
-
-    name: str
-    outcome: Literal["passed", "failed", "skipped", "warning"]
-    detail: str
-
-
-class Broken(Exception):
-    """A provider violates its contract."""
-
-
-class NotApplicable(Exception):
-    """A check does not apply."""
 
 
 def check_parser(parser: BaseParser, *, seed: int = 0, examples: int = 100) -> list[CheckResult]:
@@ -127,7 +104,7 @@ def _reading(completions: Completions, examples: int) -> str:
 
 
 def bridged_tails(parser: BaseParser) -> list[str]:
-    """Returns the continuations (`rllm_core.testing.completions.TAILS`) the parser can bridge to."""
+    """Returns the continuations (`rllm_devkit.checks.completions.TAILS`) the parser can bridge to."""
     completions = Completions(parser)
     tools, answer, call = completions.tools, completions.text(), completions.tool_call()
     prompt = parser.render([QUESTION], tools=tools)

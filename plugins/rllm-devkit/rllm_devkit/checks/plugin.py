@@ -1,4 +1,4 @@
-"""``rllm-core plugins check``: checks a plugin against its contracts, in child processes with timeouts.
+"""Checks a whole plugin and its package, in child processes with timeouts.
 
 A plugin that hangs, exits or crashes fails its check without affecting this process.
 """
@@ -18,15 +18,15 @@ from typing import Any
 
 from rllm_core.blame import Place
 from rllm_core.cli import CORE_COMMANDS
-from rllm_core.cli.packaging import WARNING, packaging_checks
 from rllm_core.cli.probe import Health, in_children, probe_all, report, run_child
 from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.loading import suggest
 from rllm_core.plugins import CORE_PACKAGE, FIRST_PARTY, PluginInfo, PluginManager
 from rllm_core.providers import KINDS, Backend, Engine, Workflow
-from rllm_core.testing.parsers import CheckResult
 from rllm_core.types import well_formed
+from rllm_devkit.checks.packaging import WARNING, packaging_checks
+from rllm_devkit.checks.results import CheckResult
 
 IMPORT_DEADLINE_SECONDS = 30.0
 IMPORT_LIMIT_SECONDS = 0.05
@@ -230,13 +230,13 @@ def _checked(
 
 def _results(asked: str) -> dict[str, Any]:
     """In the child process: runs the checks of one provider."""
-    import rllm_core.testing.plugin
-    from rllm_core.testing.provided import Request, check_provided
+    import rllm_devkit.scripted_plugin
+    from rllm_devkit.checks.provided import Request, check_provided
 
     wanted = json.loads(asked)
     loaded = [c for c in installed_plugins() if [c.package, c.name, c.value] in wanted["loaded"]]
     plugins = PluginManager(loaded, Settings(), reserved_commands=CORE_COMMANDS)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     [kind] = [kind for kind in KINDS if kind.kind == wanted["kind"]]
     provided = plugins.select(kind, f"{wanted['package']}/{wanted['name']}")
     request = Request(overrides=tuple(wanted["overrides"]), model=wanted["model"])

@@ -1,6 +1,6 @@
 """Builds a provider as a run would, and checks it against its contract.
 
-Used by the pytest classes of `rllm_core.testing.contracts` and by ``rllm-core plugins check``.
+Used by the pytest classes of `rllm_devkit.contracts` and by ``rllm-core plugins check``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.foreign import one_line
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.run_file import apply_override, merged, toml_key, validated
-from rllm_core.testing.check_names import BUILT, RUN_FILE, checks_of
-from rllm_core.testing.parsers import Broken, CheckResult, check_parser
+from rllm_devkit.checks.check_names import BUILT, RUN_FILE, checks_of
+from rllm_devkit.checks.parsers import check_parser
+from rllm_devkit.checks.results import Broken, CheckResult
 
 __all__ = ["BUILT", "NeedsSettings", "Request", "check_provided", "checks_of", "run"]
 
@@ -51,10 +52,10 @@ class Request:
     Attributes:
         overrides: Settings as ``section.key=value``, like ``-o``.
         model: Folder or Hugging Face model ID, for providers that need a model.
-        answers: For workflows; see `rllm_core.testing.check_workflow`.
-        read: For trackers; see `rllm_core.testing.check_tracker`.
-        local: For trackers; see `rllm_core.testing.check_tracker`.
-        logprob_tolerance: For engines and backends; see `rllm_core.testing.check_backend`.
+        answers: For workflows; see `rllm_devkit.checks.check_workflow`.
+        read: For trackers; see `rllm_devkit.checks.check_tracker`.
+        local: For trackers; see `rllm_devkit.checks.check_tracker`.
+        logprob_tolerance: For engines and backends; see `rllm_devkit.checks.check_backend`.
     """
 
     overrides: tuple[str, ...] = ()
@@ -140,7 +141,7 @@ def check_provided(
     Do not call it from a running event loop.
 
     Args:
-        plugins: Plugins, including that of the provider and `rllm_core.testing.plugin`.
+        plugins: Plugins, including that of the provider and `rllm_devkit.scripted_plugin`.
         provided: Provider to check.
         request: Options for the checks.
         folder: Empty folder the checks may write to.
@@ -180,9 +181,9 @@ _Checks = Callable[[], list[CheckResult]]
 
 
 def _workflow(subject: _Subject) -> _Checks:
-    from rllm_core.testing.workflows import check_workflow
     from rllm_core.training.launch import workflow_of
     from rllm_core.workflow import Workflow
+    from rllm_devkit.checks.workflows import check_workflow
 
     subject.loaded(Workflow)
     record = subject.provided.record
@@ -222,8 +223,8 @@ def _run_file(subject: _Subject) -> tuple[RunConfig, CheckResult]:
 
 
 def _tracker(subject: _Subject) -> _Checks:
-    from rllm_core.testing.trackers import check_tracker
     from rllm_core.training.trackers import Tracker
+    from rllm_devkit.checks.trackers import check_tracker
 
     tracker_class, section, request = subject.loaded(Tracker), subject.section(), subject.request
     _or_needs(lambda: tracker_class(section))
@@ -249,8 +250,8 @@ def _parser(subject: _Subject) -> _Checks:
 def _engine(subject: _Subject) -> _Checks:
     from rllm_core.engine import RolloutEngine
     from rllm_core.parser import BaseParser
-    from rllm_core.testing.engines import check_engine
     from rllm_core.training.engines import standalone_engine
+    from rllm_devkit.checks.engines import check_engine
 
     subject.loaded(RolloutEngine)
     subject.section()
@@ -284,8 +285,8 @@ def _engine(subject: _Subject) -> _Checks:
 
 def _backend(subject: _Subject) -> _Checks:
     from rllm_core.backend import BackendProtocol
-    from rllm_core.testing.backends import check_backend
     from rllm_core.training.launch import assemble
+    from rllm_devkit.checks.backends import check_backend
 
     backend_class = subject.loaded(BackendProtocol)
     subject.section()
@@ -351,7 +352,7 @@ def _reward_function(subject: _Subject) -> _Checks:
 
 def _sandbox(subject: _Subject) -> _Checks:
     from rllm_core.sandbox import Sandbox
-    from rllm_core.testing.sandboxes import check_sandbox
+    from rllm_devkit.checks.sandboxes import check_sandbox
 
     sandbox_class = subject.loaded(Sandbox)
     sandbox_class()

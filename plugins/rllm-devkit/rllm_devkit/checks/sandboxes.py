@@ -14,8 +14,7 @@ from typing import Any
 from unittest import mock
 
 from rllm_core.sandbox import CodeResult, Limits, Sandbox
-from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
-from rllm_core.testing.probe import Check, checked
+from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
 
 AT_A_TIME = 8
 PLANTED = "RLLM_PLANTED_VARIABLE"

@@ -16,9 +16,9 @@ from pydantic import SecretStr
 
 from rllm_core.config import RunConfig, Section
 from rllm_core.providers import NAME_PATTERN
-from rllm_core.testing.disk import InterceptedDisk, Operation
-from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
 from rllm_core.training.trackers import Status, Tracker, Trackers
+from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
+from rllm_devkit.disk import InterceptedDisk, Operation
 
 Recorded = Mapping[str, Sequence[tuple[int, float]]]
 Logged = list[tuple[int, dict[str, float]]]

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Self
 
-from rllm_core.testing.parsers import Broken
+from rllm_devkit.checks.results import Broken
 
 SETTLED_SECONDS = 2.0
 SCHEDULER = Path("/proc/thread-self/schedstat")  # nanoseconds on a processor, nanoseconds waiting for one, turns

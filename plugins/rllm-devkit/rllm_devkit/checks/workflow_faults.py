@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from rllm_core.engine import EngineError, Terminated
-from rllm_core.testing.answers import hostile, nonsensical_calls
-from rllm_core.testing.parsers import Broken, NotApplicable
-from rllm_core.testing.probe import Check
-from rllm_core.testing.watch import check_released, held
-from rllm_core.testing.workflow_probe import (
+from rllm_core.types import Episode, Task, TerminationReason
+from rllm_devkit.checks.answers import hostile, nonsensical_calls
+from rllm_devkit.checks.results import Broken, Check, NotApplicable
+from rllm_devkit.checks.watch import check_released, held
+from rllm_devkit.checks.workflow_probe import (
     LATEST_GIVING_UP_SECONDS,
     Rollout,
     Said,
@@ -20,7 +20,6 @@ from rllm_core.testing.workflow_probe import (
     described,
     together,
 )
-from rllm_core.types import Episode, Task, TerminationReason
 
 AT_A_TIME = 8
 REPEATED = 3

@@ -16,10 +16,6 @@ import numpy as np
 
 from rllm_core.engine import EngineError, TITOCompleter, derive_seed
 from rllm_core.parser import ParsedCompletion, ParsedToolCall, ToolSpec
-from rllm_core.testing.answers import CALL_CLOSE, CALL_OPEN, fitting
-from rllm_core.testing.parsers import Broken
-from rllm_core.testing.scripted import ByteParser, ScriptedEngine
-from rllm_core.testing.watch import Blocked, LoopWatch, held
 from rllm_core.training.acceptance import MAX_REWARD
 from rllm_core.training.tasks import Tasks, spread
 from rllm_core.types import (
@@ -35,6 +31,10 @@ from rllm_core.types import (
     token_ids,
 )
 from rllm_core.workflow import Split, Workflow
+from rllm_devkit.checks.answers import CALL_CLOSE, CALL_OPEN, fitting
+from rllm_devkit.checks.results import Broken
+from rllm_devkit.checks.watch import Blocked, LoopWatch, held
+from rllm_devkit.scripted import ByteParser, ScriptedEngine
 
 ResultT = TypeVar("ResultT")
 

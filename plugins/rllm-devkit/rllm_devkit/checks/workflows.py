@@ -12,13 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from rllm_core.providers import NAME_PATTERN
-from rllm_core.testing.parsers import Broken, CheckResult, NotApplicable
-from rllm_core.testing.probe import Check, checked
-from rllm_core.testing.watch import LoopWatch, held
-from rllm_core.testing.workflow_faults import FAULT_CHECKS
-from rllm_core.testing.workflow_probe import SPLITS, Rollout, WorkflowProbe, tasks_of, together
 from rllm_core.types import Episode, Step, Task, Trajectory
 from rllm_core.workflow import Workflow, WorkflowConfig
+from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
+from rllm_devkit.checks.watch import LoopWatch, held
+from rllm_devkit.checks.workflow_faults import FAULT_CHECKS
+from rllm_devkit.checks.workflow_probe import SPLITS, Rollout, WorkflowProbe, tasks_of, together
 
 SEEDS = 4  # rollouts per task
 AT_A_TIME = 16

@@ -5,10 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -16,61 +13,10 @@ import click
 from rllm_core.cli import session
 from rllm_core.cli.tables import echo_json
 from rllm_core.errors import ConfigError
+from rllm_devkit.templates import KINDS, PackageNames, template
 
-# The command to try each kind, with placeholders as in the templates.
-KINDS: dict[str, str] = {
-    "workflow": "rllm-core train placeholder --backend local",
-    "backend": "rllm-core train sort --backend placeholder -o algorithm.entropy_coefficient=0 "
-    "-o optimizer.learning_rate=0.3",
-    "engine": "rllm-core eval sort --engine placeholder --parser placeholder",
-    "parser": "rllm-core train sort --backend local --parser placeholder",
-    "tracker": "rllm-core train sort --backend local -o \"training.trackers=['placeholder']\"",
-    "loss": "rllm-core train sort --backend local -o algorithm.loss=placeholder",
-}
-
-# Templates are working files, so that they can be formatted and type-checked. These words in the files and their paths
-# are replaced by the names of the package.
-_PLACEHOLDER = re.compile("rllm_placeholder|rllm-placeholder|Placeholder|placeholder")
 _NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
-# Named pyproject.toml, it would configure tools in the template folder.
-_PROJECT_FILE = "pyproject.template.toml"
 _LONGEST_NAME = 32  # other names contain it, and must fit on a line
-
-
-@dataclass(frozen=True)
-class PackageNames:
-    """Names of a package, derived from the name that the user gives.
-
-    Attributes:
-        name: Name of the provider, the plugin and the run file section, as given: ``word_count``.
-    """
-
-    name: str
-
-    @property
-    def distribution(self) -> str:
-        """Distribution name for pip: ``rllm-word-count``."""
-        return "rllm-" + self.name.replace("_", "-")
-
-    @property
-    def module(self) -> str:
-        """Module name: ``rllm_word_count``."""
-        return self.distribution.replace("-", "_")
-
-    @property
-    def class_prefix(self) -> str:
-        """Prefix of class names: ``WordCount``."""
-        return "".join(part.capitalize() for part in re.split("[_-]", self.name))
-
-    def fill(self, text: str) -> str:
-        """Replaces the template's names in ``text``."""
-        named = {
-            "rllm_placeholder": self.module,
-            "rllm-placeholder": self.distribution,
-            "Placeholder": self.class_prefix,
-            "placeholder": self.name,
-        }
-        return _PLACEHOLDER.sub(lambda found: named[found[0]], text)
 
 
 @click.command("new", short_help="Create a plugin package from a template.")
@@ -107,11 +53,6 @@ def new(context: click.Context, kind: str, name: str, into: Path | None, as_json
     click.echo("next:")
     for command in commands:
         click.echo(f"  {command}")
-
-
-def template(kind: str) -> dict[str, str]:
-    """Returns the template files of a kind by path, with placeholders for names."""
-    return _read(files("rllm_core") / "scaffold" / kind)
 
 
 def _checked(name: str) -> PackageNames:
@@ -160,25 +101,12 @@ def _check_free(context: click.Context, names: PackageNames, template: Mapping[s
             )
 
 
-def _read(folder: Traversable, prefix: str = "") -> dict[str, str]:
-    """Reads the files of a template, by path with ``/``."""
-    return {path: entry.read_text(encoding="utf-8") for path, entry in _walk(folder, prefix)}
-
-
-def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
-    for entry in folder.iterdir():
-        if entry.is_file():
-            yield prefix + ("pyproject.toml" if entry.name == _PROJECT_FILE else entry.name), entry
-        elif entry.name != "__pycache__":  # installers compile the modules they install
-            yield from _walk(entry, f"{prefix}{entry.name}/")
-
-
 def _license() -> str:
     import importlib_metadata
 
-    text = importlib_metadata.distribution("rllm-core").read_text("licenses/LICENSE")
+    text = importlib_metadata.distribution("rllm-devkit").read_text("licenses/LICENSE")
     if text is None:
-        raise ConfigError("rllm-core is installed without its license file, which the package needs; reinstall it")
+        raise ConfigError("rllm-devkit is installed without its license file, which the package needs; reinstall it")
     return text
 
 

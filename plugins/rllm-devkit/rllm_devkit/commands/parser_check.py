@@ -1,4 +1,4 @@
-"""``rllm-core parser``: describes a parser for a model, and checks that its conversations stay token-exact."""
+"""``rllm-core parser check``: describes a parser for a model, and checks that its conversations stay token-exact."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ from rllm_core.errors import ConfigError
 if TYPE_CHECKING:
     from rllm_core.parser import BaseParser
     from rllm_core.plugins import PluginManager
-    from rllm_core.testing import CheckResult, Drift
+    from rllm_devkit.checks import CheckResult, Drift
 
 
-@click.group()
-def parser() -> None:
-    """Check a parser with a model's tokenizer."""
-
-
-@parser.command()
+@click.command()
 @click.argument("model", metavar="MODEL")
 @click.option("--parser", "name", metavar="NAME", help="Parser to check. Defaults to the one a run would use.")
 @click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key; repeatable.")
@@ -39,7 +34,7 @@ def check(context: click.Context, model: str, name: str, overrides: tuple[str, .
     then runs conversations of every kind and compares each prompt with the tokens before it. Reads the tokenizer, not
     the weights. Exits with 1 if the last line starts with NOT exact.
     """
-    from rllm_core.testing import check_parser, probe_drift
+    from rllm_devkit.checks import check_parser, probe_drift
 
     plugins = session(context).plugins
     name = name or _default_parser(plugins)
@@ -101,7 +96,7 @@ def _build(plugins: PluginManager, model: str, name: str, overrides: Sequence[st
 
 
 def _described(built: BaseParser) -> dict[str, Any]:
-    from rllm_core.testing.parsers import bridged_tails
+    from rllm_devkit.checks.parsers import bridged_tails
 
     decode = getattr(built.tokenizer, "decode", None)
     stops = [

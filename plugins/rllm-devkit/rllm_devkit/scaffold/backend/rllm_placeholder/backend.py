@@ -15,7 +15,7 @@ from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import ByteParser
+from rllm_devkit.scripted import ByteParser
 from rllm_core.types import (
     FinishReason,
     Floats,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllm_core.testing.contracts import BackendContract
+from rllm_devkit.contracts import BackendContract
 
 
 class TestContract(BackendContract):

@@ -11,7 +11,7 @@ from pydantic import Field
 from rllm_core.config import RunConfig, Section
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser
-from rllm_core.testing import ByteParser
+from rllm_devkit.scripted import ByteParser
 from rllm_core.types import (
     FinishReason,
     Floats,

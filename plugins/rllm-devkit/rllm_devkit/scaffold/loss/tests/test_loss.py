@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from rllm_core.algorithms.torch_losses import LossInputs
-from rllm_core.testing.contracts import PolicyLossContract
+from rllm_devkit.contracts import PolicyLossContract
 
 from rllm_placeholder.loss import PlaceholderLoss
 

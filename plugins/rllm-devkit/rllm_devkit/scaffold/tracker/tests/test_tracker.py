@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 from rllm_core.config import RunConfig
-from rllm_core.testing.contracts import TrackerContract
+from rllm_devkit.contracts import TrackerContract
 
 from rllm_placeholder import tracker
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rllm_core.testing.contracts import WorkflowContract
+from rllm_devkit.contracts import WorkflowContract
 
 from rllm_placeholder.workflow import PlaceholderWorkflow, score
 

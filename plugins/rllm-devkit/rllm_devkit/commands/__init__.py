@@ -1,0 +1,1 @@
+"""Commands that the devkit adds to ``rllm-core``."""
