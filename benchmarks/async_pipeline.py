@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from benchmarks import virtual_clock
 from benchmarks.simulated import TRAIN_SECONDS, SimulatedBackend, SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
@@ -84,7 +84,7 @@ def simulate(mode: Mode, steps: int, seed: int, folder: Path, *, log_standard_de
         RuntimeError: If verification fails.
     """
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     plugins.register(SimulationPlugin(), "simulation")
     settings = {
         "training.steps": steps,

@@ -25,14 +25,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from benchmarks.simulated import OwnPrompts, SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.engine import TITOCompleter
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import ByteParser, ScriptedEngine, ScriptedWorkflowConfig
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import Attempt, Rollout, RolloutKey, RolloutRunner
@@ -41,6 +40,7 @@ from rllm_core.training.tasks import TaskStream
 from rllm_core.training.trackers import Trackers
 from rllm_core.training.trainer import Trainer
 from rllm_core.types import Episode, SamplingParams, Task, TokenOutput
+from rllm_devkit.scripted import ByteParser, ScriptedEngine, ScriptedWorkflowConfig
 
 SHORT_TURNS, LONG_TURNS = 2, 12
 ROLLOUTS = 200
@@ -63,7 +63,7 @@ def measure(trials: RawTrials, count: int) -> None:
 
 def _plugins() -> PluginManager:
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     plugins.register(SimulationPlugin(), "simulation")
     return plugins
 

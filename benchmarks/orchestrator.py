@@ -26,7 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from benchmarks import bookkeeping
 from benchmarks.environments import ROOT, SETTINGS
 from benchmarks.simulated import SimulationPlugin
@@ -98,7 +98,7 @@ def carry(rollouts: int, turns: int, turn_seconds: float, *, spread: bool) -> Ro
 def _assembly(rollouts: int, turns: int, turn_seconds: float, wait_seconds: float) -> launch.Assembly:
     """Assembles a run that dispatches all rollouts at once: their groups form one sync window."""
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     plugins.register(SimulationPlugin(), "simulation")
     steps = rollouts // (ROLLOUTS_PER_GROUP * GROUPS_PER_STEP)
     settings = {

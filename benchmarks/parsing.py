@@ -55,7 +55,7 @@ class Script:
 
     def opening(self) -> list[dict[str, Any]]:
         """Returns the first messages of a rollout; instructions are always the same."""
-        from rllm_core.testing.completions import QUESTION
+        from rllm_devkit.checks.completions import QUESTION
 
         instructions: str = self._tokenizer.decode(self._ids[:SYSTEM_TOKENS])
         return [{"role": "system", "content": instructions}, QUESTION]
@@ -122,8 +122,8 @@ def _timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, di
 
 def session_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
     """Times every turn with a session: building its prompt and parsing its completion."""
-    from rllm_core.testing.completions import TOOL
     from rllm_core.types import Messages
+    from rllm_devkit.checks.completions import TOOL
 
     session, conversation, rows = parser.session(tools=[TOOL], on_break="raise"), Messages(script.opening()), []
     for _ in range(turns):
@@ -139,7 +139,7 @@ def session_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
 
 def rerender_seconds(parser: Any, script: Script, turns: int) -> list[Row]:
     """Times every turn of the same conversation when transformers renders it again."""
-    from rllm_core.testing.completions import TOOL
+    from rllm_devkit.checks.completions import TOOL
 
     conversation, rows = script.opening(), []
     for number in range(turns):
@@ -197,7 +197,7 @@ class Ngrams:
 
 def identity(parsers: Mapping[str, Any], ids: Sequence[int], options: argparse.Namespace, trials: RawTrials) -> None:
     """Counts turns whose tokens the next prompt does not start with, per kind of completion."""
-    from rllm_core.testing.drift import KINDS, probe_drift
+    from rllm_devkit.checks.drift import KINDS, probe_drift
 
     tokenizer = parsers["chat_template"].tokenizer
     words = frozenset(token for token in set(ids) if tokenizer.decode([token])[:1].isalpha())

@@ -14,8 +14,8 @@ from rllm_core.engine import Completer
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import Backend, Workflow
-from rllm_core.testing.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
 from rllm_core.types import Episode, Messages, Step, Task
+from rllm_devkit.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
 
 MEAN_ROLLOUT_SECONDS = 60.0
 MAX_ROLLOUT_SECONDS = 480.0
@@ -140,5 +140,5 @@ class SimulationPlugin:
     def workflows(self) -> list[Workflow]:
         """See `rllm_core.hookspecs.workflows`."""
         load = f"{__name__}:OwnPrompts"
-        config = "rllm_core.testing.scripted:ScriptedWorkflowConfig"
+        config = "rllm_devkit.scripted:ScriptedWorkflowConfig"
         return [Workflow(name="own_prompts", load=load, summary="One turn each.", config=config)]

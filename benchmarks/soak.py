@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineError
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.faults import Faults, raises, share
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
+from rllm_devkit.faults import Faults, raises, share
 
 GROUPS_PER_STEP, ROLLOUTS_PER_GROUP = 20, 10
 WARM_UP_STEPS = 5
@@ -107,7 +107,7 @@ def soak(run_dir: Path, *, episodes: int, failed_share: float) -> Soaked:
 
 async def _train(run_dir: Path, steps: int, failed_share: float, memory: MemoryOverSteps) -> tuple[int, dict[str, Any]]:
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     plugins.register(memory, "memory")
     overrides = (
         f"training.steps={steps}", f"training.groups_per_step={GROUPS_PER_STEP}",

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import scripted
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.types import Task
+from rllm_devkit import scripted
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(
@@ -76,7 +76,7 @@ HOSTILE = ("../../escaped", "/absolute", "nul\0byte", "CON", "x" * 300, "a/b", "
 
 def train(run_dir: Path, *overrides: str) -> BaseException | None:
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     small = ("training.steps=4", "training.groups_per_step=2", "training.rollouts_per_group=2",
              "training.validation_rollouts=4", "training.checkpoint_every_steps=1")  # fmt: skip
     config = load_run_config("say_yes", plugins, overrides=(*small, *overrides), backend="scripted")

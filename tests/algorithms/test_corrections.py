@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl, providers
 from rllm_core.algorithms.corrections import (
     Correction,
@@ -152,7 +152,7 @@ class HalfOfAll(Correction):
 def plugins(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
     monkeypatch.setitem(sys.modules, "halving", sys.modules[__name__])  # pytest's name cannot be imported
     manager = PluginManager.from_environment(no_plugins=True)
-    manager.register(rllm_core.testing.plugin, "testing")
+    manager.register(rllm_devkit.scripted_plugin, "testing")
     manager.register(Plugin(), "halving")
     return manager
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.algorithms.kl import kl_estimate
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import ScriptedBackend
 from rllm_core.training import launch
+from rllm_devkit.scripted import ScriptedBackend
 
 
 def distribution(seed: int) -> Any:
@@ -50,7 +50,7 @@ def test_k1_in_the_loss_is_noted(monkeypatch: pytest.MonkeyPatch, settings: tupl
     able = {"kl_loss": True, "policies": frozenset({"current", "reference"})}
     monkeypatch.setattr(ScriptedBackend, "capability_overrides", able)
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     overrides = ["algorithm.kl.coefficient=0.1", *(f"algorithm.kl.{setting}" for setting in settings)]
     config = load_run_config("say_yes", plugins, overrides=overrides, backend="scripted")
     notes = launch.assemble(config, plugins).notes

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.algorithms.support import Support, default_capabilities
 from rllm_core.backend import Capabilities
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import Backend
-from rllm_core.testing.scripted import ScriptedBackend
 from rllm_core.training import launch
+from rllm_devkit.scripted import ScriptedBackend
 
 EVERYTHING: dict[str, Any] = {
     "torch_losses": True,
@@ -37,7 +37,7 @@ NOTHING: dict[str, Any] = {
 @pytest.fixture
 def plugins() -> PluginManager:
     manager = PluginManager.from_environment(no_plugins=True)
-    manager.register(rllm_core.testing.plugin, "testing")
+    manager.register(rllm_devkit.scripted_plugin, "testing")
     return manager
 
 

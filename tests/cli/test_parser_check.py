@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import pytest
 from click.testing import CliRunner, Result
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.cli import Session, cli
 from rllm_core.config import Section
 from rllm_core.errors import ConfigError, UserError
 from rllm_core.hookspecs import hookimpl
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import Parser
-from rllm_core.testing import ByteParser
+from rllm_devkit.scripted import ByteParser
 
 
 class ForgetfulConfig(Section):
@@ -70,7 +70,7 @@ class Plugin:
 def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Runs ``rllm-core parser check`` with the parsers of the testing plugin and those above."""
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     plugins.register(Plugin(), "parsers-of-the-test")
     session = Session()
     monkeypatch.setitem(session.__dict__, "plugins", plugins)

@@ -13,7 +13,6 @@ import pytest
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
 from rllm_core.errors import ConfigError
 from rllm_core.parser import SegmentBreak
-from rllm_core.testing import ScriptedEngine
 from rllm_core.types import (
     Episode,
     FinishReason,
@@ -27,6 +26,7 @@ from rllm_core.types import (
     TokenOutput,
     Trajectory,
 )
+from rllm_devkit.scripted import ScriptedEngine
 
 USER = {"role": "user", "content": "ask"}
 MORE = {"role": "user", "content": "more"}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from rllm_core.parser import BaseParser, ParsedCompletion, Termination
-from rllm_core.testing import ByteParser, Drift, check_parser, probe_drift
-from rllm_core.testing.completions import TOOL, Completions, tail
-from rllm_core.testing.parsers import CHECKS, bridged_tails
+from rllm_devkit.checks import Drift, check_parser, probe_drift
+from rllm_devkit.checks.completions import TOOL, Completions, tail
+from rllm_devkit.checks.parsers import CHECKS, bridged_tails
+from rllm_devkit.scripted import ByteParser
 
 
 class Alphabet:

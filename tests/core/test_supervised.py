@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rllm_core.errors import ConfigError
 from rllm_core.parser import MaskedTokens
-from rllm_core.testing import ByteParser
 from rllm_core.types import PlacedMedia
+from rllm_devkit.scripted import ByteParser
 
 ASK = {"role": "user", "content": "ask"}
 AGAIN = {"role": "user", "content": "again"}

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from rllm_core.errors import ConfigError
 from rllm_core.parser.vocabulary import Vocabulary, hugging_face_vocabulary
-from rllm_core.testing.scripted import ByteParser
+from rllm_devkit.scripted import ByteParser
 
 
 def byte_level() -> Tokenizer:

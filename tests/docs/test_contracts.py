@@ -1,4 +1,4 @@
-"""Tests that every contract has a page with every check of `rllm_core.testing`."""
+"""Tests that every contract has a page with every check of `rllm_devkit.checks`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hook_pages import CONTRACT_PAGES, RECORDS
 from pages import ROOT, Page, write_files
 
 from rllm_core import testing
-from rllm_core.testing import algorithms, backends, engines, losses, parsers, sandboxes, trackers, workflows
-from rllm_core.testing.provided import checks_of
+from rllm_devkit.checks import algorithms, backends, engines, losses, parsers, sandboxes, trackers, workflows
+from rllm_devkit.checks.provided import checks_of
 
 FOLDER = ROOT / "docs" / "contracts"
 # Page of each set of checks. A reward function has none.

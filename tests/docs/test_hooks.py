@@ -18,7 +18,7 @@ import pytest
 from hook_pages import RECORDS, SPECS, STATE_HOOKS
 from pages import ROOT, Page, write_files
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.backend import BackendProtocol, OptimizerStep, UpdateResult
 from rllm_core.config import load_run_config
@@ -127,7 +127,7 @@ def test_the_examples_train_together(tmp_path: Path, example: Callable[[str], An
 @pytest.mark.usefixtures("package")
 def test_the_example_of_an_engine_is_asked_without_a_backend(example: Callable[[str], Any]) -> None:
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     plugins.register(example("rollout_engines"), "x")
     config = load_run_config("say_yes", plugins, backend="scripted")
     engine_class = plugins.load(plugins.select(RECORDS["rollout_engines"], "coin"))
@@ -143,7 +143,7 @@ def train(
     folder: Path, observers: dict[str, object], *, steps: int, resume: bool = False, fails: bool = False
 ) -> dict[str, Any]:
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     for name, observer in observers.items():
         plugins.register(observer, name)
     config = load_run_config("say_yes", plugins, overrides=[*SMALL, f"training.steps={steps}"], backend="scripted")

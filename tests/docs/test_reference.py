@@ -15,18 +15,18 @@ import generate
 import pytest
 from pages import ROOT, Page
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.backend import OptimizerStep
 from rllm_core.cli import CORE_COMMANDS, Session, cli
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import ScriptedBackend
 from rllm_core.training import launch
 from rllm_core.training.metrics import CORE_METRICS
 from rllm_core.training.progress import Progress
 from rllm_core.training.run_dir import RESUMABLE
+from rllm_devkit.scripted import ScriptedBackend
 
 RUN_FOLDER = Page(ROOT / "docs" / "run-folder.md")
 CLI = Page(ROOT / "docs" / "cli.md")
@@ -47,7 +47,7 @@ def test_the_table_of_capabilities_is_up_to_date() -> None:
 
 def test_the_table_of_capabilities_follows_the_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     before = generate.capability_table(plugins)
     monkeypatch.setattr(ScriptedBackend, "capability_overrides", {"vision": True, "losses": frozenset({"magic"})})
     after = generate.capability_table(plugins)
@@ -76,7 +76,7 @@ def test_the_options_of_every_piece_are_there() -> None:
 
 def test_a_description_can_come_from_the_docstring() -> None:
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     assert "| `turns` | integer | `1` | Model calls per rollout. |" in generate.reference(plugins)
 
 
@@ -89,7 +89,7 @@ def failed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     """A run with failed rollouts that itself fails and is resumed, and the summary of its first launch."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     overrides = ["training.steps=6", "training.groups_per_step=4", "training.rollouts_per_group=4",
                  "training.validation_rollouts=10", "training.checkpoint_every_steps=2",
                  "training.staleness_threshold=1", "rollout.max_attempts=1",
@@ -197,7 +197,7 @@ def test_the_names_in_plugins_json_and_manifest(failed_and_resumed: tuple[Path, 
 def test_the_resolved_run_file_is_a_run_file(failed_and_resumed: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = failed_and_resumed
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     again = load_run_config(str(folder / "run.toml"), plugins)
     assert again.to_tables() == tomllib.loads((folder / "run.toml").read_text())
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import providers
 from rllm_core.algorithms.corrections import Correction, Corrections
 from rllm_core.algorithms.pieces import configured
@@ -24,9 +24,9 @@ from rllm_core.cli.algorithms import piece_rows
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import ScriptedBackend
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
+from rllm_devkit.scripted import ScriptedBackend
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Manager = Callable[..., PluginManager]
@@ -57,7 +57,7 @@ def scripted(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> Manager:
 
     def build(*packages: str) -> PluginManager:
         plugins = manager(*packages)
-        plugins.register(rllm_core.testing.plugin, "testing")
+        plugins.register(rllm_devkit.scripted_plugin, "testing")
         return plugins
 
     return build

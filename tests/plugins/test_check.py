@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rllm_core.cli import check
+from rllm_devkit.checks import plugin as check
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

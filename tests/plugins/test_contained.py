@@ -31,7 +31,7 @@ def only(*names: str) -> Settings:
 
 @pytest.fixture
 def with_testing(installed: Callable[..., list[str]], tmp_path: Path) -> str:
-    site = distribution(tmp_path / "testing", "rllm-testing", "1.0", "testing = rllm_core.testing.plugin")
+    site = distribution(tmp_path / "testing", "rllm-testing", "1.0", "testing = rllm_devkit.scripted_plugin")
     return beside(installed, site)
 
 

@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import Field
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.config import RunConfig, Section, load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import Engine
-from rllm_core.testing.scripted import ByteParser, ScriptedEngine
 from rllm_core.training.engines import standalone_engine
+from rllm_devkit.scripted import ByteParser, ScriptedEngine
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -61,7 +61,7 @@ class Plugin:
 @pytest.fixture
 def plugins() -> PluginManager:
     manager = PluginManager.from_environment(no_plugins=True)
-    manager.register(rllm_core.testing.plugin, "testing")
+    manager.register(rllm_devkit.scripted_plugin, "testing")
     manager.register(Plugin(), "rllm-biased")
     return manager
 

@@ -19,7 +19,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def testing_plugin(tmp_path: Path) -> str:
     """Folder with one distribution: the core's test backend, engine and workflow."""
-    return distribution(tmp_path / "testing", "rllm-testing", "1.0", "testing = rllm_core.testing.plugin")
+    return distribution(tmp_path / "testing", "rllm-testing", "1.0", "testing = rllm_devkit.scripted_plugin")
 
 
 def rows(run: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
@@ -162,7 +162,7 @@ def test_who_hangs_can_be_left_out(
     ids=["empty", "version", "requirement", "binary", "control"],
 )
 def test_damaged_metadata_disturbs_no_listing(rllm_core: Run, tmp_path: Path, version: str, metadata: str) -> None:
-    site = distribution(tmp_path / "odd", "rllm-odd", version, "odd = rllm_core.testing.plugin", metadata=metadata)
+    site = distribution(tmp_path / "odd", "rllm-odd", version, "odd = rllm_devkit.scripted_plugin", metadata=metadata)
     path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
     for command in (("plugins",), ("plugins", "--json"), ("plugins", "--load"), ("doctor",)):
         run = rllm_core(*command, PYTHONPATH=path, RLLM_PLUGINS="odd")
@@ -185,7 +185,7 @@ def test_an_entry_point_that_is_no_dotted_path_is_never_imported(rllm_core: Run,
 
 @pytest.mark.parametrize("name", ["../odd", "Odd", "o" * 65, "odd\u202e", "\x1b[2Jodd"])
 def test_an_entry_point_with_another_name_is_broken(rllm_core: Run, tmp_path: Path, name: str) -> None:
-    site = distribution(tmp_path / "odd", "rllm-odd", "1.0", f"{name} = rllm_core.testing.plugin")
+    site = distribution(tmp_path / "odd", "rllm-odd", "1.0", f"{name} = rllm_devkit.scripted_plugin")
     path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
     for arguments in (("plugins",), ("plugins", "--json"), ("workflows",)):
         run = rllm_core(*arguments, PYTHONPATH=path)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.config import load_run_config
 from rllm_core.discovery import Settings
@@ -434,7 +434,7 @@ def test_an_observer_that_rewrites_everything_it_is_given_changes_nothing(tmp_pa
     runs = {}
     for name, plugins in (("alone", ()), ("watched", (rewriter, heard))):
         manager = PluginManager()
-        manager.register(rllm_core.testing.plugin, "testing")
+        manager.register(rllm_devkit.scripted_plugin, "testing")
         for number, plugin in enumerate(plugins):
             manager.register(plugin, f"observer-{number}")
         overrides = ["training.steps=3", "training.groups_per_step=2", "training.rollouts_per_group=2",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl, providers
 from rllm_core.config import Section, load_run_config
 from rllm_core.errors import PluginError
@@ -145,7 +145,7 @@ def test_a_run_that_selects_it_is_refused(
     from rllm_core.training import launch
 
     plugins = manager("rllm-unset")
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     target = "unset" if overrides[0].startswith("unset") else "say_yes"
     with pytest.raises(PluginError) as raised:
         launch.assemble(load_run_config(target, plugins, overrides=overrides, backend="scripted"), plugins)

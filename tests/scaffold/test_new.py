@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rllm_core.cli import main
-from rllm_core.cli.new import KINDS, PackageNames
+from rllm_devkit.templates import KINDS, PackageNames
 
 ROOT = Path(__file__).parents[2]
 LONGEST = "abcdefgh-abcdefgh-abcdefgh-abcd1"

@@ -15,7 +15,7 @@ from statistics import fmean
 import pytest
 from made import NAMES, environment
 
-from rllm_core.cli.new import KINDS, PackageNames
+from rllm_devkit.templates import KINDS, PackageNames
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,8 @@ from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.supervised.rows import Conversation
 from rllm_core.supervised.workflow import SFTConfig, SFTWorkflow, steps_of
-from rllm_core.testing.scripted import ByteParser, ScriptedEngine
 from rllm_core.types import Episode, TerminationReason, TrainingSample, Trajectory
+from rllm_devkit.scripted import ByteParser, ScriptedEngine
 
 MESSAGES = st.lists(
     st.fixed_dictionaries(

@@ -16,7 +16,6 @@ from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Poli
 from rllm_core.config import RunConfig
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser
-from rllm_core.testing import ByteParser
 from rllm_core.types import (
     FinishReason,
     Floats,
@@ -28,6 +27,7 @@ from rllm_core.types import (
     text_only,
     token_ids,
 )
+from rllm_devkit.scripted import ByteParser
 
 Table = npt.NDArray[np.float64]
 

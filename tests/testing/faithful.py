@@ -11,8 +11,8 @@ from lying_engines import has_foreign_id
 from rllm_core.backend import Policy
 from rllm_core.engine import EngineError
 from rllm_core.parser import BaseParser
-from rllm_core.testing import ScriptedBackend, ScriptedEngine
 from rllm_core.types import Floats, TokenOutput, TrainingSample
+from rllm_devkit.scripted import ScriptedBackend, ScriptedEngine
 
 
 class CarefulScriptedEngine(ScriptedEngine):

@@ -17,8 +17,8 @@ from rllm_core.backend import Capabilities, OptimizerStep, Policy, PolicyUpdate,
 from rllm_core.config import ConfigError, RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.parser import BaseParser
-from rllm_core.testing import ByteParser
 from rllm_core.types import Floats, TrainingSample
+from rllm_devkit.scripted import ByteParser
 
 Samples = Sequence[TrainingSample]
 

@@ -21,7 +21,7 @@ from rllm_core.algorithms.pieces import PIECE_KINDS, piece_class
 from rllm_core.algorithms.torch_losses import PolicyLoss, PPOClip, Reinforce
 from rllm_core.config import Section
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import CheckResult, check_correction, check_estimator, check_policy_loss
+from rllm_devkit.checks import CheckResult, check_correction, check_estimator, check_policy_loss
 
 PLUGINS = PluginManager.from_environment(no_plugins=True)
 CHECK_OF: dict[type[providers.Provider], Callable[..., list[CheckResult]]] = {

@@ -16,9 +16,10 @@ from rllm_core.backend import Policy, PolicyUpdate
 from rllm_core.config import AlgorithmConfig, OptimizerConfig, RolloutConfig, RunConfig, TrainingConfig
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import ByteParser, CheckResult, check_backend
-from rllm_core.testing.backends import BEFORE_TRAINING, TRAINING
 from rllm_core.types import Floats
+from rllm_devkit.checks import CheckResult, check_backend
+from rllm_devkit.checks.backends import BEFORE_TRAINING, TRAINING
+from rllm_devkit.scripted import ByteParser
 
 Make = Callable[[RunConfig], Any]
 Results = Callable[..., list[CheckResult]]

@@ -12,9 +12,10 @@ import pytest
 
 from rllm_core import providers
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import plugin as scripted
-from rllm_core.testing.check_names import BUILT, checks_of
-from rllm_core.testing.contracts import (
+from rllm_devkit import scripted_plugin as scripted
+from rllm_devkit.checks.check_names import BUILT, checks_of
+from rllm_devkit.checks.provided import Request, check_provided
+from rllm_devkit.contracts import (
     AdvantageEstimatorContract,
     CorrectionContract,
     ParserContract,
@@ -22,7 +23,6 @@ from rllm_core.testing.contracts import (
     SandboxContract,
     WorkflowContract,
 )
-from rllm_core.testing.provided import Request, check_provided
 
 
 class TestBytes(ParserContract):
@@ -56,7 +56,7 @@ class TestChild(SandboxContract):
 
 
 AUTHOR = """
-from rllm_core.testing.contracts import *
+from rllm_devkit.contracts import *
 
 
 class TestScripted(EngineContract):
@@ -158,7 +158,7 @@ def test_settings_of_the_provider_reach_it(plugins: PluginManager, tmp_path: Pat
 
 def test_importing_the_checks_needs_no_pytest(tmp_path: Path) -> None:
     code = (
-        "import sys, rllm_core.testing, rllm_core.testing.provided; "
+        "import sys, rllm_devkit.checks, rllm_devkit.checks.provided; "
         "sys.exit('pytest' in sys.modules or 'torch' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, timeout=120, check=False)

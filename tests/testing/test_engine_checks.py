@@ -12,9 +12,9 @@ from faithful import CarefulScriptedEngine
 from lying_engines import HANGING, LIARS, LIMIT_SECONDS, Hanging
 
 from rllm_core.engine import EngineBusy, RolloutEngine
-from rllm_core.testing import CheckResult, check_engine
-from rllm_core.testing.engines import ENGINE_CHECKS
 from rllm_core.types import TokenOutput
+from rllm_devkit.checks import CheckResult, check_engine
+from rllm_devkit.checks.engines import ENGINE_CHECKS
 
 # Their last tokens differ, so the bigrams continue differently.
 PROMPTS = ([256, 10, 70], [256, 10, 71, 72])

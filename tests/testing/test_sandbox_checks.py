@@ -14,8 +14,8 @@ from typing import ClassVar
 import pytest
 
 from rllm_core.sandbox import ChildSandbox, CodeResult, Limits, Sandbox
-from rllm_core.testing import check_sandbox, sandboxes
-from rllm_core.testing.sandboxes import SANDBOX_CHECKS
+from rllm_devkit.checks import check_sandbox, sandboxes
+from rllm_devkit.checks.sandboxes import SANDBOX_CHECKS
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from lying_trackers import LIARS, LIMIT_SECONDS, Notebook, OneAtATime, WritingEarly, read
 
-from rllm_core.testing import check_tracker
-from rllm_core.testing.trackers import TRACKER_CHECKS
 from rllm_core.training.trackers import Tracker
+from rllm_devkit.checks import check_tracker
+from rllm_devkit.checks.trackers import TRACKER_CHECKS
 
 NEED_NO_READER = {"picky", "one status", "needing metrics", "refusing", "locking"}
 

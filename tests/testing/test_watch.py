@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rllm_core.testing.watch import Blocked, LoopWatch
+from rllm_devkit.checks.watch import Blocked, LoopWatch
 
 SPIN = "while True: pass"
 WORK_SECONDS = 0.5

@@ -14,14 +14,14 @@ from rllm_workflows.countdown import CountdownWorkflow
 from rllm_workflows.guess import GuessWorkflow
 from rllm_workflows.sort import SortWorkflow
 
-from rllm_core.testing import CheckResult
-from rllm_core.testing.probe import checked
-from rllm_core.testing.provided import run
-from rllm_core.testing.watch import LoopWatch
-from rllm_core.testing.workflow_probe import WorkflowProbe
-from rllm_core.testing.workflows import WORKFLOW_CHECKS, check_workflow
 from rllm_core.types import Task
 from rllm_core.workflow import Workflow
+from rllm_devkit.checks import CheckResult
+from rllm_devkit.checks.provided import run
+from rllm_devkit.checks.results import checked
+from rllm_devkit.checks.watch import LoopWatch
+from rllm_devkit.checks.workflow_probe import WorkflowProbe
+from rllm_devkit.checks.workflows import WORKFLOW_CHECKS, check_workflow
 
 PLAYED = ("opening", "episodes")
 NEEDED = {check: PLAYED for check in WORKFLOW_CHECKS if check not in ("construction", "settings", "tasks", "splits")}

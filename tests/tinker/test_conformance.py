@@ -8,7 +8,7 @@ import pytest
 from rllm_tinker.backend import TinkerBackend
 from server import ENGINE
 
-from rllm_core.testing import check_backend
+from rllm_devkit.checks import check_backend
 
 # A step has as many rows as the engine trains at a time: two groups.
 SMALL = (

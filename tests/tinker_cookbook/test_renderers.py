@@ -10,7 +10,7 @@ from rllm_tinker.parser import TinkerParser
 from tinker_cookbook import renderers
 
 from rllm_core.errors import ConfigError
-from rllm_core.testing import check_parser, probe_drift
+from rllm_devkit.checks import check_parser, probe_drift
 
 # Downloads its own tokenizer.
 WITHOUT_A_TOKENIZER = {"tml_v0"}
@@ -103,7 +103,7 @@ def test_the_contract_and_drift(parser):
 
 
 def test_bridges(parser):
-    from rllm_core.testing.parsers import bridged_tails
+    from rllm_devkit.checks.parsers import bridged_tails
 
     assert set(bridged_tails(parser)) == TAILS.get(parser.renderer, {"user", "tool", "tool, tool", "tool, user"})
 

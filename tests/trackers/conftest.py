@@ -32,7 +32,7 @@ for variable in (
 import rllm_trackers  # noqa: E402
 from rllm_trackers.library import library  # noqa: E402
 
-import rllm_core.testing.plugin  # noqa: E402 - after the environment
+import rllm_devkit.scripted_plugin  # noqa: E402 - after the environment
 from rllm_core.config import load_run_config  # noqa: E402
 from rllm_core.plugins import PluginManager  # noqa: E402
 from rllm_core.training import launch  # noqa: E402
@@ -86,7 +86,7 @@ def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture
 def plugins() -> PluginManager:
     manager = PluginManager.from_environment(no_plugins=True)
-    manager.register(rllm_core.testing.plugin, "testing")
+    manager.register(rllm_devkit.scripted_plugin, "testing")
     manager.register(rllm_trackers, "trackers")
     return manager
 

@@ -13,7 +13,7 @@ from rllm_trackers.tensorboard import TensorboardConfig, TensorboardTracker
 from rllm_trackers.trackio import TrackioConfig, TrackioTracker
 from rllm_trackers.wandb import WandbConfig, WandbTracker
 
-from rllm_core.testing import check_tracker
+from rllm_devkit.checks import check_tracker
 
 TRACKERS: dict[str, Any] = {
     "mlflow": lambda: MlflowTracker(MlflowConfig()),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
@@ -41,7 +41,7 @@ RunScripted = Callable[..., Run]
 @pytest.fixture
 def plugins() -> PluginManager:
     manager = PluginManager.from_environment(no_plugins=True)
-    manager.register(rllm_core.testing.plugin, "testing")
+    manager.register(rllm_devkit.scripted_plugin, "testing")
     return manager
 
 

@@ -17,23 +17,23 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import scripted
-from rllm_core.testing.disk import OPERATIONS
-from rllm_core.testing.faults import Action, Call, Faults, Proceed, at, returns
 from rllm_core.training import launch
 from rllm_core.training.journal import JsonLines
 from rllm_core.training.progress import Progress
 from rllm_core.training.trainer import Interrupted
+from rllm_devkit import scripted
+from rllm_devkit.disk import OPERATIONS
+from rllm_devkit.faults import Action, Call, Faults, Proceed, at, returns
 
 MAX_LATENCY_SECONDS = 0.001
 
 
 def main() -> None:
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     launch.report.plot_reward = lambda path: path  # type: ignore[assignment]  # plotting takes longer than the run
     scripted.ScriptedBackend.script.latency_seconds = lambda generator: generator.uniform(0, MAX_LATENCY_SECONDS)
     with tempfile.TemporaryDirectory() as folder:

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.backend import OptimizerStep
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import scripted
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
+from rllm_devkit import scripted
 
 Lines = list[dict[str, Any]]
 Edit = Callable[[Path], None]
@@ -56,7 +56,7 @@ def train(
 ) -> None:
     """Trains on the scripted backend; expects `RunError` if the run is to fail."""
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     own = [override for override in overrides if not override.startswith("backend=")]
     backend = next((o.removeprefix("backend=") for o in overrides if o.startswith("backend=")), "scripted")
     config = load_run_config("say_yes", plugins, overrides=(*SMALL, *own), backend=backend)

@@ -14,9 +14,9 @@ from rllm_core import hookimpl, providers
 from rllm_core.algorithms.advantages import AdvantageEstimator, Credit
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import ScriptedBackend, ScriptedEngine
 from rllm_core.training import launch
 from rllm_core.types import Episode, TokenOutput, TrajectoryGroup
+from rllm_devkit.scripted import ScriptedBackend, ScriptedEngine
 
 RunScripted = Callable[..., Any]
 ONCE = ("training.steps=1", "training.validation_rollouts=0", "say_yes.tasks=3", "rollout.max_attempts=1",

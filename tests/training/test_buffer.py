@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rllm_core.errors import RunError
-from rllm_core.testing.scripted import ScriptedBackend, ScriptedWorkflow
 from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.types import Episode, PlacedMedia, Step, Trajectory
+from rllm_devkit.scripted import ScriptedBackend, ScriptedWorkflow
 
 from rllm_core.algorithms.advantages import RoleEstimators  # isort: skip
 from rllm_core.algorithms.advantages.outcome import GRPO  # isort: skip

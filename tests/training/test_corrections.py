@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rllm_core.errors import ConfigError
-from rllm_core.testing.scripted import ScriptedBackend, ScriptedWorkflow
 from rllm_core.types import Episode, TerminationReason, TrainingSample
+from rllm_devkit.scripted import ScriptedBackend, ScriptedWorkflow
 
 AHEAD = ("training.staleness_threshold=2", "training.partial_rollout=true", "training.groups_per_forward_backward=2")
 

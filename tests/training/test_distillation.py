@@ -16,7 +16,9 @@ from rllm_core.engine import EngineBusy, EngineError, RolloutEngine
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.parser import Vocabulary
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import (
+from rllm_core.training import launch
+from rllm_core.types import Floats, TokenIds, TrainingSample
+from rllm_devkit.scripted import (
     ByteParser,
     Script,
     ScriptedBackend,
@@ -24,8 +26,6 @@ from rllm_core.testing.scripted import (
     ScriptedWorkflow,
     text_logprobs,
 )
-from rllm_core.training import launch
-from rllm_core.types import Floats, TokenIds, TrainingSample
 
 SKILL = 0.9
 DISTILL = ("algorithm.name=distill", "teacher.engine=scripted", "teacher.model=wise")

@@ -17,10 +17,10 @@ from rllm_core.algorithms.grouping import group_trajectories
 from rllm_core.algorithms.samples import training_samples
 from rllm_core.algorithms.shaping import OverlongPenalty
 from rllm_core.errors import ConfigError, UserError
-from rllm_core.testing.scripted import ScriptedBackend, ScriptedBatch
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.types import Episode, Floats, TrainingSample, Trajectory
+from rllm_devkit.scripted import ScriptedBackend, ScriptedBatch
 
 RunScripted = Callable[..., Any]
 ESTIMATORS: dict[str, type[AdvantageEstimator]] = {

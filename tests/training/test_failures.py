@@ -13,13 +13,13 @@ from rllm_core.engine import Completer, EngineError, Terminated
 from rllm_core.errors import ConfigError, RunError, StallError
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
 from rllm_core.training import launch
 from rllm_core.training.books import Books
 from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 from rllm_core.workflow import Workflow
+from rllm_devkit.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
 
 
 class Misbehaving(Workflow):
@@ -156,7 +156,7 @@ def test_failed_rollouts_are_tried_again_from_scratch(run_scripted: Any) -> None
     try:
         run = run_scripted(prepare=fail_every_tenth)
     finally:
-        from rllm_core.testing.scripted import ScriptedBackend
+        from rllm_devkit.scripted import ScriptedBackend
 
         ScriptedBackend.script.failure = None
     assert run.error is None

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineBusy, EngineError
 from rllm_core.errors import RunError, StallError, UserError
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import faults as fault
-from rllm_core.testing.faults import Faults, at, blocks, cancels, changes, hangs, raises, returns, share, since
 from rllm_core.training import checkpoint, launch, requests
 from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify
 from rllm_core.types import Episode, FinishReason, TokenOutput, TrainingSample, Trajectory
+from rllm_devkit import faults as fault
+from rllm_devkit.faults import Faults, at, blocks, cancels, changes, hangs, raises, returns, share, since
 
 pytestmark = pytest.mark.slow  # one run per fault
 STEPS = 6
@@ -57,7 +57,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         faults: Faults, *overrides: str, resume: bool = False, threaded: bool = False, path: Path = tmp_path / "run"
     ) -> Run:
         plugins = PluginManager.from_environment(no_plugins=True)
-        plugins.register(rllm_core.testing.plugin, "testing")
+        plugins.register(rllm_devkit.scripted_plugin, "testing")
         plugins.register(faults.plugin(threaded=threaded), "faults")
         small = (
             f"training.steps={STEPS}", "training.groups_per_step=4", "training.rollouts_per_group=4",

@@ -13,16 +13,16 @@ from rllm_core import hookimpl
 from rllm_core.config import load_run_config
 from rllm_core.engine import TITOCompleter
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import (
+from rllm_core.training.rollouts import RolloutKey
+from rllm_core.training.tasks import TaskStream
+from rllm_core.types import SamplingParams
+from rllm_devkit.scripted import (
     ByteParser,
     ScriptedBackend,
     ScriptedEngine,
     ScriptedWorkflow,
     ScriptedWorkflowConfig,
 )
-from rllm_core.training.rollouts import RolloutKey
-from rllm_core.training.tasks import TaskStream
-from rllm_core.types import SamplingParams
 
 
 def reference(steps: int, groups: int, rollouts: int, *, turns: int = 1, seed: int = 0) -> list[dict[str, float]]:

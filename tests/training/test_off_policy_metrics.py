@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rllm_core.testing.scripted import ScriptedBackend
 from rllm_core.types import TrainingSample
+from rllm_devkit.scripted import ScriptedBackend
 
 AHEAD = ("training.staleness_threshold=2", "training.partial_rollout=true", "training.groups_per_forward_backward=2")
 

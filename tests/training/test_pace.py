@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from benchmarks import virtual_clock
 from benchmarks.simulated import TRAIN_SECONDS, SimulationPlugin
 from rllm_core.config import load_run_config
@@ -26,7 +26,7 @@ from rllm_core.training.slots import Slots
 def simulated(folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """Timings of a run on a virtual clock: long-tailed rollouts of 60 s in 16 slots, 120 s of training."""
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     plugins.register(SimulationPlugin(), "simulation")
     settings = ("training.steps=30", "training.groups_per_step=8", "training.rollouts_per_group=4",
                 "training.validation_rollouts=0", "rollout.max_concurrent_rollouts=16",

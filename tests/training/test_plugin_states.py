@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
@@ -69,7 +69,7 @@ class Run:
     def start(self, observers: object | None = None, *, fails_at_step: int | None = None, resume: bool = False) -> Any:
         # One plugin of that name at a time, as in separate processes.
         fresh = PluginManager.from_environment(no_plugins=True)
-        fresh.register(rllm_core.testing.plugin, "testing")
+        fresh.register(rllm_devkit.scripted_plugin, "testing")
         self.plugins.__dict__.update(fresh.__dict__)
 
         def breaks(assembly: launch.Assembly) -> None:

@@ -20,8 +20,8 @@ from rllm_core.training.verify import verify
 STEPS = 40
 COMMAND = """
 import sys
-import rllm_core.testing.plugin
-from rllm_core.testing import scripted
+import rllm_devkit.scripted_plugin
+from rllm_devkit import scripted
 from rllm_core.cli import main
 from rllm_core.plugins import PluginManager
 
@@ -29,7 +29,7 @@ original = PluginManager.from_environment.__func__
 
 def with_scripted(cls, **options):
     manager = original(cls, **options)
-    manager.register(rllm_core.testing.plugin, "testing")
+    manager.register(rllm_devkit.scripted_plugin, "testing")
     return manager
 
 PluginManager.from_environment = classmethod(with_scripted)

@@ -12,10 +12,10 @@ from rllm_core.engine import Completer, EngineError
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.scope import RolloutEnded
-from rllm_core.testing.scripted import Script, ScriptedColocatedBackend, ScriptedEngine, ScriptedWorkflow
 from rllm_core.training import deadlines
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Task, TerminationReason, Trajectory
+from rllm_devkit.scripted import Script, ScriptedColocatedBackend, ScriptedEngine, ScriptedWorkflow
 
 QUESTION = [{"role": "user", "content": "say yes"}]
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.config import load_run_config
 from rllm_core.errors import PluginError, RunError, StallError
@@ -19,10 +19,10 @@ from rllm_core.plugins import PluginManager
 from rllm_core.providers import RewardFunction, Sandbox
 from rllm_core.sandbox import ChildRaised, ChildSandbox, ChildTimeout, Limits
 from rllm_core.services import Services
-from rllm_core.testing.scripted import ScriptedWorkflow
 from rllm_core.training import evaluation, launch
 from rllm_core.training.progress import Progress
 from rllm_core.types import Task
+from rllm_devkit.scripted import ScriptedWorkflow
 
 REWARDS = """
 import time
@@ -163,12 +163,12 @@ class Isolation:
 
 @pytest.fixture
 def assembly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., launch.Assembly]:
-    monkeypatch.setattr(rllm_core.testing.scripted, "ScriptedWorkflow", Recorded)
+    monkeypatch.setattr(rllm_devkit.scripted, "ScriptedWorkflow", Recorded)
     monkeypatch.setattr(Recorded, "calls", [])
 
     def assemble(*overrides: str) -> launch.Assembly:
         plugins = PluginManager.from_environment(no_plugins=True)
-        plugins.register(rllm_core.testing.plugin, "testing")
+        plugins.register(rllm_devkit.scripted_plugin, "testing")
         plugins.register(Isolation(), "isolation")
         small = ("training.steps=1", "training.groups_per_step=2", "training.rollouts_per_group=2",
                  "training.validation_rollouts=2")  # fmt: skip

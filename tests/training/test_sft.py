@@ -14,9 +14,9 @@ import pytest
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import ScriptedBackend
 from rllm_core.training import launch
 from rllm_core.types import Step
+from rllm_devkit.scripted import ScriptedBackend
 
 RunScripted = Callable[..., Any]
 Sft = Callable[..., Any]

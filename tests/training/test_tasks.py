@@ -16,12 +16,12 @@ import pytest
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager
-from rllm_core.testing.scripted import ScriptedWorkflow
 from rllm_core.training import evaluation, launch
 from rllm_core.training import tasks as tasks_module
 from rllm_core.training.tasks import Tasks
 from rllm_core.types import Task
 from rllm_core.workflow import Split
+from rllm_devkit.scripted import ScriptedWorkflow
 
 
 def task(task_id: str) -> Task:
@@ -224,11 +224,11 @@ def test_without_validations_nobody_asks_for_their_tasks(
 PLAIN = """
 from rllm_core.hookspecs import hookimpl
 from rllm_core.providers import Workflow
-from rllm_core.testing.scripted import ScriptedWorkflow
+from rllm_devkit.scripted import ScriptedWorkflow
 from rllm_core.types import Task
 
 
-CONFIG = "rllm_core.testing.scripted:ScriptedWorkflowConfig"
+CONFIG = "rllm_devkit.scripted:ScriptedWorkflowConfig"
 
 
 class Twice(ScriptedWorkflow):
@@ -247,11 +247,11 @@ def workflows():
 def test_the_command_line_says_it_in_one_line_and_makes_no_folder(tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(PLAIN)
     command = (
-        "import sys, twice, rllm_core.testing.plugin\n"
+        "import sys, twice, rllm_devkit.scripted_plugin\n"
         "from rllm_core import cli\n"
         "from rllm_core.plugins import PluginManager\n"
         "plugins = PluginManager.from_environment(no_plugins=True)\n"
-        "plugins.register(rllm_core.testing.plugin, 'testing')\n"
+        "plugins.register(rllm_devkit.scripted_plugin, 'testing')\n"
         "plugins.register(twice, 'twice')\n"
         "cli.Session.plugins = plugins\n"
         "cli.main()\n"

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from rllm_core.cli import cli
 from rllm_core.engine import EngineError
 from rllm_core.errors import ConfigError
-from rllm_core.testing import scripted
 from rllm_core.training.verify import verify
+from rllm_devkit import scripted
 
 RunScripted = Callable[..., Any]
 

@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import Tracker as TrackerRecord
-from rllm_core.testing import scripted
 from rllm_core.training import evaluation, launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.trackers import Tracker
 from rllm_core.types import Task
+from rllm_devkit import scripted
 
 
 class Measured(scripted.ScriptedWorkflow):
@@ -49,15 +49,15 @@ class Collecting(Tracker):
 class Plugin:
     @hookimpl
     def trackers(self) -> list[TrackerRecord]:
-        return [TrackerRecord(name="collecting", load="rllm_core.testing:Collecting", summary="Collects.")]
+        return [TrackerRecord(name="collecting", load="rllm_devkit.scripted:Collecting", summary="Collects.")]
 
 
 @pytest.fixture
 def assembly(monkeypatch: pytest.MonkeyPatch) -> launch.Assembly:
     monkeypatch.setattr(scripted, "ScriptedWorkflow", Measured)
-    monkeypatch.setattr(rllm_core.testing, "Collecting", Collecting, raising=False)
+    monkeypatch.setattr(scripted, "Collecting", Collecting, raising=False)
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     plugins.register(Plugin(), "collecting")
     small = ("training.steps=2", "training.groups_per_step=4", "training.rollouts_per_group=2", "say_yes.tasks=4",
              "training.validation_rollouts=10", "training.trackers=['collecting']")  # fmt: skip

@@ -9,8 +9,8 @@ from rllm_verl.backend import VerlBackend
 from verl_runs import run_config
 
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import check_backend
 from rllm_core.training import launch
+from rllm_devkit.checks import check_backend
 
 GREATEST_GAP = 1e-5
 

@@ -13,7 +13,7 @@ from rllm_renderers.chat_template import ChatTemplateParser
 
 from rllm_core.config import AlgorithmConfig, OptimizerConfig, RolloutConfig, RunConfig
 from rllm_core.plugins import PluginManager
-from rllm_core.testing import CheckResult, check_backend
+from rllm_devkit.checks import CheckResult, check_backend
 
 Build = Callable[..., RunConfig]
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from rllm_renderers.package import family_names
 
 from rllm_core.cli import Session, cli
-from rllm_core.testing import check_parser, probe_drift
+from rllm_devkit.checks import check_parser, probe_drift
 
 TEMPLATES = (
     *("glm", "llama", "mistral", "gemma", "deepseek", "harmony", "harmony_final"),

@@ -14,7 +14,7 @@ from rllm_trackers.identity import identity
 from rllm_trackers.mlflow import metric_name
 from rllm_trackers.tables import flat
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import FIRST_PARTY, PluginManager
@@ -34,7 +34,7 @@ every_tracker = pytest.mark.parametrize("tracker", sorted(LIBRARIES))
 @pytest.fixture
 def plugins() -> PluginManager:
     manager = PluginManager.from_environment(no_plugins=True)
-    manager.register(rllm_core.testing.plugin, "testing")
+    manager.register(rllm_devkit.scripted_plugin, "testing")
     manager.register(rllm_trackers, "trackers")
     return manager
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from rllm_core.engine import RolloutEngine, TITOCompleter
-from rllm_core.testing.scripted import ByteParser
 from rllm_core.types import Episode, FinishReason, SamplingParams, Task, TokenInput, TokenOutput, token_ids
 from rllm_core.workflow import Workflow
+from rllm_devkit.scripted import ByteParser
 
 CUT_OFF = "[cut off]"
 

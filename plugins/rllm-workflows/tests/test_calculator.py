@@ -24,8 +24,8 @@ from rllm_workflows.calculator import (
 
 from rllm_core.engine import RolloutEngine, TITOCompleter
 from rllm_core.parser import ParsedCompletion, ParsedToolCall
-from rllm_core.testing.scripted import ByteParser
 from rllm_core.types import FinishReason, TerminationReason, TokenOutput, token_ids
+from rllm_devkit.scripted import ByteParser
 
 DONE, MAX_TURNS, CUT = TerminationReason.DONE, TerminationReason.MAX_TURNS, TerminationReason.MAX_RESPONSE_TOKENS
 BARE = CalculatorWorkflow(CalculatorConfig(show_tools=False))

@@ -18,8 +18,8 @@ from rllm_core.config import to_toml
 from rllm_core.engine import RolloutEngine, TITOCompleter, derive_seed
 from rllm_core.errors import ConfigError
 from rllm_core.parser import ParsedCompletion, ParsedToolCall
-from rllm_core.testing.scripted import ByteParser
 from rllm_core.types import FinishReason, TokenOutput, token_ids
+from rllm_devkit.scripted import ByteParser
 
 PLAIN = str(Path(__file__).with_name("plain_mcp_server.py"))
 SERVERS = {

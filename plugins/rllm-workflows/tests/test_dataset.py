@@ -15,8 +15,8 @@ from rllm_workflows.dataset import DatasetConfig, DatasetWorkflow, graded_text
 
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.sandbox import ChildTimeout
-from rllm_core.testing.workflows import check_workflow
 from rllm_core.types import FinishReason, Step, TerminationReason, thaw, token_ids
+from rllm_devkit.checks.workflows import check_workflow
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 ROWS = [

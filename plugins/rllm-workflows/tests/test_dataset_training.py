@@ -13,7 +13,7 @@ import pytest
 import rllm_workflows
 from rllm_workflows.sort import is_held_out, prompt
 
-import rllm_core.testing.plugin
+import rllm_devkit.scripted_plugin
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
@@ -29,7 +29,7 @@ def write(path, rows):
 
 def assembled(path, *overrides):
     plugins = PluginManager.from_environment(no_plugins=True)
-    plugins.register(rllm_core.testing.plugin, "testing")
+    plugins.register(rllm_devkit.scripted_plugin, "testing")
     plugins.register(rllm_workflows, "workflows")
     small = ("training.steps=3", "training.groups_per_step=4", "training.rollouts_per_group=4")
     chosen = (f"dataset.train_file={path}", "dataset.held_out_share=0.3", *small, *overrides)

@@ -125,7 +125,7 @@ warnings.warn("an honest warning", ImportWarning)
 WORKFLOWS = """
 from pydantic import field_validator
 
-from rllm_core.testing.scripted import ScriptedWorkflow, ScriptedWorkflowConfig
+from rllm_devkit.scripted import ScriptedWorkflow, ScriptedWorkflowConfig
 
 
 class FussyConfig(ScriptedWorkflowConfig):
@@ -169,7 +169,7 @@ WORKFLOW_RECORDS = """
 def workflows():
     names = {"fussy": "Fussy", "unbuilt": "Unbuilt", "deaf-workflow": "Deaf", "no-tasks": "NoTasks", "fails": "Fails",
              "explodes": "Explodes"}
-    inherited = dict.fromkeys(names, "rllm_core.testing.scripted:ScriptedWorkflowConfig")
+    inherited = dict.fromkeys(names, "rllm_devkit.scripted:ScriptedWorkflowConfig")
     sections = {**inherited, "fussy": "misfits.play:FussyConfig", "explodes": None}
     modules = {"explodes": "explodes"}
     return [
@@ -236,7 +236,7 @@ def write_site(folder: Path) -> str:
         VICTIM + BEGINNING + PROVIDES_ONE.replace("{name}", "of-victim").replace("{module}", "x"), encoding="utf-8"
     )
     distribution(folder, "rllm-victim", "0.1", "zz-victim = misfit_victim")
-    return distribution(folder, "rllm-testing", "1.0", "testing = rllm_core.testing.plugin")
+    return distribution(folder, "rllm-testing", "1.0", "testing = rllm_devkit.scripted_plugin")
 
 
 def malformed(folder: Path) -> str:

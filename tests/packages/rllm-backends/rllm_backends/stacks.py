@@ -3,7 +3,7 @@
 from rllm_core.algorithms.aggregation import AGGREGATIONS
 from rllm_core.backend import Capabilities
 from rllm_core.config import Section
-from rllm_core.testing.scripted import ScriptedBackend
+from rllm_devkit.scripted import ScriptedBackend
 
 
 class AbleConfig(Section):

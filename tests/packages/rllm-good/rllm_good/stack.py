@@ -1,6 +1,6 @@
 """Classes of the provider records."""
 
-from rllm_core.testing.scripted import ScriptedBackend
+from rllm_devkit.scripted import ScriptedBackend
 
 
 class GoodBackend(ScriptedBackend):
