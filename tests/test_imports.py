@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import rllm_core
+
 # Modules that `import rllm_core` may import in addition to the standard library.
 ALLOWED_BY_THE_PACKAGE = {"pluggy", "rllm_core"}
 ALLOWED_BY_THE_LISTING = {"click", "importlib_metadata", "lazy_importer", "pluggy", "rllm_core", "zipp"}
+ALLOWED_BY_THE_HELP = ALLOWED_BY_THE_LISTING | {"rllm_devkit"}  # provides a command of the group
 NEVER = {"torch", "transformers", "verl", "vllm", "tinker", "ray", "peft", "renderers", "jax"}
 
 REPORT = """
@@ -49,9 +52,13 @@ def test_import_of_the_package_is_light(tmp_path: Path) -> None:
     assert imported_by("import rllm_core", tmp_path) <= ALLOWED_BY_THE_PACKAGE
 
 
-@pytest.mark.parametrize("args", [("plugins",), ("plugins", "--json"), ("--version",), ("plugins", "--help")])
+@pytest.mark.parametrize("args", [("plugins",), ("plugins", "--json"), ("--version",), ("plugins", "disable", "--help")])
 def test_listing_plugins_is_light(tmp_path: Path, args: tuple[str, ...]) -> None:
     assert imported_by(command(*args), tmp_path) <= ALLOWED_BY_THE_LISTING
+
+
+def test_help_of_a_group_is_light(tmp_path: Path) -> None:
+    assert imported_by(command("plugins", "--help"), tmp_path) <= ALLOWED_BY_THE_HELP
 
 
 @pytest.mark.parametrize(
@@ -74,3 +81,10 @@ def test_the_report_sees_what_is_imported(tmp_path: Path) -> None:
     """The checks above would always pass if the report missed imports."""
     assert "numpy" in imported_by("import rllm_core.types", tmp_path)
     assert "rich" in imported_by("import rllm_core, rich", tmp_path)
+
+
+def test_the_core_names_the_devkit_only_to_forward_and_to_install_it() -> None:
+    """Training needs none of it, so the core must run without it."""
+    core = Path(rllm_core.__file__).parent
+    naming = {path.name for path in core.rglob("*.py") if "rllm_devkit" in path.read_text(encoding="utf-8")}
+    assert naming == {"testing.py"}

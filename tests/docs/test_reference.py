@@ -215,7 +215,7 @@ def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command
     """Yields every command below ``group``, with the words that call it."""
     yield path, group
     context = click.Context(group, obj=Session())
-    names = CORE_COMMANDS if group is cli else group.list_commands(context)
+    names = DOCUMENTED if group is cli else group.list_commands(context)
     for name in names:
         command = group.get_command(context, name)
         assert command is not None
@@ -225,6 +225,8 @@ def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command
             yield f"{path} {name}", command
 
 
+# Other plugins document their commands on their own pages.
+DOCUMENTED = [*CORE_COMMANDS, "new"]
 COMMANDS = dict(commands(cli, "rllm-core"))
 
 
