@@ -12,8 +12,8 @@ EDITABLE_PLUGINS := -e plugins/rllm-devkit -e "plugins/rllm-local[lora,starter]"
 	-e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
 TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
-PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/scaffold tests/cli tests/benchmarks \
-	$(filter-out plugins/rllm-local plugins/rllm-workflows,$(wildcard plugins/*))
+PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \
+	$(filter-out plugins/rllm-devkit plugins/rllm-local plugins/rllm-workflows,$(wildcard plugins/*))
 CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/end_to_end tests/packages tests/tinker% \
 	tests/trackers tests/verl %/__pycache__ $(PACKAGE_TESTS),$(wildcard tests/*))
 

@@ -10,13 +10,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 import rllm_devkit.scripted_plugin
-from rllm_core.cli import Session, cli
+from rllm_core.cli import Session
 from rllm_core.config import Section
 from rllm_core.errors import ConfigError, UserError
 from rllm_core.hookspecs import hookimpl
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import Parser
+from rllm_devkit.commands import parser_check
 from rllm_devkit.scripted import ByteParser
+
+HERE = "the_module_of_this_test"
 
 
 class ForgetfulConfig(Section):
@@ -59,10 +62,10 @@ class AnewParser(ByteParser):
 class Plugin:
     @hookimpl
     def parsers(self) -> list[Parser]:
-        config = f"{__name__}:ForgetfulConfig"
+        config = f"{HERE}:ForgetfulConfig"
         return [
-            Parser(name="forgetful", load=f"{__name__}:ForgetfulParser", config=config, summary="Forgets."),
-            Parser(name="anew", load=f"{__name__}:AnewParser", summary="Anew."),
+            Parser(name="forgetful", load=f"{HERE}:ForgetfulParser", config=config, summary="Forgets."),
+            Parser(name="anew", load=f"{HERE}:AnewParser", summary="Anew."),
         ]
 
 
@@ -75,7 +78,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     session = Session()
     monkeypatch.setitem(session.__dict__, "plugins", plugins)
     monkeypatch.setattr(plugins, "load", _load(plugins.load))
-    return lambda *arguments: CliRunner().invoke(cli, ["parser", "check", *arguments], obj=session)
+    return lambda *arguments: CliRunner().invoke(parser_check.check, arguments, obj=session)
 
 
 def _load(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +86,7 @@ def _load(load: Callable[..., Any]) -> Callable[..., Any]:
 
     def found(provided: Any, path: str | None = None) -> Any:
         module, _, name = (path or provided.record.load).partition(":")
-        return globals()[name] if module == __name__ else load(provided, path)
+        return globals()[name] if module == HERE else load(provided, path)
 
     return found
 

@@ -15,7 +15,7 @@ import pytest
 from rllm_core.cli import main
 from rllm_devkit.templates import KINDS, PackageNames
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 LONGEST = "abcdefgh-abcdefgh-abcdefgh-abcd1"
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

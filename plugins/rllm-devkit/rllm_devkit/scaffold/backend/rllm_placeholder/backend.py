@@ -15,7 +15,6 @@ from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_devkit.scripted import ByteParser
 from rllm_core.types import (
     FinishReason,
     Floats,
@@ -26,6 +25,7 @@ from rllm_core.types import (
     text_only,
     token_ids,
 )
+from rllm_devkit.scripted import ByteParser
 
 Table = npt.NDArray[np.float64]
 

@@ -11,7 +11,6 @@ from pydantic import Field
 from rllm_core.config import RunConfig, Section
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser
-from rllm_devkit.scripted import ByteParser
 from rllm_core.types import (
     FinishReason,
     Floats,
@@ -22,6 +21,7 @@ from rllm_core.types import (
     text_only,
     token_ids,
 )
+from rllm_devkit.scripted import ByteParser
 
 Logits = npt.NDArray[np.float64]
 

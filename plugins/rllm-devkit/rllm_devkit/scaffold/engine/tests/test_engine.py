@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
-from rllm_devkit.scripted import ByteParser
-from rllm_devkit.contracts import EngineContract
 from rllm_core.types import SamplingParams, TokenOutput, token_ids
+from rllm_devkit.contracts import EngineContract
+from rllm_devkit.scripted import ByteParser
 
 from rllm_placeholder.engine import (
     PlaceholderConfig,
