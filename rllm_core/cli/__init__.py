@@ -247,6 +247,7 @@ def _set_no_plugins(context: click.Context, option: click.Parameter, value: str 
 
     if value is not None:
         session(context).no_plugins = True if value == ALL_PLUGINS else split_names(value)
+        vars(session(context)).pop("plugins", None)  # finding this command may have used them
         if session(context).owns_process:  # child processes must see the same plugins
             os.environ[NO_PLUGINS_VARIABLE] = ",".join(filter(None, [os.environ.get(NO_PLUGINS_VARIABLE), value]))
 

@@ -28,8 +28,9 @@ def wheels(copies: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def clean(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CleanEnvironment:
-    """Our core, backend, parser and workflows, plus two third-party workflows: one handwritten, one made by ``new``."""
-    ours = [wheels[name] for name in ("rllm-core", "rllm-local", "rllm-renderers", "rllm-workflows")]
+    """Our core, devkit, backend, parser and workflows, plus two third-party workflows: one written by hand, one by ``new``."""
+    names = ("rllm-core", "rllm-devkit", "rllm-local", "rllm-renderers", "rllm-workflows")
+    ours = [wheels[name] for name in names]
     environment = CleanEnvironment(tmp_path_factory.mktemp("clean") / "environment", ours)
     environment.run("rllm-core", "new", "workflow", "tidy")
     sources = tmp_path_factory.mktemp("theirs")
@@ -39,3 +40,9 @@ def clean(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     ]
     environment.install(*building.build_wheels(theirs, tmp_path_factory.mktemp("their-wheels")).values())
     return environment
+
+
+@pytest.fixture(scope="session")
+def bare(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CleanEnvironment:
+    """Our core alone."""
+    return CleanEnvironment(tmp_path_factory.mktemp("bare") / "environment", [wheels["rllm-core"]])

@@ -40,6 +40,7 @@ def rows(clean: CleanEnvironment, *arguments: str) -> dict[str, dict[str, Any]]:
 def test_the_environment_has_what_was_installed_and_is_healthy(clean: CleanEnvironment) -> None:
     found = rows(clean, "plugins")
     assert {name: (row["package"], row["status"]) for name, row in found.items()} == {
+        "devkit": ("rllm-devkit", "available"),
         "local": ("rllm-local", "available"),
         "relay": ("rllm-relay", "available"),
         "renderers": ("rllm-renderers", "available"),
@@ -54,8 +55,17 @@ def test_the_environment_has_what_was_installed_and_is_healthy(clean: CleanEnvir
 def test_every_plugin_loads_and_is_light(clean: CleanEnvironment) -> None:
     found = rows(clean, "plugins", "--load")
     assert {name: (row["status"], row["warnings"]) for name, row in found.items()} == {
-        name: ("loaded", []) for name in ("local", "relay", "renderers", "tidy", "workflows")
+        name: ("loaded", []) for name in ("devkit", "local", "relay", "renderers", "tidy", "workflows")
     }
+
+
+def test_the_core_alone_names_the_package_of_a_command(bare: CleanEnvironment) -> None:
+    for command in (("new", "workflow", "mine"), ("plugins", "check", "relay"), ("parser", "check", "some/model")):
+        said = bare.run("rllm-core", *command, code=2).stderr
+        assert said.endswith("needs rllm-devkit, which is not installed; install it with: pip install rllm-devkit\n")
+    assert "pip install rllm-devkit" in bare.run("rllm-core", "--help").stdout
+    said = bare.run("python", "-c", "import rllm_core.testing.scripted", code=1).stderr
+    assert said.splitlines()[-1].startswith("ImportError: rllm_core.testing has moved to rllm-devkit")
 
 
 def test_a_strangers_plugin_is_shown_with_its_requirements(clean: CleanEnvironment) -> None:
@@ -71,7 +81,7 @@ def test_a_strangers_plugin_is_shown_with_its_requirements(clean: CleanEnvironme
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["relay", "tidy"])
 def test_a_strangers_plugin_passes_every_check(clean: CleanEnvironment, name: str) -> None:
-    """The checks are part of the wheel and need only its declared requirements."""
+    """The checks are part of the devkit's wheel and need only its declared requirements."""
     clean.run("rllm-core", "plugins", "check", name)
 
 

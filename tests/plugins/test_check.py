@@ -220,6 +220,18 @@ def test_the_published_workflows_pass(rllm_core: Run, tmp_path: Path) -> None:
     assert "hostile answers" in run.stdout
 
 
+def test_the_devkit_passes_its_own_checks(rllm_core: Run) -> None:
+    """The process that runs the command has loaded it already; a new one must still import it."""
+    code, document = checked(rllm_core, "devkit", "--strict")
+    assert code == 0, document
+    assert found(document)["hooks"]["detail"] == "cli_commands"
+    assert {group["name"] for group in document["groups"] if group["kind"] == "command"} == {
+        "new",
+        "parser check",
+        "plugins check",
+    }
+
+
 def test_the_published_parsers_pass_with_a_model(rllm_core: Run) -> None:
     from rllm_local.starter import starter_model
 

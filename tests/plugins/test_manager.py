@@ -44,7 +44,7 @@ def test_providers_are_records_and_their_classes_stay_unimported(manager: Build)
     assert list(plugins.providers(Backend)) == ["good"]
     assert theirs(plugins, Workflow) == ["echo", "not-there"]
     assert list(plugins.providers(Parser)) == ["plain"]
-    assert list(plugins.providers(Command)) == ["hello", "no-command", "unloadable"]
+    assert list(plugins.providers(Command)) == ["hello", "no-command", "plugins count", "unloadable"]
     assert "grpo" in plugins.providers(AdvantageEstimator)
     assert by_name(plugins)["good"].status == "loaded"
     assert "rllm_good.stack" not in sys.modules

@@ -143,6 +143,7 @@ def test_as_json(new: Callable[..., tuple[int, str, str]], tmp_path: Path) -> No
         ("core", "rllm-core itself"),
         ("local", "rllm-local"),
         ("verl", "rllm-verl"),
+        ("devkit", "rllm-devkit"),
         ("workflows", "rllm-workflows"),
         ("sort", "the workflow of rllm-workflows"),
         ("chat-template", "'chat_template' is the parser of rllm-renderers"),

@@ -27,6 +27,7 @@ def workflows():
 @hookimpl
 def cli_commands():
     return [
+        Command(name="plugins count", load="rllm_good.commands:count", summary="Counts plugins."),
         Command(name="hello", load="rllm_good.commands:hello", summary="Greets."),
         Command(name="unloadable", load="rllm_good.no_such_module:command", summary="Cannot be loaded."),
         Command(name="no-command", load="rllm_good.stack:Echo", summary="Is not a click command."),
