@@ -191,8 +191,8 @@ def test_commands_of_plugins_run_and_are_listed(rllm_core: Run) -> None:
     assert rllm_core("hello", "--name", "you", packages=packages, **only).stdout == "hello you\n"
     help_run = rllm_core("--help", packages=packages, **only)
     assert help_run.returncode == 0
-    assert "hello       Greets. (rllm-good 1.2)" in help_run.stdout
-    assert "unloadable  Cannot be loaded. (rllm-good 1.2)" in help_run.stdout
+    assert "hello          Greets. (rllm-good 1.2)" in help_run.stdout
+    assert "unloadable     Cannot be loaded. (rllm-good 1.2)" in help_run.stdout
     assert "Takes over" not in help_run.stdout
     assert "'train' has the name of a built-in command" in help_run.stderr
 

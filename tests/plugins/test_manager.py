@@ -282,7 +282,7 @@ def test_strict_mode_raises_every_time(manager: Build, packages: tuple[str, ...]
 
 def test_reserved_commands_cannot_be_taken(manager: Build) -> None:
     plugins = manager("rllm-taker", "rllm-good", reserved_commands={"train"})
-    assert list(plugins.providers(Command)) == ["hello", "no-command", "unloadable"]
+    assert list(plugins.providers(Command)) == ["hello", "no-command", "plugins count", "unloadable"]
     assert "its command 'train' has the name of a built-in command" in str(by_name(plugins)["taker"].error)
 
 

@@ -311,7 +311,7 @@ def test_a_run_that_completes_ends_with_the_first_failures_in_full(
 
 def test_one_malformed_file_of_any_distribution_is_named_and_breaks_nothing(site: str, tmp_path: Path) -> None:
     path = os.pathsep.join([malformed(tmp_path / "odd"), site])
-    only = {"RLLM_PLUGINS": "testing,odd-thing"}
+    only = {"RLLM_PLUGINS": "testing,odd-thing,devkit"}
     folder = tmp_path / "odd" / "odd_thing-3.0.dist-info"
     problem = (
         f"its entry_points.txt ({folder}) cannot be read: line 2, 'just words', has no '='; fix it, or: "

@@ -320,8 +320,8 @@ def _piece(key: str, options: Callable[[dict[str, Any], str], Any], check: str) 
     """Returns the builder of an algorithm component, with its options at the same keys as in a run file."""
 
     def build(subject: _Subject) -> _Checks:
-        from rllm_core import testing
         from rllm_core.algorithms.pieces import configured
+        from rllm_devkit import checks as functions
 
         record = subject.provided.record
         chosen = options(subject.tables.get("algorithm", {}), record.name)
@@ -331,7 +331,7 @@ def _piece(key: str, options: Callable[[dict[str, Any], str], Any], check: str) 
             if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "torch":
                 raise NeedsSettings("it needs torch: pip install 'rllm-core[torch]'") from error
             raise
-        checks: Callable[[Any], list[CheckResult]] = getattr(testing, check)
+        checks: Callable[[Any], list[CheckResult]] = getattr(functions, check)
         return lambda: checks(piece)
 
     return build
