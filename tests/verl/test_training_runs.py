@@ -112,7 +112,7 @@ def test_weights_are_synced_under_running_rollouts(model: Path, tmp_path: Path) 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_starter_task_is_learned(model: Path, tmp_path: Path, mode: str, seed: int) -> None:
-    """In ``make verl-seeds``; ``make test-verl`` trains countdown until it is learned, and this task for a few steps."""
+    """In ``make verl-seeds``; ``make test-verl`` trains countdown until it is learned, and this task for few steps."""
     sizes = ("training.groups_per_step=8", "training.rollouts_per_group=16")
     overrides = (f"training.steps={STEPS}", f"training.seed={seed}", *sizes, *MODES[mode])
     run = Run.start(tmp_path / "run", model, *overrides)
