@@ -133,8 +133,8 @@ class TokenByToken(Precomputed):
             "depends on the order of the trajectories",
         ),
         (Shares(), "order of groups", 'set scope = "batch"'),
-        (liar(Remembers, scope="batch"), "order of groups", "depends on the order of the groups"),
-        (Remembers(), "no side effects", "returns different credit"),
+        (liar(Remembers, scope="batch"), "order of groups", "depend on the order of the groups"),
+        (Remembers(), "no side effects", "returns different advantages"),
         (Pays(), "no side effects", ""),
     ],
 )
