@@ -130,7 +130,7 @@ class TokenByToken(Precomputed):
         (
             liar(GRPO, __call__=grpo(lambda group, credit: [c + i for i, c in enumerate(credit)])),
             "order of trajectories",
-            "depends on the order of the trajectories",
+            "depend on the order of the trajectories",
         ),
         (Shares(), "order of groups", 'set scope = "batch"'),
         (liar(Remembers, scope="batch"), "order of groups", "depend on the order of the groups"),
