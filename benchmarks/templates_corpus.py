@@ -1,7 +1,7 @@
-"""The conversations that every template is played with, and the completions that a model may sample in them.
+"""The conversations to run with every template, and the completions that a model may sample in them.
 
-A completion is made from what the template itself writes for an answer, so it is in the model's own format: text,
-reasoning and calls are put where the template puts them, behind the prompt that asks for the answer.
+Completions are derived from the template's own rendering of an answer, so they have the model's format: text, reasoning
+and calls are where the template writes them after a prompt.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ TAGS = (
 )
 ARGUMENTS = ({"city": "Zürich", "days": 3}, {"city": "Rome"})
 _TEXT, _REASONING = "slot0of0text", "slot0of0reasoning"
-_CITY = re.compile(r"Z(?:ü|\\u00fc)rich")  # JSON in ASCII spells it in its own way
+_CITY = re.compile(r"Z(?:ü|\\u00fc)rich")  # ASCII JSON escapes the umlaut
 _MARKS = (_TEXT, "rich", "Rome")
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a model samples.
+    """A sampled completion.
 
     Attributes:
-        ids: The tokens.
-        texts: What it wrote; none of it may be missing from what is read.
-        calls: The calls it wrote, if they are well-formed and of a tool that was offered.
-        malformed: Whether it holds a call that must not be executed.
-        faithful: Whether the conversation's next rendering can be predicted from it.
+        ids: Sampled tokens.
+        texts: Texts in the completion; the parsed message must contain all of them.
+        calls: Calls in the completion, if they are well-formed and of an offered tool.
+        malformed: Whether it contains a call that must not be executed.
+        faithful: Whether it determines the conversation's next rendering.
     """
 
     ids: tuple[int, ...]
@@ -47,13 +47,13 @@ class Completion:
 
 @dataclass(frozen=True)
 class Turn:
-    """A completion and what comes after it.
+    """A completion and the messages after it.
 
     Attributes:
-        say: Makes the completion; None if the template has no form for it, which ends the play.
-        user: What the user says next; after calls the results come first, and an empty text means results only.
-        edits: Whether the conversation's first user message is changed afterwards, so that all is rendered again.
-        rewrites: Whether the answer is appended as a client writes it: arguments as an object, no empty text.
+        say: Creates the completion. Returns None if the template has no form for it; the conversation then ends.
+        user: The next user message, after the results of calls. If it is empty, only the results follow.
+        edits: Whether the first user message changes afterwards, so that the whole conversation is rendered again.
+        rewrites: Whether the answer is appended in a client's form: arguments as an object, no empty text.
     """
 
     say: Callable[[Author], Completion | None]
@@ -67,11 +67,11 @@ class Play:
     """One conversation.
 
     Attributes:
-        name: What it is about.
-        opening: The messages before the first answer.
+        name: Short description.
+        opening: Messages before the first answer.
         turns: The answers.
-        tools: Whether tools are offered, to parsers that support them.
-        result: What a tool answers.
+        tools: Whether parsers that support tools are offered one.
+        result: Result of each tool call.
     """
 
     name: str
@@ -86,10 +86,10 @@ class Author:
     """Writes completions for one prompt.
 
     Args:
-        reference: The model's template and tokenizer.
-        stops: The tokens that end a turn, as text, the preferred one first.
+        reference: Template and tokenizer of the model.
+        stops: Stop tokens as text, the preferred one first.
         messages: The conversation so far.
-        tools: What is offered.
+        tools: Offered tools.
     """
 
     reference: Reference
@@ -103,10 +103,10 @@ class Author:
         self._tags = next((tags for tags in TAGS if tags[0].strip() in source), None)
 
     def frame(self, answer: Message) -> tuple[str, str] | None:
-        """What a model samples for an answer behind the prompt that asks for it, and the stop token after it."""
+        """Returns the text a model samples for an answer after its prompt, and the stop token."""
         history = [self.reference.protect(message) for message in self.messages]
         plain = [message for message in history if message["role"] != "system"]
-        # Some templates change what stands before an answer once it is there; how it is written stays the same.
+        # Some templates change the text before an answer once it is there, but not the form of the answer.
         frames = (self._frame(before, answer) for before in (history, plain, [user_message("hello")]))
         return next((frame for frame in frames if frame is not None), None)
 
@@ -127,7 +127,7 @@ class Author:
             pairs = zip(header, rest, strict=False)
             common = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(header), len(rest)))
             tag = header.rfind("<", 0, common)
-            if tag > header.rfind(">", 0, common) and common < len(header):  # two tags that begin alike
+            if tag > header.rfind(">", 0, common) and common < len(header):  # two tags with a common prefix
                 common = tag
             opened, rest = header[common:], rest[common:]
         if self._tags is not None and self._tags[0].strip() in opened and self._tags[1] not in opened:
@@ -139,17 +139,17 @@ class Author:
         return body, after or at_end or self.stops[0]
 
     def _until_stop(self, text: str, begin: int) -> tuple[str, str | None]:
-        """A text up to the first stop token from ``begin`` on, and that token."""
+        """Returns the text up to the first stop token at or after ``begin``, and that token."""
         found = re.compile("|".join(map(re.escape, self.stops))).search(text, begin)
         return (text[: found.start()], found[0]) if found is not None else (text, None)
 
     def complete(self, text: str, stop: str | None, **about: Any) -> Completion:
-        """A completion in the tokenizer's own tokens."""
+        """Creates a completion with the tokenizer's own tokens."""
         ending = [self.reference.number(stop)] if stop is not None else []
         return Completion((*self.reference.encode(text), *ending), **about)
 
     def say(self, text: str) -> tuple[str, str] | None:
-        """An answer without reasoning, and its stop token; bare where the template takes no answers at all."""
+        """Returns an answer without reasoning, and its stop token; plain text if the template accepts no answers."""
         frame = self.frame({"role": "assistant", "content": _TEXT})
         if frame is None:
             return text, self.stops[0]
@@ -158,7 +158,7 @@ class Author:
         return frame[0].replace(_TEXT, text), frame[1]
 
     def reason(self, reasoning: str, text: str) -> tuple[str, str] | None:
-        """An answer after reasoning, and its stop token; None for a model that knows none."""
+        """Returns reasoning with an answer, and the stop token; None for a model without reasoning."""
         frame = self.frame({"role": "assistant", "content": _TEXT, "reasoning_content": _REASONING})
         if frame is not None and _REASONING in frame[0] and _TEXT in frame[0]:
             return frame[0].replace(_REASONING, reasoning).replace(_TEXT, text), frame[1]
@@ -173,7 +173,7 @@ class Author:
         return f"{begin}\n{reasoning}\n{end}\n\n{said[0]}", said[1]
 
     def call(self, number: int, text: str = "") -> tuple[str, str] | None:
-        """An answer with the first ``number`` calls, and its stop token; None if the template writes none."""
+        """Returns an answer with the first ``number`` calls, and its stop token; None if the template has none."""
         function_calls = [
             {"id": f"call0000{index}", "type": "function", "function": {"name": NAME, "arguments": dict(arguments)}}
             for index, arguments in enumerate(ARGUMENTS[:number])
@@ -184,7 +184,7 @@ class Author:
         return frame[0].replace(_TEXT, text), frame[1]
 
     def bare_call(self, written: str, stop: str) -> tuple[str, str, str]:
-        """A call without the empty reasoning in front of it, which comes first, and the stop token."""
+        """Splits a written call into the empty reasoning before it, the call and the stop token."""
         end = self._tags[1] if self._tags is not None else "\0"
         before, tag, after = written.rpartition(end)
         call = after.lstrip("\n")
@@ -196,7 +196,7 @@ class Author:
 
 
 def text(said: str, *, how: str = "canonical") -> Callable[[Author], Completion | None]:
-    """Text, in the tokenizer's tokens, in others, without a control token, or without a stop token."""
+    """Text in the tokenizer's tokens or others, without control tokens, or with no or a misplaced stop token."""
 
     def say(author: Author) -> Completion | None:
         frame = author.say(said)
@@ -217,7 +217,7 @@ def text(said: str, *, how: str = "canonical") -> Callable[[Author], Completion 
 
 
 def reasoning(thought: str, said: str, *, how: str = "canonical") -> Callable[[Author], Completion | None]:
-    """Reasoning and text, or reasoning that is cut off."""
+    """Reasoning and text, or truncated reasoning."""
 
     def say(author: Author) -> Completion | None:
         frame = author.reason(thought, said)
@@ -235,7 +235,7 @@ def reasoning(thought: str, said: str, *, how: str = "canonical") -> Callable[[A
 
 
 def calls(number: int = 1, said: str = "", *, how: str = "canonical") -> Callable[[Author], Completion | None]:
-    """Calls, perhaps behind text, perhaps in other tokens."""
+    """Calls, optionally after text or in other tokens."""
 
     def say(author: Author) -> Completion | None:
         frame = author.call(number, said)
@@ -283,7 +283,7 @@ MALFORMED: Mapping[str, Callable[[str], str]] = {
 
 
 def malformed(how: str, *, stopped: bool = True) -> Callable[[Author], Completion | None]:
-    """A call that must not be executed; None if the template's format has no such mistake."""
+    """A call that must not be executed; None if this mistake does not apply to the template's format."""
 
     def say(author: Author) -> Completion | None:
         frame = author.call(1)
@@ -298,7 +298,7 @@ def malformed(how: str, *, stopped: bool = True) -> Callable[[Author], Completio
 
 
 def noise(number: int) -> Callable[[Author], Completion | None]:
-    """Control tokens and words in no order; equal numbers make equal ones."""
+    """A sequence of control tokens and words without structure, determined by ``number``."""
 
     def say(author: Author) -> Completion | None:
         control = [name for name in author.reference.control if name not in author.stops]
@@ -318,12 +318,12 @@ ANSWERS = ("Let me see", "It is 4.", "\n\nFour.\n\n", "Vier, naïve 世界 👍�
 
 
 def user_message(content: Any) -> Message:
-    """What a user says."""
+    """A user message."""
     return {"role": "user", "content": content}
 
 
 def result_message(call: Mapping[str, Any], content: str) -> Message:
-    """What a tool answers to a call."""
+    """The result of a tool call."""
     return {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": content}
 
 
@@ -332,7 +332,7 @@ def _texts(how: str = "canonical") -> list[Turn]:
 
 
 def plays(control: Sequence[str]) -> Iterator[Play]:
-    """All conversations.
+    """Yields all conversations.
 
     Args:
         control: Spellings of control tokens of the model.
@@ -383,7 +383,7 @@ def plays(control: Sequence[str]) -> Iterator[Play]:
 
 
 def _given() -> Iterator[Play]:
-    """Conversations that begin with answers which nobody sampled here."""
+    """Conversations that start with answers from the input, not from the model."""
     ask = [user_message(QUESTIONS[0]), {"role": "assistant", "content": "It is 4."}, user_message("And 3+3?")]
     yield Play("given answer", ask, [Turn(text("Six."))])
     yield Play("given system and answers", [{"role": "system", "content": SYSTEM}, *ask, *ask[1:]], [Turn(text("Six"))])

@@ -1,4 +1,4 @@
-"""Plays conversations with a parser as a rollout does, and judges every prompt and every completion that was read."""
+"""Runs conversations with a parser as a rollout does, and judges every prompt and parsed completion."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from benchmarks.templates_reference import (
 from benchmarks.trials import Row
 
 Load = Callable[[Path], Any]
-"""Makes the parser of a model folder."""
+"""Creates the parser of a model folder."""
 
 COUNTED = (
     "exact_turns",
@@ -53,12 +53,12 @@ OUTCOMES = {
     "raw error": "raw_errors",
 }
 _SHOWN = 80
-# Reasoning that is closed before it began, with which some templates ask for an answer that has none.
+# Empty reasoning, with which some templates request an answer without reasoning.
 _NO_REASONING = re.compile(r"(?i)<[^<>/]*think[^<>]*>\s*<[^<>]*think[^<>]*>\s*$")
 
 
 def play_folder(folder: Path, parsers: Mapping[str, Load]) -> Iterator[Row]:
-    """Load the parsers of a model folder and play all conversations with each that accepts it."""
+    """Loads the parsers of a model folder, and runs all conversations with each that accepts it."""
     with stopped_clock():
         yield from _play_folder(folder, parsers)
 
@@ -71,7 +71,7 @@ def _play_folder(folder: Path, parsers: Mapping[str, Load]) -> Iterator[Row]:
         about = {"model": folder.name, "parser": name}
         try:
             parser = load(folder)
-        except Exception as error:  # a refusal is one line; anything else is what is counted
+        except Exception as error:  # rejections are one line; other errors are counted as raw errors
             line = f"{type(error).__name__}: {error}"
             refusal = isinstance(error, UserError) and "\n" not in str(error).strip()
             yield {"kind": "model", **about, "outcome": "refused" if refusal else "raw error", "line": line}
@@ -83,7 +83,7 @@ def _play_folder(folder: Path, parsers: Mapping[str, Load]) -> Iterator[Row]:
 
 
 def play_row(events: Iterator[Row], about: Row) -> Row:
-    """What happened in a conversation, counted; with the details of what is wrong."""
+    """Counts the outcomes of a conversation, with the details of problems."""
     row: Row = {"kind": "play", **about, **dict.fromkeys(COUNTED, 0), "reasons": {}, "details": []}
     for event in events:
         if (counted := OUTCOMES.get(event["outcome"])) is not None:
@@ -100,7 +100,7 @@ def play_row(events: Iterator[Row], about: Row) -> Row:
 
 
 def control_spellings(reference: Reference, parser: Any) -> list[str]:
-    """Some control tokens: one that ends a turn, what begins one, and tags of calls and reasoning."""
+    """Returns some control tokens: one that ends a turn, one that starts a turn, and tags of calls and reasoning."""
     stops = [reference.token(stop) for stop in parser.get_stop_token_ids()]
     rendered = reference.text_or_none([user_message("hello")]) or ""
     printed = [name for name in reference.control if name in rendered and name not in stops]
@@ -109,11 +109,11 @@ def control_spellings(reference: Reference, parser: Any) -> list[str]:
 
 
 class Player:
-    """One conversation with one parser.
+    """Runs conversations with a parser.
 
     Args:
-        reference: What is right.
-        parser: What is judged.
+        reference: Source of the expected results.
+        parser: Parser to judge.
     """
 
     def __init__(self, reference: Reference, parser: Any) -> None:
@@ -123,11 +123,11 @@ class Player:
         self._stop_pattern = re.compile("|".join(map(re.escape, sorted(self._stops, key=len, reverse=True))))
 
     def play(self, play: Play) -> Iterator[Row]:
-        """Play a conversation; a row per prompt and per completion."""
+        """Runs a conversation; yields a row per prompt and per completion."""
         tools = [TOOL] if play.tools and self._parser.supports_tools else None
         session = self._parser.session(tools=tools)
         messages: list[Message] = [dict(message) for message in play.opening]
-        sampled: dict[int, frozenset[str]] = {}  # control tokens in answers, by their place in the messages
+        sampled: dict[int, frozenset[str]] = {}  # control tokens in answers, by message index
         before: list[int] = []
         said: Completion | None = None
         for number, turn in enumerate([*play.turns, None]):
@@ -140,7 +140,7 @@ class Player:
             try:
                 prompt = session.next_prompt(messages, tools=tools)
                 ids = [int(token) for token in prompt.prompt_ids]
-            except Exception as error:  # counted: the template takes this conversation
+            except Exception as error:  # counted, because the template accepts this conversation
                 yield {"kind": "prompt", **about, "outcome": "raw error", "detail": _line(error)}
                 return
             reason = None if prompt.break_reason is None else str(prompt.break_reason)
@@ -169,7 +169,7 @@ class Player:
                 return
             yield {"kind": "completion", **about, **read}
             before = [*ids, *said.ids]
-            # Spellings that the model wrote in other tokens too are text, and the stop token is no part of the message.
+            # Spellings that the model also wrote with other tokens are text; the stop token is not part of the message.
             found, text = self._reference.controls(said.ids), self._reference.decode(said.ids)
             kept = {self._reference.token(token) for token in found}
             kept = {token for token in kept if text.count(token) == found[self._reference.number(token)]}
@@ -177,7 +177,7 @@ class Player:
             messages = self._continued(messages, dict(session.answer), turn, play)
 
     def _refused(self, session: Any, messages: Sequence[Message], tools: Any, refusal: str) -> Row:
-        """What the parser does with a conversation that the template does not take."""
+        """Returns the parser's reaction to a conversation that the template rejects."""
         from rllm_core.errors import UserError
 
         try:
@@ -189,7 +189,7 @@ class Player:
         return {"outcome": "not taken", "detail": refusal}
 
     def _continued(self, messages: list[Message], answer: Message, turn: Turn, play: Play) -> list[Message]:
-        """The conversation with the answer and what comes after it."""
+        """Returns the conversation with the answer and the messages after it."""
         calls = list(answer.get("tool_calls") or ())
         if turn.rewrites:
             answer = json.loads(json.dumps(answer, default=dict))
@@ -211,7 +211,7 @@ class Player:
     # Prompts
 
     def _judge_whole(self, ids: list[int], right: Sequence[Written], messages: Sequence[Message], outcome: str) -> Row:
-        """A prompt that has to be a rendering of the whole conversation."""
+        """Judges a prompt that must be a rendering of the whole conversation."""
         items = self._reference.items(ids)
         leaked = self._leaked(ids, [_controls_of(written.items) for written in right], messages)
         if any(self._is_same(ids, items, written) for written in right):
@@ -230,7 +230,7 @@ class Player:
         sampled: Collection[int],
         tools: Any,
     ) -> Row:
-        """A prompt that has to go on from the one before and its completion."""
+        """Judges a prompt that must continue the previous prompt and its completion."""
         if ids[: len(before)] != before:
             return {"outcome": "silent break", "leaked": 0}
         added = ids[len(before) :]
@@ -254,11 +254,11 @@ class Player:
     def _suffix(
         self, said: Completion, messages: Sequence[Message], sampled: Collection[int], tools: Any
     ) -> tuple[Written | None, str]:
-        """What the template writes after the last answer, and why that cannot be added to what was there, if so.
+        """Returns the template's text after the last answer, and the reason if it cannot be appended to the tokens.
 
-        The whole conversation is rendered with words in place of the model's answers. What stands before an answer
-        must be what stood there when it was asked for, up to the header of the answer. The same goes for answers that
-        were given, as far as the template tells where they end.
+        The whole conversation is rendered with placeholder words for the model's answers. The text before an answer
+        must equal the prompt for it, up to the header of the answer. This also applies to answers from the input, if
+        the template shows where they end.
         """
         given = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         found = self._suffix_after(said, messages, given, tools)
@@ -275,7 +275,7 @@ class Player:
         rendered = self._reference.text_or_none(told, tools)
         parts = None if rendered is None else self._parts(rendered, len(answers))
         if parts is None or not parts[1]:
-            return None, "the template does not take the conversation, or does not print its answers and their ends"
+            return None, "the template rejects the conversation, or does not print its answers and their ends"
         pieces, stop = parts
         last = self._reference.token(said.ids[-1])
         is_stopped = last in self._stops
@@ -284,7 +284,7 @@ class Player:
             ids = None if written.token_ids is None else written.token_ids[1:]
             written = Written(written.text, written.items[1:], ids)
         if is_stopped and last != stop:
-            return written, f"{last} was sampled, and the template writes {stop}: a break is needed"
+            return written, f"{last} was sampled, but the template writes {stop}: a break is needed"
         if any(self._reference.token(token) in self._stops for token in said.ids[:-1]):
             return written, "there is text after a stop token: a break is needed"
         for number, at in enumerate(answers):
@@ -292,14 +292,14 @@ class Player:
             ends = [found[0][-1] for text in asked if text is not None and (found := self._parts(text, number))]
             ends += [_NO_REASONING.sub("", end) for end in ends]
             if not any(_bare(pieces[number]).startswith(_bare(end)) for end in ends):
-                return written, f"later messages change what stands before answer {number}: a break is needed"
+                return written, f"later messages change the text before answer {number}: a break is needed"
         return written, ""
 
     def _parts(self, text: str, answers: int) -> tuple[list[str], str] | None:
-        """What stands before, between and after the answers, and the token that ends the last one.
+        """Returns the texts before, between and after the answers, and the token that ends the last one.
 
-        None if the text lacks one of the answers. An answer after which no stop token stands ends with its own text: so
-        do calls where the token that begins the user's turn ends the assistant's, and a result comes first.
+        None if the text lacks one of the answers. An answer without a stop token after it ends with its own text. This
+        happens to calls if a result follows and only the start of a user turn ends an assistant turn.
         """
         pieces, position, stop = [], 0, ""
         begins = [text.find(SENTINEL.format(number)) for number in range(answers)]
@@ -318,14 +318,14 @@ class Player:
         return items == written.items if written.token_ids is None else tuple(ids) == written.token_ids
 
     def _leaked(self, ids: Sequence[int], right: Sequence[Counter[int]], messages: Sequence[Message]) -> int:
-        """Control tokens that some text spells, beyond those that the template and the model wrote."""
+        """Counts control tokens that come from text, not from the template or the model."""
         texts = json.dumps(list(messages), default=dict, ensure_ascii=False)
         spelled = {number for name, number in self._reference.control.items() if json.dumps(name)[1:-1] in texts}
         found = self._reference.controls([token for token in ids if token in spelled])
         return min((found - counted).total() for counted in right)
 
     def _vanished(self, ids: list[int], right: Sequence[Written], messages: Sequence[Message]) -> list[str]:
-        """Texts of users, tools and the system that are not in a prompt, though the template prints them."""
+        """Returns user, tool and system texts that a prompt lacks although the template prints them."""
         prompt = self._reference.decode(ids)
         missing = []
         for message in messages:
@@ -340,13 +340,13 @@ class Player:
     # Completions
 
     def _judge_reading(self, parsed: Any, said: Completion, offered: bool) -> Row:
-        """What was read from a completion."""
+        """Judges the message that was parsed from a completion."""
         calls = [
             f"{call.raw}\n{call.name}\n{json.dumps(call.arguments, default=dict, ensure_ascii=False)}"
             for call in parsed.tool_calls
         ]
         visible = "\n".join([parsed.content, parsed.reasoning or "", *calls])
-        # What spells a tag may be read as one, so that what is on either side of it is looked for.
+        # Text that spells a tag may be parsed as one, so search for the pieces around it.
         texts = [piece.strip() for text in said.texts for piece in self._reference.between_controls(text)]
         row: Row = {"outcome": "read", "vanished": [text for text in texts if text not in visible]}
         ok = [(call.name, json.loads(json.dumps(call.arguments, default=dict))) for call in parsed.ok_tool_calls]
@@ -364,19 +364,19 @@ def _controls_of(items: Items) -> Counter[int]:
 
 
 def _bare(text: str) -> str:
-    """A text without its white space: some templates write a line break behind a result once something follows it."""
+    """Removes white space: some templates add a line break after a result once a message follows."""
     return "".join(text.split())
 
 
 def _is_in(text: str, rendered: str) -> bool:
-    """Whether a text stands in a rendered conversation: as it is, or in JSON."""
+    """Whether a rendered conversation contains a text, unchanged or as JSON."""
     bare = text.strip()
     spelled = (json.dumps(bare)[1:-1], json.dumps(bare, ensure_ascii=False)[1:-1])
     return any(form in rendered for form in (bare, *spelled))
 
 
 def _difference(found: Items, right: Items) -> str:
-    """The first spot where two prompts differ."""
+    """Describes the first difference between two prompts."""
     at = next((n for n, (one, other) in enumerate(zip(found, right, strict=False)) if one != other), None)
     if at is None:
         at = min(len(found), len(right))

@@ -1,8 +1,8 @@
-"""What a model folder's template and tokenizer make of a conversation, without any code of this repository.
+"""Expected tokens of a conversation from a model folder's template and tokenizer, without code of this repository.
 
-transformers renders the template, the package ``tokenizers`` encodes what it wrote. Text of users, tools and models is
-told from what the template itself writes: wherever such a text spells a control token, a word stands in for the
-spelling while the template is rendered, so that only the template's own control tokens become control tokens.
+transformers renders the template, and the package ``tokenizers`` encodes the result. If a text of a user, tool or model
+spells a control token, a placeholder word replaces the spelling while the template is rendered. So only the template's
+own control tokens become control tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 Message = dict[str, Any]
 Tools = Sequence[Mapping[str, Any]] | None
 Items = tuple[str | int, ...]
-"""Tokens as text and control tokens in turns: what does not depend on how text is cut into tokens."""
+"""Tokens as alternating text and control tokens, which do not depend on the tokenization of text."""
 
 SENTINEL = "sentinel{}of0an0answer"
 TOOL: Message = {
@@ -49,7 +49,7 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 @contextmanager
 def stopped_clock() -> Iterator[None]:
-    """In here, templates that write the time write the same one: what is compared was rendered at different moments."""
+    """Context in which templates that write the time always write the same one, so that renderings are comparable."""
     from transformers.utils import chat_template_utils
 
     class Stopped(datetime):
@@ -66,7 +66,7 @@ def stopped_clock() -> Iterator[None]:
 
 
 class Refused(Exception):
-    """The template does not take a conversation; the reason in one line."""
+    """The template rejects a conversation; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Written:
     """A conversation as the template writes it.
 
     Attributes:
-        text: With stand-ins where somebody else's text spells control tokens.
-        items: What a model reads, see `Items`.
-        token_ids: The tokens, where no stand-in leaves the choice of tokens open.
+        text: Text, without placeholders.
+        items: Text and control tokens, see `Items`.
+        token_ids: Token ids; None if placeholders leave the choice of tokens open.
     """
 
     text: str
@@ -88,13 +88,13 @@ class Reference:
     """The template and the tokenizer of a model folder.
 
     Args:
-        folder: Holds ``tokenizer.json``, ``tokenizer_config.json`` and perhaps ``chat_template.jinja``.
+        folder: Folder with ``tokenizer.json``, ``tokenizer_config.json`` and optionally ``chat_template.jinja``.
 
     Attributes:
-        source: The text of the template, or of all of them.
-        control: Ids by text of the tokens that text must not become.
-        parts: Whether the template prints a user's text only if it comes in parts.
-        text_arguments: Whether it wants the arguments of calls as JSON text.
+        source: Source of the template, or of all templates.
+        control: Ids of control tokens by text; other text must not become these tokens.
+        parts: Whether the template prints a user's text only as a list of parts.
+        text_arguments: Whether the template needs call arguments as JSON text.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -112,7 +112,7 @@ class Reference:
         self._numbers = {spelling: number for number, spelling in enumerate(self._spellings)}
         longest_first = sorted(self.control, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._rendered: dict[str, str | Refused] = {}  # both parsers are asked the same
+        self._rendered: dict[str, str | Refused] = {}  # shared by both parsers
         self.parts = False
         self.text_arguments = False
         self.parts = not self._prints_user("plain") and self._prints_user("plain", parts=True)
@@ -121,10 +121,10 @@ class Reference:
     # Rendering
 
     def text(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None, *, prompt: bool = True) -> str:
-        """A conversation as the template writes it.
+        """Renders a conversation.
 
         Raises:
-            Refused: If the template does not take it.
+            Refused: If the template rejects it.
         """
         plain = [self._in_form(message) for message in messages]
         key = json.dumps([plain, list(tools or ()), prompt], default=dict)
@@ -143,7 +143,7 @@ class Reference:
 
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
-            raise Refused(f"no template is called {name!r}")
+            raise Refused(f"there is no template {name!r}")
         try:
             texts: Any = render_jinja_template(
                 conversations=[plain],
@@ -152,19 +152,19 @@ class Reference:
                 add_generation_prompt=prompt,
                 **self._variables,
             )[0]
-        except Exception as error:  # templates raise anything, on purpose or not
+        except Exception as error:  # templates may raise any exception
             raise Refused(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
         return str(texts[0])
 
     def text_or_none(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None, **options: Any) -> str | None:
-        """See `text`; None if the template does not take the conversation."""
+        """See `text`; None if the template rejects the conversation."""
         try:
             return self.text(messages, tools, **options)
         except Refused:
             return None
 
     def written(self, text: str) -> Written:
-        """What the template wrote, as tokens."""
+        """Converts rendered text to `Written`."""
         return Written(
             self.unprotect(text), self.items_of_text(text), None if _STAND_IN.search(text) else tuple(self.encode(text))
         )
@@ -172,23 +172,23 @@ class Reference:
     def conversation(
         self, messages: Sequence[Mapping[str, Any]], tools: Tools = None, sampled: Mapping[int, Set[str]] | None = None
     ) -> list[Written]:
-        """The renderings of a conversation, ready for its next answer, that are right.
+        """Returns all correct renderings of a conversation with a prompt for the next answer.
 
-        Several are: a missing content may be printed as none or as an empty text, JSON text may be spelled in two ways,
-        and control tokens that a model sampled, and that were read as text, may or may not be control tokens again.
+        There may be several. Missing content may be printed as none or as empty text, and JSON text has two spellings.
+        Sampled control tokens that were parsed as text may become control tokens again, or not.
 
         Args:
             messages: The conversation.
-            tools: What is offered.
+            tools: Offered tools.
             sampled: Control tokens that the model sampled, by the position of its answer.
 
         Raises:
-            Refused: If the template does not take the conversation.
+            Refused: If the template rejects the conversation.
         """
         protected = [self.protect(message) for message in messages]
         empty = [_with_empty_content(message) for message in protected]
         as_sampled = sampled or {}
-        # What is text in one answer may be text in all of them: an answer does not tell which completion it came from.
+        # A spelling that is text in one answer may be text in all: answers are not linked to their completions.
         texts_somewhere = {
             spelling
             for at, own in as_sampled.items()
@@ -207,11 +207,11 @@ class Reference:
         forms = [empty, [_with_plain_arguments(message) for message in empty], kept, agreed, protected]
         texts = [text for form in forms if (text := self.text_or_none(form, tools)) is not None]
         if not texts:
-            self.text(empty, tools)  # says why
+            self.text(empty, tools)  # raises with the reason
         return [self.written(text) for text in dict.fromkeys(texts)]
 
     def protect(self, message: Mapping[str, Any], keep: Set[str] = frozenset()) -> Message:
-        """A message whose text spells no control token but those in ``keep``; the system's text is the author's own."""
+        """Replaces spelled control tokens, except those in ``keep``; system text is trusted and stays unchanged."""
         if message.get("role") == "system":
             return dict(message)
 
@@ -223,11 +223,11 @@ class Reference:
         return {key: value if key == "role" else self._map(value, change) for key, value in message.items()}
 
     def unprotect(self, text: str) -> str:
-        """Text with the spellings that stand-ins stand for."""
+        """Replaces placeholders with their spellings."""
         return _STAND_IN.sub(lambda found: self._spellings[int(found[1])], text)
 
     def between_controls(self, text: str) -> list[str]:
-        """The pieces of a text between its spellings of control tokens."""
+        """Splits a text at its spellings of control tokens."""
         return self._control_pattern.split(text)
 
     def _map(self, value: Any, change: Any) -> Any:
@@ -240,7 +240,7 @@ class Reference:
         return value
 
     def _in_form(self, message: Mapping[str, Any]) -> Message:
-        """A message in the form that the template prints."""
+        """Converts a message to the form that the template prints."""
         plain: Message = self._map(dict(message), str)
         if self.parts and isinstance(plain.get("content"), str):
             plain["content"] = [{"type": "text", "text": plain["content"]}]
@@ -272,25 +272,25 @@ class Reference:
     # Tokens
 
     def token(self, number: int) -> str:
-        """What a token is called."""
+        """Returns the text of a token id."""
         return str(self._tokenizer.id_to_token(number))
 
     def number(self, token: str) -> int:
-        """The id of a token."""
+        """Returns the id of a token."""
         return int(self._tokenizer.token_to_id(token))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of what the template wrote."""
+        """Encodes rendered text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, with nothing left out."""
+        """Decodes tokens, including special tokens."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
     def ordinary(self, text: str) -> list[int]:
-        """Text in tokens none of which is a control token, whatever it spells."""
+        """Encodes text without control tokens, even if it spells them."""
         ids: list[int] = []
         position = 0
         for found in self._control_pattern.finditer(text):
@@ -300,7 +300,7 @@ class Reference:
         return ids + self.encode(text[position:])
 
     def respelled(self, text: str) -> list[int]:
-        """Text in other tokens than the tokenizer's: cut every three characters, control tokens aside."""
+        """Encodes text differently than the tokenizer: in pieces of three characters, except control tokens."""
         ids: list[int] = []
         position = 0
         for found in self._control_pattern.finditer(text):
@@ -313,7 +313,7 @@ class Reference:
         return [token for at in range(0, len(text), 3) for token in self.encode(text[at : at + 3])]
 
     def items(self, ids: Sequence[int]) -> Items:
-        """Tokens as text and control tokens in turns."""
+        """Converts tokens to alternating text and control tokens."""
         items: list[str | int] = []
         run: list[int] = []
         for token in [*ids, None]:
@@ -328,7 +328,7 @@ class Reference:
         return tuple(items)
 
     def items_of_text(self, text: str) -> Items:
-        """See `items`, of what the template wrote; stand-ins are the text they stand for."""
+        """Converts rendered text to `Items`, with placeholders replaced by their text."""
         items: list[str | int] = []
         position = 0
         for found in [*_STAND_IN.finditer(text), None]:
@@ -345,12 +345,12 @@ class Reference:
         return tuple(items)
 
     def controls(self, ids: Sequence[int]) -> Counter[int]:
-        """How often each control token is among ``ids``."""
+        """Counts each control token in ``ids``."""
         return Counter(token for token in ids if token in self._control_ids)
 
 
 def sentinel_answer(answer: Mapping[str, Any], number: int) -> Message:
-    """An answer whose text, and the arguments of whose calls, are a word that can be found again."""
+    """Returns an answer with a placeholder word as its text and as the argument of its calls."""
     word = SENTINEL.format(number)
     told: Message = {"role": "assistant", "content": word}
     if answer.get("tool_calls"):
@@ -385,7 +385,7 @@ def _with_plain_arguments(message: Message) -> Message:
 
 
 def _tokenizer(folder: Path) -> Any:
-    """Its tokenizer; folders with equal files share one."""
+    """Returns the folder's tokenizer; folders with equal files share one."""
     data = (folder / "tokenizer.json").read_bytes()
     return _tokenizer_of(hashlib.sha256(data).digest(), folder / "tokenizer.json")
 
@@ -401,7 +401,7 @@ def _tokenizer_of(_digest: bytes, path: Path) -> Any:
 
 
 def _templates(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """The templates by name, and the variables that all of them get: the special tokens."""
+    """Returns the templates by name, and their variables: the special tokens."""
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     variables: dict[str, Any] = {}
     for key, value in config.items():

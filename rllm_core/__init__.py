@@ -11,7 +11,7 @@ __all__ = ["API_VERSION", "__version__", "hookimpl"]
 __version__ = "0.1.0"
 
 API_VERSION = "1.0"
-"""Of the hooks and contracts: the second number grows with what is added, the first when something is taken away.
+"""Version of the hooks and contracts: additions increase the second number, removals the first.
 
-A plugin's module says which one it was written for, ``RLLM_CORE_API = "1.0"``; `rllm_core.loading` compares them.
+A plugin's entry module names the version it was written for, ``RLLM_CORE_API = "1.0"``; `rllm_core.loading` checks it.
 """

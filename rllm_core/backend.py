@@ -148,7 +148,7 @@ class BackendProtocol(ABC, Generic[BatchT]):
             One line for each thing that could not be checked this way, for ``--dry-run``.
 
         Raises:
-            rllm_core.config.ConfigError: With one line on what is wrong and what is allowed.
+            rllm_core.config.ConfigError: In one line: the error and the allowed values.
         """
 
     def model_path(self) -> str:

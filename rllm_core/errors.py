@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """An error that the user can fix. Its message says what is wrong, what is allowed and what to do.
+    """An error that the user can fix. Its message names the error, the allowed values and the fix.
 
     Attributes:
         exit_code: Exit code of the command line.

@@ -121,7 +121,7 @@ class LoadedHooks:
         state are undone and reported with the plugin's name.
 
         Args:
-            described: Description of what is loaded, for messages.
+            described: Description of the loaded code, for messages.
             plugin: Name of the plugin it belongs to.
             light: Whether this is the plugin's entry module, rather than a class with the libraries it needs.
         """
@@ -194,7 +194,7 @@ def _ended_if_held(*, light: bool) -> Iterator[None]:
 
 
 def _tell_slow(described: str, plugin: str, light: bool, thread: int) -> None:
-    """Reports what is being loaded, and at which line it is."""
+    """Reports a slow import and the line it is at."""
     frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back

@@ -222,7 +222,7 @@ class PluginManager:
     # Listing and selecting
 
     def plugins(self) -> list[PluginInfo]:
-        """All plugins by name, with what is known so far. Imports nothing."""
+        """Returns all plugins by name, as far as they are known without imports."""
         infos = [plugin.info for plugin in self._plugins]
         if not any(info.name == CORE_PLUGIN and info.package == CORE_PACKAGE for info in infos):
             infos.append(_Plugin(_core_candidate()).info)

@@ -24,7 +24,7 @@ def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
     A read-only ``int32`` array is shared; anything that its owner could still change is copied.
 
     Raises:
-        ValueError: If a value is not a whole number between 0 and 2**31 - 1.
+        ValueError: If a value is not an integer between 0 and 2**31 - 1.
     """
     return _owned(_checked_ids(value))
 
@@ -38,7 +38,7 @@ def _checked_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
         return _EMPTY_IDS
     kind = array.dtype.kind
     if kind != "i" and kind != "u":
-        raise ValueError(f"token ids must be whole numbers, got {array.dtype}")
+        raise ValueError(f"token ids must be integers, got {array.dtype}")
     # argmin and argmax avoid the setup cost of a reduction, which dominates on arrays as short as a completion.
     if int(array.item(array.argmin())) < 0:
         raise ValueError("token ids must lie between 0 and 2**31 - 1")

@@ -1,6 +1,6 @@
 """Reports which plugin was being loaded when the process died, for crashes in C libraries.
 
-A shell waits at the other end of a pipe and knows what is being loaded. If the pipe closes during a load, the shell
+A shell waits at the other end of a pipe and knows the plugin being loaded. If the pipe closes during a load, the shell
 prints that; else nothing. This costs a millisecond. Only the command line uses it, since a process that merely imports
 rllm-core should not start helper processes.
 """

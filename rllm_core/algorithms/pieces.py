@@ -35,13 +35,13 @@ def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configu
     base = _base(type(record))
     if not isinstance(found, type) or not issubclass(found, base):
         raise PluginError(
-            f"{record.kind} {record.name!r} ({provided.plugin.label}): {record.load} is no subclass of "
+            f"{record.kind} {record.name!r} ({provided.plugin.label}): {record.load} must be a subclass of "
             f"{base.__module__}.{base.__name__}; choose another, and report this to its authors"
         )
     if not issubclass(found.options_model, Section):
         raise PluginError(
-            f"{record.kind} {record.name!r} ({provided.plugin.label}): its options_model is no subclass of "
-            "rllm_core.config.Section, so unknown keys would be ignored; choose another, and report this to its authors"
+            f"{record.kind} {record.name!r} ({provided.plugin.label}): its options_model must be a subclass of "
+            "rllm_core.config.Section, or unknown keys would be ignored; choose another, and report this to its authors"
         )
     return found
 

@@ -84,7 +84,7 @@ def backend_class(provided: Provided[providers.Backend], plugins: PluginManager)
     if not isinstance(found, type) or not issubclass(found, BackendProtocol):
         record = provided.record
         raise PluginError(
-            f"backend {record.name!r} ({provided.plugin.label}): {record.load} is no subclass of "
+            f"backend {record.name!r} ({provided.plugin.label}): {record.load} must be a subclass of "
             "rllm_core.backend.BackendProtocol"
         )
     return found
@@ -171,8 +171,8 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
     for key, name, estimator in zip(keys, names, chosen.estimators.all, strict=True):
         if estimator.per_token and not support.flags["per_token_advantages"]:
             raise ConfigError(
-                f"{key} = {name!r} credits single tokens, but {backend} trains one advantage per turn; choose another "
-                f"estimator (rllm-core algorithms lists them), {elsewhere}"
+                f"{key} = {name!r} returns advantages per token, but {backend} trains one advantage per turn; choose "
+                f"another estimator (rllm-core algorithms lists them), {elsewhere}"
             )
         if training.rollouts_per_group < estimator.min_group_size:
             raise ConfigError(

@@ -20,7 +20,7 @@ def engine_class(plugins: PluginManager, name: str) -> type[RolloutEngine]:
     found: type[RolloutEngine] = plugins.load(provided)
     if not isinstance(found, type) or not issubclass(found, RolloutEngine):
         raise PluginError(
-            f"engine {name!r} ({provided.plugin.label}): {provided.record.load} is no subclass of "
+            f"engine {name!r} ({provided.plugin.label}): {provided.record.load} must be a subclass of "
             "rllm_core.engine.RolloutEngine"
         )
     return found

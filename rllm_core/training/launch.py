@@ -142,8 +142,8 @@ def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
     workflow_class: type[Workflow] = plugins.load(provided)
     if not isinstance(workflow_class, type) or not issubclass(workflow_class, Workflow):
         raise PluginError(
-            f"workflow {provided.record.name!r} ({provided.plugin.label}): {provided.record.load} is no subclass of "
-            "rllm_core.workflow.Workflow"
+            f"workflow {provided.record.name!r} ({provided.plugin.label}): {provided.record.load} must be a subclass "
+            "of rllm_core.workflow.Workflow"
         )
     plugins.select(providers.Sandbox, config.rollout.sandbox)
     with provided.at_work("its construction", workflow_class):

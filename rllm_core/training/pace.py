@@ -28,7 +28,7 @@ Purpose = Literal["generation_wait", "training", "drain", "sync"]
 
 @dataclass(frozen=True)
 class Now:
-    """Snapshot of what is in flight.
+    """Snapshot of the work in flight.
 
     Attributes:
         rollouts: Running rollouts, including those of a validation.
@@ -100,7 +100,7 @@ class Pace:
         self.begin_step()
 
     def now(self) -> Now:
-        """Returns what is in flight; cheap and thread-safe."""
+        """Returns the work in flight; cheap and thread-safe."""
         coordinator = self.coordinator
         return Now(self.slots.in_use, self.max_rollouts, coordinator.in_flight, len(self.buffer), coordinator.hold)
 

@@ -34,7 +34,7 @@ class Progress:
         """Called when the run starts at ``first_step`` (0 unless it is resumed)."""
 
     def watch(self, now: Callable[[], Now]) -> None:
-        """Called when generation and training start; ``now`` returns what is in flight, and is thread-safe."""
+        """Called when generation and training start; ``now`` returns the work in flight, and is thread-safe."""
 
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """Called after each optimizer step."""
@@ -232,7 +232,7 @@ class PlainProgress(_Told):
 
 
 class LiveProgress(_Told):
-    """Draws a few lines in place: the step, its metrics, and what is in flight.
+    """Draws a few lines in place: the step, its metrics, and the work in flight.
 
     Args:
         console: Console to draw on. Defaults to standard error.

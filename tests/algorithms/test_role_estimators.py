@@ -51,8 +51,8 @@ class Answers(AdvantageEstimator):
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        (lambda groups: [], "credited 0 of 1 groups"),
-        (lambda groups: [[]], "credited 0 of 2 trajectories of task 'task-3'"),
+        (lambda groups: [], "returned advantages for 0 of 1 groups"),
+        (lambda groups: [[]], "returned advantages for 0 of 2 trajectories of task 'task-3'"),
         (lambda groups: [None], "Answers failed: TypeError"),
         (lambda groups: groups[7], r"Answers failed: \S*tests/algorithms/test_role_estimators\.py:\d+: IndexError"),
     ],

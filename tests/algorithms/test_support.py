@@ -98,8 +98,8 @@ def test_every_choice_of_the_matrix_is_accepted_and_no_other(plugins: PluginMana
         (["algorithm.kl.coefficient=0.1"], "algorithm.kl.coefficient = 0.1 must be 0: backend 'scripted'"),
         (["algorithm.entropy_coefficient=0.1"], "algorithm.entropy_coefficient = 0.1 must be 0"),
         (["algorithm.entropy_coefficient_final=0.1"], "algorithm.entropy_coefficient_final = 0.1 must be 0"),
-        (["algorithm.name=precomputed"], "algorithm.name = 'precomputed' credits single tokens, but backend"),
-        (["algorithm.roles.judge.name=precomputed"], "algorithm.roles.judge.name = 'precomputed' credits"),
+        (["algorithm.name=precomputed"], "algorithm.name = 'precomputed' returns advantages per token, but backend"),
+        (["algorithm.roles.judge.name=precomputed"], "algorithm.roles.judge.name = 'precomputed' returns"),
         (["training.rollouts_per_group=1"], "training.rollouts_per_group = 1 is too small: algorithm.name = 'grpo'"),
     ],
 )  # fmt: skip

@@ -575,7 +575,7 @@ def test_steps_and_written_steps_may_be_mixed(toys: SimpleNamespace) -> None:
         ([STEP, STEP | {"prompt_ids": {"continues": False, "new": [1]}}], "must be written as"),
         ([STEP, STEP | {"prompt_ids": {"continues": True}}], "must be written as"),
         ([STEP, STEP | {"prompt_ids": {"continues": True, "new": [-1]}}], "between 0"),
-        ([STEP, STEP | {"prompt_ids": {"continues": True, "new": [1.5]}}], "whole numbers"),
+        ([STEP, STEP | {"prompt_ids": {"continues": True, "new": [1.5]}}], "must be integers"),
         ([STEP, STEP | {"messages": {"continues": True, "new": [{}]}}], "needs a role"),
         ([STEP, {"prompt_ids": {"continues": True, "new": [1]}}], "completion_ids"),
         (
@@ -640,7 +640,7 @@ def test_a_token_log_keeps_its_views() -> None:
         assert view.tolist() == expected[: len(view)]
     with pytest.raises(IndexError):
         log.view(0, 203)
-    with pytest.raises(ValueError, match="whole numbers"):
+    with pytest.raises(ValueError, match="must be integers"):
         log.extend([0.5])  # type: ignore[list-item]
     assert len(log) == 202
     again = pickle.loads(pickle.dumps(log))  # noqa: S301

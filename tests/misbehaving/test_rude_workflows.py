@@ -226,8 +226,11 @@ def test_tasks_of_the_run_that_are_cancelled_from_within(train: Train) -> None:
     "way", ["sleeps_on_the_loop", "computes_for_ever", "sleeps_in_c", "matches_for_ever", "computes_in_c"]
 )
 def test_a_blocked_event_loop_is_ended_from_outside_and_resumed(train: Train, way: str) -> None:
-    """The run stops, reports where it was blocked and loses nothing, in Python or C, with or without the GIL."""
-    settings = ("training.stall_timeout_seconds=1", "rude.every=9", "training.checkpoint_every_steps=1")
+    """The run stops, reports where it was blocked and loses nothing, in Python or C, with or without the GIL.
+
+    The timeout is longer than a busy machine keeps a run waiting, which would be reported without the line.
+    """
+    settings = ("training.stall_timeout_seconds=5", "rude.every=9", "training.checkpoint_every_steps=1")
     ended = train(way, *settings)
     assert ended.code in (1, -9)
     assert "blocks the event loop at rude.py:" in ended.err or "by a call in C that holds the interpreter" in ended.err

@@ -137,13 +137,13 @@ def test_a_name_that_two_packages_have_must_say_whose(scripted: Manager) -> None
         (["algorithm.name=raises_at_import"], "RuntimeError: the abacus is broken"),
         (
             ["algorithm.name=no_estimator"],
-            "is no subclass of rllm_core.algorithms.advantages.contract.AdvantageEstimator",
+            "must be a subclass of rllm_core.algorithms.advantages.contract.AdvantageEstimator",
         ),
-        (["algorithm.name=lax_options"], "so unknown keys would be ignored"),
-        (["algorithm.loss=no_loss"], "is no subclass of rllm_core.algorithms.torch_losses.PolicyLoss"),
+        (["algorithm.name=lax_options"], "or unknown keys would be ignored"),
+        (["algorithm.loss=no_loss"], "must be a subclass of rllm_core.algorithms.torch_losses.PolicyLoss"),
         (["algorithm.name=cannot_be_made"], "cannot be created: rllm_wrongs/estimators.py:20: KeyError: 'ABACUS_HOME'"),
-        (["algorithm.roles.helper.name=no_estimator"], "is no subclass of"),
-        (["algorithm.corrections=['no_correction']", "algorithm.proximal_policy=forward"], "is no subclass of"),
+        (["algorithm.roles.helper.name=no_estimator"], "must be a subclass of"),
+        (["algorithm.corrections=['no_correction']", "algorithm.proximal_policy=forward"], "must be a subclass of"),
     ],
 )
 def test_one_that_cannot_be_used_is_told_before_anything_starts(
@@ -163,10 +163,10 @@ def test_one_that_cannot_be_used_is_told_before_anything_starts(
     [
         ("says_nan", "returned advantages array([nan"),
         ("wrong_shape", "returned advantages array([[0., 0.]]) for 1 steps"),
-        ("wrong_count", "credited 1 of 4 trajectories of task 'train-"),
+        ("wrong_count", "returned advantages for 1 of 4 trajectories of task 'train-"),
         ("says_nothing", "returned advantages None for 1 steps"),
         ("fails", "rllm_wrongs/estimators.py:40: ZeroDivisionError: division by zero"),
-        ("undeclared_tokens", "credits single tokens, and does not declare it"),
+        ("undeclared_tokens", "returns advantages per token; declare this"),
     ],
 )
 def test_an_estimator_that_goes_wrong_ends_the_run_with_its_name(
@@ -218,7 +218,7 @@ def test_a_loss_that_goes_wrong_is_named(scripted: Manager, name: str, expected:
         losses_of(piece, inputs)
     assert str(failed.value) == f"policy loss {name!r} (rllm-wrongs 0.2) {expected}"
     with pytest.raises(
-        PluginError, match=r"'no_loss' \(rllm-wrongs 0.2\): .* is no subclass of .*torch_losses.PolicyLoss"
+        PluginError, match=r"'no_loss' \(rllm-wrongs 0.2\): .* must be a subclass of .*torch_losses.PolicyLoss"
     ):
         configured(scripted("rllm-wrongs"), providers.PolicyLoss, "algorithm.loss", "no_loss", {}, "x")
 

@@ -39,7 +39,7 @@ def test_every_backend_says_what_it_can_do_or_why_it_does_not(rllm_core: Run) ->
         "exits": "its import ended the process (exit code 9): bye",
         "fails": "rllm_backends/stacks.py:32: ZeroDivisionError: division by zero",
         "needy": "needy.url is missing",
-        "no-backend": "is no subclass of rllm_core.backend.BackendProtocol",
+        "no-backend": "must be a subclass of rllm_core.backend.BackendProtocol",
         "unloadable": "cannot be loaded from rllm_backends.no_such_module:Any",
     }.items():
         assert expected in found[name]["error"]

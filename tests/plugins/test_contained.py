@@ -158,7 +158,7 @@ def test_what_is_no_workflow_is_not_called(
     run = rllm_core(*training(workflow, tmp_path / "run"), **variables)
     assert run.returncode == 2
     assert run.stderr == (
-        f"error: workflow {workflow!r} (rllm-hostile 6.6): {load} is no subclass of rllm_core.workflow.Workflow\n"
+        f"error: workflow {workflow!r} (rllm-hostile 6.6): {load} must be a subclass of rllm_core.workflow.Workflow\n"
     )
 
 

@@ -64,7 +64,7 @@ def test_a_server_that_is_killed_in_a_step_ends_a_run_or_is_waited_for(
     assert impatient.wait() == 1, impatient.printed()
     assert time.monotonic() - killed < 70
     assert "did not come back within 25 s" in impatient.printed()
-    assert "the last state saved there is tinker://" in impatient.printed()
+    assert "last state saved there: tinker://" in impatient.printed()
     assert verified(impatient.path)
 
     server.start()
@@ -216,7 +216,7 @@ def refusing_server(model) -> Iterator[RefusingServer]:
 def test_a_key_that_the_server_refuses_is_not_shown(refusing_server, start_run: StartRun) -> None:
     run = start_run(refusing_server, key=KEY)
     assert run.wait() == 2, run.printed()
-    assert "set TINKER_API_KEY to one that is valid there" in run.printed()
+    assert "set TINKER_API_KEY to a key that is valid there" in run.printed()
     assert "bad key <TINKER_API_KEY>" in run.printed()
     for artefact in [run.log, *(path for path in run.path.rglob("*") if path.is_file())]:
         assert KEY.encode() not in artefact.read_bytes(), artefact

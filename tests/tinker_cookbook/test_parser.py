@@ -291,7 +291,10 @@ def test_describe_compares_with_the_models_own_template(make_parser, make_tokeni
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    for template, expected in ((chatml, "the same prompt"), (chatml.replace("assistant", "model"), "another prompt")):
+    for template, expected in (
+        (chatml, "the same prompt"),
+        (chatml.replace("assistant", "model"), "a different prompt"),
+    ):
         tokenizer.chat_template = template
         assert expected in TinkerParser(tokenizer, "qwen3_instruct").describe()["chat_template"]
 

@@ -208,7 +208,7 @@ TAMPERINGS: dict[str, tuple[str, Edit, tuple[str, ...]]] = {
     "sync version": (SYNC, event("sync", "version"), (EVENTS, "weight version")),
     "sync reason": (SYNC, event("sync", "reason", to="resume"), (EVENTS, "sync", "reason resume")),
     "checkpoint step": (SYNC, event("checkpoint", "step"), (EVENTS, "checkpoint", "step")),
-    "begin step": (RESUMED, event("begin", "step"), (EVENTS, "a start goes on from step")),
+    "begin step": (RESUMED, event("begin", "step"), (EVENTS, "a launch resumes from step")),
     "begin trajectories_per_step": (SYNC, event("begin", "trajectories_per_step", to=8), (KEPT, "step")),
     "validation in events": (SYNC, event("validation", "reward_mean"), (EVENTS, "validation", "reward_mean")),
     "validation rollouts in events": (SYNC, event("validation", "rollouts"), (EVENTS, "validation", "rollouts")),
@@ -248,7 +248,7 @@ TAMPERINGS: dict[str, tuple[str, Edit, tuple[str, ...]]] = {
     "manifest quarantine": (
         LOSSY, field(MANIFEST, "generation", "quarantine", "tasks", to={}), (MANIFEST, "generation.quarantine.tasks"),
     ),
-    "a start less": (RESUMED, of_one_start, ("plugins.json", "1 starts")),
+    "a start less": (RESUMED, of_one_start, ("plugins.json", "1 launch")),
 }  # fmt: skip
 
 DELETED = {
@@ -277,7 +277,7 @@ MORE = {
     "swapped consume": (SYNC, swapped(EVENTS, named("consume")), (EVENTS, "should be")),
     "swapped enqueue": (SYNC, swapped(EVENTS, named("enqueue")), (EVENTS, "should be")),
     "without quarantine": (LOSSY, without(EVENTS, named("quarantine")), (SUMMARY, "quarantined")),
-    "twice quarantine": (LOSSY, twice(EVENTS, named("quarantine")), (EVENTS, "quarantine twice")),
+    "twice quarantine": (LOSSY, twice(EVENTS, named("quarantine")), (EVENTS, "quarantined twice")),
     "without filter": (ASYNC, without(EVENTS, named("filter")), (EVENTS,)),
     "without the second begin": (IN_FLIGHT, without(EVENTS, named("begin")), (EVENTS, "sync")),
     "without retry": (SYNC, without(EVENTS, is_retry), (EVENTS, "ends without running")),

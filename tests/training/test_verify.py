@@ -85,11 +85,11 @@ def trained_again(events: Events) -> None:
         (without("start"), "ends without running"),
         (without("finish"), "is complete with 3 ended rollouts"),
         (without("enqueue"), "should be enqueued to become consumed"),
-        (without("filter"), "summary.json says books_by_reason"),
+        (without("filter"), "summary.json has books_by_reason"),
         (without("consume"), "should be consumed to become trained"),
         (without("step"), "follows step"),
         (without("sync"), "weight version"),
-        (twice("begin"), "incarnations do not grow"),
+        (twice("begin"), "incarnations do not increase"),
         (twice("dispatch"), "is dispatched"),
         (twice("start"), "starts twice"),
         (twice("finish"), "ends without running"),
@@ -98,13 +98,13 @@ def trained_again(events: Events) -> None:
         (twice("consume"), "should be enqueued to become consumed"),
         (twice("step"), "follows step"),
         (trained_again, "is not in flight"),
-        (changed("begin", step=3), "goes on from step 3"),
-        (changed("dispatch", rollouts=5), "another size"),
-        (changed("dispatch", group=9), "group 9 is dispatched, 0 is due"),
-        (changed("consume", weight_version=7), "7 versions old, 1 allowed"),
+        (changed("begin", step=3), "resumes from step 3"),
+        (changed("dispatch", rollouts=5), "has 5 rollouts, expected 4"),
+        (changed("dispatch", group=9), "group 9 is dispatched, but 0 is due"),
+        (changed("consume", weight_version=7), "7 versions old, at most 1 allowed"),
         (changed("enqueue", weight_version=9), "not live yet"),
-        (changed("step", groups=[]), "trained 0 groups, 4 were planned"),
-        (changed("filter", failed={"timeout": 4}), "summary.json says books_by_reason"),
+        (changed("step", groups=[]), "trained 0 groups, expected 4"),
+        (changed("filter", failed={"timeout": 4}), "summary.json has books_by_reason"),
         (changed("filter", failed=3), "cannot be read as an event"),
         (changed("sync", version=1), "weight version"),
     ],
@@ -122,7 +122,7 @@ def test_generation_too_far_ahead_is_found(folder: Path) -> None:
     text = (folder / "run.toml").read_text()
     assert "staleness_threshold = 1.0" in text
     (folder / "run.toml").write_text(text.replace("staleness_threshold = 1.0", "staleness_threshold = 0.0"))
-    assert any("groups ahead, 8 allowed" in problem for problem in verify(folder).problems)
+    assert any("groups ahead, at most 8 allowed" in problem for problem in verify(folder).problems)
 
 
 def cut_metrics(folder: Path) -> None:
@@ -154,7 +154,7 @@ def unreadable_summary(folder: Path) -> None:
         (cut_metrics, "metrics.jsonl has the steps"),
         (torn_line, "cannot be read as an event"),
         (damaged_checkpoint, "does not match its manifest"),
-        (summary_of_fewer_steps, "summary.json says optimizer_steps 5, events.jsonl 6"),
+        (summary_of_fewer_steps, "summary.json has optimizer_steps 5, expected 6 from events.jsonl"),
         (unreadable_summary, "summary.json cannot be read"),
     ],
 )

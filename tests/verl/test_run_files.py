@@ -201,7 +201,7 @@ REFUSED = {
     ),
     "Megatron with what belongs to FSDP": (
         ["verl.strategy=megatron", "verl.offload=['optimizer']"],
-        "verl.offload and verl.sequence_parallel belong to verl.strategy = 'fsdp2' and 'fsdp'",
+        "verl.offload and verl.sequence_parallel need verl.strategy = 'fsdp2' or 'fsdp'",
     ),
     "colocated and asynchronous": (
         ["training.staleness_threshold=0.5"],

@@ -243,7 +243,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_before_any_work(
     cache: str, conversations: Conversations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work(*args: object, **options: object) -> None:
-        raise AssertionError("a model was made that nobody can keep")
+        raise AssertionError("created a model that cannot be kept")
 
     monkeypatch.setenv("RLLM_CACHE_DIR", cache)
     monkeypatch.setattr(starter, "_task", lambda task: (conversations, None))

@@ -162,7 +162,7 @@ class TextParser(BaseParser):
         *,
         tools: Sequence[ToolSpec] | None = None,
     ) -> TokenIds | None:
-        """See `BaseParser.bridge_to_next_turn`; the class lists what is not bridged."""
+        """See `BaseParser.bridge_to_next_turn`; the class lists the exceptions."""
         tail = Tail.of(new_messages, tools)
         if not len(prompt_ids) or tail not in self.bridged_tails:
             return None

@@ -80,7 +80,7 @@ def test_a_parser_without_protection_fails_the_check_of_control_tokens(make_pars
     monkeypatch.setattr(parser.template.encoder, "protect", lambda messages, placeholder: list(map(dict, messages)))
     [result] = [result for result in failed(parser) if result.name != "copies"]
     assert result.name == "control tokens"
-    assert "<|im_end|> in the text of a user becomes the control token" in result.detail
+    assert "<|im_end|> in the text of a user becomes control token " in result.detail
 
 
 def test_without_a_bridge_the_verdict_is_not_exact(model_folder):

@@ -390,7 +390,7 @@ def test_threads_that_truncate_with_the_same_tokenizer_change_nothing(make_eithe
     def truncate():
         together.wait()
         while len(done) < 8:
-            with suppress(RuntimeError):  # "already borrowed": two that truncate at once are not what is tested
+            with suppress(RuntimeError):  # "already borrowed": two truncating at once are not under test
                 parser.tokenizer(["the quick brown fox"] * 4, truncation=True, max_length=3, padding="max_length")
 
     threads = [Thread(target=render, args=(offset,)) for offset in range(8)]

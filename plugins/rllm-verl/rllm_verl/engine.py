@@ -85,7 +85,7 @@ class VerlEngine(RolloutEngine):
         except RayTaskError as error:  # raised within a server
             if DEAD_ENGINE in type(error.cause).__name__ or DEAD_ENGINE in str(error):
                 raise RunError(f"a vLLM server died: {reason(error)}") from error
-            raise EngineError(f"a vLLM server refused the request: {reason(error)}") from error
+            raise EngineError(f"a vLLM server rejected the request: {reason(error)}") from error
         except RayActorError as error:
             raise RunError(f"a vLLM server died: {reason(error)}") from error
         except RayError as error:

@@ -139,7 +139,7 @@ def test_a_broken_protocol_is_no_answer(tool, message):
     async def play(tools):
         with pytest.raises(ToolServerError, match=message):
             await tools.call(tool, {})
-        assert await pid_of(tools), "and the server goes on"
+        assert await pid_of(tools), "and the server keeps running"
 
     with_tools({"x": plain(tool, "pid")}, play)
 

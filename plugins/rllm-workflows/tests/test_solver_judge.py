@@ -200,7 +200,7 @@ def test_a_solver_that_fails_ends_the_rollout_with_its_own_error_and_the_others_
     panel = Panel(["a", EngineError("out of order"), "b", "c"], number_of("a"), [50, 3, 50, 0])
     with pytest.raises(EngineError, match="out of order"):
         played(panel)
-    assert panel.ended == [3, 1], "nobody goes on in the background"
+    assert panel.ended == [3, 1], "no solver continues in the background"
 
 
 def test_a_rollout_that_is_cancelled_leaves_nothing_behind():
@@ -233,7 +233,7 @@ def test_solvers_are_compared_with_solvers_and_judges_with_judges():
     groups = {g.role: g for g in group_trajectories(0, TASK.task_id, episodes, workflow.group_of)}
     assert {role: len(group.trajectories) for role, group in groups.items()} == {"solver": 12, "judge": 2}
     prompts = {tuple(t.steps[0].prompt_ids) for t in groups["solver"].trajectories}
-    assert len(prompts) == 1, "what is compared answered the same question"
+    assert len(prompts) == 1, "compared answers belong to the same question"
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_the_warm_start_hides_letters_as_the_built_in_run_file_does(tmp_path, mo
 
 
 def test_each_solver_sees_a_part_of_the_word_and_the_judge_all_of_it(make_completer):
-    """What is hidden differs between rollouts and between solvers, and is the same for the same rollout."""
+    """Hidden parts differ between rollouts and between solvers, and are the same for the same rollout."""
     workflow = SolverJudgeWorkflow(SolverJudgeConfig(hidden_letters=1, explain=False))
     views = []
     for seed in (1, 1, 2):

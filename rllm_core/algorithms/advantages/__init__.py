@@ -1,4 +1,4 @@
-"""Advantage estimators: what each step, or each token, of each trajectory is credited with."""
+"""Advantage estimators: assign advantages to the steps or tokens of trajectories."""
 
 from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Advantages, Credit, RoleEstimators
 

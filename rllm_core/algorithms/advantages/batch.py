@@ -1,7 +1,7 @@
-"""Estimators that compare the trajectories of a whole optimizer step with each other, role by role.
+"""Estimators that compare the trajectories of a whole optimizer step, separately for each role.
 
-They run when the step is consumed, so they mean the same in synchronous and asynchronous training. Tokens that no
-policy sampled have no say in a mean or a variance.
+They run when the step is consumed, so synchronous and asynchronous training compute the same. Means and variances
+exclude tokens that the policy did not sample.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 
 class ReinforcePlusPlus(AdvantageEstimator):
-    """Returns to go per token, without discount, whitened over all sampled tokens of the step.
+    """Undiscounted returns-to-go per token, whitened over all sampled tokens of the step.
 
-    The return of a token is the sum of the rewards from it on: those of single tokens (with ``[algorithm.kl]
-    place = "reward"``, ``-coefficient * KL_t``), and at a trajectory's last token its reward; without one, each
-    step's reward at that step's last token. The rewards of a trajectory's tokens add up to its total reward.
+    A token's return is the sum of the rewards from this token on. Token rewards count at their token; with
+    ``[algorithm.kl] place = "reward"`` these are ``-coefficient * KL_t``. A trajectory's reward counts at its last
+    token. Without one, each step's reward counts at the step's last token. All of these add up to the total reward.
 
-    Source: REINFORCE++, arXiv 2501.03262; whitening as in verl (unbiased variance, ``1e-8`` inside the
+    Source: REINFORCE++, arXiv 2501.03262. Whitening as in verl (unbiased variance, ``1e-8`` inside the
     root). A group may have one trajectory.
     """
 
@@ -35,7 +35,7 @@ class ReinforcePlusPlus(AdvantageEstimator):
 
     @property
     def min_group_size(self) -> int:
-        """Its baseline is that of the whole step."""
+        """1: the baseline covers the whole step."""
         return 1
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
@@ -55,10 +55,10 @@ class ReinforcePlusPlus(AdvantageEstimator):
 class ReinforcePlusPlusBaseline(AdvantageEstimator):
     """``R - mean`` within the group, whitened over all sampled tokens of the step.
 
-    Whitening takes off the mean over tokens as well, so where lengths and rewards go together a group of equal rewards
-    gets a small common advantage; where all groups of the step are uniform, everything gets exactly 0.
+    Whitening also subtracts the mean over tokens. If lengths correlate with rewards, a group of equal rewards therefore
+    gets a small common advantage. If all groups of the step are uniform, every advantage is exactly 0.
 
-    Source: REINFORCE++, arXiv 2501.03262, the variant with a group baseline; whitening as in verl (unbiased variance,
+    Source: REINFORCE++, arXiv 2501.03262, the variant with a group baseline. Whitening as in verl (unbiased variance,
     ``1e-8`` inside the root).
     """
 
@@ -75,8 +75,8 @@ class ReinforcePlusPlusBaseline(AdvantageEstimator):
 class PRPO(AdvantageEstimator):
     """``(R - mean) / (std + 1e-6)`` over all trajectories of the step, with the population standard deviation.
 
-    Population-relative policy optimization: tasks are compared with each other, so each may be played once, as when
-    they come from live use. Unlike within a group, an easy task pushes all of its trajectories.
+    Population-relative policy optimization compares tasks with each other, so one rollout per task is enough, for
+    example when tasks come from live use. An easy task raises the probability of all of its trajectories.
 
     Source: rLLM, pull request 669 and its post "continual learning".
     """
@@ -85,7 +85,7 @@ class PRPO(AdvantageEstimator):
 
     @property
     def min_group_size(self) -> int:
-        """The other tasks are what it compares with."""
+        """1: trajectories are compared across tasks."""
         return 1
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
@@ -96,7 +96,7 @@ class PRPO(AdvantageEstimator):
 
 
 def _returns_to_go(trajectory: Trajectory) -> list[npt.NDArray[np.float64]]:
-    """Per step ``(completion_tokens,)`` or, where no token of it has a reward of its own, ``(1,)`` for all of them."""
+    """Returns per step: ``(completion_tokens,)``, or ``(1,)`` for all tokens if the step has no token rewards."""
     after = 0.0 if trajectory.reward is None else trajectory.reward
     returns = []
     for step in reversed(trajectory.steps):
@@ -112,14 +112,14 @@ def _returns_to_go(trajectory: Trajectory) -> list[npt.NDArray[np.float64]]:
 
 
 def _tokens(step: Step, values: int) -> npt.NDArray[np.float64]:
-    """``(values,)`` how many sampled tokens each return of a step stands for."""
+    """``(values,)``: number of sampled tokens that each return of a step represents."""
     if step.weight_version is None:
         return np.zeros(values)
     return np.array([float(len(step.completion_ids))]) if step.token_rewards is None else np.ones(values)
 
 
 def _credit(trajectory: Trajectory, parts: Iterator[npt.NDArray[np.float64]]) -> Credit:
-    """The next parts, one per step; a number per step is enough where no token of the trajectory has a reward."""
+    """Takes the next part for each step; keeps one number per step if the trajectory has no token rewards."""
     of_steps = [next(parts) for _ in trajectory.steps]
     if all(step.token_rewards is None for step in trajectory.steps):
         return _joined(of_steps)
@@ -134,5 +134,5 @@ def _joined(arrays: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64
 
 
 def _split(values: npt.NDArray[np.float64], lengths: Sequence[int]) -> list[npt.NDArray[np.float64]]:
-    """``values`` in parts of these lengths."""
+    """Splits ``values`` into parts of these lengths."""
     return np.split(values, np.cumsum(lengths)[:-1]) if lengths else []

@@ -1,4 +1,4 @@
-"""What an advantage estimator is, and which one credits which role."""
+"""The contract of an advantage estimator, and the assignment of estimators to roles."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from rllm_core.types import Trajectory, TrajectoryGroup
 
 Advantages = npt.NDArray[np.float64]
 Credit = Advantages | list[Advantages]
-"""What a trajectory is credited with: one number per step, ``(steps,)``, or per step ``(completion_tokens,)``."""
+"""Advantages of a trajectory: one number per step, ``(steps,)``, or for each step ``(completion_tokens,)``."""
 
 
 class AdvantageEstimator(Configured, ABC):
-    """Computes advantages for groups of one step; selected by ``algorithm.name``.
+    """Computes advantages for the groups of an optimizer step; selected by ``algorithm.name``.
 
     Attributes:
         scope: ``group`` if groups are independent of each other, ``batch`` if a group's advantages depend on the
-            other groups of the optimizer step; the latter is computed when the whole step is at hand.
-        learns_written: Whether it credits tokens that nobody sampled, as supervised training does.
-        needs_rewards: Whether trajectories without a reward are errors.
-        needs_teacher: Whether a teacher (``[teacher]``) scores sampled tokens before they are credited; steps then
-            carry its log-probabilities less those of the policy as `rllm_core.types.Step.advantages`.
-        per_token: Whether advantages may differ within a turn, which not every backend can train.
+            other groups of the optimizer step. ``batch`` estimators run once the whole step is available.
+        learns_written: Whether it assigns advantages to tokens that the policy did not sample, as supervised training
+            does.
+        needs_rewards: Whether a trajectory without a reward is an error.
+        needs_teacher: Whether a teacher (``[teacher]``) scores sampled tokens first. Steps then contain the teacher's
+            log-probabilities minus the policy's, in `rllm_core.types.Step.advantages`.
+        per_token: Whether advantages may differ within a turn. Not every backend supports this.
     """
 
     scope: ClassVar[Literal["group", "batch"]] = "group"
@@ -40,27 +41,27 @@ class AdvantageEstimator(Configured, ABC):
 
     @property
     def min_group_size(self) -> int:
-        """Groups with fewer trajectories are filtered, and a run configured for fewer is refused."""
+        """Minimum group size. Smaller groups are filtered; a configuration with fewer rollouts is rejected."""
         return 2
 
     @abstractmethod
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """Advantages per group and trajectory.
+        """Computes advantages per group and trajectory.
 
         Args:
-            groups: One group if the scope is ``group``, those of a whole optimizer step if it is ``batch``. Rewards
-                may include rewards of single tokens (`rllm_core.types.Step.token_rewards`).
+            groups: One group if the scope is ``group``, all groups of an optimizer step if it is ``batch``. Rewards
+                may include token rewards (`rllm_core.types.Step.token_rewards`).
         """
 
 
 class RoleEstimators:
-    """The estimators of a run: one for most roles, others for some.
+    """The estimators of a run: a default, and exceptions for some roles.
 
     Args:
-        default: For every role that is not named.
-        by_role: For the others, by the names of their groups: roles, unless a workflow's ``group_of`` says otherwise.
-        shaped: What rewards become before an estimator sees them.
-        weights: Factors applied to the advantages of single roles, by the same names as ``by_role``; 1 for the others.
+        default: Estimator of roles without an entry in ``by_role``.
+        by_role: Estimators by group name, which is the role unless the workflow overrides ``group_of``.
+        shaped: Transforms the rewards before an estimator receives them.
+        weights: Factors applied to advantages, by group name as in ``by_role``; 1 for the others.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RoleEstimators:
         self._weights = {role: weight for role, weight in (weights or {}).items() if weight != 1}
 
     def of(self, role: str) -> AdvantageEstimator:
-        """Who credits trajectories of ``role``."""
+        """Returns the estimator for trajectories of ``role``."""
         return self.by_role.get(role, self.default)
 
     @property
@@ -86,19 +87,19 @@ class RoleEstimators:
 
     @property
     def scope(self) -> Literal["group", "batch"]:
-        """``batch`` if any of them needs the whole step."""
+        """``batch`` if any estimator needs the whole step."""
         return "batch" if any(estimator.scope == "batch" for estimator in self.all) else "group"
 
     @property
     def learns_written(self) -> bool:
-        """Whether any of them credits tokens that nobody sampled."""
+        """Whether any estimator assigns advantages to tokens that the policy did not sample."""
         return any(estimator.learns_written for estimator in self.all)
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """Advantages per group and trajectory; roles are computed apart from each other.
+        """Computes advantages per group and trajectory, separately for each role.
 
         Raises:
-            RunError: If an estimator fails, or does not answer for every group and trajectory.
+            RunError: If an estimator fails, or does not return advantages for every group and trajectory.
         """
         places: dict[str, list[int]] = {}
         for position, group in enumerate(groups):
@@ -114,19 +115,19 @@ class RoleEstimators:
                 counts = [len(credit) for credit in credits]
             except UserError:
                 raise
-            except Exception as error:  # it may be anybody's
+            except Exception as error:  # estimators may be third-party code
                 raise RunError(f"{estimator.label} failed: {blamed(error)}") from error
             if len(counts) != len(positions):
-                raise RunError(f"{estimator.label} credited {len(counts)} of {len(positions)} groups")
+                raise RunError(f"{estimator.label} returned advantages for {len(counts)} of {len(positions)} groups")
             for position, credit, count in zip(positions, credits, counts, strict=True):
                 if count != len(groups[position].trajectories):
                     raise RunError(
-                        f"{estimator.label} credited {count} of {len(groups[position].trajectories)} "
-                        f"trajectories of task {groups[position].task_id!r}"
+                        f"{estimator.label} returned advantages for {count} of "
+                        f"{len(groups[position].trajectories)} trajectories of task {groups[position].task_id!r}"
                     )
                 if not estimator.per_token and any(isinstance(single, list) for single in credit):
                     raise RunError(
-                        f"{estimator.label} credits single tokens, and does not declare it: per_token = True"
+                        f"{estimator.label} returns advantages per token; declare this with per_token = True"
                     )
                 weight = self._weights.get(role)
                 result[position] = credit if weight is None else [weighted(single, weight) for single in credit]
@@ -134,20 +135,20 @@ class RoleEstimators:
 
 
 def rewards(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
-    """``(trajectories,)`` total rewards of a group."""
+    """``(trajectories,)``: total rewards of a group."""
     return np.array([trajectory.total_reward for trajectory in group.trajectories], np.float64)
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:
-    """How many tokens of it the policy sampled."""
+    """Number of tokens of a trajectory that the policy sampled."""
     return sum(len(step.completion_ids) for step in trajectory.steps if step.weight_version is not None)
 
 
 def weighted(credit: Credit, weight: float) -> Credit:
-    """A trajectory's advantages, each multiplied by ``weight``."""
+    """Multiplies a trajectory's advantages by ``weight``."""
     return [np.multiply(turn, weight) for turn in credit] if isinstance(credit, list) else np.multiply(credit, weight)
 
 
 def per_step(trajectory: Trajectory, value: float) -> Advantages:
-    """``(steps,)`` the same for every step."""
+    """``(steps,)``: ``value`` for every step."""
     return np.full(len(trajectory.steps), value, np.float64)

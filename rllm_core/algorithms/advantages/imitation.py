@@ -1,4 +1,4 @@
-"""Estimators that need no rewards: a written token is worth its weight, a sampled one what a teacher thinks of it."""
+"""Estimators without rewards: supervised training on target tokens, and distillation from a teacher."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 
 class SFT(AdvantageEstimator):
-    """1 for every written token, or the weight of its step where that has one (`rllm_core.types.Step.advantages`).
+    """1 for every target token, or the weight of its step if there is one (`rllm_core.types.Step.advantages`).
 
-    With the loss ``cross_entropy``, this is the maximum likelihood of supervised training.
+    With the loss ``cross_entropy``, this is supervised maximum-likelihood training.
     """
 
     learns_written: ClassVar[bool] = True
@@ -25,7 +25,7 @@ class SFT(AdvantageEstimator):
 
     @property
     def min_group_size(self) -> int:
-        """Nothing is compared."""
+        """1: trajectories are not compared."""
         return 1
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
@@ -41,26 +41,26 @@ def _weight(group: TrajectoryGroup, step: Step) -> float:
     if step.advantages is None or not len(step.advantages):
         return 1.0
     if np.ptp(step.advantages):
-        raise RunError(f"task {group.task_id!r}: algorithm.name = 'sft' weighs steps, and not the tokens within one")
+        raise RunError(f"task {group.task_id!r}: algorithm.name = 'sft' needs one weight per step, not per token")
     return float(step.advantages[0])
 
 
 class DistillOptions(Section):
     """``[algorithm.estimator_options]`` of ``distill``."""
 
-    scale: float = Field(default=1.0, gt=0, description="Advantages are multiplied by it, after clipping.")
+    scale: float = Field(default=1.0, gt=0, description="Factor applied to advantages, after clipping.")
     clip: float | None = Field(
-        default=None, gt=0, description="No token's log ratio counts for more, in either direction; unset is no bound."
+        default=None, gt=0, description="Limit of a token's absolute log ratio. Defaults to no limit."
     )
 
 
 class Distill(AdvantageEstimator):
     """``scale * clip(log p_teacher - log p_student)`` per sampled token: the policy gradient of the reverse KL.
 
-    The student samples, and the teacher scores what it sampled. In expectation over the student's tokens, the sum of
-    these advantages is the negative divergence ``KL(student || teacher)`` of what follows a prompt, and each token is
-    credited with its own term, as in generalised knowledge distillation on policy (arXiv 2306.13649, with the reverse
-    divergence of MiniLLM, arXiv 2306.08543). Tokens without a teacher's log-probability get 0.
+    The student samples, and the teacher scores the sampled tokens. In expectation over these tokens, the advantages sum
+    to ``-KL(student || teacher)`` of completions given the prompt. Each token gets its own term, as in on-policy
+    generalized knowledge distillation (arXiv 2306.13649), with the reverse divergence of MiniLLM (arXiv 2306.08543).
+    Tokens without a teacher log-probability get 0.
     """
 
     needs_rewards: ClassVar[bool] = False
@@ -71,7 +71,7 @@ class Distill(AdvantageEstimator):
 
     @property
     def min_group_size(self) -> int:
-        """Nothing is compared."""
+        """1: trajectories are not compared."""
         return 1
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
@@ -82,7 +82,7 @@ class Distill(AdvantageEstimator):
         if step.weight_version is None or not len(step.completion_ids):
             return np.zeros(len(step.completion_ids))
         if step.advantages is None:
-            raise RunError(f"task {group.task_id!r}: step {step.step_id} was sampled, and no teacher has scored it")
+            raise RunError(f"task {group.task_id!r}: sampled step {step.step_id} has no teacher log-probabilities")
         ratios = step.advantages.astype(np.float64)
         if self.options.clip is not None:
             ratios = ratios.clip(-self.options.clip, self.options.clip)

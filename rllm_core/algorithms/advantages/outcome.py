@@ -1,7 +1,7 @@
-"""Estimators that credit a whole trajectory for its outcome, compared with its group.
+"""Estimators that compare a trajectory's outcome with its group; all of its tokens get the same advantage.
 
-``R`` is a trajectory's total reward; ``G`` the number of trajectories in its group. A group of equal rewards gets
-exactly 0, and so does a trajectory that is alone in its group: it is never pushed by its raw reward.
+``R`` is a trajectory's total reward, ``G`` the number of trajectories in its group. Estimators with
+a group baseline give exactly 0 to a group of equal rewards, and to a group of one trajectory.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class GRPO(AdvantageEstimator):
 
 
 class DrGRPO(AdvantageEstimator):
-    """``R - mean`` within the group, not divided by anything.
+    """``R - mean`` within the group, without scaling.
 
-    Goes with ``aggregation = "sequence_mean_token_sum_norm"``, which divides by a constant and not by lengths.
+    Use it with ``aggregation = "sequence_mean_token_sum_norm"``, which divides by a constant instead of by lengths.
     Source: Understanding R1-Zero-Like Training, arXiv 2503.20783.
     """
 
@@ -73,11 +73,11 @@ class RLOO(AdvantageEstimator):
 class ReinforceOptions(Section):
     """``[algorithm.estimator_options]`` of ``reinforce``."""
 
-    baseline: float = Field(default=0.0, description="A constant, taken off every reward.")
+    baseline: float = Field(default=0.0, description="Constant to subtract from every reward.")
 
 
 class Reinforce(AdvantageEstimator):
-    """``R - baseline``, the baseline a constant: nothing is compared, so a group may have one trajectory.
+    """``R - baseline`` with a constant baseline; a group may have one trajectory.
 
     Source: Williams, "Simple Statistical Gradient-Following Algorithms", Machine Learning 8 (1992).
     """
@@ -87,7 +87,7 @@ class Reinforce(AdvantageEstimator):
 
     @property
     def min_group_size(self) -> int:
-        """It needs no group."""
+        """1: trajectories are not compared."""
         return 1
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
@@ -96,10 +96,10 @@ class Reinforce(AdvantageEstimator):
 
 
 def broadcast(group: TrajectoryGroup, values: npt.NDArray[np.float64]) -> list[Credit]:
-    """Per trajectory ``(steps,)`` of its value.
+    """Repeats each trajectory's value for all of its steps.
 
     Args:
-        group: Trajectories.
-        values: ``(trajectories,)``.
+        group: The trajectories.
+        values: ``(trajectories,)``: one value per trajectory.
     """
     return [per_step(trajectory, value) for trajectory, value in zip(group.trajectories, values.tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""Advantages that were computed elsewhere: by a workflow, or a judge of its own."""
+"""Advantages that the workflow or its own judge has computed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rllm_core.types import Step, TrajectoryGroup
 
 
 class Precomputed(AdvantageEstimator):
-    """``Step.advantages`` as they are, token by token; rewards are optional, recorded, and not used.
+    """``Step.advantages`` unchanged, one per token. Rewards are optional; they are recorded but not used.
 
-    A step that the policy sampled and that has none is an error: no advantage is not an advantage of 0.
+    A sampled step without advantages is an error, because a missing advantage is not an advantage of 0.
     """
 
     needs_rewards: ClassVar[bool] = False
@@ -23,14 +23,14 @@ class Precomputed(AdvantageEstimator):
 
     @property
     def min_group_size(self) -> int:
-        """Whatever they were compared with, it was not the group."""
+        """1: the group is not compared."""
         return 1
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         """See `AdvantageEstimator`.
 
         Raises:
-            RunError: If a sampled step has no advantages; names the task.
+            RunError: If a sampled step has no advantages. The message names the task.
         """
         return [[[_given(group, s) for s in t.steps] for t in group.trajectories] for group in groups]
 

@@ -1,4 +1,4 @@
-"""Means and spreads that equal numbers cannot disturb: what should be 0 is exactly 0, however the sums round."""
+"""Means and deviations that are exactly 0 for equal numbers, regardless of rounding."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-# Sums of float64 differ by a few units in the last place; rewards that are meant to differ, by far more than this.
+# Rounding changes float64 sums by a few units in the last place; intended differences of rewards are far larger.
 ROUNDING = 1e-9
 WHITENING_EPSILON = 1e-8
 
 
 def is_uniform(values: npt.NDArray[np.float64]) -> bool:
-    """Whether ``(n,)`` numbers differ by no more than the rounding of their own sums."""
+    """Whether ``(n,)`` numbers are equal up to the rounding of their sums."""
     return not values.size or bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
 
 
 def centred(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """``(n,)`` numbers less their mean; exactly 0 where all are equal."""
+    """``(n,)`` numbers minus their mean; exactly 0 if all are equal."""
     if is_uniform(values):
         return np.zeros_like(values)
     shifted: npt.NDArray[np.float64] = values - values.min()
@@ -26,7 +26,7 @@ def centred(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def standardised(values: npt.NDArray[np.float64], *, epsilon: float, ddof: int = 0) -> npt.NDArray[np.float64]:
-    """``(n,)`` numbers less their mean, over ``std + epsilon`` (divisor ``n - ddof``); exactly 0 where equal."""
+    """``(n,)`` numbers minus their mean, over ``std + epsilon`` (divisor ``n - ddof``); exactly 0 if equal."""
     deviations = centred(values)
     if not deviations.any():
         return deviations
@@ -35,7 +35,7 @@ def standardised(values: npt.NDArray[np.float64], *, epsilon: float, ddof: int =
 
 
 def leave_one_out(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """``(n,)`` numbers, each less the mean of the others: ``n / (n - 1)`` times `centred`; 0 if there is one."""
+    """``(n,)`` numbers, each minus the mean of the others: ``n / (n - 1)`` times `centred`; 0 if there is only one."""
     return centred(values) * (len(values) / max(len(values) - 1, 1))
 
 
@@ -44,11 +44,11 @@ def whitened(values: npt.NDArray[np.float64], tokens: npt.NDArray[np.float64]) -
 
     Args:
         values: ``(n,)``.
-        tokens: ``(n,)`` how many tokens each value stands for. One that stands for none has no say in mean and
+        tokens: ``(n,)``: number of tokens that each value represents. Values without tokens are excluded from mean and
             variance.
 
     Returns:
-        ``(n,)``; exactly 0 where all values that count are equal, or only one token does.
+        ``(n,)``; exactly 0 if all included values are equal, or there are fewer than two tokens.
     """
     counted = values[tokens > 0]
     total = float(tokens.sum())

@@ -1,4 +1,4 @@
-"""Estimators that credit each turn for what came after it."""
+"""Estimators that assign each turn its return-to-go."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from rllm_core.algorithms.advantages.statistics import leave_one_out
 from rllm_core.config import Section
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
-MIN_SCALE = 1e-8  # advantages as small as this on average are rounding
+MIN_SCALE = 1e-8  # smaller root mean squares are rounding errors
 
 
 class ReturnToGoOptions(Section):
     """``[algorithm.estimator_options]`` of ``return_to_go``."""
 
-    discount: float = Field(default=1.0, ge=0, le=1, description="Per turn.")
+    discount: float = Field(default=1.0, ge=0, le=1, description="Discount factor per turn.")
     baseline: Literal["group", "state"] = Field(
-        default="group", description="Leave-one-out mean over the group's same turn, or over equal histories."
+        default="group", description="Leave-one-out mean over the same turn of the group, or over equal histories."
     )
 
 
 class ReturnToGo(AdvantageEstimator):
     """Per-turn credit: ``A_t = G_t - baseline_t`` with ``G_t = r_t + discount * G_{t+1}``, scaled over the batch.
 
-    The baseline is a leave-one-out mean of ``G_t``: with ``baseline = "group"`` over the group's other
-    trajectories at the same turn, with ``"state"`` over all trajectories of the batch that saw exactly the same tokens
-    before turn t (anchor states as in GiGPO, arXiv 2505.10978). Where there is no other one, over all of the batch at
-    that turn; a turn that nobody else reached gets 0. All depend only on what the model had seen, never on its action.
-    Finally ``A / sqrt(mean(A^2))`` over all turns of the batch that the policy sampled.
+    The baseline is a leave-one-out mean of ``G_t``. With ``baseline = "group"`` it covers the group's other
+    trajectories at the same turn. With ``"state"`` it covers all trajectories of the batch with exactly the same tokens
+    before turn t (anchor states as in GiGPO, arXiv 2505.10978). If there are none, it covers the whole batch at that
+    turn; a turn that no other trajectory reached gets 0. No baseline depends on the action at turn t. Finally,
+    advantages become ``A / sqrt(mean(A^2))`` over all sampled turns of the batch.
 
-    A trajectory's own ``reward`` is given at its last turn, on top of the turns' rewards; rewards of single tokens
-    count where their turn does.
+    A trajectory's own ``reward`` is added to its last turn, and token rewards to their turn.
     """
 
     scope: ClassVar[Literal["group", "batch"]] = "batch"
@@ -45,7 +44,7 @@ class ReturnToGo(AdvantageEstimator):
 
     @property
     def min_group_size(self) -> int:
-        """A state baseline needs no group."""
+        """1 with a state baseline, which compares across groups; else 2."""
         return 1 if self.options.baseline == "state" else 2
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
@@ -63,7 +62,7 @@ class ReturnToGo(AdvantageEstimator):
         ]
 
     def _turns(self, group: TrajectoryGroup, position: int) -> Iterator[_Turn]:
-        """The turns of a group that the policy sampled."""
+        """Yields the turns of a group that the policy sampled."""
         by_state = self.options.baseline == "state"
         for trajectory in group.trajectories:
             returns = self._returns(trajectory).tolist()
@@ -83,7 +82,7 @@ class ReturnToGo(AdvantageEstimator):
 
 
 class _Turn(NamedTuple):
-    """A sampled turn: its number in the trajectory, which turns it is compared with, and its return."""
+    """A sampled turn: its number in the trajectory, the key of its comparison group, and its return."""
 
     number: int
     peers: Hashable
@@ -95,7 +94,7 @@ def _is_sampled(step: Step) -> bool:
 
 
 def _less_the_others(turns: Sequence[_Turn], key: Callable[[_Turn], Hashable]) -> Advantages:
-    """``(turns,)`` each return less the mean of the other turns with the same key; 0 where there are none."""
+    """``(turns,)``: each return minus the mean of the other turns with the same key; 0 if there are none."""
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, turn in enumerate(turns):
         places[key(turn)].append(place)

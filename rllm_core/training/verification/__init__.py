@@ -1,1 +1,1 @@
-"""The parts of `rllm_core.training.verify`; they import nothing of the loop whose files they check."""
+"""The parts of `rllm_core.training.verify`; they share no code with the training loop whose files they check."""

@@ -1,4 +1,4 @@
-"""Every other file of a run folder, held against what the events make of it."""
+"""Compares the other files of a run folder with the content expected from its events."""
 
 from __future__ import annotations
 
@@ -21,35 +21,37 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 
 
 def read_summary(run_dir: Path, replay: Replay, found: Verification) -> dict[str, Any] | None:
-    """``summary.json`` of the last start; None if that was killed. Its status is that of the run."""
+    """Reads ``summary.json`` of the last launch, None if it was killed; sets the status of the run."""
     path = run_dir / "summary.json"
     starts = _starts(run_dir, found)
     if starts is not None and starts < found.incarnations:
-        found.problem(f"plugins.json says {starts} starts, events.jsonl incarnation {found.incarnations - 1}")
+        found.problem(f"plugins.json has {starts} launch(es), but events.jsonl has {found.incarnations}")
     if not path.is_file():
         return None
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         incarnation, status = summary["incarnation"], summary["status"]
         began = incarnation < found.incarnations
-        # A disk may refuse plugins.json already; then there never was anything to count.
+        # If even plugins.json could not be written, the run ended before it could count any rollout.
         is_counted = began or "books_by_reason" in summary
         started = found.incarnations if starts is None else starts
         if incarnation + 1 < started and not replay.is_current:
-            return None  # earlier versions left that of the start before
+            return None  # earlier versions left the previous launch's file
         if started not in ((incarnation + 1,) if is_counted else (incarnation, incarnation + 1)):
-            found.problem(f"summary.json says incarnation {incarnation}, plugins.json has {started} starts")
+            found.problem(f"summary.json has incarnation {incarnation}, but plugins.json has {started} launch(es)")
         if status not in STATUSES:
-            found.problem(f"summary.json says status {status}; there are {', '.join(STATUSES)}")
+            found.problem(f"summary.json has status {status}, expected one of {', '.join(STATUSES)}")
         if (status == "completed") == ("error" in summary):
-            found.problem(f"summary.json says status {status}, and error {summary.get('error')}")
+            found.problem(f"summary.json has status {status}, which contradicts error {summary.get('error')}")
     except UNREADABLE as error:
         found.problem(f"summary.json cannot be read: {type(error).__name__}: {error}")
         return None
     found.status = status
-    if not began:  # the files are those of the start before
+    if not began:  # the previous launch wrote the other files
         if status == "completed":
-            found.problem(f"summary.json says status completed, events.jsonl has no begin of incarnation {incarnation}")
+            found.problem(
+                f"summary.json has status completed, but events.jsonl has no begin of incarnation {incarnation}"
+            )
         return None
     return summary
 
@@ -64,7 +66,7 @@ def _starts(run_dir: Path, found: Verification) -> int | None:
 
 
 def check_summary(summary: dict[str, Any], replay: Replay, found: Verification) -> None:
-    """Every number of ``summary.json`` that events tell, too."""
+    """Checks every number of ``summary.json`` that follows from the events."""
     by_reason = replay.books_by_reason
     totals = {account: sum(by_reason.get(account, {}).values()) for account in found.books}
     expected: dict[str, Any] = {
@@ -80,40 +82,41 @@ def check_summary(summary: dict[str, Any], replay: Replay, found: Verification) 
         found.compare("summary.json", summary, expected)
         reasons = {account: reasons for account, reasons in summary["books_by_reason"].items() if any(reasons.values())}
         found.compare("summary.json", {"books_by_reason": reasons}, {"books_by_reason": by_reason})
-        # A run may fail between the end of a validation and the line about it.
+        # A run may fail after a validation and before its event is written.
         validations = summary["validation"]
         more = range(2 if summary["status"] != "completed" else 1)
         if len(validations) - len(replay.validations) not in more:
             found.problem(
-                f"summary.json says validation {len(validations)} times, events.jsonl {len(replay.validations)}"
+                f"summary.json has validation {len(validations)} times, "
+                f"expected {len(replay.validations)} from events.jsonl"
             )
         for number, (said, known) in enumerate(zip(validations, replay.validations, strict=False)):
             found.compare(f"summary.json validation[{number}] (step {known['step']})", said, known)
             for name in sorted(said.keys() - known.keys()):
-                found.problem(f"summary.json validation[{number}] says {name} {said[name]}, events.jsonl nothing")
+                found.problem(f"summary.json validation[{number}] has {name} {said[name]}, which events.jsonl lacks")
         outstanding = len(replay.groups)
     except UNREADABLE as error:
         found.problem(f"summary.json cannot be read: {type(error).__name__}: {error}")
         return
     if summary["status"] == "completed":
         if found.steps != found.planned_steps:
-            found.problem(f"a completed run has {found.steps} of {found.planned_steps} planned steps")
+            found.problem(f"the run completed with {found.steps} of {found.planned_steps} planned steps")
         if outstanding:
-            found.problem(f"a completed run left {outstanding} groups outstanding")
+            found.problem(f"the run completed with {outstanding} outstanding group(s)")
 
 
 def check_whole(lines: Sequence[Lines], found: Verification) -> None:
-    """No file of a run that completed ends in the middle of a line."""
+    """Checks that no file of a completed run ends in the middle of a line."""
     for file in lines:
         if file.is_torn and found.status == "completed":
-            found.problem(f"{file.name} ends in a line without an end, summary.json says status completed")
+            found.problem(f"{file.name} ends in the middle of a line, but summary.json has status completed")
 
 
 def check_step_lines(lines: Lines, run_dir: Path, found: Verification) -> None:
-    """``metrics.jsonl`` or ``timings.jsonl``: a line per step."""
+    """Checks that ``metrics.jsonl`` or ``timings.jsonl`` has one line per step."""
     steps = [written["step"] for _, written in lines.objects]
-    # A step is in the journal before its line is: a run that failed or was killed in between has one line less, or one
-    # more where a kill lost the events. A start that resumes cuts this file back to the checkpoint before the journal.
+    # The event of a step is written before its line, so a failure in between leaves one line less. A kill may also lose
+    # events and leave one line more. A resuming launch truncates this file to the checkpoint before the journal.
     complete = checkpoint.complete(run_dir / "checkpoints")
     allowed = {found.steps}
     if found.status != "completed":
@@ -121,11 +124,11 @@ def check_step_lines(lines: Lines, run_dir: Path, found: Verification) -> None:
     if found.status == "interrupted":
         allowed |= {found.steps + 1, int(complete[-1].name.removeprefix("step-")) if complete else 0}
     if steps != list(range(1, len(steps) + 1)) or len(steps) not in allowed:
-        found.problem(f"{lines.name} has the steps {_shortened(steps)}, events.jsonl has {found.steps} steps")
+        found.problem(f"{lines.name} has the steps {_shortened(steps)}, but events.jsonl has {found.steps} step(s)")
 
 
 def check_metrics(lines: Lines, blocks: Sequence[Block], found: Verification) -> None:
-    """What each line of ``metrics.jsonl`` says that events and episodes tell, too."""
+    """Checks the fields of ``metrics.jsonl`` that follow from events and episodes."""
     steps = {block.step: block for block in blocks if not block.is_validation}
     for number, written in lines.objects:
         if (block := steps.get(written["step"])) is not None:
@@ -135,33 +138,33 @@ def check_metrics(lines: Lines, blocks: Sequence[Block], found: Verification) ->
             for told, prefix in ((block.expected, "reward_mean/"), (block.of_episodes, "segment_breaks/")):
                 for name in sorted(written.keys() - told.keys()):
                     if name.startswith(prefix) and prefix[:-1] in told:
-                        found.problem(f"{place} says {name} {written[name]}, which no trajectory has")
+                        found.problem(f"{place} has {name} {written[name]}, but no trajectory has it")
 
 
 def check_end_of_trajectories(
     run_dir: Path, trajectories: Trajectories, found: Verification, *, is_killed: bool
 ) -> None:
-    """Of a run that failed or was killed, the last lines may be missing; of one that completed, none."""
+    """Checks the end of ``trajectories.jsonl``: its last lines may be missing, unless the run completed."""
     missing, size = trajectories.missing, trajectories.lines.ends[-1]
     if missing <= (found.status != "completed"):
         return
-    if is_killed:  # or a start that resumes has cut them off, and was killed before it had cut the journal
+    if is_killed:  # perhaps while resuming: after truncating this file, and before truncating the journal
         complete = checkpoint.complete(run_dir / "checkpoints")
         if size == (checkpoint.read(complete[-1])["offsets"]["trajectories"] if complete else 0):
             return
     lines = len(trajectories.lines.ends) - 1
-    found.problem(f"trajectories.jsonl has {lines} lines, events.jsonl tells of {missing} more steps or validations")
+    found.problem(f"trajectories.jsonl has {lines} line(s); events.jsonl has {missing} more step(s) or validation(s)")
 
 
 def check_validations(replay: Replay, found: Verification) -> None:
-    """The workflow's own metrics of a validation, where all of its episodes are kept."""
+    """Checks the workflow's own metrics of a validation, if all of its episodes are kept."""
     blocks = (block for block in replay.blocks if block.is_validation)
     for block, known in zip(blocks, replay.validations, strict=True):
         found.compare(f"events.jsonl validation of step {block.step}", known, block.of_episodes, "trajectories.jsonl")
 
 
 def check_timings(timings: Lines, metrics: Lines, found: Verification) -> None:
-    """What timings say that follows from the metrics and from each other."""
+    """Checks the timings that follow from the metrics and from each other."""
     tokens = {written["step"]: written.get("sampled_tokens") for _, written in metrics.objects}
     for number, written in timings.objects:
         place = f"timings.jsonl line {number} (step {written['step']})"
@@ -169,7 +172,7 @@ def check_timings(timings: Lines, metrics: Lines, found: Verification) -> None:
             seconds = written["step_seconds"]
             waited = written["generation_wait_seconds"] + written["drain_seconds"]
             share = min(1.0, waited / seconds) if seconds > 0 else 0.0
-            found.compare(place, written, {"training_idle_share": share}, "its seconds")
+            found.compare(place, written, {"training_idle_share": share}, "its own seconds")
             sampled = tokens.get(written["step"])
             if sampled is not None:
                 rate = sampled / max(seconds, 1e-9)
@@ -181,14 +184,14 @@ def check_timings(timings: Lines, metrics: Lines, found: Verification) -> None:
 def check_checkpoints(
     run_dir: Path, replay: Replay, ends: Mapping[str, Sequence[int]], block_ends: Sequence[int], found: Verification
 ) -> None:
-    """Every manifest, with the run as it was when it was written.
+    """Checks every manifest against the state of the run at that checkpoint.
 
     Args:
         run_dir: The run folder.
-        replay: Its events.
-        ends: By file, its length up to the end of each line, in bytes.
-        block_ends: Lines of ``trajectories.jsonl`` up to the end of each block.
-        found: Where problems go.
+        replay: The replayed events.
+        ends: Offset of the end of each line in bytes, by file.
+        block_ends: Number of lines of ``trajectories.jsonl`` up to the end of each block.
+        found: Receives the problems.
     """
     for folder in checkpoint.complete(run_dir / "checkpoints"):
         try:
@@ -198,9 +201,9 @@ def check_checkpoints(
             continue
         place, snapshot = f"checkpoints/{folder.name}/manifest.json", replay.snapshots.get(manifest["step"])
         if folder.name != f"step-{manifest['step']:06d}":
-            found.problem(f"{place} says step {manifest['step']}")
+            found.problem(f"{place} has step {manifest['step']}, which contradicts its folder")
         elif snapshot is None:
-            found.problem(f"{place} says step {manifest['step']}, events.jsonl has no checkpoint of it")
+            found.problem(f"{place} has step {manifest['step']}, but events.jsonl has no such checkpoint")
         else:
             try:
                 _check_manifest(place, manifest, snapshot, found)
@@ -216,7 +219,7 @@ def _check_manifest(place: str, manifest: dict[str, Any], snapshot: Snapshot, fo
     ended = {account: dict(reasons) for account, reasons in expected["books.ended"].items()}
     total = sum(sum(reasons.values()) for reasons in ended.values())
     lost = expected["books.dispatched"] - total - len(buffered) * snapshot.size
-    if lost > 0:  # what was in flight is lost to a restart
+    if lost > 0:  # a restart loses rollouts in flight
         cancelled = ended.setdefault("cancelled", {})
         cancelled["restart"] = cancelled.get("restart", 0) + lost
     expected["books.ended"] = ended
@@ -226,11 +229,12 @@ def _check_manifest(place: str, manifest: dict[str, Any], snapshot: Snapshot, fo
     found.compare(place, manifest, expected)
     if not buffered <= snapshot.complete:
         found.problem(
-            f"{place} says generation.buffered_ordinals {sorted(buffered)}, events.jsonl {sorted(snapshot.complete)}"
+            f"{place} has generation.buffered_ordinals {sorted(buffered)}, "
+            f"expected only groups of {sorted(snapshot.complete)} from events.jsonl"
         )
     epoch = generation["epoch"]
     if snapshot.epoch is not None and epoch not in (snapshot.epoch, snapshot.epoch + 1):
-        found.problem(f"{place} says generation.epoch {epoch}, events.jsonl {snapshot.epoch}")
+        found.problem(f"{place} has generation.epoch {epoch}, expected {snapshot.epoch} or the next from events.jsonl")
 
 
 def _check_offsets(
@@ -248,11 +252,11 @@ def _check_offsets(
             found.compare(place, manifest, {f"offsets.{name}": ends[name][count]}, f"{name}.jsonl")
         else:
             offset = manifest["offsets"][name]
-            found.problem(f"{place} says offsets.{name} {offset}, {name}.jsonl has {ends[name][-1]} bytes")
+            found.problem(f"{place} has offsets.{name} {offset}, but {name}.jsonl has {ends[name][-1]} bytes")
 
 
 def _check_buffer(path: Path, manifest: dict[str, Any], replay: Replay, found: Verification) -> None:
-    """The complete groups of a checkpoint, as far as they have not been trained since."""
+    """Checks the complete groups of a checkpoint that have not been trained since."""
     place, ordinals = f"{path.parent.name}/{path.name}", []
     for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
         written = json.loads(line)
@@ -270,7 +274,7 @@ def _check_buffer(path: Path, manifest: dict[str, Any], replay: Replay, found: V
             check_episode(found, f"{place} line {number}", episode, rollout)
     if not same(ordinals, manifest["generation"]["buffered_ordinals"]):
         found.problem(
-            f"{place} has the groups {ordinals}, manifest.json says buffered_ordinals "
+            f"{place} has the groups {ordinals}, but manifest.json has buffered_ordinals "
             f"{manifest['generation']['buffered_ordinals']}"
         )
 

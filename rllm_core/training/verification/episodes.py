@@ -1,4 +1,4 @@
-"""The episodes of ``trajectories.jsonl`` and of a checkpoint's buffer, held against what events told of them."""
+"""Checks the episodes of ``trajectories.jsonl`` and of a checkpoint's buffer against their events."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rllm_core.training.verification.records import Rollout
 
 @dataclass
 class Told:
-    """A trajectory that may be trained, as its tokens tell it.
+    """Facts about a trainable trajectory, computed from its tokens.
 
     Attributes:
-        segments: Per unbroken token sequence with sampled tokens: a digest of it, and how many were sampled.
+        segments: Digest and number of sampled tokens of each unbroken token sequence that has sampled tokens.
         is_sampled: Whether the policy sampled all of its completions.
     """
 
@@ -37,7 +37,7 @@ class Told:
 
     @classmethod
     def read(cls, trajectory: dict[str, Any]) -> Told:
-        """From an episode."""
+        """Reads a trajectory of an episode."""
         steps = trajectory["steps"]
         versions = [step["weight_version"] for step in steps if step["weight_version"] is not None]
         told = cls(
@@ -46,7 +46,7 @@ class Told:
             turns=len(steps),
             tokens=sum(len(step["completion_ids"]) for step in steps),
             weight_version=min(versions, default=None),
-            # Rewards of tokens are float32, and so was their sum.
+            # Token rewards are float32, and so was their sum.
             tolerance=FLOAT32_TOLERANCE if any(step.get("token_rewards") for step in steps) else RELATIVE_TOLERANCE,
             is_truncated=any(step["finish_reason"] == "length" for step in steps),
             is_sampled=len(versions) == len(steps),
@@ -76,7 +76,7 @@ class Told:
 
 
 def _reward(trajectory: dict[str, Any]) -> float | None:
-    """Its own reward or the sum of its steps', plus that of single tokens."""
+    """Returns the trajectory's reward, or the sum of its steps', plus its token rewards."""
     of_tokens = [math.fsum(s["token_rewards"]) for s in trajectory["steps"] if s.get("token_rewards") is not None]
     own = trajectory["reward"]
     of_steps = [step["reward"] for step in trajectory["steps"] if step["reward"] is not None]
@@ -86,7 +86,7 @@ def _reward(trajectory: dict[str, Any]) -> float | None:
 
 
 def check_episode(found: Verification, place: str, episode: dict[str, Any], rollout: Rollout) -> list[Told]:
-    """Hold an episode against the end of its rollout; ``place`` is the file and line it is in."""
+    """Checks an episode against the finish event of its rollout; ``place`` names the file and line."""
     outcome = rollout.outcome
     told = [Told.read(trajectory) for trajectory in episode["trajectories"] if trajectory["trainable"]]
     versions = [step["weight_version"] for t in episode["trajectories"] for step in t["steps"]]
@@ -101,25 +101,26 @@ def check_episode(found: Verification, place: str, episode: dict[str, Any], roll
             for name in ("logprobs", "token_rewards", "advantages"):
                 if step.get(name) is not None and len(step[name]) != len(step["completion_ids"]):
                     tokens = len(step["completion_ids"])
-                    found.problem(f"{place} says {name} of {len(step[name])} tokens, completion_ids has {tokens}")
+                    found.problem(f"{place} has {name} of {len(step[name])} tokens, but completion_ids has {tokens}")
     if outcome.parts is None:
         found.compare(place, episode, expected, source)
         return told
     found.compare(place, episode, {**expected, "is_correct": outcome.is_correct}, source)
     if len(told) != len(outcome.parts):
-        found.problem(f"{place} says {len(told)} trainable trajectories, {source} {len(outcome.parts)}")
+        found.problem(f"{place} has {len(told)} trainable trajectories, expected {len(outcome.parts)} from {source}")
         return told
     for number, (said, part) in enumerate(zip(told, outcome.parts, strict=True)):
         for name in part.__slots__:
             if not same(getattr(said, name), getattr(part, name), said.tolerance):
                 found.problem(
-                    f"{place} says trajectories[{number}] {name} {getattr(said, name)}, {source} {getattr(part, name)}"
+                    f"{place} has trajectories[{number}] {name} {getattr(said, name)}, "
+                    f"expected {getattr(part, name)} from {source}"
                 )
     return told
 
 
 def of_step(kept: Sequence[tuple[dict[str, Any], list[Told]]], counted: dict[str, dict[int, bool]]) -> dict[str, Any]:
-    """What all episodes of an optimizer step make of those of its metrics that events do not tell."""
+    """Computes the metrics of an optimizer step that follow from its episodes, but not from events."""
     marked = [
         (told, marks[place])
         for episode, trajectories in kept
@@ -146,7 +147,7 @@ def of_step(kept: Sequence[tuple[dict[str, Any], list[Told]]], counted: dict[str
 
 
 def metric_means(episodes: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """The workflow's own metrics, each over the episodes that have it."""
+    """Averages each of the workflow's own metrics over the episodes that have it."""
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         for name, value in episode["metrics"].items():

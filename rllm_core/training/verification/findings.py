@@ -1,4 +1,4 @@
-"""What a check found, and how two numbers are compared."""
+"""The result of a check, and the comparison of two values."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_PROBLEMS = 100
-# Sums of the same numbers in another order differ by some units in the last place; what was changed, by far more.
+# Summing in another order changes a few units in the last place; a changed number differs by far more.
 RELATIVE_TOLERANCE = 1e-9
 FLOAT32_TOLERANCE = 1e-5
 
 
 @dataclass
 class Verification:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        problems: What does not hold, each with the file, and its line or field; at most 100.
-        status: How the run ended, as ``summary.json`` says; ``interrupted`` where it says nothing, after a kill.
-        books: Rollouts by account, then reason, as the journal tells them.
-        steps: Optimizer steps.
-        planned_steps: Those that were planned.
-        weight_version: The last one.
-        incarnations: Starts of the run.
-        max_lead: Most groups that were outstanding or consumed within a window.
-        max_staleness: Greatest difference between the version live when a group was consumed and its oldest one.
-        events: Lines read.
+        problems: Violations, each with its file and its line or field; limited to 100.
+        status: Status of the run from ``summary.json``; ``interrupted`` if the file is missing after a kill.
+        books: Number of rollouts by outcome and reason, from the journal.
+        steps: Number of optimizer steps.
+        planned_steps: Planned number of optimizer steps.
+        weight_version: The last weight version.
+        incarnations: Number of launches.
+        max_lead: Largest number of groups that were outstanding or consumed within a sync window.
+        max_staleness: Largest staleness of a group when it was consumed, in weight versions.
+        events: Number of lines in the journal.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -43,21 +43,21 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found."""
+        """Whether no problem was found."""
         return not self.problems
 
     def problem(self, what: str) -> None:
-        """Add one, unless there are too many to read already."""
+        """Adds a problem, up to `MAX_PROBLEMS`."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(what)
 
     def compare(self, place: str, said: Any, expected: Mapping[str, Any], source: str = "events.jsonl") -> None:
-        """Hold the fields of a JSON object against what another file makes of them.
+        """Compares fields of a JSON object with the values expected from another file.
 
         Args:
             place: File and line of the object.
             said: The object.
-            expected: Values by field; None is a field that is null or absent, a dot leads into an object within.
+            expected: Expected values by field. None means null or absent; a dot separates the keys of nested objects.
             source: The other file.
         """
         for name, value in expected.items():
@@ -65,11 +65,11 @@ class Verification:
             for key in name.split("."):
                 found = found.get(key) if isinstance(found, Mapping) else None
             if not same(found, value):
-                self.problem(f"{place} says {name} {found}, {source} {value}")
+                self.problem(f"{place} has {name} {found}, expected {value} from {source}")
 
 
 def same(said: Any, expected: Any, tolerance: float = RELATIVE_TOLERANCE) -> bool:
-    """Whether two JSON values are the same, numbers up to the rounding of their sums."""
+    """Whether two JSON values are equal; numbers, up to the rounding of their sums."""
     if isinstance(said, bool) or isinstance(expected, bool):
         return said is expected
     if isinstance(said, int | float) and isinstance(expected, int | float):

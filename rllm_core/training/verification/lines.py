@@ -1,4 +1,4 @@
-"""The lines of a run folder, each with where it ends."""
+"""The lines of a run folder's files, with their offsets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rllm_core.training.verification.findings import Verification
 
 @dataclass
 class Lines:
-    """The whole lines of a file of JSON objects.
+    """The complete lines of a JSON Lines file.
 
     Attributes:
-        objects: Number of the line, from 1, and what it says; lines that say nothing are left out.
-        ends: Length of the file up to the end of each line, in bytes; 0 for none.
-        is_torn: Whether something without an end follows: a kill may have cut a line off.
+        objects: Line number, from 1, and content of each readable line.
+        ends: Offset of the end of each line in bytes, starting with 0.
+        is_torn: Whether an incomplete line follows, as after a kill.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Lines:
 
     @classmethod
     def read(cls, path: Path, found: Verification) -> Lines:
-        """A small file, whole."""
+        """Reads a small file into memory."""
         lines = cls(path.name)
         for number, line in lines.raw(path):
             try:
@@ -41,7 +41,7 @@ class Lines:
         return lines
 
     def raw(self, path: Path) -> Iterator[tuple[int, bytes]]:
-        """Whole lines with their numbers; a file that is not there has none."""
+        """Yields complete lines with their numbers; none if the file is missing."""
         if not path.is_file():
             return
         with path.open("rb") as file:

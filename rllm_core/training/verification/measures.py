@@ -1,4 +1,4 @@
-"""What the events of a step or of a validation make of its metrics: written anew, from what docs/run-folder.md says."""
+"""Metrics of a step or validation, computed from its events as docs/run-folder.md describes them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ SHARES = ("groups_solved_by_none", "groups_solved_by_some", "groups_solved_by_al
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """None without values: what is not known is absent."""
+    """Returns the mean; None without values, because unknown metrics are absent."""
     return math.fsum(values) / len(values) if values else None
 
 
 def solved_by(outcomes: Iterable[Outcome]) -> str | None:
-    """The share that a group counts for; None if nobody says what is correct."""
+    """Returns the share that a group counts towards; None if no rollout has ``is_correct``."""
     outcomes = list(outcomes)
     if any(outcome.parts is None for outcome in outcomes):
-        return UNTOLD  # earlier versions wrote neither
+        return UNTOLD  # an earlier version wrote neither field
     judged = [outcome.is_correct for outcome in outcomes if outcome.is_correct is not None]
     return SHARES[any(judged) + all(judged)] if judged else None
 
 
 def oldest_version(group: Group) -> int | None:
-    """The version of a complete group; None where no event tells which of its trajectories survived filtering."""
+    """Returns the version of a complete group; None if no event records which trajectories survived filtering."""
     if group.members is None:
         return None
     named = [[part.weight_version for part in parts] for parts in _members(group).values()]
@@ -44,13 +44,13 @@ def oldest_version(group: Group) -> int | None:
 
 
 def of_step(groups: Sequence[Group], live: int, filtered: Counter[str | None], told: dict[str, Any]) -> dict[str, Any]:
-    """Metrics of an optimizer step, as far as its events tell them.
+    """Computes the metrics of an optimizer step that follow from its events.
 
     Args:
-        groups: Those it trained or went without.
-        live: The weight version before it.
-        filtered: Groups that were not trained since the step before, by share.
-        told: The event.
+        groups: Groups that the step consumed, including filtered ones.
+        live: Weight version before the step.
+        filtered: Number of groups filtered since the previous step, by share.
+        told: The step event.
     """
     ages = [live - group.weight_version for group in groups]
     expected: dict[str, Any] = {
@@ -83,7 +83,7 @@ def _solved(groups: Sequence[Group], filtered: Counter[str | None]) -> dict[str,
 def _of_trajectories(groups: Sequence[Group]) -> dict[str, Any]:
     named = [parts for group in groups for parts in _members(group).values()]
     trained = [part for parts in named for part in parts]
-    # Groups that a step goes without count for what they say of the policy.
+    # Consumed groups that were filtered count, too: they also measure the policy.
     gone_without = [outcome for group in groups if group.filtered is not None for outcome in group.ended_well]
     parts = [*trained, *(part for outcome in gone_without for part in outcome.parts or () if part.turns)]
     rewards: dict[str, list[float]] = defaultdict(list)
@@ -106,7 +106,7 @@ def _of_trajectories(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def of_validation(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Fields of a validation that its episodes tell."""
+    """Computes the fields of a validation that follow from its episodes."""
     rewards = []
     for outcome in outcomes:
         known = [part.reward for part in outcome.parts or () if part.reward is not None]
@@ -119,10 +119,10 @@ def of_validation(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def counted_places(groups: Sequence[Group]) -> dict[str, dict[int, bool]] | None:
-    """Which trajectories count for a step's metrics, and whether they were trained; None where no event tells.
+    """Finds the trajectories that count for a step's metrics, and whether each was trained.
 
     Returns:
-        By id of the rollout and place of the trajectory.
+        Whether it was trained, by rollout id and position of the trajectory; None if no event records this.
     """
     places: dict[str, dict[int, bool]] = defaultdict(dict)
     for group in groups:

@@ -1,17 +1,17 @@
-"""What the replay remembers of a run: rollouts, groups, optimizer steps, validations and checkpoints."""
+"""Records of the replay: rollouts, groups, optimizer steps, validations and checkpoints."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-# Of `rllm_core.types.TerminationReason`: rollouts that ended so are never trained.
+# Values of `rllm_core.types.TerminationReason`; rollouts that end with them are never trained.
 FAILURES = frozenset({"timeout", "engine_error", "error", "cancelled"})
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A trajectory, as the end of its rollout told it."""
+    """A trajectory, from the finish event of its rollout."""
 
     role: str
     reward: float | None
@@ -21,13 +21,13 @@ class Part:
 
     @classmethod
     def read(cls, written: dict[str, Any]) -> Part:
-        """From an event."""
+        """Reads it from an event."""
         return cls(**{name: written[name] for name in cls.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt at a rollout ended; ``parts`` is None in runs of earlier versions, which did not write them."""
+    """The end of a rollout attempt; ``parts`` is None in runs of earlier versions, which did not write them."""
 
     rollout: str
     reason: str
@@ -37,7 +37,7 @@ class Outcome:
 
     @classmethod
     def read(cls, written: dict[str, Any]) -> Outcome:
-        """From an event."""
+        """Reads it from an event."""
         parts = written.get("trajectories")
         return cls(
             rollout=written["rollout"],
@@ -49,13 +49,13 @@ class Outcome:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it says nothing about the policy."""
+        """Whether the attempt failed, so that it tells nothing about the policy."""
         return self.reason in FAILURES
 
 
 @dataclass
 class Group:
-    """The rollouts of one task; ``members`` are the trajectories that training gets, by group, index and place."""
+    """The rollouts of one task; ``members`` are the trajectories to train, as (index, position) by group name."""
 
     ordinal: int
     task: str
@@ -72,13 +72,13 @@ class Group:
 
     @property
     def ended_well(self) -> list[Outcome]:
-        """Of its rollouts, by index."""
+        """Outcomes of the rollouts that succeeded, by index."""
         return [self.outcomes[index] for index in sorted(self.outcomes) if not self.outcomes[index].has_failed]
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """An episode that may be in ``trajectories.jsonl``; ``task`` and ``index`` are None where no event tells them."""
+    """An episode that may be in ``trajectories.jsonl``; ``task`` and ``index`` are None if no event has them."""
 
     outcome: Outcome
     task: str | None = None
@@ -87,17 +87,17 @@ class Rollout:
 
 @dataclass
 class Block:
-    """What an optimizer step or a validation adds to ``trajectories.jsonl``.
+    """The lines that an optimizer step or a validation adds to ``trajectories.jsonl``.
 
     Attributes:
-        step: As it stands there.
-        is_validation: Which of the two it is.
-        total: Episodes of which some are kept.
-        wanted: How many at most; None where no event tells.
-        episodes: In their order; None where no event tells.
-        expected: Metrics of the step, as far as events tell.
-        counted: See `measures.counted_places`.
-        of_episodes: Metrics, as far as its episodes tell them.
+        step: Value of the field ``step``.
+        is_validation: Whether it is a validation.
+        total: Number of episodes, of which some are kept.
+        wanted: Maximum number of episodes to keep; None if no event records it.
+        episodes: The episodes in order; None if no event records them.
+        expected: Metrics of the step that follow from events.
+        counted: Result of `measures.counted_places`.
+        of_episodes: Metrics that follow from the episodes.
     """
 
     step: int
@@ -112,15 +112,15 @@ class Block:
 
 @dataclass
 class Snapshot:
-    """The run at the moment a checkpoint was saved: what its manifest has to say.
+    """The state of the run when a checkpoint was saved, to compare with its manifest.
 
     Attributes:
-        expected: Fields of the manifest.
+        expected: Expected fields of the manifest.
         due: Groups that were neither trained nor filtered.
-        complete: Of these, those that waited to be trained.
-        size: Rollouts of a group.
-        blocks: Blocks written to ``trajectories.jsonl`` by then.
-        epoch: Of the last group dispatched; None where no event tells.
+        complete: Groups among these that were waiting to be trained.
+        size: Number of rollouts in a group.
+        blocks: Number of blocks written to ``trajectories.jsonl`` so far.
+        epoch: Epoch of the last dispatched group; None if no event records it.
     """
 
     expected: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The run's state, as the lines of ``events.jsonl`` tell it, one after the other."""
+"""Replays ``events.jsonl`` line by line to derive the state of the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Replay(RunState):
     """Replays a journal, line by line."""
 
     def line(self, number: int, line: bytes, end: int) -> None:
-        """Replay one line; ``end`` is the length of the file up to its end, in bytes."""
+        """Replays one line; ``end`` is the offset of its end in bytes."""
         self._number, self._end = number, end
         self.found.events += 1
         try:
@@ -30,33 +30,36 @@ class Replay(RunState):
             self._problem(f"cannot be read as an event ({type(error).__name__}: {error})")
 
     def _check_order(self, name: str) -> None:
-        """What may stand at this place at all."""
+        """Checks whether an event of this name may come next."""
         if self._failed and name != "error":
             rollout = next(iter(self._failed))
-            self._problem(f"rollout {rollout} failed, and no error follows")
+            self._problem(f"rollout {rollout} failed, but no error follows")
             self._failed.clear()
         if name != "error":
             self._finished = None
         if not self.found.incarnations:
             self._require(name == "begin", f"{name} before the first begin")
         elif self._awaits_sync and name not in ("sync", "cancel", "begin"):
-            self._problem(f"{name} before the sync of this start")
+            self._problem(f"{name} before the sync of this launch")
 
     # ----------------------------------------------------------------------------------------------------------------
-    # Starts and weights
+    # Launches and weights
 
     def _begin(self, event: dict[str, Any]) -> None:
-        self._require(event["incarnation"] >= self.found.incarnations, "incarnations do not grow")
-        self._require(event["step"] == self.found.steps, f"a start goes on from step {event['step']}")
+        self._require(event["incarnation"] >= self.found.incarnations, "incarnations do not increase")
+        self._require(
+            event["step"] == self.found.steps,
+            f"a launch resumes from step {event['step']}, expected {self.found.steps}",
+        )
         self.found.incarnations = event["incarnation"] + 1
         self.is_current = "trajectories_per_step" in event
         self._wanted = event.get("trajectories_per_step")
         kept = set(event["restored"])
-        self._require(kept <= self.groups.keys(), f"groups {sorted(kept - self.groups.keys())} come from nowhere")
+        self._require(kept <= self.groups.keys(), f"restored groups {sorted(kept - self.groups.keys())} are unknown")
         self._give_up([ordinal for ordinal in self.groups if ordinal not in kept], "restart")
         for ordinal in kept & self.groups.keys():
             state = self.groups[ordinal].state
-            self._require(state == "enqueued", f"group {ordinal} is restored as complete, and was {state}")
+            self._require(state == "enqueued", f"group {ordinal} is restored as complete, but was {state}")
         self._running.clear()
         self._errors.clear()
         self._awaits_sync = True
@@ -68,12 +71,12 @@ class Replay(RunState):
             allowed = before + 1
             due = steps % self.training.trigger_parameter_sync_step == 0 or steps == self.training.steps
             self._require(due and self._synced_step < steps, f"a sync after step {steps} is not due")
-            self._require(not self._awaits_sync, "a sync with reason step begins a start")
+            self._require(not self._awaits_sync, "a launch must not begin with a sync with reason step")
         else:
             allowed = before + (self._synced_step != steps)
-            self._require(self._awaits_sync, f"a sync with reason {event['reason']} within a start")
+            self._require(self._awaits_sync, f"a sync with reason {event['reason']} must begin a launch")
             self.resumed_from = steps if event["reason"] == "resume" else self.resumed_from
-        self._require(version == allowed, f"weight version {version} follows {before}")
+        self._require(version == allowed, f"weight version {version} follows {before}, expected {allowed}")
         self._compare(event, step=steps)
         if self.blocks and not self.blocks[-1].is_validation and event["reason"] == "step":
             self.blocks[-1].expected["weight_version"] = version
@@ -85,19 +88,21 @@ class Replay(RunState):
 
     def _skip(self, event: dict[str, Any]) -> None:
         if event["event"] == "skip":
-            self._require(event["task"] in self.quarantined, f"task {event['task']} is skipped without a quarantine")
+            self._require(event["task"] in self.quarantined, f"task {event['task']} is skipped, but not quarantined")
         ordinal = event["group"]
         if ordinal in self._again:
             self._again.discard(ordinal)
         else:
-            self._require(ordinal == self._next_ordinal, f"group {ordinal} is dispatched, {self._next_ordinal} is due")
+            self._require(
+                ordinal == self._next_ordinal, f"group {ordinal} is dispatched, but {self._next_ordinal} is due"
+            )
             self._next_ordinal = max(self._next_ordinal, ordinal + 1)
 
     def _dispatch(self, event: dict[str, Any]) -> None:
         self._skip(event)
         ordinal, size = event["group"], self.training.rollouts_per_group
         self._require(ordinal not in self.groups, f"group {ordinal} is dispatched twice")
-        self._require(event["rollouts"] == size, f"group {ordinal} has another size: rollouts {event['rollouts']}")
+        self._require(event["rollouts"] == size, f"group {ordinal} has {event['rollouts']} rollouts, expected {size}")
         self._check_live(event["weight_version"] == self.found.weight_version, "dispatch", event)
         self.groups[ordinal] = Group(
             ordinal, event["task"], event.get("epoch"), event["rollouts"], event["weight_version"]
@@ -107,7 +112,9 @@ class Replay(RunState):
         outstanding = sum(group.state in ("dispatched", "enqueued") for group in self.groups.values())
         lead = outstanding + self._consumed_in_window
         self.found.max_lead = max(self.found.max_lead, lead)
-        self._require(lead <= self.training.window_quota, f"{lead} groups ahead, {self.training.window_quota} allowed")
+        self._require(
+            lead <= self.training.window_quota, f"{lead} groups ahead, at most {self.training.window_quota} allowed"
+        )
 
     def _start(self, event: dict[str, Any]) -> None:
         rollout, ordinal, index = event["rollout"], event["group"], event["index"]
@@ -119,11 +126,13 @@ class Replay(RunState):
         if group is None:
             self._problem(f"rollout {rollout} starts in group {ordinal}, which is not in flight")
             return
-        self._require(index in range(group.rollouts), f"start says index {index} of {group.rollouts} rollouts")
+        self._require(
+            index in range(group.rollouts), f"start has index {index} in a group of {group.rollouts} rollouts"
+        )
         self._compare(event, attempt=group.attempts.get(index, 0))
         group.attempts[index] = event["attempt"] + 1
         before = group.outcomes.pop(index, None)
-        self._require(before is None or before.has_failed, f"rollout {rollout} is tried again after it had ended well")
+        self._require(before is None or before.has_failed, f"rollout {rollout} is retried although it had succeeded")
 
     def _finish(self, event: dict[str, Any]) -> None:
         rollout = event["rollout"]
@@ -132,7 +141,7 @@ class Replay(RunState):
             return
         ordinal, index = self._running.pop(rollout)
         outcome = Outcome.read(event)
-        self._require(not self.is_current or outcome.parts is not None, "finish says nothing of trajectories")
+        self._require(not self.is_current or outcome.parts is not None, "finish has no field trajectories")
         group = self.groups.get(ordinal)
         if group is None:
             return
@@ -140,15 +149,15 @@ class Replay(RunState):
         self._check_versions(outcome, event)
         if outcome.has_failed:
             self._require(
-                not outcome.parts, f"rollout {rollout} ended with reason {outcome.reason} and has trajectories"
+                not outcome.parts, f"rollout {rollout} ended with reason {outcome.reason}, but has trajectories"
             )
             self._failed[rollout] = group.task
         else:
             self._finished = rollout, group.task
 
     def _check_versions(self, outcome: Outcome, event: dict[str, Any]) -> None:
-        """Nothing is sampled by a version that is not live yet; older ones may be, by engines with replicas."""
-        # An engine has new weights a moment before the line that says so.
+        """Checks that no future version sampled; older ones may, because engines may have replicas."""
+        # An engine may sample with new weights just before the sync event is written.
         is_syncing = self.training.partial_rollout and self._synced_step < self.found.steps
         live, version = self.found.weight_version + is_syncing, outcome.weight_version
         self._check_live(version is None or version <= live, f"finish of rollout {outcome.rollout}", event)
@@ -156,7 +165,9 @@ class Replay(RunState):
             sampled = part.weight_version
             newest = math.inf if self._is_doubted else live
             if sampled is not None and (version is None or not version <= sampled <= newest):
-                self._problem(f"finish of rollout {outcome.rollout} says weight_version {sampled} of a trajectory")
+                self._problem(
+                    f"finish of rollout {outcome.rollout} has a trajectory of impossible weight_version {sampled}"
+                )
 
     def _error(self, event: dict[str, Any]) -> None:
         rollout = event["rollout"]
@@ -176,10 +187,10 @@ class Replay(RunState):
         ended, name = len(group.outcomes), f"group {event['group']}"
         self._require(ended == group.rollouts, f"{name} is complete with {ended} ended rollouts")
         failed = [f"{o.rollout} with reason {o.reason}" for o in group.outcomes.values() if o.has_failed]
-        self._require(not failed, f"{name} is complete, and a rollout failed: finish of {', '.join(failed)}")
+        self._require(not failed, f"{name} is complete, but a rollout failed: finish of {', '.join(failed)}")
         self._lost.pop(group.task, None)
         group.weight_version, group.left_out = event["weight_version"], event["left_out"]
-        group.filtered = event.get("filtered")  # earlier versions wrote none
+        group.filtered = event.get("filtered")  # earlier versions did not write it
         out = {index for index, outcome in group.outcomes.items() if outcome.reason in self._left_out}
         self._compare(event, left_out=len(out))
         if self.is_current or "trajectories" in event:
@@ -197,12 +208,10 @@ class Replay(RunState):
             if part.turns and index not in out
         }
         is_sound = len(set(flat)) == len(flat) and set(flat) <= able
-        self._require(
-            is_sound, f"enqueue of group {group.ordinal} says trajectories {written}, which its rollouts lack"
-        )
+        self._require(is_sound, f"enqueue of group {group.ordinal} has trajectories {written}, which its rollouts lack")
         self._require(
             bool(flat) == (group.filtered is None),
-            f"enqueue of group {group.ordinal} says filtered {group.filtered}, and trajectories {written}",
+            f"enqueue of group {group.ordinal} has filtered {group.filtered}, which contradicts trajectories {written}",
         )
         group.members = members if is_sound else None
 
@@ -220,8 +229,8 @@ class Replay(RunState):
         is_sound = known <= failed <= known + without and (event["reason"] == "incomplete_group") == bool(failed)
         self._require(
             is_sound,
-            f"filter of group {group.ordinal} says reason {event['reason']} and failed {event['failed']}, "
-            f"its rollouts {dict(known)}",
+            f"filter of group {group.ordinal} has reason {event['reason']} and failed {event['failed']}, "
+            f"but its rollouts failed with {dict(known)}",
         )
         self._books["failed"].update(failed)
         if group.rollouts > failed.total():
@@ -231,7 +240,7 @@ class Replay(RunState):
         del self.groups[event["group"]]
 
     def _quarantine(self, event: dict[str, Any]) -> None:
-        self._require(event["task"] not in self.quarantined, f"task {event['task']} is in quarantine twice")
+        self._require(event["task"] not in self.quarantined, f"task {event['task']} is quarantined twice")
         self.quarantined[event["task"]] = event["error"]
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -249,7 +258,9 @@ class Replay(RunState):
             self.found.max_staleness = max(self.found.max_staleness, age)
             self._require(age >= 0, f"group {ordinal} was sampled by a version that is not live yet")
             if self._max_age is not None:
-                self._require(age <= self._max_age, f"group {ordinal} is {age} versions old, {self._max_age} allowed")
+                self._require(
+                    age <= self._max_age, f"group {ordinal} is {age} versions old, at most {self._max_age} allowed"
+                )
 
     def _step(self, event: dict[str, Any]) -> None:
         self._require(event["step"] == self.found.steps + 1, f"step {event['step']} follows step {self.found.steps}")
@@ -259,7 +270,7 @@ class Replay(RunState):
         )
         self.found.steps = event["step"]
         trained, expected = len(event["groups"]), self.training.groups_per_step
-        self._require(trained == expected, f"step {event['step']} trained {trained} groups, {expected} were planned")
+        self._require(trained == expected, f"step {event['step']} trained {trained} groups, expected {expected}")
         groups = [group for o in event["groups"] if (group := self._expect(o, "consumed", "trained")) is not None]
         for group in groups:
             if group.filtered is not None:
@@ -286,18 +297,22 @@ class Replay(RunState):
         self._compare(event, step=self.found.steps, weight_version=self.found.weight_version)
         if self.validations:
             before = self.validations[-1]
-            self._require(before["step"] < event["step"], f"validation of step {event['step']} after {before['step']}")
+            self._require(
+                before["step"] < event["step"], f"validation of step {event['step']} follows step {before['step']}"
+            )
             self._compare(event, failed=before["rollouts"] + before["failed"] - event["rollouts"])
-        self._require(total <= self.training.validation_rollouts, f"validation says rollouts {event['rollouts']}")
+        self._require(total <= self.training.validation_rollouts, f"validation has too many rollouts: {total}")
         outcomes = [Outcome.read(episode) for episode in event["episodes"]] if "episodes" in event else None
         if outcomes is not None:
             failed = [outcome for outcome in outcomes if outcome.has_failed]
             self._require(
-                len(outcomes) == total, f"validation says rollouts + failed {total}, of {len(outcomes)} episodes"
+                len(outcomes) == total, f"validation has rollouts + failed {total}, but {len(outcomes)} episodes"
             )
-            self._require(len(failed) <= event["failed"], f"validation says failed {event['failed']} of {len(failed)}")
+            self._require(
+                len(failed) <= event["failed"], f"validation has failed {event['failed']}, but {len(failed)} failed"
+            )
             for outcome in failed:
-                self._require(outcome.rollout in self._errors, f"rollout {outcome.rollout} failed, without an error")
+                self._require(outcome.rollout in self._errors, f"rollout {outcome.rollout} failed, but has no error")
             for outcome, written in zip(outcomes, event["episodes"], strict=True):
                 self._check_versions(outcome, written)
             self._compare(event, **measures.of_validation(outcomes))
@@ -345,7 +360,7 @@ class Replay(RunState):
 
     def _cancel(self, event: dict[str, Any]) -> None:
         known = [ordinal for ordinal in event["groups"] if ordinal in self.groups]
-        self._require(known == event["groups"], "groups are cancelled that are not outstanding")
+        self._require(known == event["groups"], "cancelled groups were not outstanding")
         self._give_up(known, event["reason"])
         self._running = {rollout: place for rollout, place in self._running.items() if place[0] in self.groups}
 

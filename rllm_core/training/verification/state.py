@@ -1,4 +1,4 @@
-"""What a run is after some of its events, and how a line is held against that."""
+"""The state of a run after some of its events, and the checks of a line against it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rllm_core.training.verification.records import Block, Group, Snapshot
 
 
 class RunState:
-    """The state of a run, and what every other file has to say of it.
+    """The state of a run, and the expected content of its other files.
 
     Args:
         training: The run's ``[training]``.
-        left_out: Reasons to end with that keep a rollout out of training.
-        found: Where problems go.
+        left_out: Termination reasons that exclude a rollout from training.
+        found: Receives the problems.
 
     Attributes:
-        groups: Dispatched and neither trained nor given up, by ordinal.
-        blocks: What ``trajectories.jsonl`` consists of.
-        validations: As `summary.json` has to list them.
-        snapshots: What manifests have to say, by step.
-        quarantined: Tasks the run goes on without, with what went wrong.
-        retries: Attempts beyond the first.
-        resumed_from: Step of the checkpoint that the last start went on from; None for the beginning.
-        is_current: Whether the last start wrote what this version writes.
+        groups: Dispatched groups that are neither trained, filtered nor cancelled, by ordinal.
+        blocks: Expected blocks of ``trajectories.jsonl``.
+        validations: Expected validations of ``summary.json``.
+        snapshots: Expected manifests, by step.
+        quarantined: Error messages of quarantined tasks, by task.
+        retries: Number of attempts beyond the first.
+        resumed_from: Checkpoint step from which the last launch resumed; None for a fresh run.
+        is_current: Whether the last launch wrote all fields that this version writes.
     """
 
     def __init__(self, training: TrainingConfig, left_out: frozenset[str], found: Verification) -> None:
@@ -45,17 +45,17 @@ class RunState:
         self.is_current = False
         self._left_out = left_out
         self._wanted: int | None = None
-        self._again: set[int] = set()  # given up, to be dispatched once more
+        self._again: set[int] = set()  # cancelled, to be dispatched again
         self._next_ordinal = 0
         self._running: dict[str, tuple[int, int]] = {}
-        self._finished: tuple[str, str] | None = None  # rollout and task of the line before
+        self._finished: tuple[str, str] | None = None  # rollout and task of the previous line
         self._started: set[str] = set()
-        self._failed: dict[str, str] = {}  # by rollout, the task whose error line is due now
-        self._errors: set[str] = set()  # of validations, since the one before
-        self._filtered: Counter[str | None] = Counter()  # since the step before, by the share they count for
-        self._lost: Counter[str] = Counter()  # groups of a task that failures took, one after the other
+        self._failed: dict[str, str] = {}  # task by failed rollout whose error line must follow
+        self._errors: set[str] = set()  # of validation rollouts, since the previous validation
+        self._filtered: Counter[str | None] = Counter()  # groups since the previous step, by share
+        self._lost: Counter[str] = Counter()  # consecutive groups of a task lost to failures
         self._epoch = -1
-        self._is_doubted = False  # the version that is live
+        self._is_doubted = False  # whether the live version is uncertain
         self._consumed = self._consumed_in_window = 0
         self._synced_step = 0
         self._awaits_sync = False  # after a begin
@@ -64,12 +64,12 @@ class RunState:
         self._max_age = math.ceil(training.staleness_threshold) if training.staleness == "strict" else None
 
     def ended(self) -> None:
-        """After the last line."""
+        """Finishes the replay after the last line."""
         self.found.books = {account: dict(sorted(reasons.items())) for account, reasons in self._books.items()}
 
     @property
     def books_by_reason(self) -> dict[str, dict[str, int]]:
-        """Accounts that are not empty."""
+        """Number of rollouts by outcome and reason, without empty outcomes."""
         return {account: dict(reasons) for account, reasons in self._books.items() if reasons}
 
     def _problem(self, what: str) -> None:
@@ -80,14 +80,14 @@ class RunState:
             self._problem(what)
 
     def _check_live(self, holds: bool, what: str, event: dict[str, Any]) -> None:
-        """Versions go with the one that is live; once per synchronisation, for where that is missing none does."""
+        """Checks a version against the live one; reports once per sync, because a missing sync affects all."""
         if not holds and not self._is_doubted:
             self._is_doubted = True
-            self._problem(f"{what} says weight_version {event['weight_version']}, {self.found.weight_version} is live")
+            self._problem(f"{what} has weight_version {event['weight_version']}, live is {self.found.weight_version}")
 
     def _compare(self, event: dict[str, Any], **expected: Any) -> None:
-        """Fields of this event that follow from those before it."""
-        self.found.compare(f"events.jsonl line {self._number}: {event['event']}", event, expected, "the lines before")
+        """Compares fields of this event with the values that follow from earlier events."""
+        self.found.compare(f"events.jsonl line {self._number}: {event['event']}", event, expected, "earlier lines")
 
     def _give_up(self, ordinals: list[int], reason: str) -> None:
         for ordinal in ordinals:
@@ -99,7 +99,7 @@ class RunState:
         group = self.groups.get(ordinal)
         if group is None or group.state != state:
             is_now = "not in flight" if group is None else group.state
-            self._problem(f"group {ordinal} should be {state} to become {becomes}, and is {is_now}")
+            self._problem(f"group {ordinal} should be {state} to become {becomes}, but is {is_now}")
             return None
         group.state = becomes
         return group

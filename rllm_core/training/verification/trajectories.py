@@ -1,4 +1,4 @@
-"""``trajectories.jsonl``: which episodes have to be in it, in which order, and what they say."""
+"""Checks ``trajectories.jsonl``: its episodes, their order and their content."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Kept = list[tuple[dict[str, Any], list[Told]]]
 
 
 class Trajectories:
-    """Walks the file block by block, in the order in which steps and validations ended.
+    """Reads the file block by block, in the order in which steps and validations ended.
 
     Attributes:
-        lines: The file.
-        ends: Lines up to the end of each block.
-        missing: Blocks that are not there, or not whole.
+        lines: The lines of the file.
+        ends: Number of lines up to the end of each block.
+        missing: Number of missing or incomplete blocks.
     """
 
     def __init__(self, path: Path, blocks: Sequence[Block], found: Verification) -> None:
@@ -53,15 +53,15 @@ class Trajectories:
         if block is None:
             self._surplus(place, step)
         elif key != (block.step, block.is_validation):
-            self._out_of_order(f"{place} says step {step}, events.jsonl {block.step}")
+            self._out_of_order(f"{place} has step {step}, expected {block.step} from events.jsonl")
         elif block.episodes is not None:
             self._compare(place, block, episode)
         self._in_block += 1
 
     def _surplus(self, place: str, step: int) -> None:
-        # A kill may lose the events of what reached this file already: those of one step, or of the last validation.
+        # A kill may lose events whose episodes are already in this file: one step, or the last validation.
         if self.found.status != "interrupted" or step not in (self.found.steps, self.found.steps + 1):
-            self._out_of_order(f"{place} says step {step}, events.jsonl knows of nothing more to keep")
+            self._out_of_order(f"{place} has step {step}, but events.jsonl has no more steps or validations")
 
     def _compare(self, place: str, block: Block, episode: dict[str, Any]) -> None:
         assert block.episodes is not None
@@ -70,18 +70,18 @@ class Trajectories:
         due = self._due(block)
         if due is not None and due.outcome.rollout != episode["rollout_id"]:
             self._out_of_order(
-                f"{place} says rollout_id {episode['rollout_id']}, events.jsonl has {due.outcome.rollout} here"
+                f"{place} has rollout_id {episode['rollout_id']}, expected {due.outcome.rollout} from events.jsonl"
             )
         if rollout is None:
             if due is None:
                 self._out_of_order(
-                    f"{place} says rollout_id {episode['rollout_id']}, which is not of step {block.step}"
+                    f"{place} has rollout_id {episode['rollout_id']}, which does not belong to step {block.step}"
                 )
             return
         self._kept.append((episode, check_episode(self.found, place, episode, rollout)))
 
     def _due(self, block: Block) -> Rollout | None:
-        """The episode that comes next; None where no event tells how many of the block are kept."""
+        """Returns the next expected episode; None if no event records how many of the block are kept."""
         if block.wanted is None or block.episodes is None:
             return None
         wanted = min(block.wanted, block.total)
@@ -97,7 +97,7 @@ class Trajectories:
         block = self._block
         assert block is not None
         self.ends.append((self.ends[-1] if self.ends else 0) + self._in_block)
-        if len(self._kept) == block.total:  # only all of them tell what follows from all of them
+        if len(self._kept) == block.total:  # some metrics need all episodes
             if block.counted is not None:
                 block.of_episodes = of_step(self._kept, block.counted)
             elif block.is_validation:
@@ -106,6 +106,6 @@ class Trajectories:
         self._block, self._in_block, self._kept = next(self._blocks, None), 0, []
 
     def _out_of_order(self, what: str) -> None:
-        if self._in_order:  # what follows the first line that is missing or superfluous is out of place, too
+        if self._in_order:  # every line after the first missing or extra one is out of order, too
             self.found.problem(what)
         self._in_order = False

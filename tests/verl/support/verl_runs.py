@@ -20,7 +20,7 @@ from rllm_core.config import RunConfig, load_run_config
 from rllm_core.plugins import PluginManager
 
 COMMAND = Path(sys.executable).with_name("rllm-core")
-RUN_SECONDS = 420.0
+RUN_SECONDS = 1500.0  # ends a run that hangs; far longer than one takes on a busy machine
 # Small Ray processes that notice only after a while that their parent has exited.
 RAYS_OWN = ("ray::DashboardA", "ray::RuntimeEnvAgent")
 # Hardware of a run, and a batch that takes a CPU about a second.

@@ -151,7 +151,7 @@ def _drawn(estimator: AdvantageEstimator, rng: np.random.Generator, examples: in
 
 
 def _credited(estimator: AdvantageEstimator, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-    """Computes a step's credits with the checks the core applies in a run."""
+    """Computes a step's advantages with the checks the core applies in a run."""
     try:
         credits = RoleEstimators(estimator)(groups)
         for group, credit in zip(groups, credits, strict=True):
@@ -173,7 +173,7 @@ def _shapes(estimator: AdvantageEstimator, rng: np.random.Generator, examples: i
     steps = list(_drawn(estimator, rng, examples))
     credits = [credit for groups in steps for group in _credited(estimator, groups) for credit in group]
     per_token = sum(isinstance(credit, list) for credit in credits)
-    return f"{len(credits)} trajectories in {len(steps)} steps, {per_token} of them with credit per token"
+    return f"{len(credits)} trajectories in {len(steps)} steps, {per_token} of them with advantages per token"
 
 
 def _edges(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> str:
@@ -209,7 +209,7 @@ def _order_of_trajectories(estimator: AdvantageEstimator, rng: np.random.Generat
         before, after = _credited(estimator, groups), _credited(estimator, shuffled)
         for old, new, order in zip(before, after, orders, strict=True):
             if not all(_is_same(old[index], credit) for index, credit in zip(order, new, strict=True)):
-                raise Broken("the credit of a trajectory depends on the order of the trajectories in its group")
+                raise Broken("the advantages of a trajectory depend on the order of the trajectories in its group")
     return f"{examples} steps"
 
 
@@ -218,10 +218,10 @@ def _order_of_groups(estimator: AdvantageEstimator, rng: np.random.Generator, ex
         together = _credited(estimator, groups)
         if estimator.scope == "group":
             alone = [_credited(estimator, [group])[0] for group in groups]
-            problem = 'the credit of a group depends on other groups; set scope = "batch" or compare within the group'
+            problem = 'the advantages of a group depend on others; set scope = "batch" or compare within the group'
         else:
             alone = _credited(estimator, groups[::-1])[::-1]
-            problem = "the credit of a group depends on the order of the groups"
+            problem = "the advantages of a group depend on the order of the groups"
         for one, other in zip(alone, together, strict=True):
             if not all(map(_is_same, one, other)):
                 raise Broken(problem)
@@ -236,7 +236,7 @@ def _leaves_groups_alone(estimator: AdvantageEstimator, rng: np.random.Generator
             raise Broken("it modifies the groups passed to it")
         for one, other in zip(first, second, strict=True):
             if not all(map(_is_same, one, other)):
-                raise Broken("a second call with the same groups returns different credit")
+                raise Broken("a second call with the same groups returns different advantages")
     return f"{examples} steps"
 
 

@@ -117,10 +117,10 @@ class TokenByToken(Precomputed):
     [
         (liar(GRPO, options_model=Silent), "options", "Silent: add Field(description=...) to secret"),
         (liar(GRPO, options_model=Lax), "options", "unknown keys would be ignored"),
-        (liar(GRPO, __call__=grpo(lambda group, credit: credit[1:])), "shapes", "Liar credited"),
+        (liar(GRPO, __call__=grpo(lambda group, credit: credit[1:])), "shapes", "Liar returned advantages for"),
         (liar(GRPO, __call__=grpo(lambda group, credit: [c[:1] for c in credit])), "shapes", "returned advantages"),
         (liar(GRPO, __call__=grpo(lambda group, credit: [c / 0 for c in credit])), "shapes", "returned advantages"),
-        (TokenByToken(), "shapes", "does not declare it: per_token = True"),
+        (TokenByToken(), "shapes", "declare this with per_token = True"),
         (
             liar(GRPO, min_group_size=1, __call__=grpo(lambda group, credit: [c / (len(credit) - 1) for c in credit])),
             "edge cases",
@@ -130,11 +130,11 @@ class TokenByToken(Precomputed):
         (
             liar(GRPO, __call__=grpo(lambda group, credit: [c + i for i, c in enumerate(credit)])),
             "order of trajectories",
-            "depends on the order of the trajectories",
+            "depend on the order of the trajectories",
         ),
         (Shares(), "order of groups", 'set scope = "batch"'),
-        (liar(Remembers, scope="batch"), "order of groups", "depends on the order of the groups"),
-        (Remembers(), "no side effects", "returns different credit"),
+        (liar(Remembers, scope="batch"), "order of groups", "depend on the order of the groups"),
+        (Remembers(), "no side effects", "returns different advantages"),
         (Pays(), "no side effects", ""),
     ],
 )
