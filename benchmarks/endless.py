@@ -52,9 +52,9 @@ def even_share(text: str) -> float:
 
 
 @hookimpl
-def workflows() -> list[providers.Workflow]:
+def workflows() -> list[providers.WorkflowProvider]:
     """The workflow above. Registered by the side that trains with the core."""
-    return [providers.Workflow(name="endless", load=f"{__name__}:EndlessWorkflow", summary="Never stops.")]
+    return [providers.WorkflowProvider(name="endless", load=f"{__name__}:EndlessWorkflow", summary="Never stops.")]
 
 
 def make_endless_model(starter: Path, folder: Path) -> Path:

@@ -31,14 +31,14 @@ README_CHARACTERS = 6_000
 # The minimum of a plugin is its entry module; --help asks each of them for its commands.
 PLUGIN = """
 from rllm_core import hookimpl
-from rllm_core.providers import Workflow
+from rllm_core.providers import WorkflowProvider
 
 RLLM_CORE_API = "1.0"
 
 
 @hookimpl
 def workflows():
-    return [Workflow(name="{name}", load="{module}.workflow:Any", summary="One of many.")]
+    return [WorkflowProvider(name="{name}", load="{module}.workflow:Any", summary="One of many.")]
 """
 
 HELP = """

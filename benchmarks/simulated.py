@@ -13,7 +13,7 @@ from rllm_core.config import RunConfig, Section
 from rllm_core.engine import Completer
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Backend, Workflow
+from rllm_core.providers import BackendProvider, WorkflowProvider
 from rllm_core.types import Episode, Messages, Step, Task
 from rllm_devkit.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
 
@@ -116,18 +116,18 @@ class SimulationPlugin:
     """Provides the backends and the workflow above."""
 
     @hookimpl
-    def backends(self) -> list[Backend]:
+    def backends(self) -> list[BackendProvider]:
         """See `rllm_core.hookspecs.backends`."""
         load = f"{__name__}:SimulatedBackend"
         return [
-            Backend(
+            BackendProvider(
                 name="simulated",
                 load=load,
                 summary="Simulated times with a long tail.",
                 default_parser="bytes",
                 config=f"{__name__}:SimulatedConfig",
             ),
-            Backend(
+            BackendProvider(
                 name="punctual",
                 load=f"{__name__}:PunctualBackend",
                 summary="Equal times for all turns.",
@@ -137,8 +137,8 @@ class SimulationPlugin:
         ]
 
     @hookimpl
-    def workflows(self) -> list[Workflow]:
+    def workflows(self) -> list[WorkflowProvider]:
         """See `rllm_core.hookspecs.workflows`."""
         load = f"{__name__}:OwnPrompts"
         config = "rllm_devkit.scripted:ScriptedWorkflowConfig"
-        return [Workflow(name="own_prompts", load=load, summary="One turn each.", config=config)]
+        return [WorkflowProvider(name="own_prompts", load=load, summary="One turn each.", config=config)]

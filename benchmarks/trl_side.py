@@ -138,9 +138,9 @@ def train(request: Row, gate: Gate) -> Row:
     workload = request["workload"]
     config = run_config(plugins, workload, model=request["model"], seed=request["seed"], steps=request["steps"])
     tokenizer = AutoTokenizer.from_pretrained(request["model"])
-    tasks = training_tasks(_load(plugins, providers.Workflow, workload)(), config)
+    tasks = training_tasks(_load(plugins, providers.WorkflowProvider, workload)(), config)
     prompts = [prompt_of(workload, task) for task in tasks]
-    parser: type[BaseParser] = _load(plugins, providers.Parser, config.parser)
+    parser: type[BaseParser] = _load(plugins, providers.ParserProvider, config.parser)
     check_prompts(tokenizer, parser.from_model(request["model"]), prompts[:PROMPTS_COMPARED])
     rewards = _Rewards(workload, tokenizer.eos_token_id)
     with tempfile.TemporaryDirectory() as folder:

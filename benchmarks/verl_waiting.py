@@ -68,10 +68,10 @@ class WaitingSort(SortWorkflow):
 
 
 @hookimpl
-def workflows() -> list[providers.Workflow]:
+def workflows() -> list[providers.WorkflowProvider]:
     """The workflow above."""
     return [
-        providers.Workflow(
+        providers.WorkflowProvider(
             name=WaitingSort.name,
             load=f"{__name__}:WaitingSort",
             config="rllm_workflows.sort:SortConfig",

@@ -133,7 +133,7 @@ class Workload:
     @cached_property
     def tasks(self) -> Sequence[Task]:
         """Tasks of all steps, in our order."""
-        workflow = self.plugins.load(self.plugins.select(providers.Workflow, self.name))
+        workflow = self.plugins.load(self.plugins.select(providers.WorkflowProvider, self.name))
         return training_tasks(workflow(), self.config)
 
 

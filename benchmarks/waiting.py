@@ -49,10 +49,10 @@ class _Slowed:
 
 
 @hookimpl
-def workflows() -> list[providers.Workflow]:
+def workflows() -> list[providers.WorkflowProvider]:
     """The workflow above."""
     return [
-        providers.Workflow(
+        providers.WorkflowProvider(
             name="waiting_guess",
             load=f"{__name__}:WaitingGuess",
             config="rllm_workflows.guess:GuessConfig",

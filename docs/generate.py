@@ -40,9 +40,9 @@ FIRST_PARTY = {
     "workflows": "rllm_workflows",
 }
 OPTIONS_OF: dict[type[providers.Provider], str] = {
-    providers.AdvantageEstimator: "algorithm.estimator_options",
-    providers.PolicyLoss: "algorithm.loss_options",
-    providers.Correction: "algorithm.correction_options.{name}",
+    providers.AdvantageEstimatorProvider: "algorithm.estimator_options",
+    providers.PolicyLossProvider: "algorithm.loss_options",
+    providers.CorrectionProvider: "algorithm.correction_options.{name}",
 }
 BOUNDS = (
     (annotated_types.Ge, "ge", "≥"),
@@ -63,7 +63,13 @@ def first_party_plugins() -> PluginManager:
 def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]]]:
     """Yields name, heading and model of every section: top level (named "") first, nested ones after their parents."""
     yield from _nested("", "Top level", RunConfig)
-    for kind in (providers.Backend, providers.Engine, providers.Parser, providers.Workflow, providers.Tracker):
+    for kind in (
+        providers.BackendProvider,
+        providers.EngineProvider,
+        providers.ParserProvider,
+        providers.WorkflowProvider,
+        providers.TrackerProvider,
+    ):
         for provided in plugins.providers(kind).values():
             record = provided.record
             if record.config is not None:
@@ -134,7 +140,7 @@ def default(field: FieldInfo) -> str:
 
 def capability_table(plugins: PluginManager) -> str:
     """The part of ``capabilities.md`` below the marker: a row per choice and flag, a column per backend."""
-    backends = plugins.providers(providers.Backend)
+    backends = plugins.providers(providers.BackendProvider)
     resolved = [Support.of(default_capabilities(one, plugins), plugins).to_json() for one in backends.values()]
     lines = [
         "| by default | | " + " | ".join(f"`{name}`" for name in backends) + " |",

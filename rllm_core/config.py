@@ -1,7 +1,7 @@
 """Run file configuration: TOML that is validated completely before anything is allocated.
 
-Precedence, lowest first: the defaults below, the workflow's own run file (`rllm_core.providers.Workflow.run_file`),
-the user's file, ``--backend``/``--parser``, ``-o section.key=value``.
+Precedence, lowest first: the defaults below, the workflow's own run file
+(`rllm_core.providers.WorkflowProvider.run_file`), the user's file, ``--backend``/``--parser``, ``-o section.key=value``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rllm_core.sections import WITH_SECTION
 
 if TYPE_CHECKING:
     from rllm_core.plugins import PluginManager, Provided
-    from rllm_core.providers import Backend
+    from rllm_core.providers import BackendProvider
     from rllm_core.workflow import WorkflowConfig
 
 __all__ = [
@@ -495,7 +495,7 @@ def load_run_config(
         raise ConfigError(f'{target}: workflow is not set; add workflow = "NAME" at the top of the run file')
     if not isinstance(name, str):
         raise ConfigError(f'workflow = {shown(name)}: must be the name of a workflow, such as workflow = "sort"')
-    workflow = plugins.select(providers.Workflow, name)
+    workflow = plugins.select(providers.WorkflowProvider, name)
     preset: dict[str, Any] = {}
     if workflow.record.run_file:
         preset = plugins.load(workflow, workflow.record.run_file)()
@@ -504,17 +504,17 @@ def load_run_config(
     core = [key for key in RunConfig.model_fields if key != "plugins"]
     sections = {key: resolved.pop(key) for key in list(resolved) if key not in core}
     config = validated(RunConfig, resolved, "", _core_keys())
-    chosen_backend = plugins.select(providers.Backend, config.backend)
+    chosen_backend = plugins.select(providers.BackendProvider, config.backend)
     config = _with_parser(config, chosen_backend.record)
     chosen: list[tuple[str, Provided[Any]]] = [
         (config.workflow, workflow),
         (config.backend, chosen_backend),
-        (config.parser, plugins.select(providers.Parser, config.parser)),
+        (config.parser, plugins.select(providers.ParserProvider, config.parser)),
     ]
     for name in filter(None, (config.teacher.engine, engine)):
-        chosen.append((name, plugins.select(providers.Engine, name)))
+        chosen.append((name, plugins.select(providers.EngineProvider, name)))
     for name in config.training.trackers:
-        chosen.append((name, plugins.select(providers.Tracker, name)))
+        chosen.append((name, plugins.select(providers.TrackerProvider, name)))
     owners = _section_owners(chosen)
     for kind in WITH_SECTION:
         for key, provided in plugins.providers(kind).items():
@@ -564,7 +564,7 @@ def _still_chosen(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[s
     return left
 
 
-def _with_parser(config: RunConfig, backend: Backend) -> RunConfig:
+def _with_parser(config: RunConfig, backend: BackendProvider) -> RunConfig:
     """Fills in the backend's default parser, or checks that the chosen parser works with the backend."""
     if not config.parser:
         if not backend.default_parser:

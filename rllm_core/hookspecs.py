@@ -17,11 +17,11 @@ There are three kinds:
 An implementation may leave out arguments it does not need, so new arguments can be added to specs later.
 
     from rllm_core import hookimpl
-    from rllm_core.providers import Backend
+    from rllm_core.providers import BackendProvider
 
     @hookimpl
     def backends():
-        return [Backend(name="mine", load="my_package.backend:MyBackend", summary="My training stack.")]
+        return [BackendProvider(name="mine", load="my_package.backend:MyBackend", summary="My training stack.")]
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
     from rllm_core.backend import PolicyUpdate
     from rllm_core.providers import (
-        AdvantageEstimator,
-        Backend,
-        Command,
-        Correction,
-        Engine,
-        Parser,
-        PolicyLoss,
-        RewardFunction,
-        Sandbox,
-        Tracker,
-        Workflow,
+        AdvantageEstimatorProvider,
+        BackendProvider,
+        CommandProvider,
+        CorrectionProvider,
+        EngineProvider,
+        ParserProvider,
+        PolicyLossProvider,
+        RewardFunctionProvider,
+        SandboxProvider,
+        TrackerProvider,
+        WorkflowProvider,
     )
     from rllm_core.training.state import TrainerState
     from rllm_core.types import Episode
@@ -62,7 +62,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def backends() -> Iterable[Backend]:
+def backends() -> Iterable[BackendProvider]:
     """Training backends this plugin provides, selected by ``backend`` in the run file.
 
     Return records only and import nothing heavy: the class behind ``load`` is imported when its name is selected.
@@ -71,25 +71,25 @@ def backends() -> Iterable[Backend]:
 
 
 @hookspec
-def rollout_engines() -> Iterable[Engine]:
+def rollout_engines() -> Iterable[EngineProvider]:
     """Rollout engines that work without a backend, for ``rllm-core eval WORKFLOW --engine NAME``."""
     return ()
 
 
 @hookspec
-def parsers() -> Iterable[Parser]:
+def parsers() -> Iterable[ParserProvider]:
     """Parsers this plugin provides, selected by ``parser`` in the run file."""
     return ()
 
 
 @hookspec
-def workflows() -> Iterable[Workflow]:
+def workflows() -> Iterable[WorkflowProvider]:
     """Workflows this plugin provides, selected by ``workflow`` in the run file or on the command line."""
     return ()
 
 
 @hookspec
-def trackers() -> Iterable[Tracker]:
+def trackers() -> Iterable[TrackerProvider]:
     """Metric trackers this plugin provides, selected by ``training.trackers`` in the run file.
 
     A tracker that fails is reported and disabled; it never stops training.
@@ -98,7 +98,7 @@ def trackers() -> Iterable[Tracker]:
 
 
 @hookspec
-def advantage_estimators() -> Iterable[AdvantageEstimator]:
+def advantage_estimators() -> Iterable[AdvantageEstimatorProvider]:
     """Advantage estimators this plugin provides, selected by ``algorithm.name`` in the run file.
 
     Their names work exactly like those of the built-in estimators.
@@ -107,13 +107,13 @@ def advantage_estimators() -> Iterable[AdvantageEstimator]:
 
 
 @hookspec
-def policy_losses() -> Iterable[PolicyLoss]:
+def policy_losses() -> Iterable[PolicyLossProvider]:
     """Policy losses this plugin provides, selected by ``algorithm.loss``; the backend must be able to run them."""
     return ()
 
 
 @hookspec
-def corrections() -> Iterable[Correction]:
+def corrections() -> Iterable[CorrectionProvider]:
     """Off-policy corrections this plugin provides, selected by ``algorithm.corrections``.
 
     They are computed on numpy arrays and work on every backend that supports the proximal policy.
@@ -122,7 +122,7 @@ def corrections() -> Iterable[Correction]:
 
 
 @hookspec
-def reward_functions() -> Iterable[RewardFunction]:
+def reward_functions() -> Iterable[RewardFunctionProvider]:
     """Reward functions this plugin provides, which workflows look up by name.
 
     They run in child processes with limits on time, memory and output, never in the training process.
@@ -131,7 +131,7 @@ def reward_functions() -> Iterable[RewardFunction]:
 
 
 @hookspec
-def sandboxes() -> Iterable[Sandbox]:
+def sandboxes() -> Iterable[SandboxProvider]:
     """Sandboxes this plugin provides for model-written programs, selected by ``rollout.sandbox``.
 
     The built-in sandbox, ``child``, limits the time, memory and output of a program, but does not isolate it.
@@ -140,7 +140,7 @@ def sandboxes() -> Iterable[Sandbox]:
 
 
 @hookspec
-def cli_commands() -> Iterable[Command]:
+def cli_commands() -> Iterable[CommandProvider]:
     """Commands to add to ``rllm-core``. A command that cannot be loaded stays listed and prints the reason when called.
 
     A name of two words, such as ``plugins check``, adds a command to a group of the core: ``parser`` or ``plugins``.

@@ -21,7 +21,7 @@ import pluggy
 from rllm_core import API_VERSION, __version__, hookspecs
 from rllm_core.errors import ApiVersionError, PluginError
 from rllm_core.foreign import ended_within, streams_kept
-from rllm_core.providers import KINDS, Command, Provider
+from rllm_core.providers import KINDS, CommandProvider, Provider
 from rllm_core.surroundings import Surroundings
 from rllm_core.witness import STANDARD_ERROR, WITNESS
 
@@ -174,7 +174,7 @@ class LoadedHooks:
                 for record in _checked(kind, answer):
                     if record.name in seen:
                         raise PluginError(f"{kind.hook}() returned two records named {record.name!r}")
-                    if isinstance(record, Command) and record.name in self._reserved_commands:
+                    if isinstance(record, CommandProvider) and record.name in self._reserved_commands:
                         raise PluginError(f"its command {record.name!r} has the name of a built-in command")
                     seen.add(record.name)
                     yield record

@@ -23,7 +23,17 @@ from rllm_core.discovery import Candidate, Settings, installed_plugins
 from rllm_core.errors import PluginError, UserError
 from rllm_core.foreign import ended_within
 from rllm_core.loading import LOAD_DEADLINE_SECONDS, HookImplementation, LoadedHooks, suggest
-from rllm_core.providers import Backend, Command, Engine, Parser, Provider, RewardFunction, Tracker, Workflow, resolve
+from rllm_core.providers import (
+    BackendProvider,
+    CommandProvider,
+    EngineProvider,
+    ParserProvider,
+    Provider,
+    RewardFunctionProvider,
+    TrackerProvider,
+    WorkflowProvider,
+    resolve,
+)
 from rllm_core.sections import WITH_SECTION, disagreement, wrong_model
 
 __all__ = ["PluginError", "PluginInfo", "PluginManager", "Provided", "Status"]
@@ -37,33 +47,33 @@ CORE_PLUGIN = "core"
 CORE_PACKAGE = "rllm-core"
 
 FIRST_PARTY: dict[tuple[type[Provider], str], str] = {
-    (Backend, "local"): "rllm-local",
-    (Backend, "tinker"): "rllm-tinker",
-    (Backend, "verl"): "rllm-verl",
-    (Parser, "chat_template"): "rllm-renderers",
-    (Parser, "renderer"): "rllm-renderers",
-    (Parser, "tinker"): "rllm-tinker",
-    (Engine, "tinker"): "rllm-tinker",
-    (Tracker, "mlflow"): "rllm-trackers",
-    (Tracker, "swanlab"): "rllm-trackers",
-    (Tracker, "tensorboard"): "rllm-trackers",
-    (Tracker, "trackio"): "rllm-trackers",
-    (Tracker, "wandb"): "rllm-trackers",
-    (Workflow, "calculator"): "rllm-workflows",
-    (Workflow, "countdown"): "rllm-workflows",
-    (Workflow, "dataset"): "rllm-workflows",
-    (Workflow, "guess"): "rllm-workflows",
-    (Workflow, "math"): "rllm-workflows",
-    (Workflow, "solver_judge"): "rllm-workflows",
-    (Workflow, "sort"): "rllm-workflows",
-    (RewardFunction, "contains"): "rllm-workflows",
-    (RewardFunction, "exact_match"): "rllm-workflows",
-    (RewardFunction, "f1"): "rllm-workflows",
-    (RewardFunction, "multiple_choice"): "rllm-workflows",
-    (RewardFunction, "numeric"): "rllm-workflows",
-    (Command, "new"): "rllm-devkit",
-    (Command, "parser check"): "rllm-devkit",
-    (Command, "plugins check"): "rllm-devkit",
+    (BackendProvider, "local"): "rllm-local",
+    (BackendProvider, "tinker"): "rllm-tinker",
+    (BackendProvider, "verl"): "rllm-verl",
+    (ParserProvider, "chat_template"): "rllm-renderers",
+    (ParserProvider, "renderer"): "rllm-renderers",
+    (ParserProvider, "tinker"): "rllm-tinker",
+    (EngineProvider, "tinker"): "rllm-tinker",
+    (TrackerProvider, "mlflow"): "rllm-trackers",
+    (TrackerProvider, "swanlab"): "rllm-trackers",
+    (TrackerProvider, "tensorboard"): "rllm-trackers",
+    (TrackerProvider, "trackio"): "rllm-trackers",
+    (TrackerProvider, "wandb"): "rllm-trackers",
+    (WorkflowProvider, "calculator"): "rllm-workflows",
+    (WorkflowProvider, "countdown"): "rllm-workflows",
+    (WorkflowProvider, "dataset"): "rllm-workflows",
+    (WorkflowProvider, "guess"): "rllm-workflows",
+    (WorkflowProvider, "math"): "rllm-workflows",
+    (WorkflowProvider, "solver_judge"): "rllm-workflows",
+    (WorkflowProvider, "sort"): "rllm-workflows",
+    (RewardFunctionProvider, "contains"): "rllm-workflows",
+    (RewardFunctionProvider, "exact_match"): "rllm-workflows",
+    (RewardFunctionProvider, "f1"): "rllm-workflows",
+    (RewardFunctionProvider, "multiple_choice"): "rllm-workflows",
+    (RewardFunctionProvider, "numeric"): "rllm-workflows",
+    (CommandProvider, "new"): "rllm-devkit",
+    (CommandProvider, "parser check"): "rllm-devkit",
+    (CommandProvider, "plugins check"): "rllm-devkit",
 }
 
 logger = logging.getLogger(__name__)

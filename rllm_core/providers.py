@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -60,7 +61,7 @@ class Provider:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backend(Provider):
+class BackendProvider(Provider):
     """A training backend (`rllm_core.backend.BackendProtocol`).
 
     Attributes:
@@ -76,7 +77,7 @@ class Backend(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine(Provider):
+class EngineProvider(Provider):
     """A rollout engine (`rllm_core.engine.RolloutEngine`) that ``eval`` can use without a backend."""
 
     kind: ClassVar[str] = "engine"
@@ -84,7 +85,7 @@ class Engine(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parser(Provider):
+class ParserProvider(Provider):
     """A parser (`rllm_core.parser.BaseParser`)."""
 
     kind: ClassVar[str] = "parser"
@@ -92,7 +93,7 @@ class Parser(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workflow(Provider):
+class WorkflowProvider(Provider):
     """A workflow (`rllm_core.workflow.Workflow`).
 
     Attributes:
@@ -107,7 +108,7 @@ class Workflow(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tracker(Provider):
+class TrackerProvider(Provider):
     """A metrics tracker (`rllm_core.training.trackers.Tracker`)."""
 
     kind: ClassVar[str] = "tracker"
@@ -115,7 +116,7 @@ class Tracker(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdvantageEstimator(Provider):
+class AdvantageEstimatorProvider(Provider):
     """An advantage estimator (`rllm_core.algorithms.advantages.AdvantageEstimator`)."""
 
     kind: ClassVar[str] = "advantage estimator"
@@ -123,7 +124,7 @@ class AdvantageEstimator(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyLoss(Provider):
+class PolicyLossProvider(Provider):
     """A policy loss in torch (`rllm_core.algorithms.torch_losses.PolicyLoss`), for backends that run torch losses.
 
     Attributes:
@@ -137,7 +138,7 @@ class PolicyLoss(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Correction(Provider):
+class CorrectionProvider(Provider):
     """An off-policy correction (`rllm_core.algorithms.corrections.Correction`)."""
 
     kind: ClassVar[str] = "correction"
@@ -145,7 +146,7 @@ class Correction(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardFunction(Provider):
+class RewardFunctionProvider(Provider):
     """A reward function ``(task, text) -> float`` that workflows look up by name. It runs in a child process."""
 
     kind: ClassVar[str] = "reward function"
@@ -153,7 +154,7 @@ class RewardFunction(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sandbox(Provider):
+class SandboxProvider(Provider):
     """A sandbox for model-written programs (`rllm_core.sandbox.Sandbox`)."""
 
     kind: ClassVar[str] = "sandbox"
@@ -161,7 +162,7 @@ class Sandbox(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(Provider):
+class CommandProvider(Provider):
     """A command of the ``rllm-core`` command line: a `click.Command`.
 
     A name of two words adds it to one of the core's groups, `COMMAND_GROUPS`: ``"plugins check"`` is called as
@@ -174,15 +175,29 @@ class Command(Provider):
 
 
 KINDS: tuple[type[Provider], ...] = (
-    Backend,
-    Engine,
-    Parser,
-    Workflow,
-    Tracker,
-    AdvantageEstimator,
-    PolicyLoss,
-    Correction,
-    RewardFunction,
-    Sandbox,
-    Command,
+    BackendProvider,
+    EngineProvider,
+    ParserProvider,
+    WorkflowProvider,
+    TrackerProvider,
+    AdvantageEstimatorProvider,
+    PolicyLossProvider,
+    CorrectionProvider,
+    RewardFunctionProvider,
+    SandboxProvider,
+    CommandProvider,
 )
+
+
+def __getattr__(name: str) -> Any:
+    """Returns a record class by its name before 0.2, such as ``Workflow`` for `WorkflowProvider`."""
+    renamed = {kind.__name__.removesuffix("Provider"): kind for kind in KINDS}
+    if name not in renamed:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = renamed[name]
+    warnings.warn(
+        f"rllm_core.providers.{name} is now {new.__name__}; it will be removed in rllm-core 0.3",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return new

@@ -5,19 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from rllm_core.providers import (
-    AdvantageEstimator,
-    Backend,
-    Correction,
-    Engine,
-    Parser,
-    PolicyLoss,
+    AdvantageEstimatorProvider,
+    BackendProvider,
+    CorrectionProvider,
+    EngineProvider,
+    ParserProvider,
+    PolicyLossProvider,
     Provider,
-    Tracker,
-    Workflow,
+    TrackerProvider,
+    WorkflowProvider,
 )
 
-WITH_SECTION: tuple[type[Provider], ...] = (Workflow, Backend, Engine, Parser, Tracker)
-WITH_OPTIONS: tuple[type[Provider], ...] = (AdvantageEstimator, PolicyLoss, Correction)
+WITH_SECTION: tuple[type[Provider], ...] = (
+    WorkflowProvider,
+    BackendProvider,
+    EngineProvider,
+    ParserProvider,
+    TrackerProvider,
+)
+WITH_OPTIONS: tuple[type[Provider], ...] = (AdvantageEstimatorProvider, PolicyLossProvider, CorrectionProvider)
 
 
 def wrong_model(record: Provider, model: object) -> str | None:

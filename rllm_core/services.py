@@ -45,7 +45,9 @@ class Services:
         Raises:
             rllm_core.errors.PluginError: If there is no sandbox with this name, or it is broken.
         """
-        sandbox_class: type[Sandbox] = self._plugins.load(self._plugins.select(providers.Sandbox, self._sandbox_name))
+        sandbox_class: type[Sandbox] = self._plugins.load(
+            self._plugins.select(providers.SandboxProvider, self._sandbox_name)
+        )
         return sandbox_class()
 
     def reward_function(self, name: str, limits: Limits | None = None) -> RewardFunction:
@@ -63,7 +65,7 @@ class Services:
         Raises:
             rllm_core.errors.PluginError: If there is no such function, or its plugin is broken.
         """
-        provided = self._plugins.select(providers.RewardFunction, name)
+        provided = self._plugins.select(providers.RewardFunctionProvider, name)
         # Load now: a broken function should fail before the first rollout.
         written = defined_at(self._plugins.load(provided))
 

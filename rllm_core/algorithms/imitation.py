@@ -80,7 +80,7 @@ def _check_workflow(config: RunConfig, chosen: Algorithm, workflow: Workflow) ->
 
 def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
     algorithm = config.algorithm
-    losses = plugins.providers(providers.PolicyLoss)
+    losses = plugins.providers(providers.PolicyLossProvider)
     for_written = sorted(name for name, provided in losses.items() if provided.record.learns_written)
     if algorithm.loss in losses and algorithm.loss not in for_written:
         raise ConfigError(

@@ -18,9 +18,9 @@ from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
 
 PIECE_KINDS: tuple[type[providers.Provider], ...] = (
-    providers.AdvantageEstimator,
-    providers.PolicyLoss,
-    providers.Correction,
+    providers.AdvantageEstimatorProvider,
+    providers.PolicyLossProvider,
+    providers.CorrectionProvider,
 )
 
 
@@ -105,11 +105,11 @@ def configured(
 
 
 def _base(kind: type[providers.Provider]) -> type[Configured]:
-    if kind is providers.PolicyLoss:
+    if kind is providers.PolicyLossProvider:
         from rllm_core.algorithms.torch_losses import PolicyLoss
 
         return PolicyLoss
-    return AdvantageEstimator if kind is providers.AdvantageEstimator else Correction
+    return AdvantageEstimator if kind is providers.AdvantageEstimatorProvider else Correction
 
 
 def _who_has(plugins: PluginManager, kind: type[providers.Provider], option: str) -> list[str]:

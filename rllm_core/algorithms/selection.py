@@ -42,7 +42,12 @@ class Algorithm:
 
         def estimator(name: str, options: dict[str, object], where: str) -> AdvantageEstimator:
             found: AdvantageEstimator = configured(
-                plugins, providers.AdvantageEstimator, f"{where}.name", name, options, f"{where}.estimator_options"
+                plugins,
+                providers.AdvantageEstimatorProvider,
+                f"{where}.name",
+                name,
+                options,
+                f"{where}.estimator_options",
             )
             return found
 
@@ -68,7 +73,7 @@ def corrections_of(config: RunConfig, plugins: PluginManager) -> Corrections:
     for name in algorithm.corrections:
         options = algorithm.correction_options.get(name, {})
         where = f"algorithm.correction_options.{name}"
-        found.append(configured(plugins, providers.Correction, "algorithm.corrections", name, options, where))
+        found.append(configured(plugins, providers.CorrectionProvider, "algorithm.corrections", name, options, where))
     if found and algorithm.proximal_policy == "rollout":
         raise ConfigError(
             f"algorithm.corrections = {list(algorithm.corrections)} needs algorithm.proximal_policy = 'forward' or "
@@ -93,6 +98,6 @@ def policy_loss(config: RunConfig, plugins: PluginManager) -> PolicyLoss:
     """
     name, options = config.algorithm.loss, config.algorithm.loss_options
     loss: PolicyLoss = configured(
-        plugins, providers.PolicyLoss, "algorithm.loss", name, options, "algorithm.loss_options"
+        plugins, providers.PolicyLossProvider, "algorithm.loss", name, options, "algorithm.loss_options"
     )
     return loss

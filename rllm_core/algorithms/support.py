@@ -42,7 +42,7 @@ class Support:
         """Resolves the declared capabilities of a backend. Names are sorted."""
         losses = set(capabilities.losses)
         if capabilities.torch_losses:
-            losses |= plugins.providers(providers.PolicyLoss).keys()
+            losses |= plugins.providers(providers.PolicyLossProvider).keys()
         proximal = {"rollout"}
         if "proximal" in capabilities.policies and capabilities.per_token_advantages:
             proximal.add("forward")  # needs per-token advantages, because corrections weight single tokens
@@ -57,7 +57,7 @@ class Support:
         return cls(
             losses=tuple(sorted(losses)),
             aggregations=tuple(sorted(capabilities.aggregations)),
-            corrections=tuple(plugins.providers(providers.Correction)) if len(proximal) > 1 else (),
+            corrections=tuple(plugins.providers(providers.CorrectionProvider)) if len(proximal) > 1 else (),
             proximal_policies=tuple(sorted(proximal)),
             kl_places=tuple(sorted(places)),
             flags={
@@ -74,7 +74,7 @@ class Support:
         return dict(sorted({**flat, **{name: list(values) for name, values in written.items()}}.items()))
 
 
-def backend_class(provided: Provided[providers.Backend], plugins: PluginManager) -> type[BackendProtocol[Any]]:
+def backend_class(provided: Provided[providers.BackendProvider], plugins: PluginManager) -> type[BackendProtocol[Any]]:
     """Returns the class of a backend.
 
     Raises:
@@ -90,7 +90,7 @@ def backend_class(provided: Provided[providers.Backend], plugins: PluginManager)
     return found
 
 
-def default_capabilities(provided: Provided[providers.Backend], plugins: PluginManager) -> Capabilities:
+def default_capabilities(provided: Provided[providers.BackendProvider], plugins: PluginManager) -> Capabilities:
     """Returns a backend's capabilities with its default settings, which the run file may change.
 
     Raises:
@@ -185,9 +185,9 @@ def _is_qualified_loss(name: str, capabilities: Capabilities, plugins: PluginMan
     """Whether ``name`` is ``DISTRIBUTION/NAME`` of an installed torch loss. Raises if two plugins provide ``name``."""
     if not capabilities.torch_losses:
         return False
-    installed = {provided.qualified for provided in plugins.providers(providers.PolicyLoss).values()}
+    installed = {provided.qualified for provided in plugins.providers(providers.PolicyLossProvider).values()}
     if name in installed:
         return True
     if any(qualified.rpartition("/")[2] == name for qualified in installed):
-        plugins.select(providers.PolicyLoss, name)
+        plugins.select(providers.PolicyLossProvider, name)
     return False

@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from rllm_core import __version__
 from rllm_core.errors import PluginError, UserError
 from rllm_core.foreign import printable
-from rllm_core.providers import Command, resolve
+from rllm_core.providers import CommandProvider, resolve
 from rllm_core.witness import WITNESS
 
 if TYPE_CHECKING:
@@ -30,45 +30,51 @@ __all__ = ["CORE_COMMANDS", "LazyGroup", "Session", "cli", "main", "no_plugins_o
 CORE_COMMANDS = {
     command.name: command
     for command in (
-        Command(name="train", load="rllm_core.cli.train:train", summary="Train a model on a workflow."),
-        Command(
+        CommandProvider(name="train", load="rllm_core.cli.train:train", summary="Train a model on a workflow."),
+        CommandProvider(
             name="eval",
             load="rllm_core.cli.eval:evaluate",
             summary="Evaluate a model on a workflow (pass@k).",
         ),
-        Command(
+        CommandProvider(
             name="verify",
             load="rllm_core.cli.verify:verify",
             summary="Verify that every rollout in a run is accounted for.",
         ),
-        Command(name="plugins", load="rllm_core.cli.plugins:plugins", summary="List and manage plugins."),
-        Command(name="plugins show", load="rllm_core.cli.plugins:show", summary="Show all details of one plugin."),
-        Command(name="plugins enable", load="rllm_core.cli.plugins:enable", summary="Re-enable a disabled plugin."),
-        Command(
+        CommandProvider(name="plugins", load="rllm_core.cli.plugins:plugins", summary="List and manage plugins."),
+        CommandProvider(
+            name="plugins show", load="rllm_core.cli.plugins:show", summary="Show all details of one plugin."
+        ),
+        CommandProvider(
+            name="plugins enable", load="rllm_core.cli.plugins:enable", summary="Re-enable a disabled plugin."
+        ),
+        CommandProvider(
             name="plugins disable",
             load="rllm_core.cli.plugins:disable",
             summary="Disable a plugin for all runs.",
         ),
-        Command(
+        CommandProvider(
             name="backends",
             load="rllm_core.cli.backends:backends",
             summary="List backends and their capabilities.",
         ),
-        Command(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
-        Command(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
-        Command(name="parser", load="rllm_core.cli.plugins:parser", summary="Check a parser with a model's tokenizer."),
-        Command(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
-        Command(
+        CommandProvider(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
+        CommandProvider(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
+        CommandProvider(
+            name="parser", load="rllm_core.cli.plugins:parser", summary="Check a parser with a model's tokenizer."
+        ),
+        CommandProvider(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
+        CommandProvider(
             name="algorithms",
             load="rllm_core.cli.algorithms:algorithms",
             summary="List advantage estimators, losses and off-policy corrections.",
         ),
-        Command(
+        CommandProvider(
             name="doctor",
             load="rllm_core.cli.doctor:doctor",
             summary="Check versions and known conflicts.",
         ),
-        Command(
+        CommandProvider(
             name="completion",
             load="rllm_core.cli.completion:completion",
             summary="Print a shell completion script.",
@@ -166,11 +172,15 @@ class LazyGroup(click.Group):
             command: click.Command = resolve(CORE_COMMANDS[name].load)
             return command
         plugins = session(ctx).plugins
-        is_first_party = (Command, name) in FIRST_PARTY
-        if not is_first_party and name not in plugins.providers(Command):
+        is_first_party = (CommandProvider, name) in FIRST_PARTY
+        if not is_first_party and name not in plugins.providers(CommandProvider):
             return None
         try:
-            provided = plugins.select_first_party(Command, name) if is_first_party else plugins.providers(Command)[name]
+            provided = (
+                plugins.select_first_party(CommandProvider, name)
+                if is_first_party
+                else plugins.providers(CommandProvider)[name]
+            )
             loaded = plugins.load(provided)
         except PluginError as error:
             return BrokenCommand(cmd_name, error)
@@ -218,7 +228,9 @@ class LazyGroup(click.Group):
         own = {name.removeprefix(self.prefix): c for name, c in commands.items() if name.startswith(self.prefix)}
         return {word: command for word, command in own.items() if " " not in word}
 
-    def _plugin_commands(self, ctx: click.Context) -> tuple[dict[str, Provided[Command]], dict[str, PluginError]]:
+    def _plugin_commands(
+        self, ctx: click.Context
+    ) -> tuple[dict[str, Provided[CommandProvider]], dict[str, PluginError]]:
         """Returns the commands of plugins, and first-party commands that are unavailable with the reason, by name.
 
         A group loads first-party plugins only, so that listing the core's own commands never waits for another plugin.
@@ -226,11 +238,11 @@ class LazyGroup(click.Group):
         from rllm_core.plugins import FIRST_PARTY
 
         plugins = session(ctx).plugins
-        added = {} if self.prefix else plugins.providers(Command)
+        added = {} if self.prefix else plugins.providers(CommandProvider)
         unavailable = {}
-        for name in (name for kind, name in FIRST_PARTY if kind is Command and name.startswith(self.prefix)):
+        for name in (name for kind, name in FIRST_PARTY if kind is CommandProvider and name.startswith(self.prefix)):
             try:
-                added[name] = plugins.select_first_party(Command, name)
+                added[name] = plugins.select_first_party(CommandProvider, name)
             except PluginError as error:
                 unavailable[name] = error
         return added, unavailable

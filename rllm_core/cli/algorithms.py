@@ -12,7 +12,7 @@ from rllm_core.cli import no_plugins_option, session
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import PluginError
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import PolicyLoss
+from rllm_core.providers import PolicyLossProvider
 
 
 @click.command(short_help="List advantage estimators, losses and off-policy corrections.")
@@ -53,7 +53,7 @@ def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:
     for kind in PIECE_KINDS:
         for name, provided in plugins.providers(kind).items():
             status, options, error = "loaded", None, None
-            if kind is PolicyLoss and not has_torch:
+            if kind is PolicyLossProvider and not has_torch:
                 status, error = "available", "losses need torch, which is not installed"
             else:
                 try:

@@ -11,7 +11,7 @@ import click
 from rllm_core.cli import no_plugins_option, session
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.plugins import FIRST_PARTY, PluginManager
-from rllm_core.providers import Backend
+from rllm_core.providers import BackendProvider
 
 DEADLINE_SECONDS = 120.0
 SLOW_SECONDS = 3.0
@@ -61,7 +61,7 @@ def backend_rows(plugins: PluginManager, deadline_seconds: float) -> list[dict[s
     from rllm_core.backend import Capabilities
     from rllm_core.cli.probe import ask_backends
 
-    provided = plugins.providers(Backend)
+    provided = plugins.providers(BackendProvider)
     waiting = f"still importing {', '.join(provided)} (torch takes a while)"
     timer = threading.Timer(SLOW_SECONDS, click.echo, (waiting,), {"err": True})
     timer.daemon = True
@@ -109,7 +109,7 @@ def _unusable(plugins: PluginManager) -> Iterator[dict[str, Any]]:
     """Yields rows for first-party backends whose plugin could not be registered."""
     for info in plugins.plugins():
         for (kind, name), package in FIRST_PARTY.items():
-            if kind is Backend and package == info.package and info.status in ("broken", "conflict"):
+            if kind is BackendProvider and package == info.package and info.status in ("broken", "conflict"):
                 yield {
                     "name": name,
                     "status": info.status,

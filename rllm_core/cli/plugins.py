@@ -12,7 +12,7 @@ from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import PluginError
 from rllm_core.foreign import printable_lines
 from rllm_core.plugins import CORE_PLUGIN, PluginInfo, PluginManager
-from rllm_core.providers import Engine, Parser, Provider, Workflow
+from rllm_core.providers import EngineProvider, ParserProvider, Provider, WorkflowProvider
 
 DEADLINE_SECONDS = 30.0
 
@@ -203,9 +203,9 @@ def _listing(name: str, kind: type[Provider], described: str) -> click.Command:
     return click.command(name, help=described)(command)
 
 
-engines = _listing("engines", Engine, "List rollout engines.")
-parsers = _listing("parsers", Parser, "List parsers.")
-workflows = _listing("workflows", Workflow, "List workflows.")
+engines = _listing("engines", EngineProvider, "List rollout engines.")
+parsers = _listing("parsers", ParserProvider, "List parsers.")
+workflows = _listing("workflows", WorkflowProvider, "List workflows.")
 
 
 @click.group(cls=LazyGroup, prefix="parser ")

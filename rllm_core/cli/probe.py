@@ -25,7 +25,7 @@ from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.loading import DECLARED_API_VERSION
 from rllm_core.plugins import PluginInfo, PluginManager, Provided
-from rllm_core.providers import KINDS, Backend
+from rllm_core.providers import KINDS, BackendProvider
 from rllm_core.sandbox.worker import die_with_parent
 from rllm_core.witness import STANDARD_ERROR
 
@@ -112,7 +112,7 @@ def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float) -> list[He
     return in_children(lambda plugin, running: _probe(plugin, deadline_seconds, running), plugins)
 
 
-def ask_backends(backends: Sequence[Provided[Backend]], deadline_seconds: float) -> list[Asked]:
+def ask_backends(backends: Sequence[Provided[BackendProvider]], deadline_seconds: float) -> list[Asked]:
     """Imports every backend's class in a child process, a few at a time, for its default capabilities."""
     return in_children(lambda provided, running: _ask(provided, deadline_seconds, running), backends)
 
@@ -151,7 +151,7 @@ def _probe(plugin: PluginInfo, deadline_seconds: float, running: set[subprocess.
     )
 
 
-def _ask(provided: Provided[Backend], deadline_seconds: float, running: set[subprocess.Popen[bytes]]) -> Asked:
+def _ask(provided: Provided[BackendProvider], deadline_seconds: float, running: set[subprocess.Popen[bytes]]) -> Asked:
     plugin = provided.plugin
     arguments = [plugin.package, plugin.name, plugin.value, provided.record.name]
     found = run_child(arguments, deadline_seconds, running)
@@ -279,7 +279,7 @@ def _declared(package: str, name: str, value: str, backend: str) -> dict[str, An
 
     manager = _only(package, name, value)
     try:
-        capabilities = default_capabilities(manager.select(Backend, backend), manager)
+        capabilities = default_capabilities(manager.select(BackendProvider, backend), manager)
     except ConfigError as error:  # not broken: its capabilities depend on required settings
         return asdict(Asked("loaded", None, str(error)))
     except PluginError as error:

@@ -66,5 +66,5 @@ async def open_teacher(
 
 def _parser(config: RunConfig, plugins: PluginManager) -> BaseParser:
     name = config.teacher.parser or config.parser
-    parser_class: type[BaseParser] = plugins.load(plugins.select(providers.Parser, name))
+    parser_class: type[BaseParser] = plugins.load(plugins.select(providers.ParserProvider, name))
     return parser_class.from_model(config.teacher.model, config.plugins.get(name))

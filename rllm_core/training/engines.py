@@ -16,7 +16,7 @@ def engine_class(plugins: PluginManager, name: str) -> type[RolloutEngine]:
     Raises:
         PluginError: If no engine has this name, or it is broken.
     """
-    provided = plugins.select(providers.Engine, name)
+    provided = plugins.select(providers.EngineProvider, name)
     found: type[RolloutEngine] = plugins.load(provided)
     if not isinstance(found, type) or not issubclass(found, RolloutEngine):
         raise PluginError(
@@ -43,5 +43,5 @@ def standalone_engine(name: str, config: RunConfig, plugins: PluginManager, pars
     section = config.plugins.get(name)
     if section is not None and name != found.name:  # selected as distribution/name
         config = config.model_copy(update={"plugins": {**config.plugins, found.name: section}})
-    with plugins.select(providers.Engine, name).at_work("from_config", found):
+    with plugins.select(providers.EngineProvider, name).at_work("from_config", found):
         return found.from_config(config, parser)

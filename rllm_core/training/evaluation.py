@@ -92,7 +92,7 @@ async def engine_of_backend(assembly: launch.Assembly, checkpoint_dir: Path | No
 @asynccontextmanager
 async def engine_by_name(name: str, config: RunConfig, plugins: PluginManager) -> AsyncIterator[OpenEngine]:
     """Opens a standalone engine for the model and parser of the run file."""
-    provided = plugins.select(providers.Parser, config.parser)
+    provided = plugins.select(providers.ParserProvider, config.parser)
     parser_class: type[BaseParser] = plugins.load(provided)
     with provided.at_work("from_model", parser_class):
         parser = parser_class.from_model(config.model.path, config.plugins.get(config.parser))

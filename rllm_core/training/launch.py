@@ -76,7 +76,7 @@ class Assembly:
 
     def parser(self) -> BaseParser:
         """Builds the parser for the backend's model (reads the tokenizer)."""
-        provided = self.plugins.select(providers.Parser, self.config.parser)
+        provided = self.plugins.select(providers.ParserProvider, self.config.parser)
         parser_class: type[BaseParser] = self.plugins.load(provided)
         model = self.backend.model_path()
         with provided.at_work("from_model", parser_class):
@@ -100,7 +100,7 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     """
     _check_requirements(config)
     workflow = workflow_of(config, plugins)
-    provided_backend = plugins.select(providers.Backend, config.backend)
+    provided_backend = plugins.select(providers.BackendProvider, config.backend)
     chosen_backend = backend_class(provided_backend, plugins)
     algorithm = Algorithm.of(config, plugins)
     capabilities = chosen_backend.capabilities(config)
@@ -138,14 +138,14 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
 
 def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
     """Constructs the workflow of a run file, with its own section."""
-    provided = plugins.select(providers.Workflow, config.workflow)
+    provided = plugins.select(providers.WorkflowProvider, config.workflow)
     workflow_class: type[Workflow] = plugins.load(provided)
     if not isinstance(workflow_class, type) or not issubclass(workflow_class, Workflow):
         raise PluginError(
             f"workflow {provided.record.name!r} ({provided.plugin.label}): {provided.record.load} must be a subclass "
             "of rllm_core.workflow.Workflow"
         )
-    plugins.select(providers.Sandbox, config.rollout.sandbox)
+    plugins.select(providers.SandboxProvider, config.rollout.sandbox)
     with provided.at_work("its construction", workflow_class):
         workflow = workflow_class(config.plugins.get(config.workflow))
     workflow.services = Services(plugins, config.rollout.sandbox)

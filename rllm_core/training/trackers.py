@@ -95,7 +95,7 @@ def construct(config: RunConfig, plugins: PluginManager) -> dict[str, Tracker]:
     for name in config.training.trackers:
         if name in chosen:
             raise ConfigError(f"training.trackers names {name!r} twice; leave one out")
-        provided = plugins.select(providers.Tracker, name)
+        provided = plugins.select(providers.TrackerProvider, name)
         tracker_class: type[Tracker] = plugins.load(provided)
         try:
             chosen[name] = tracker_class(config.plugins.get(name))

@@ -139,8 +139,8 @@ def test_bounds_that_would_mask_what_is_on_policy_are_refused(
 
 class Plugin:
     @hookimpl
-    def corrections(self) -> list[providers.Correction]:
-        return [providers.Correction(name="halving", load="halving:HalfOfAll", summary="Half of everything.")]
+    def corrections(self) -> list[providers.CorrectionProvider]:
+        return [providers.CorrectionProvider(name="halving", load="halving:HalfOfAll", summary="Half of everything.")]
 
 
 class HalfOfAll(Correction):
@@ -168,7 +168,7 @@ def chosen(plugins: PluginManager, *overrides: str) -> Corrections:
 @pytest.mark.parametrize("names", ["'halving'", "'token_tis','k3_rejection'", "'geometric_rejection','k3_rejection'"])
 def test_names_of_the_run_file(plugins: PluginManager, names: str) -> None:
     found = chosen(plugins, "algorithm.proximal_policy=forward", f"algorithm.corrections=[{names}]")
-    registered = plugins.providers(providers.Correction)
+    registered = plugins.providers(providers.CorrectionProvider)
     assert [registered[name.strip("'")].record.load.partition(":")[2] for name in names.split(",")] == [
         type(one).__name__ for one in found.corrections
     ]

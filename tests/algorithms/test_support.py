@@ -12,7 +12,7 @@ from rllm_core.backend import Capabilities
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Backend
+from rllm_core.providers import BackendProvider
 from rllm_core.training import launch
 from rllm_devkit.scripted import ScriptedBackend
 
@@ -52,7 +52,7 @@ def check(plugins: PluginManager, *overrides: str) -> None:
 
 
 def support(plugins: PluginManager, backend: str = "scripted") -> dict[str, Any]:
-    return Support.of(default_capabilities(plugins.select(Backend, backend), plugins), plugins).to_json()
+    return Support.of(default_capabilities(plugins.select(BackendProvider, backend), plugins), plugins).to_json()
 
 
 def settings(what: str, which: str) -> list[str]:

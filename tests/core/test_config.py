@@ -25,7 +25,7 @@ from rllm_core.config import (
 )
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Backend, Parser, Tracker, Workflow
+from rllm_core.providers import BackendProvider, ParserProvider, TrackerProvider, WorkflowProvider
 from rllm_core.workflow import WorkflowConfig
 
 
@@ -64,35 +64,39 @@ def preset() -> dict[str, Any]:
 
 class Provided:
     @hookimpl
-    def workflows(self) -> list[Workflow]:
+    def workflows(self) -> list[WorkflowProvider]:
         here = {"load": f"{__name__}:PuzzleConfig", "summary": "A puzzle."}
         return [
-            Workflow(name="puzzle", config=f"{__name__}:PuzzleConfig", **here),
-            Workflow(name="tuned", run_file=f"{__name__}:preset", **here),
-            Workflow(name="twin", config=f"{__name__}:PuzzleConfig", **here),
-            Workflow(name="model", config=f"{__name__}:PuzzleConfig", **here),
-            Workflow(name="ghost", config="no_such_module_anywhere:Config", **here),
+            WorkflowProvider(name="puzzle", config=f"{__name__}:PuzzleConfig", **here),
+            WorkflowProvider(name="tuned", run_file=f"{__name__}:preset", **here),
+            WorkflowProvider(name="twin", config=f"{__name__}:PuzzleConfig", **here),
+            WorkflowProvider(name="model", config=f"{__name__}:PuzzleConfig", **here),
+            WorkflowProvider(name="ghost", config="no_such_module_anywhere:Config", **here),
         ]
 
     @hookimpl
-    def backends(self) -> list[Backend]:
+    def backends(self) -> list[BackendProvider]:
         here = {"load": f"{__name__}:ToyConfig", "summary": "A toy."}
         toy = f"{__name__}:ToyConfig"
         return [
-            Backend(name="local", config=toy, parsers=("plain", "both"), default_parser="plain", **here),
-            Backend(name="open", **here),
-            Backend(name="both", config=toy, default_parser="both", **here),
-            Backend(name="twin", config=toy, default_parser="plain", **here),
+            BackendProvider(name="local", config=toy, parsers=("plain", "both"), default_parser="plain", **here),
+            BackendProvider(name="open", **here),
+            BackendProvider(name="both", config=toy, default_parser="both", **here),
+            BackendProvider(name="twin", config=toy, default_parser="plain", **here),
         ]
 
     @hookimpl
-    def parsers(self) -> list[Parser]:
+    def parsers(self) -> list[ParserProvider]:
         here = {"load": f"{__name__}:ToyConfig", "summary": "A parser."}
-        return [Parser(name=name, **here) for name in ("plain", "fancy", "both")]
+        return [ParserProvider(name=name, **here) for name in ("plain", "fancy", "both")]
 
     @hookimpl
-    def trackers(self) -> list[Tracker]:
-        return [Tracker(name="paper", load=f"{__name__}:ToyConfig", summary="Paper.", config=f"{__name__}:ToyConfig")]
+    def trackers(self) -> list[TrackerProvider]:
+        return [
+            TrackerProvider(
+                name="paper", load=f"{__name__}:ToyConfig", summary="Paper.", config=f"{__name__}:ToyConfig"
+            )
+        ]
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_a_picture_names_what_there_is() -> None:
 
     [block] = [b for b in Page(ROOT / "README.md").blocks if b.language == "text"]
     assert re.findall(r"on_\w+", block.text) == [name for name in vars(hookspecs) if name == "on_policy_updated"]
-    assert {kind.kind for kind in (providers.Workflow, providers.Backend)} <= set(block.text.split())
+    assert {kind.kind for kind in (providers.WorkflowProvider, providers.BackendProvider)} <= set(block.text.split())
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from rllm_core.engine import RolloutEngine
 from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Command, Provider
+from rllm_core.providers import CommandProvider, Provider
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify
@@ -204,5 +204,5 @@ def test_the_fields_of_the_state_are_there() -> None:
 
 
 def test_every_record_has_a_contract_or_is_a_command() -> None:
-    records: dict[str, type[Provider]] = {hook: kind for hook, kind in RECORDS.items() if kind is not Command}
+    records: dict[str, type[Provider]] = {hook: kind for hook, kind in RECORDS.items() if kind is not CommandProvider}
     assert set(hook_pages.CONTRACT_PAGES) == set(records)

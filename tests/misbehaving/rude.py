@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rllm_core.engine import Completer
 from rllm_core.hookspecs import hookimpl
-from rllm_core.providers import Workflow as Provided
+from rllm_core.providers import WorkflowProvider
 from rllm_core.types import Episode, Step, Task, Trajectory
 from rllm_core.workflow import Workflow, WorkflowConfig
 
@@ -343,5 +343,5 @@ async def matches_for_ever(rude: Rude, task: Task, completer: Completer, step: S
 
 
 @hookimpl
-def workflows() -> list[Provided]:
-    return [Provided(name="rude", load="rude:Rude", config="rude:RudeConfig", summary="Misbehaves.")]
+def workflows() -> list[WorkflowProvider]:
+    return [WorkflowProvider(name="rude", load="rude:Rude", config="rude:RudeConfig", summary="Misbehaves.")]

@@ -191,7 +191,7 @@ def test_an_estimator_that_goes_wrong_ends_the_run_with_its_name(
 )
 def test_a_correction_that_goes_wrong_is_named(scripted: Manager, name: str, expected: str) -> None:
     piece: Correction = configured(
-        scripted("rllm-wrongs"), providers.Correction, "algorithm.corrections", name, {}, "x"
+        scripted("rllm-wrongs"), providers.CorrectionProvider, "algorithm.corrections", name, {}, "x"
     )
     with pytest.raises(RunError) as failed:
         Corrections([piece]).weights(np.zeros(3), np.array([0]))
@@ -211,7 +211,7 @@ def test_a_correction_that_goes_wrong_is_named(scripted: Manager, name: str, exp
     ],
 )
 def test_a_loss_that_goes_wrong_is_named(scripted: Manager, name: str, expected: str) -> None:
-    piece = configured(scripted("rllm-wrongs"), providers.PolicyLoss, "algorithm.loss", name, {}, "x")
+    piece = configured(scripted("rllm-wrongs"), providers.PolicyLossProvider, "algorithm.loss", name, {}, "x")
     logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     inputs = LossInputs(logprobs, None, torch.ones(3), torch.zeros(3, dtype=torch.int64), 1)
     with pytest.raises(RunError) as failed:
@@ -220,11 +220,11 @@ def test_a_loss_that_goes_wrong_is_named(scripted: Manager, name: str, expected:
     with pytest.raises(
         PluginError, match=r"'no_loss' \(rllm-wrongs 0.2\): .* must be a subclass of .*torch_losses.PolicyLoss"
     ):
-        configured(scripted("rllm-wrongs"), providers.PolicyLoss, "algorithm.loss", "no_loss", {}, "x")
+        configured(scripted("rllm-wrongs"), providers.PolicyLossProvider, "algorithm.loss", "no_loss", {}, "x")
 
 
 def test_a_loss_is_not_blamed_for_a_policy_that_is_lost(scripted: Manager) -> None:
-    piece = configured(scripted("rllm-wrongs"), providers.PolicyLoss, "algorithm.loss", "nan_loss", {}, "x")
+    piece = configured(scripted("rllm-wrongs"), providers.PolicyLossProvider, "algorithm.loss", "nan_loss", {}, "x")
     inputs = LossInputs(torch.full((1,), torch.nan), None, torch.ones(1), torch.zeros(1, dtype=torch.int64), 1)
     assert losses_of(piece, inputs).isnan().all()
 

@@ -11,7 +11,7 @@ from rllm_core import API_VERSION, __version__, hookimpl
 from rllm_core.errors import PluginError
 from rllm_core.loading import check_api_version
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Backend
+from rllm_core.providers import BackendProvider
 
 MAJOR, MINOR = (int(number) for number in API_VERSION.split("."))
 
@@ -19,7 +19,7 @@ MAJOR, MINOR = (int(number) for number in API_VERSION.split("."))
 def test_a_plugin_from_the_future_is_refused_with_both_versions(manager: Callable[..., PluginManager]) -> None:
     plugins = manager("rllm-foreign-api")
     with pytest.raises(PluginError, match=r"'foreign'.*foreign-api"):
-        plugins.select(Backend, "foreign")
+        plugins.select(BackendProvider, "foreign")
     [info] = plugins.find("foreign-api")
     assert info.status == "broken"
     assert info.error == (
@@ -55,7 +55,7 @@ def test_it_is_checked_where_a_plugin_is_registered_by_hand() -> None:
     plugin.RLLM_CORE_API = f"{MAJOR + 1}.0"  # type: ignore[attr-defined]
 
     @hookimpl
-    def backends() -> list[Backend]:
+    def backends() -> list[BackendProvider]:
         return []
 
     plugin.backends = backends  # type: ignore[attr-defined]

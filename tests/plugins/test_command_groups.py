@@ -13,7 +13,7 @@ from rllm_core.cli import CORE_COMMANDS, Session
 from rllm_core.discovery import Candidate, Settings, installed_plugins
 from rllm_core.errors import PluginError
 from rllm_core.plugins import FIRST_PARTY, PluginManager
-from rllm_core.providers import COMMAND_GROUPS, Command
+from rllm_core.providers import COMMAND_GROUPS, CommandProvider
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -27,8 +27,8 @@ class Adding:
         self.name = name
 
     @hookimpl
-    def cli_commands(self) -> list[Command]:
-        return [Command(name=self.name, load="rllm_core.cli.doctor:doctor", summary="Added.")]
+    def cli_commands(self) -> list[CommandProvider]:
+        return [CommandProvider(name=self.name, load="rllm_core.cli.doctor:doctor", summary="Added.")]
 
 
 def called(line: str, plugins: PluginManager) -> Result:
@@ -67,7 +67,7 @@ def test_every_group_is_a_group_of_the_core_with_its_prefix(group: str) -> None:
 @pytest.mark.parametrize("name", ["train now", "runs show", "plugins check twice", "plugins ", " check", "plugins  x"])
 def test_other_names_of_several_words_are_no_names(name: str) -> None:
     with pytest.raises(ValueError, match=r"command name .* must match \(\(parser\|plugins\) \)\?"):
-        Command(name=name, load="a.b:c", summary="")
+        CommandProvider(name=name, load="a.b:c", summary="")
 
 
 @pytest.mark.parametrize("name", ["plugins show", "plugins disable", "doctor"])
@@ -119,7 +119,7 @@ def test_first_party_commands_load_their_own_package_only(candidates: Callable[.
     """``plugins check`` must reach the command although the plugin to check never finishes its import."""
     own = [candidate for candidate in installed_plugins() if candidate.package == "rllm-devkit"]
     plugins = PluginManager([*candidates("rllm-endless"), *own], Settings(), reserved_commands=CORE_COMMANDS)
-    assert plugins.select_first_party(Command, "plugins check").plugin.package == "rllm-devkit"
+    assert plugins.select_first_party(CommandProvider, "plugins check").plugin.package == "rllm-devkit"
     assert {info.name: info.status for info in plugins.plugins()}["endless"] == "available"
     assert called("plugins --help", plugins).exit_code == 0
     assert {info.name: info.status for info in plugins.plugins()}["endless"] == "available"
@@ -127,5 +127,7 @@ def test_first_party_commands_load_their_own_package_only(candidates: Callable[.
 
 def test_first_party_commands_are_those_of_the_package() -> None:
     plugins = PluginManager.from_environment()
-    provided = {name for name, found in plugins.providers(Command).items() if found.plugin.package == "rllm-devkit"}
-    assert provided == {name for kind, name in FIRST_PARTY if kind is Command}
+    provided = {
+        name for name, found in plugins.providers(CommandProvider).items() if found.plugin.package == "rllm-devkit"
+    }
+    assert provided == {name for kind, name in FIRST_PARTY if kind is CommandProvider}

@@ -19,7 +19,7 @@ from hostile_site import CONTROL, beside, distribution, training
 from rllm_core import foreign, loading
 from rllm_core.discovery import Settings
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Backend, Workflow
+from rllm_core.providers import BackendProvider, WorkflowProvider
 
 Build = Callable[..., PluginManager]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -46,7 +46,7 @@ def test_a_plugin_that_never_ends_is_broken_and_the_others_are_not(
     monkeypatch.setattr(loading, "PLUGIN_DEADLINE_SECONDS", 0.5)
     start = time.monotonic()
     plugins = manager(package, "rllm-good", settings=only(name, "good"))
-    assert list(plugins.providers(Backend)) == ["good"]
+    assert list(plugins.providers(BackendProvider)) == ["good"]
     assert time.monotonic() - start < 20
     [info] = plugins.find(name)
     assert info.status == "broken"
@@ -78,7 +78,7 @@ def test_somebody_elses_alarm_is_left_alone() -> None:
 
 def test_other_threads_load_plugins_without_a_deadline(manager: Build) -> None:
     plugins, found = manager("rllm-good", settings=only("good")), list[str]()
-    thread = threading.Thread(target=lambda: found.extend(plugins.providers(Backend)))
+    thread = threading.Thread(target=lambda: found.extend(plugins.providers(BackendProvider)))
     thread.start()
     thread.join()
     assert found == ["good"]
@@ -112,7 +112,7 @@ def test_ten_megabytes_of_error_are_one_short_line(rllm_core: Run) -> None:
 
 def test_an_error_that_cannot_say_what_it_is_breaks_its_own_plugin_only(manager: Build) -> None:
     plugins = manager("rllm-hostile", "rllm-good", settings=only("mute-error", "good"))
-    assert list(plugins.providers(Backend)) == ["good"]
+    assert list(plugins.providers(BackendProvider)) == ["good"]
     [info] = plugins.find("mute-error")
     assert info.error == "rllm_hostile/mute_error.py:9: Mute: its message is not available: ValueError"
 
@@ -128,7 +128,7 @@ def test_no_text_of_a_plugin_controls_the_terminal(rllm_core: Run, name: str, ar
 def test_a_summary_that_is_no_line_of_text_is_refused() -> None:
     for summary in ("two\nlines", "\x1b[31mred", "\u202ebackwards", "\x9b31m"):
         with pytest.raises(ValueError, match="its summary must be one line of printable text"):
-            Workflow(name="w", load="a:b", summary=summary)
+            WorkflowProvider(name="w", load="a:b", summary=summary)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from rllm_core.config import RunConfig, Section, load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Engine
+from rllm_core.providers import EngineProvider
 from rllm_core.training.engines import standalone_engine
 from rllm_devkit.scripted import ByteParser, ScriptedEngine
 
@@ -47,9 +47,9 @@ class Plugin:
     """The entry module of a package."""
 
     @hookimpl
-    def rollout_engines(self) -> list[Engine]:
+    def rollout_engines(self) -> list[EngineProvider]:
         return [
-            Engine(
+            EngineProvider(
                 name="biased",
                 load=f"{__name__}:BiasedEngine",
                 config=f"{__name__}:BiasedConfig",

@@ -69,47 +69,47 @@ def provides(kind: type[providers.Provider]) -> None:
 
 
 def test_hook_backends() -> None:
-    provides(providers.Backend)
+    provides(providers.BackendProvider)
 
 
 def test_hook_rollout_engines() -> None:
-    provides(providers.Engine)
+    provides(providers.EngineProvider)
 
 
 def test_hook_parsers() -> None:
-    provides(providers.Parser)
+    provides(providers.ParserProvider)
 
 
 def test_hook_workflows() -> None:
-    provides(providers.Workflow)
+    provides(providers.WorkflowProvider)
 
 
 def test_hook_trackers() -> None:
-    provides(providers.Tracker)
+    provides(providers.TrackerProvider)
 
 
 def test_hook_advantage_estimators() -> None:
-    provides(providers.AdvantageEstimator)
+    provides(providers.AdvantageEstimatorProvider)
 
 
 def test_hook_policy_losses() -> None:
-    provides(providers.PolicyLoss)
+    provides(providers.PolicyLossProvider)
 
 
 def test_hook_corrections() -> None:
-    provides(providers.Correction)
+    provides(providers.CorrectionProvider)
 
 
 def test_hook_reward_functions() -> None:
-    provides(providers.RewardFunction)
+    provides(providers.RewardFunctionProvider)
 
 
 def test_hook_sandboxes() -> None:
-    provides(providers.Sandbox)
+    provides(providers.SandboxProvider)
 
 
 def test_hook_cli_commands() -> None:
-    provides(providers.Command)
+    provides(providers.CommandProvider)
 
 
 class Listener:

@@ -17,7 +17,14 @@ from rllm_core import discovery, hookimpl, loading
 from rllm_core.discovery import Settings, find_plugins
 from rllm_core.errors import PluginError
 from rllm_core.plugins import FIRST_PARTY, PluginInfo, PluginManager
-from rllm_core.providers import AdvantageEstimator, Backend, Command, Parser, Provider, Workflow
+from rllm_core.providers import (
+    AdvantageEstimatorProvider,
+    BackendProvider,
+    CommandProvider,
+    ParserProvider,
+    Provider,
+    WorkflowProvider,
+)
 
 Build = Callable[..., PluginManager]
 
@@ -41,14 +48,14 @@ def test_listing_reads_metadata_and_imports_nothing(manager: Build) -> None:
 
 def test_providers_are_records_and_their_classes_stay_unimported(manager: Build) -> None:
     plugins = manager("rllm-good")
-    assert list(plugins.providers(Backend)) == ["good"]
-    assert theirs(plugins, Workflow) == ["echo", "not-there"]
-    assert list(plugins.providers(Parser)) == ["plain"]
-    assert list(plugins.providers(Command)) == ["hello", "no-command", "plugins count", "unloadable"]
-    assert "grpo" in plugins.providers(AdvantageEstimator)
+    assert list(plugins.providers(BackendProvider)) == ["good"]
+    assert theirs(plugins, WorkflowProvider) == ["echo", "not-there"]
+    assert list(plugins.providers(ParserProvider)) == ["plain"]
+    assert list(plugins.providers(CommandProvider)) == ["hello", "no-command", "plugins count", "unloadable"]
+    assert "grpo" in plugins.providers(AdvantageEstimatorProvider)
     assert by_name(plugins)["good"].status == "loaded"
     assert "rllm_good.stack" not in sys.modules
-    assert plugins.load(plugins.select(Backend, "good")).__name__ == "GoodBackend"
+    assert plugins.load(plugins.select(BackendProvider, "good")).__name__ == "GoodBackend"
 
 
 def test_a_broken_plugin_is_kept_apart(manager: Build, caplog: pytest.LogCaptureFixture) -> None:
@@ -59,7 +66,7 @@ def test_a_broken_plugin_is_kept_apart(manager: Build, caplog: pytest.LogCapture
         "rllm-good",
         settings=Settings(only=frozenset({"broken", "missing", "exits", "good"})),
     )
-    assert list(plugins.providers(Backend)) == ["good"]
+    assert list(plugins.providers(BackendProvider)) == ["good"]
     infos = by_name(plugins)
     assert infos["good"].status == "loaded"
     assert infos["broken"].status == infos["missing"].status == infos["exits"].status == "broken"
@@ -86,22 +93,22 @@ def test_selecting_from_a_broken_plugin_chains_its_cause(manager: Build) -> None
     with pytest.raises(
         PluginError, match=r"backend 'broken': plugin 'broken' \(rllm-broken 0\.3\) is broken"
     ) as caught:
-        plugins.select(Backend, "broken")
+        plugins.select(BackendProvider, "broken")
     assert isinstance(caught.value.__cause__, RuntimeError)
     with pytest.raises(PluginError, match=r"not usable: rllm-broken 0\.3: rllm_broken/__init__.py:3: RuntimeError"):
-        plugins.select(Backend, "something-else")
+        plugins.select(BackendProvider, "something-else")
 
 
 def test_a_missing_dependency_names_the_pip_command(manager: Build) -> None:
     plugins = manager("rllm-missing")
     with pytest.raises(PluginError, match=r"pip install 'rllm-fixture-not-there>=2\.1'") as caught:
-        plugins.select(Backend, "missing")
+        plugins.select(BackendProvider, "missing")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
 def test_an_outdated_dependency_names_both_versions(manager: Build) -> None:
     with pytest.raises(PluginError) as caught:
-        manager("rllm-outdated").select(Backend, "outdated")
+        manager("rllm-outdated").select(BackendProvider, "outdated")
     installed = importlib_metadata.version("click")
     assert "cannot import name 'not_yet_invented'" in str(caught.value)
     assert str(caught.value).endswith(
@@ -111,7 +118,7 @@ def test_an_outdated_dependency_names_both_versions(manager: Build) -> None:
 
 def test_a_record_that_points_nowhere_is_fatal_when_loaded(manager: Build) -> None:
     plugins = manager("rllm-good")
-    chosen = plugins.select(Workflow, "not-there")
+    chosen = plugins.select(WorkflowProvider, "not-there")
     with pytest.raises(PluginError, match=r"workflow 'not-there' \(rllm-good 1\.2\) cannot be loaded") as caught:
         plugins.load(chosen)
     assert isinstance(caught.value.__cause__, AttributeError)
@@ -133,7 +140,7 @@ def test_a_file_that_was_installed_and_is_gone_is_installed_again(
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     plugins = PluginManager(find_plugins(importlib_metadata.distributions(path=[str(tmp_path / "site")])))
     with pytest.raises(PluginError, match=r"to fix it: pip install --force-reinstall --no-deps rllm-good$"):
-        plugins.load(plugins.select(Backend, "good"))
+        plugins.load(plugins.select(BackendProvider, "good"))
     for module in [module for module in sys.modules if module.partition(".")[0] == "rllm_good"]:
         del sys.modules[module]
 
@@ -145,10 +152,10 @@ def test_twins_are_a_conflict_that_names_both(manager: Build) -> None:
     for info in twins:
         assert "rllm-twin-a 1.0" in str(info.error)
         assert "rllm-twin-b 2.0" in str(info.error)
-    assert list(plugins.providers(Backend)) == ["good"]
+    assert list(plugins.providers(BackendProvider)) == ["good"]
     assert not {"rllm_twin_a", "rllm_twin_b"} & set(sys.modules)
     with pytest.raises(PluginError, match=r"is in conflict: rllm-twin-a 1\.0 .* and rllm-twin-b 2\.0"):
-        plugins.select(Backend, "twin")
+        plugins.select(BackendProvider, "twin")
 
 
 @pytest.mark.parametrize(
@@ -162,23 +169,23 @@ def test_twins_are_a_conflict_that_names_both(manager: Build) -> None:
 )
 def test_one_twin_can_be_chosen_by_its_distribution(manager: Build, settings: Settings) -> None:
     plugins = manager("rllm-twin-a", "rllm-twin-b", settings=settings)
-    assert plugins.select(Backend, "twin-backend").plugin.package == "rllm-twin-b"
+    assert plugins.select(BackendProvider, "twin-backend").plugin.package == "rllm-twin-b"
 
 
 def test_one_provider_name_from_two_plugins_names_both_and_has_qualified_forms(manager: Build) -> None:
     plugins = manager("rllm-good", "rllm-rival")
-    assert list(plugins.providers(Backend)) == ["rllm-good/good", "rllm-rival/good"]
+    assert list(plugins.providers(BackendProvider)) == ["rllm-good/good", "rllm-rival/good"]
     with pytest.raises(PluginError, match=r"rllm-good 1\.2 \(plugin 'good'\) and rllm-rival 4\.0 \(plugin 'rival'\)"):
-        plugins.select(Backend, "good")
-    assert plugins.load(plugins.select(Backend, "rllm-rival/good")).__module__ == "rllm_rival"
-    assert plugins.select(Backend, "rllm-good/good").plugin.name == "good"
+        plugins.select(BackendProvider, "good")
+    assert plugins.load(plugins.select(BackendProvider, "rllm-rival/good")).__module__ == "rllm_rival"
+    assert plugins.select(BackendProvider, "rllm-good/good").plugin.name == "good"
     with pytest.raises(PluginError, match="no backend named 'rllm-nobody/good'"):
-        plugins.select(Backend, "rllm-nobody/good")
+        plugins.select(BackendProvider, "rllm-nobody/good")
 
 
 def test_the_name_of_the_core_is_taken(manager: Build) -> None:
     plugins = manager("rllm-named-core")
-    assert "grpo" in plugins.providers(AdvantageEstimator)
+    assert "grpo" in plugins.providers(AdvantageEstimatorProvider)
     statuses = {info.package: info.status for info in plugins.plugins()}
     assert statuses == {"rllm-core": "loaded", "rllm-named-core": "conflict"}
 
@@ -199,8 +206,8 @@ def test_the_name_of_the_core_is_taken(manager: Build) -> None:
 )
 def test_a_plugin_that_breaks_the_contract_is_broken_as_a_whole(manager: Build, name: str, problem: str) -> None:
     plugins = manager("rllm-misspelt", "rllm-garbage", "rllm-good", settings=Settings(only=frozenset({name, "good"})))
-    assert list(plugins.providers(Parser)) == ["plain"], "no record of a broken plugin can be selected"
-    assert list(plugins.providers(Backend)) == ["good"]
+    assert list(plugins.providers(ParserProvider)) == ["plain"], "no record of a broken plugin can be selected"
+    assert list(plugins.providers(BackendProvider)) == ["good"]
     info = by_name(plugins)[name]
     assert info.status == "broken"
     assert problem in str(info.error)
@@ -210,11 +217,11 @@ def test_a_plugin_that_breaks_the_contract_is_broken_as_a_whole(manager: Build, 
 def test_unknown_names_list_what_exists_and_suggest(manager: Build) -> None:
     plugins = manager("rllm-good")
     with pytest.raises(PluginError, match=r"no backend named 'goood'; did you mean 'good'\?; installed: good"):
-        plugins.select(Backend, "goood")
+        plugins.select(BackendProvider, "goood")
     with pytest.raises(PluginError, match=r"no parser named 'nothing-like-it'; installed: plain$"):
-        plugins.select(Parser, "nothing-like-it")
+        plugins.select(ParserProvider, "nothing-like-it")
     with pytest.raises(PluginError, match=r"no backend named 'vrel'; did you mean 'verl'\?"):
-        plugins.select(Backend, "vrel")
+        plugins.select(BackendProvider, "vrel")
 
 
 @pytest.mark.parametrize(("kind", "name", "package"), [(*key, package) for key, package in FIRST_PARTY.items()])
@@ -235,14 +242,14 @@ def test_a_known_plugin_that_is_missing_comes_with_its_pip_command(kind: type, n
 def test_a_disabled_plugin_is_not_imported_and_says_why(manager: Build, settings: Settings, reason: str) -> None:
     plugins = manager("rllm-good", settings=settings)
     assert by_name(plugins)["good"].status == "disabled"
-    assert plugins.providers(Backend) == {}
+    assert plugins.providers(BackendProvider) == {}
     assert "rllm_good" not in sys.modules
     with pytest.raises(PluginError, match=rf"backend 'good': plugin 'good' \(rllm-good 1\.2\) is disabled: .*{reason}"):
-        plugins.select(Backend, "good")
+        plugins.select(BackendProvider, "good")
 
 
 def test_the_core_works_without_any_plugin(manager: Build) -> None:
-    assert "grpo" in manager("rllm-good", settings=Settings(only=frozenset())).providers(AdvantageEstimator)
+    assert "grpo" in manager("rllm-good", settings=Settings(only=frozenset())).providers(AdvantageEstimatorProvider)
 
 
 def test_settings_come_from_the_environment_and_the_variable_wins(tmp_path: Path) -> None:
@@ -266,7 +273,7 @@ def test_a_damaged_plugins_toml_is_an_error_and_not_ignored(tmp_path: Path, cont
 
 def test_names_that_are_not_installed_are_reported(manager: Build, caplog: pytest.LogCaptureFixture) -> None:
     settings = Settings(only=frozenset({"good", "godo"}))
-    assert list(manager("rllm-good", settings=settings).providers(Backend)) == ["good"]
+    assert list(manager("rllm-good", settings=settings).providers(BackendProvider)) == ["good"]
     assert "RLLM_PLUGINS names 'godo', which is not installed; did you mean 'good'?" in caplog.text
     with pytest.raises(PluginError, match="'godo', which is not installed"):
         manager("rllm-good", settings=Settings(only=frozenset({"godo"}), strict=True))
@@ -277,35 +284,35 @@ def test_strict_mode_raises_every_time(manager: Build, packages: tuple[str, ...]
     plugins = manager("rllm-good", *packages, settings=Settings(strict=True))
     for _ in range(2):
         with pytest.raises(PluginError, match=r"\(strict mode\)"):
-            plugins.providers(Backend)
+            plugins.providers(BackendProvider)
 
 
 def test_reserved_commands_cannot_be_taken(manager: Build) -> None:
     plugins = manager("rllm-taker", "rllm-good", reserved_commands={"train"})
-    assert list(plugins.providers(Command)) == ["hello", "no-command", "plugins count", "unloadable"]
+    assert list(plugins.providers(CommandProvider)) == ["hello", "no-command", "plugins count", "unloadable"]
     assert "its command 'train' has the name of a built-in command" in str(by_name(plugins)["taker"].error)
 
 
 def test_plugins_are_imported_once(manager: Build) -> None:
     plugins = manager("rllm-good")
-    first = plugins.providers(Backend)
+    first = plugins.providers(BackendProvider)
     module = sys.modules["rllm_good"]
-    assert plugins.providers(Backend) == first
-    assert plugins.providers(Parser)
+    assert plugins.providers(BackendProvider) == first
+    assert plugins.providers(ParserProvider)
     assert sys.modules["rllm_good"] is module
 
 
 class InProcess:
     @hookimpl
-    def backends(self) -> list[Backend]:
-        return [Backend(name="mine", load="rllm_core.types:Task", summary="Mine.")]
+    def backends(self) -> list[BackendProvider]:
+        return [BackendProvider(name="mine", load="rllm_core.types:Task", summary="Mine.")]
 
 
 def test_a_plugin_can_be_registered_in_the_process() -> None:
     plugins = PluginManager()
     plugins.register(InProcess(), "mine")
-    assert plugins.select(Backend, "mine").plugin.status == "loaded"
-    assert plugins.select(Backend, "mine/mine").record.name == "mine"
+    assert plugins.select(BackendProvider, "mine").plugin.status == "loaded"
+    assert plugins.select(BackendProvider, "mine/mine").record.name == "mine"
     assert plugins.hooks("mine") == ["backends"]
     with pytest.raises(PluginError, match="'mine' is already registered"):
         plugins.register(InProcess(), "mine")
@@ -317,7 +324,7 @@ def test_a_plugin_can_be_registered_in_the_process() -> None:
 
 
 def test_what_plugins_print_does_not_reach_stdout(manager: Build, capsys: pytest.CaptureFixture[str]) -> None:
-    assert theirs(manager("rllm-chatty"), Workflow) == ["chat"]
+    assert theirs(manager("rllm-chatty"), WorkflowProvider) == ["chat"]
     out, err = capsys.readouterr()
     assert out == ""
     assert "chatty says hello" in err
@@ -325,7 +332,7 @@ def test_what_plugins_print_does_not_reach_stdout(manager: Build, capsys: pytest
 
 
 def test_the_trace_shows_imports_and_hook_calls(manager: Build, capsys: pytest.CaptureFixture[str]) -> None:
-    manager("rllm-good", settings=Settings(trace=True)).providers(Backend)
+    manager("rllm-good", settings=Settings(trace=True)).providers(BackendProvider)
     err = capsys.readouterr().err
     assert "[plugins] plugin 'good' (rllm-good 1.2): " in err
     assert "[plugins] backends() -> good" in err
@@ -384,7 +391,7 @@ def test_a_half_removed_distribution_harms_nobody(
     (folder / "entry_points.txt").write_text("[rllm_core]\ntorso = rllm_torso\n")
     monkeypatch.syspath_prepend(site)
     plugins = PluginManager(find_plugins(importlib_metadata.distributions(path=[str(tmp_path), site])))
-    assert list(plugins.providers(Backend)) == ["good"]
+    assert list(plugins.providers(BackendProvider)) == ["good"]
     assert by_name(plugins)["torso"] == PluginInfo(
         "torso",
         "rllm_torso",
@@ -451,6 +458,6 @@ def test_a_slow_import_is_announced_while_it_lasts(
         return object()
 
     monkeypatch.setattr(EntryPoint, "load", lambda point: wait_for_a_warning())
-    manager("rllm-good").providers(Backend)
+    manager("rllm-good").providers(BackendProvider)
     assert "still importing plugin 'good' (rllm-good 1.2) after 0.05 s, now at " in caplog.text
     assert "if it never ends: rllm-core plugins disable good" in caplog.text

@@ -214,10 +214,10 @@ def test_a_class_that_imports_for_long_is_not_called_a_plugin_that_hangs(
     candidates: tuple[Candidate, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from rllm_core import loading, plugins
-    from rllm_core.providers import Workflow
+    from rllm_core.providers import WorkflowProvider
 
     manager = manager_of(candidates, "play")
-    chosen = manager.select(Workflow, "unbuilt")
+    chosen = manager.select(WorkflowProvider, "unbuilt")
     monkeypatch.setattr(loading, "SLOW_IMPORT_SECONDS", 0.01)
     noted = threading.Event()
     monkeypatch.setattr(loading.logger, "warning", lambda *args: (noted.set(), caplog.records.append(args)))

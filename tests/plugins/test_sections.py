@@ -109,7 +109,7 @@ def test_every_first_party_class_agrees_with_its_record() -> None:
     for module in ("rllm_local", "rllm_renderers", "rllm_workflows"):
         manager.register(importlib.import_module(module), module)
     found = 0
-    for kind in (*WITH_SECTION, *WITH_OPTIONS, providers.Sandbox, providers.RewardFunction):
+    for kind in (*WITH_SECTION, *WITH_OPTIONS, providers.SandboxProvider, providers.RewardFunctionProvider):
         for provided in manager.providers(kind).values():
             assert manager.load(provided) is not None
             found += 1

@@ -171,15 +171,15 @@ HERE = "rllm_thirds"  # the name under which the run file selects this module
 
 class Plugin:
     @hookimpl
-    def advantage_estimators(self) -> list[providers.AdvantageEstimator]:
+    def advantage_estimators(self) -> list[providers.AdvantageEstimatorProvider]:
         return [
-            providers.AdvantageEstimator(name=name, load=f"{HERE}:{name}", summary="Wrong.")
+            providers.AdvantageEstimatorProvider(name=name, load=f"{HERE}:{name}", summary="Wrong.")
             for name in ("thirds", "thirds_of_steps")
         ]
 
     @hookimpl
-    def corrections(self) -> list[providers.Correction]:
-        return [providers.Correction(name="thirds", load=f"{HERE}:Weights", summary="Wrong.")]
+    def corrections(self) -> list[providers.CorrectionProvider]:
+        return [providers.CorrectionProvider(name="thirds", load=f"{HERE}:Weights", summary="Wrong.")]
 
 
 @pytest.fixture

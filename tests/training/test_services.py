@@ -16,7 +16,7 @@ from rllm_core import hookimpl
 from rllm_core.config import load_run_config
 from rllm_core.errors import PluginError, RunError, StallError
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import RewardFunction, Sandbox
+from rllm_core.providers import RewardFunctionProvider, SandboxProvider
 from rllm_core.sandbox import ChildRaised, ChildSandbox, ChildTimeout, Limits
 from rllm_core.services import Services
 from rllm_core.training import evaluation, launch
@@ -49,9 +49,9 @@ def raises(task, text):
 
 class Rewards:
     @hookimpl
-    def reward_functions(self) -> list[RewardFunction]:
+    def reward_functions(self) -> list[RewardFunctionProvider]:
         names = ("length", "whole", "endless", "words", "infinite", "raises", "absent")
-        return [RewardFunction(name=name, load=f"planted_rewards:{name}", summary="One.") for name in names]
+        return [RewardFunctionProvider(name=name, load=f"planted_rewards:{name}", summary="One.") for name in names]
 
 
 @pytest.fixture
@@ -157,8 +157,8 @@ class OwnSandbox(ChildSandbox):
 
 class Isolation:
     @hookimpl
-    def sandboxes(self) -> list[Sandbox]:
-        return [Sandbox(name="own", load=f"{__name__}:OwnSandbox", summary="Ours.")]
+    def sandboxes(self) -> list[SandboxProvider]:
+        return [SandboxProvider(name="own", load=f"{__name__}:OwnSandbox", summary="Ours.")]
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ def test_without_validations_nobody_asks_for_their_tasks(
 
 PLAIN = """
 from rllm_core.hookspecs import hookimpl
-from rllm_core.providers import Workflow
+from rllm_core.providers import WorkflowProvider
 from rllm_devkit.scripted import ScriptedWorkflow
 from rllm_core.types import Task
 
@@ -240,7 +240,7 @@ class Twice(ScriptedWorkflow):
 
 @hookimpl
 def workflows():
-    return [Workflow(name="twice", load="twice:Twice", config=CONFIG, summary="Two tasks of one id.")]
+    return [WorkflowProvider(name="twice", load="twice:Twice", config=CONFIG, summary="Two tasks of one id.")]
 """
 
 

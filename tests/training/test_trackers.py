@@ -74,11 +74,11 @@ class Board(Tracker):
 
 class Plugin:
     @hookimpl
-    def trackers(self) -> list[providers.Tracker]:
-        record = providers.Tracker(
+    def trackers(self) -> list[providers.TrackerProvider]:
+        record = providers.TrackerProvider(
             name="board", load=f"{__name__}:Board", config=f"{__name__}:BoardConfig", summary="A board."
         )
-        return [record, providers.Tracker(name="gone", load="rllm_nowhere:Gone", summary="Cannot be imported.")]
+        return [record, providers.TrackerProvider(name="gone", load="rllm_nowhere:Gone", summary="Cannot be imported.")]
 
 
 class Notes(Progress):

@@ -14,7 +14,7 @@ import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Tracker as TrackerRecord
+from rllm_core.providers import TrackerProvider
 from rllm_core.training import evaluation, launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.trackers import Tracker
@@ -48,8 +48,8 @@ class Collecting(Tracker):
 
 class Plugin:
     @hookimpl
-    def trackers(self) -> list[TrackerRecord]:
-        return [TrackerRecord(name="collecting", load="rllm_devkit.scripted:Collecting", summary="Collects.")]
+    def trackers(self) -> list[TrackerProvider]:
+        return [TrackerProvider(name="collecting", load="rllm_devkit.scripted:Collecting", summary="Collects.")]
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def test_advantages(seed: int, name: str, options: Any, theirs: str, arguments: 
         arguments = {"index": batch.index}
     estimator = core_algos.get_adv_estimator_fn(theirs)
     expected, _ = estimator(token_level_rewards=batch.token_level_rewards(), response_mask=batch.mask, **arguments)
-    credits = ours(providers.AdvantageEstimator, name, options)(batch.groups())
+    credits = ours(providers.AdvantageEstimatorProvider, name, options)(batch.groups())
     assert spread(credits, batch.lengths) == pytest.approx(batch.flat(expected.numpy()), abs=1e-6)
 
 
@@ -173,7 +173,7 @@ def test_losses_and_their_gradients(
     expected.backward()
 
     inputs = batch.loss_inputs()
-    loss = ours(providers.PolicyLoss, name, options)
+    loss = ours(providers.PolicyLossProvider, name, options)
     aggregate = Aggregation(aggregation, TOKENS)
     weights = np.repeat([aggregate.token_weight(length) for length in batch.lengths.tolist()], batch.lengths)
     tokens = int(batch.lengths.sum())
@@ -213,7 +213,7 @@ def test_weights_of_corrections(seed: int, name: str, options: Any, level: str, 
     batch = Batch(seed)
     ratios = torch.from_numpy(batch.old - batch.rollout)
     theirs, _ = compute_rollout_correction_weights(ratios, batch.mask, level, threshold)
-    corrections = Corrections([ours(providers.Correction, name, options)])
+    corrections = Corrections([ours(providers.CorrectionProvider, name, options)])
     weights = corrections.weights(batch.flat(ratios.numpy()), batch.starts)
     assert weights == pytest.approx(batch.flat(theirs.numpy()), abs=1e-9)
 
@@ -231,7 +231,7 @@ def test_masks_of_corrections(seed: int, name: str, options: Any, mode: str, thr
     batch = Batch(seed)
     ratios = torch.from_numpy(batch.old - batch.rollout)
     theirs, _ = compute_rollout_rejection_mask(ratios, batch.mask, mode, threshold)
-    corrections = Corrections([ours(providers.Correction, name, options)])
+    corrections = Corrections([ours(providers.CorrectionProvider, name, options)])
     weights = corrections.weights(batch.flat(ratios.numpy()), batch.starts)
     kept = batch.flat(theirs.numpy())
     assert 0 < kept.mean() < 1, "the thresholds must divide this batch"

@@ -6,7 +6,7 @@ Importing this module imports none of them; the commands behind the records load
 from __future__ import annotations
 
 from rllm_core import hookimpl
-from rllm_core.providers import Command
+from rllm_core.providers import CommandProvider
 
 __all__ = ["__version__", "cli_commands"]
 
@@ -16,20 +16,20 @@ RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def cli_commands() -> list[Command]:
+def cli_commands() -> list[CommandProvider]:
     """``new``, ``plugins check`` and ``parser check``."""
     return [
-        Command(
+        CommandProvider(
             name="new",
             load="rllm_devkit.commands.new:new",
             summary="Create a plugin package from a template.",
         ),
-        Command(
+        CommandProvider(
             name="parser check",
             load="rllm_devkit.commands.parser_check:check",
             summary="Check that conversations with a model stay token-exact.",
         ),
-        Command(
+        CommandProvider(
             name="plugins check",
             load="rllm_devkit.commands.plugins_check:check",
             summary="Check a plugin against its contracts.",

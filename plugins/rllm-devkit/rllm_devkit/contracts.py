@@ -95,7 +95,7 @@ class WorkflowContract(_Contract):
         answers: Answers that fit its tasks; see `rllm_devkit.checks.check_workflow`.
     """
 
-    kind: ClassVar[type[providers.Provider]] = providers.Workflow
+    kind: ClassVar[type[providers.Provider]] = providers.WorkflowProvider
     answers: ClassVar[Sequence[str]] = ()
 
     @classmethod
@@ -110,7 +110,7 @@ class TrackerContract(_Contract):
         local: Whether it writes only below the run folder.
     """
 
-    kind: ClassVar[type[providers.Provider]] = providers.Tracker
+    kind: ClassVar[type[providers.Provider]] = providers.TrackerProvider
     local: ClassVar[bool] = False
 
     @staticmethod
@@ -142,13 +142,13 @@ class _WithModel(_Contract):
 class ParserContract(_WithModel):
     """The contract of `rllm_core.parser.BaseParser`; set ``model`` if the parser reads a tokenizer."""
 
-    kind: ClassVar[type[providers.Provider]] = providers.Parser
+    kind: ClassVar[type[providers.Provider]] = providers.ParserProvider
 
 
 class EngineContract(_WithModel):
     """The contract of `rllm_core.engine.RolloutEngine`, for engines that work without a backend."""
 
-    kind: ClassVar[type[providers.Provider]] = providers.Engine
+    kind: ClassVar[type[providers.Provider]] = providers.EngineProvider
 
 
 class BackendContract(_WithModel):
@@ -158,28 +158,28 @@ class BackendContract(_WithModel):
         logprob_tolerance: Maximum log-probability difference between trainer and engine. Raise it for lower precision.
     """
 
-    kind: ClassVar[type[providers.Provider]] = providers.Backend
+    kind: ClassVar[type[providers.Provider]] = providers.BackendProvider
 
 
 class AdvantageEstimatorContract(_Contract):
     """The contract of `rllm_core.algorithms.advantages.AdvantageEstimator`."""
 
-    kind: ClassVar[type[providers.Provider]] = providers.AdvantageEstimator
+    kind: ClassVar[type[providers.Provider]] = providers.AdvantageEstimatorProvider
 
 
 class PolicyLossContract(_Contract):
     """The contract of `rllm_core.algorithms.torch_losses.PolicyLoss`; needs torch."""
 
-    kind: ClassVar[type[providers.Provider]] = providers.PolicyLoss
+    kind: ClassVar[type[providers.Provider]] = providers.PolicyLossProvider
 
 
 class CorrectionContract(_Contract):
     """The contract of `rllm_core.algorithms.corrections.Correction`."""
 
-    kind: ClassVar[type[providers.Provider]] = providers.Correction
+    kind: ClassVar[type[providers.Provider]] = providers.CorrectionProvider
 
 
 class SandboxContract(_Contract):
     """The contract of `rllm_core.sandbox.Sandbox`."""
 
-    kind: ClassVar[type[providers.Provider]] = providers.Sandbox
+    kind: ClassVar[type[providers.Provider]] = providers.SandboxProvider

@@ -326,8 +326,8 @@ _installed: ContextVar[Faults] = ContextVar("installed faults")
 
 
 @hookimpl
-def _trackers() -> list[providers.Tracker]:
-    return [providers.Tracker(name="faults", load=f"{__name__}:FaultyTracker", summary="Injects faults.")]
+def _trackers() -> list[providers.TrackerProvider]:
+    return [providers.TrackerProvider(name="faults", load=f"{__name__}:FaultyTracker", summary="Injects faults.")]
 
 
 async def _nothing() -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from rllm_core.hookspecs import hookimpl
-from rllm_core.providers import Backend, Engine, Parser, Workflow
+from rllm_core.providers import BackendProvider, EngineProvider, ParserProvider, WorkflowProvider
 
 _SCRIPTED = "rllm_devkit.scripted"
 
 
 @hookimpl
-def backends() -> list[Backend]:
+def backends() -> list[BackendProvider]:
     """The scripted backend, separated and colocated."""
     return [
-        Backend(name="scripted", load=f"{_SCRIPTED}:ScriptedBackend", summary="Scripted.", default_parser="bytes"),
-        Backend(
+        BackendProvider(
+            name="scripted", load=f"{_SCRIPTED}:ScriptedBackend", summary="Scripted.", default_parser="bytes"
+        ),
+        BackendProvider(
             name="scripted_colocated",
             load=f"{_SCRIPTED}:ScriptedColocatedBackend",
             summary="Scripted, colocated.",
@@ -23,22 +25,22 @@ def backends() -> list[Backend]:
 
 
 @hookimpl
-def rollout_engines() -> list[Engine]:
+def rollout_engines() -> list[EngineProvider]:
     """The scripted engine, standalone."""
-    return [Engine(name="scripted", load=f"{_SCRIPTED}:ScriptedEngine", summary="Scripted.")]
+    return [EngineProvider(name="scripted", load=f"{_SCRIPTED}:ScriptedEngine", summary="Scripted.")]
 
 
 @hookimpl
-def parsers() -> list[Parser]:
+def parsers() -> list[ParserProvider]:
     """The byte parser."""
-    return [Parser(name="bytes", load=f"{_SCRIPTED}:ByteParser", summary="UTF-8 bytes as tokens.")]
+    return [ParserProvider(name="bytes", load=f"{_SCRIPTED}:ByteParser", summary="UTF-8 bytes as tokens.")]
 
 
 @hookimpl
-def workflows() -> list[Workflow]:
+def workflows() -> list[WorkflowProvider]:
     """The scripted workflow."""
     return [
-        Workflow(
+        WorkflowProvider(
             name="say_yes",
             load=f"{_SCRIPTED}:ScriptedWorkflow",
             summary="Say yes.",

@@ -15,7 +15,7 @@ from rllm_core.config import Section
 from rllm_core.errors import ConfigError, UserError
 from rllm_core.hookspecs import hookimpl
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Parser
+from rllm_core.providers import ParserProvider
 from rllm_devkit.commands import parser_check
 from rllm_devkit.scripted import ByteParser
 
@@ -61,11 +61,11 @@ class AnewParser(ByteParser):
 
 class Plugin:
     @hookimpl
-    def parsers(self) -> list[Parser]:
+    def parsers(self) -> list[ParserProvider]:
         config = f"{HERE}:ForgetfulConfig"
         return [
-            Parser(name="forgetful", load=f"{HERE}:ForgetfulParser", config=config, summary="Forgets."),
-            Parser(name="anew", load=f"{HERE}:AnewParser", summary="Anew."),
+            ParserProvider(name="forgetful", load=f"{HERE}:ForgetfulParser", config=config, summary="Forgets."),
+            ParserProvider(name="anew", load=f"{HERE}:AnewParser", summary="Anew."),
         ]
 
 

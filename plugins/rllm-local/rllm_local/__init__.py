@@ -4,7 +4,7 @@ Importing this module imports no torch: the classes of the provider records are 
 """
 
 from rllm_core import hookimpl
-from rllm_core.providers import Backend, Engine
+from rllm_core.providers import BackendProvider, EngineProvider
 
 __all__ = ["__version__", "backends", "rollout_engines"]
 
@@ -14,10 +14,10 @@ RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def backends() -> list[Backend]:
+def backends() -> list[BackendProvider]:
     """The in-process backend."""
     return [
-        Backend(
+        BackendProvider(
             name="local",
             load="rllm_local.backend:LocalBackend",
             summary="transformers + torch in this process: one GPU or the CPU, full fine-tuning or LoRA.",
@@ -28,10 +28,10 @@ def backends() -> list[Backend]:
 
 
 @hookimpl
-def rollout_engines() -> list[Engine]:
+def rollout_engines() -> list[EngineProvider]:
     """The backend's engine on its own, for evaluation or as a teacher."""
     return [
-        Engine(
+        EngineProvider(
             name="local",
             load="rllm_local.standalone:StandaloneEngine",
             summary="transformers + torch in this process; samples and scores.",

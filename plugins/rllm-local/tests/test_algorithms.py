@@ -47,10 +47,10 @@ def classes(kind: Any) -> dict[str, Any]:
     return {name: OWN.load(provided) for name, provided in sorted(OWN.providers(kind).items())}
 
 
-LOSSES = classes(providers.PolicyLoss)
+LOSSES = classes(providers.PolicyLossProvider)
 ESTIMATORS = {
     name: found
-    for name, found in classes(providers.AdvantageEstimator).items()
+    for name, found in classes(providers.AdvantageEstimatorProvider).items()
     if not found.learns_written and not found.needs_teacher
 }
 # An untrained model gives every token a small probability, which no step moves by 0.2.
@@ -202,16 +202,18 @@ class Halved(Correction):
 
 class Plugin:
     @hookimpl
-    def workflows(self) -> list[providers.Workflow]:
-        return [providers.Workflow(name="graded", load="graded:Graded", summary="Even tokens.")]
+    def workflows(self) -> list[providers.WorkflowProvider]:
+        return [providers.WorkflowProvider(name="graded", load="graded:Graded", summary="Even tokens.")]
 
     @hookimpl
-    def policy_losses(self) -> list[providers.PolicyLoss]:
-        return [providers.PolicyLoss(name="doubled", load="graded:Doubled", summary="Twice the policy gradient.")]
+    def policy_losses(self) -> list[providers.PolicyLossProvider]:
+        return [
+            providers.PolicyLossProvider(name="doubled", load="graded:Doubled", summary="Twice the policy gradient.")
+        ]
 
     @hookimpl
-    def corrections(self) -> list[providers.Correction]:
-        return [providers.Correction(name="halved", load="graded:Halved", summary="Half of everything.")]
+    def corrections(self) -> list[providers.CorrectionProvider]:
+        return [providers.CorrectionProvider(name="halved", load="graded:Halved", summary="Half of everything.")]
 
 
 MODES = {
@@ -274,7 +276,7 @@ def test_whole_runs(play: Callable[..., list[dict[str, float]]], estimator: str,
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("proximal_policy", ["forward", "interpolated"])
-@pytest.mark.parametrize("correction", classes(providers.Correction))
+@pytest.mark.parametrize("correction", classes(providers.CorrectionProvider))
 def test_whole_runs_with_corrections(
     play: Callable[..., list[dict[str, float]]], correction: str, proximal_policy: str, mode: str
 ) -> None:

@@ -26,8 +26,8 @@ from rllm_core.types import TrainingSample
 
 Build = Callable[..., RunConfig]
 PLUGINS = PluginManager.from_environment(no_plugins=True)
-CORRECTIONS = sorted(PLUGINS.providers(providers.Correction))
-LOSSES = sorted(PLUGINS.providers(providers.PolicyLoss))
+CORRECTIONS = sorted(PLUGINS.providers(providers.CorrectionProvider))
+LOSSES = sorted(PLUGINS.providers(providers.PolicyLossProvider))
 VERSION = 3
 COUNTS = OptimizerStep(step=1, total_steps=1, samples=13, sampled_tokens=95, trajectories=13)
 # Wide enough to keep some of the samples, and to mask some.

@@ -32,7 +32,7 @@ from rllm_core.config import RunConfig, load_run_config
 from rllm_core.engine import Completer, EngineError
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Workflow as WorkflowProvider
+from rllm_core.providers import WorkflowProvider
 from rllm_core.training import checkpoint, launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify

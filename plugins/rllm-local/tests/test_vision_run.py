@@ -40,7 +40,7 @@ from rllm_core.backend import OptimizerStep
 from rllm_core.config import load_run_config
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import Workflow as WorkflowProvider
+from rllm_core.providers import WorkflowProvider
 from rllm_core.training import checkpoint, launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rllm_core import hookimpl
-from rllm_core.providers import Parser
+from rllm_core.providers import ParserProvider
 
 __version__ = "0.1.0"
 
@@ -11,16 +11,16 @@ RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def parsers() -> list[Parser]:
+def parsers() -> list[ParserProvider]:
     """``renderer`` and ``chat_template``."""
     return [
-        Parser(
+        ParserProvider(
             name="chat_template",
             load="rllm_renderers.chat_template:ChatTemplateParser",
             config="rllm_renderers.chat_template:ChatTemplateConfig",
             summary="The chat template and tokenizer of the model folder.",
         ),
-        Parser(
+        ParserProvider(
             name="renderer",
             load="rllm_renderers.renderer:RendererParser",
             config="rllm_renderers.renderer:RendererConfig",

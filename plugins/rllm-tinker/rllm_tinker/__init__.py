@@ -4,7 +4,7 @@ Importing this module does not import the SDK; the classes behind the records lo
 """
 
 from rllm_core import hookimpl
-from rllm_core.providers import Backend, Parser
+from rllm_core.providers import BackendProvider, ParserProvider
 
 __all__ = ["__version__", "backends", "parsers"]
 
@@ -14,10 +14,10 @@ RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def backends() -> list[Backend]:
+def backends() -> list[BackendProvider]:
     """Backend ``tinker``."""
     return [
-        Backend(
+        BackendProvider(
             name="tinker",
             load="rllm_tinker.backend:TinkerBackend",
             summary="LoRA training through the tinker SDK, on the hosted service or your own server (base_url).",
@@ -28,10 +28,10 @@ def backends() -> list[Backend]:
 
 
 @hookimpl
-def parsers() -> list[Parser]:
+def parsers() -> list[ParserProvider]:
     """Parser ``tinker``, which needs the extra ``cookbook``."""
     return [
-        Parser(
+        ParserProvider(
             name="tinker",
             load="rllm_tinker.parser:TinkerParser",
             config="rllm_tinker.config:TinkerConfig",

@@ -18,7 +18,7 @@ import rllm_devkit.scripted_plugin
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import FIRST_PARTY, PluginManager
-from rllm_core.providers import Tracker
+from rllm_core.providers import TrackerProvider
 from rllm_core.training import launch
 
 LIBRARIES = {
@@ -53,13 +53,13 @@ def without(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_records(plugins: PluginManager) -> None:
-    assert set(plugins.providers(Tracker)) == set(LIBRARIES)
-    assert {name for kind, name in FIRST_PARTY if kind is Tracker} == set(LIBRARIES)
+    assert set(plugins.providers(TrackerProvider)) == set(LIBRARIES)
+    assert {name for kind, name in FIRST_PARTY if kind is TrackerProvider} == set(LIBRARIES)
 
 
 @every_tracker
 def test_finding_and_loading_a_tracker_imports_no_library(tracker: str, plugins: PluginManager) -> None:
-    provided = plugins.select(Tracker, tracker)
+    provided = plugins.select(TrackerProvider, tracker)
     assert plugins.load(provided).name == tracker
     assert LIBRARIES[tracker] not in sys.modules
 

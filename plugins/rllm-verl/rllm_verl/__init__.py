@@ -4,7 +4,7 @@ Importing this module imports neither torch nor verl; the classes behind the rec
 """
 
 from rllm_core import hookimpl
-from rllm_core.providers import Backend, Command
+from rllm_core.providers import BackendProvider, CommandProvider
 
 __all__ = ["__version__", "backends", "cli_commands"]
 
@@ -14,10 +14,10 @@ RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def backends() -> list[Backend]:
+def backends() -> list[BackendProvider]:
     """Backend ``verl``."""
     return [
-        Backend(
+        BackendProvider(
             name="verl",
             load="rllm_verl.backend:VerlBackend",
             summary="Full-weight training on many GPUs and machines with verl (Ray, FSDP and vLLM).",
@@ -29,10 +29,10 @@ def backends() -> list[Backend]:
 
 
 @hookimpl
-def cli_commands() -> list[Command]:
+def cli_commands() -> list[CommandProvider]:
     """``rllm-core verl-export``."""
     return [
-        Command(
+        CommandProvider(
             name="verl-export",
             load="rllm_verl.export:command",
             summary="Export a checkpoint of backend verl to a Hugging Face model folder.",

@@ -180,7 +180,7 @@ def _parser(config: SupervisedConfig, tokenizer: Any) -> BaseParser:
             f"{SECTION}.model is not set, and verl's tokenizer does not name its folder: set it to the model folder"
         )
     plugins = PluginManager.from_environment()
-    provided = plugins.select(providers.Parser, config.parser)
+    provided = plugins.select(providers.ParserProvider, config.parser)
     section = None
     if provided.record.config is not None:
         section = validated(

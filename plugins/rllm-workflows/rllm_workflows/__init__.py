@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rllm_core import hookimpl
-from rllm_core.providers import RewardFunction, Workflow
+from rllm_core.providers import RewardFunctionProvider, WorkflowProvider
 
 __version__ = "0.1.0"
 
@@ -11,52 +11,52 @@ RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def workflows() -> list[Workflow]:
+def workflows() -> list[WorkflowProvider]:
     """The workflows of this package."""
     return [
-        Workflow(
+        WorkflowProvider(
             name="sort",
             load="rllm_workflows.sort:SortWorkflow",
             config="rllm_workflows.sort:SortConfig",
             run_file="rllm_workflows.sort:run_file",
             summary="Sort four letters; the starter task.",
         ),
-        Workflow(
+        WorkflowProvider(
             name="guess",
             load="rllm_workflows.guess:GuessWorkflow",
             config="rllm_workflows.guess:GuessConfig",
             run_file="rllm_workflows.guess:run_file",
             summary="Find a number from higher/lower feedback in a few turns.",
         ),
-        Workflow(
+        WorkflowProvider(
             name="calculator",
             load="rllm_workflows.calculator:CalculatorWorkflow",
             config="rllm_workflows.calculator:CalculatorConfig",
             run_file="rllm_workflows.calculator:run_file",
             summary="Call a tool, read its result and report it, over several turns.",
         ),
-        Workflow(
+        WorkflowProvider(
             name="countdown",
             load="rllm_workflows.countdown:CountdownWorkflow",
             config="rllm_workflows.countdown:CountdownConfig",
             run_file="rllm_workflows.countdown:run_file",
             summary="Reach a target from the given numbers with + - * /.",
         ),
-        Workflow(
+        WorkflowProvider(
             name="math",
             load="rllm_workflows.math:MathWorkflow",
             config="rllm_workflows.math:MathConfig",
             run_file="rllm_workflows.math:run_file",
             summary="Solve math problems; final answers are compared by value.",
         ),
-        Workflow(
+        WorkflowProvider(
             name="dataset",
             load="rllm_workflows.dataset:DatasetWorkflow",
             config="rllm_workflows.dataset:DatasetConfig",
             run_file="rllm_workflows.dataset:run_file",
             summary="Answer questions from JSON Lines, Parquet or Hugging Face datasets.",
         ),
-        Workflow(
+        WorkflowProvider(
             name="solver_judge",
             load="rllm_workflows.solver_judge:SolverJudgeWorkflow",
             config="rllm_workflows.solver_judge:SolverJudgeConfig",
@@ -67,30 +67,30 @@ def workflows() -> list[Workflow]:
 
 
 @hookimpl
-def reward_functions() -> list[RewardFunction]:
+def reward_functions() -> list[RewardFunctionProvider]:
     """The standard reward functions, for any workflow."""
     return [
-        RewardFunction(
+        RewardFunctionProvider(
             name="exact_match",
             load="rllm_workflows.rewards:exact_match",
             summary="1 if the text equals the answer.",
         ),
-        RewardFunction(
+        RewardFunctionProvider(
             name="contains",
             load="rllm_workflows.rewards:contains",
             summary="1 if the answer occurs in the text as whole words.",
         ),
-        RewardFunction(
+        RewardFunctionProvider(
             name="numeric",
             load="rllm_workflows.rewards:numeric",
             summary="1 if the last numbers in text and answer are equal.",
         ),
-        RewardFunction(
+        RewardFunctionProvider(
             name="multiple_choice",
             load="rllm_workflows.rewards:multiple_choice",
             summary="1 if the text chooses the answer's letter.",
         ),
-        RewardFunction(
+        RewardFunctionProvider(
             name="f1",
             load="rllm_workflows.rewards:f1",
             summary="Word overlap of text and answer.",

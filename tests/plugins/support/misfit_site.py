@@ -7,11 +7,14 @@ from pathlib import Path
 
 from hostile_site import distribution
 
-BEGINNING = "from rllm_core import hookimpl\nfrom rllm_core.providers import Command, Tracker, Workflow\n"
+BEGINNING = """
+from rllm_core import hookimpl
+from rllm_core.providers import CommandProvider, TrackerProvider, WorkflowProvider
+"""
 PROVIDES_ONE = """
 @hookimpl
 def workflows():
-    return [Workflow(name="{name}", load="misfits.{module}:Anything", summary="Of a misfit.")]
+    return [WorkflowProvider(name="{name}", load="misfits.{module}:Anything", summary="Of a misfit.")]
 """
 
 
@@ -55,13 +58,13 @@ MISFITS = {
         r"group\.py:4: ExceptionGroup: several",
     ),
     "hook-raises": Misfit(
-        "@hookimpl\ndef workflows():\n    return [Workflow(name=n, load='a:b', summary=missing) for n in 'ab']",
+        "@hookimpl\ndef workflows():\n    return [WorkflowProvider(name=n, load='a:b', summary=missing) for n in 'ab']",
         r"hook_raises\.py:5: NameError: name 'missing' is not defined$",
     ),
     "no-records": Misfit("@hookimpl\ndef workflows():\n    return [{'name': 'x'}]", r"is not a Workflow record$"),
     "misspelt": Misfit("@hookimpl\ndef workflow():\n    return []", r"did you mean 'workflows'\?$"),
     "bad-name": Misfit(
-        "@hookimpl\ndef workflows():\n    return [Workflow(name='Not A Name', load='a:b', summary='')]",
+        "@hookimpl\ndef workflows():\n    return [WorkflowProvider(name='Not A Name', load='a:b', summary='')]",
         r"bad_name\.py:5: ValueError: workflow name 'Not A Name' must match",
     ),
     "no-hooks": Misfit("HOOKS = 0", r"it implements no hook"),
@@ -173,19 +176,21 @@ def workflows():
     sections = {**inherited, "fussy": "misfits.play:FussyConfig", "explodes": None}
     modules = {"explodes": "explodes"}
     return [
-        Workflow(name=name, load=f"misfits.{modules.get(name, 'play')}:{of}", config=sections.get(name), summary="")
+        WorkflowProvider(
+            name=name, load=f"misfits.{modules.get(name, 'play')}:{of}", config=sections.get(name), summary=""
+        )
         for name, of in names.items()
     ]
 
 
 @hookimpl
 def cli_commands():
-    return [Command(name="stumble", load="misfits.command:stumble", summary="Raises.")]
+    return [CommandProvider(name="stumble", load="misfits.command:stumble", summary="Raises.")]
 
 
 @hookimpl
 def trackers():
-    return [Tracker(name="leaky", load="misfits.leaky:Leaky", summary="Raises.")]
+    return [TrackerProvider(name="leaky", load="misfits.leaky:Leaky", summary="Raises.")]
 
 
 @hookimpl

@@ -70,13 +70,13 @@ def _sandbox_names() -> list[str]:
 
 
 _NAMES: dict[type[providers.Provider], Callable[[], list[str]]] = {
-    providers.Workflow: _workflow_names,
-    providers.Tracker: _tracker_names,
-    providers.Parser: _parser_names,
-    providers.Engine: _engine_names,
-    providers.Backend: _backend_names,
-    providers.AdvantageEstimator: _estimator_names,
-    providers.PolicyLoss: _loss_names,
-    providers.Correction: _correction_names,
-    providers.Sandbox: _sandbox_names,
+    providers.WorkflowProvider: _workflow_names,
+    providers.TrackerProvider: _tracker_names,
+    providers.ParserProvider: _parser_names,
+    providers.EngineProvider: _engine_names,
+    providers.BackendProvider: _backend_names,
+    providers.AdvantageEstimatorProvider: _estimator_names,
+    providers.PolicyLossProvider: _loss_names,
+    providers.CorrectionProvider: _correction_names,
+    providers.SandboxProvider: _sandbox_names,
 }

@@ -23,7 +23,7 @@ from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.loading import suggest
 from rllm_core.plugins import CORE_PACKAGE, FIRST_PARTY, PluginInfo, PluginManager
-from rllm_core.providers import KINDS, Backend, Engine, Workflow
+from rllm_core.providers import KINDS, BackendProvider, EngineProvider, WorkflowProvider
 from rllm_core.types import well_formed
 from rllm_devkit.checks.packaging import WARNING, packaging_checks
 from rllm_devkit.checks.results import CheckResult
@@ -35,7 +35,7 @@ MAX_DETAIL_CHARACTERS = 600
 
 PACKAGING = "packaging"
 PLUGIN = "plugin"
-NEED_OTHERS = frozenset(kind.kind for kind in (Backend, Engine, Workflow))
+NEED_OTHERS = frozenset(kind.kind for kind in (BackendProvider, EngineProvider, WorkflowProvider))
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def _engine(subject: _Subject) -> _Checks:
 
     subject.loaded(RolloutEngine)
     subject.section()
-    backend = subject.plugins.providers(providers.Backend).get(subject.name)
+    backend = subject.plugins.providers(providers.BackendProvider).get(subject.name)
     parser_name = (backend.record.default_parser if backend is not None else None) or "bytes"
     given = subject.overrides()
     if "parser" not in subject.tables:
@@ -265,7 +265,9 @@ def _engine(subject: _Subject) -> _Checks:
     else:
         given.append('backend="scripted"')
     config = _or_needs(lambda: load_run_config("say_yes", subject.plugins, overrides=given, engine=subject.name))
-    parser_class: type[BaseParser] = subject.plugins.load(subject.plugins.select(providers.Parser, config.parser))
+    parser_class: type[BaseParser] = subject.plugins.load(
+        subject.plugins.select(providers.ParserProvider, config.parser)
+    )
 
     def build() -> RolloutEngine:
         parser = parser_class.from_model(config.model.path, config.plugins.get(config.parser))
@@ -371,19 +373,21 @@ def _command(subject: _Subject) -> _Checks:
 
 
 _CHECKED: dict[type[providers.Provider], Callable[[_Subject], _Checks]] = {
-    providers.Workflow: _workflow,
-    providers.Tracker: _tracker,
-    providers.Parser: _parser,
-    providers.Engine: _engine,
-    providers.Backend: _backend,
-    providers.AdvantageEstimator: _piece(
+    providers.WorkflowProvider: _workflow,
+    providers.TrackerProvider: _tracker,
+    providers.ParserProvider: _parser,
+    providers.EngineProvider: _engine,
+    providers.BackendProvider: _backend,
+    providers.AdvantageEstimatorProvider: _piece(
         "name", lambda algorithm, name: algorithm.get("estimator_options"), "check_estimator"
     ),
-    providers.PolicyLoss: _piece("loss", lambda algorithm, name: algorithm.get("loss_options"), "check_policy_loss"),
-    providers.Correction: _piece(
+    providers.PolicyLossProvider: _piece(
+        "loss", lambda algorithm, name: algorithm.get("loss_options"), "check_policy_loss"
+    ),
+    providers.CorrectionProvider: _piece(
         "corrections", lambda algorithm, name: algorithm.get("correction_options", {}).get(name), "check_correction"
     ),
-    providers.RewardFunction: _reward_function,
-    providers.Sandbox: _sandbox,
-    providers.Command: _command,
+    providers.RewardFunctionProvider: _reward_function,
+    providers.SandboxProvider: _sandbox,
+    providers.CommandProvider: _command,
 }

@@ -67,7 +67,7 @@ def _default_parser(plugins: PluginManager) -> str:
     from rllm_core import providers
     from rllm_core.config import RunConfig
 
-    backend = plugins.providers(providers.Backend).get(RunConfig.model_fields["backend"].default)
+    backend = plugins.providers(providers.BackendProvider).get(RunConfig.model_fields["backend"].default)
     if backend is None or backend.record.default_parser is None:
         raise ConfigError("no default parser; set --parser NAME (run rllm-core parsers for a list)")
     return backend.record.default_parser
@@ -78,7 +78,7 @@ def _build(plugins: PluginManager, model: str, name: str, overrides: Sequence[st
     from rllm_core import providers
     from rllm_core.run_file import apply_override, toml_key, validated
 
-    provided = plugins.select(providers.Parser, name)
+    provided = plugins.select(providers.ParserProvider, name)
     section = provided.record.name
     tables: dict[str, Any] = {}
     for override in overrides:

@@ -25,9 +25,9 @@ from rllm_devkit.checks import CheckResult, check_correction, check_estimator, c
 
 PLUGINS = PluginManager.from_environment(no_plugins=True)
 CHECK_OF: dict[type[providers.Provider], Callable[..., list[CheckResult]]] = {
-    providers.AdvantageEstimator: check_estimator,
-    providers.PolicyLoss: check_policy_loss,
-    providers.Correction: check_correction,
+    providers.AdvantageEstimatorProvider: check_estimator,
+    providers.PolicyLossProvider: check_policy_loss,
+    providers.CorrectionProvider: check_correction,
 }
 OURS = [(kind, name) for kind in PIECE_KINDS for name in PLUGINS.providers(kind)]
 

@@ -116,14 +116,14 @@ def plugins() -> PluginManager:
 @pytest.mark.parametrize(
     ("kind", "name", "request_"),
     [
-        (providers.Parser, "bytes", Request()),
-        (providers.Engine, "scripted", Request()),
-        (providers.Backend, "scripted", Request()),
-        (providers.AdvantageEstimator, "grpo", Request()),
-        (providers.PolicyLoss, "gspo", Request()),
-        (providers.Correction, "icepop", Request()),
-        (providers.Sandbox, "child", Request()),
-        pytest.param(providers.Workflow, "say_yes", Request(), marks=pytest.mark.slow),
+        (providers.ParserProvider, "bytes", Request()),
+        (providers.EngineProvider, "scripted", Request()),
+        (providers.BackendProvider, "scripted", Request()),
+        (providers.AdvantageEstimatorProvider, "grpo", Request()),
+        (providers.PolicyLossProvider, "gspo", Request()),
+        (providers.CorrectionProvider, "icepop", Request()),
+        (providers.SandboxProvider, "child", Request()),
+        pytest.param(providers.WorkflowProvider, "say_yes", Request(), marks=pytest.mark.slow),
     ],
 )
 def test_results_have_the_names_that_are_told_before(
@@ -137,9 +137,9 @@ def test_results_have_the_names_that_are_told_before(
 @pytest.mark.parametrize(
     ("kind", "name", "words"),
     [
-        (providers.Workflow, "sft", "pass -o sft.train=VALUE"),
-        (providers.Parser, "chat_template", "pass --model PATH"),
-        (providers.Parser, "renderer", "pass --model PATH"),
+        (providers.WorkflowProvider, "sft", "pass -o sft.train=VALUE"),
+        (providers.ParserProvider, "chat_template", "pass --model PATH"),
+        (providers.ParserProvider, "renderer", "pass --model PATH"),
     ],
 )
 def test_what_needs_settings_says_which_and_passes_nothing(
@@ -151,7 +151,7 @@ def test_what_needs_settings_says_which_and_passes_nothing(
 
 
 def test_settings_of_the_provider_reach_it(plugins: PluginManager, tmp_path: Path) -> None:
-    provided = plugins.select(providers.Workflow, "guess")
+    provided = plugins.select(providers.WorkflowProvider, "guess")
     wrong = check_provided(plugins, provided, Request(overrides=("guess.low=9",)), tmp_path)
     assert [(result.outcome, "low = 9 must be less than" in result.detail) for result in wrong] == [("failed", True)]
 

@@ -1,10 +1,10 @@
 """A provider hook that raises halfway."""
 
 from rllm_core import hookimpl
-from rllm_core.providers import Backend
+from rllm_core.providers import BackendProvider
 
 
 @hookimpl
 def backends():
-    yield Backend(name="half", load="rllm_garbage:Nothing", summary="Must not be selectable.")
-    yield Backend(name="Not A Name", load="rllm_garbage:Nothing", summary="")
+    yield BackendProvider(name="half", load="rllm_garbage:Nothing", summary="Must not be selectable.")
+    yield BackendProvider(name="Not A Name", load="rllm_garbage:Nothing", summary="")

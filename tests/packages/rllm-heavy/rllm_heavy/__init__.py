@@ -3,12 +3,12 @@
 import torch  # noqa: F401
 
 from rllm_core import hookimpl
-from rllm_core.providers import Backend
+from rllm_core.providers import BackendProvider
 
 
 @hookimpl
 def backends():
-    return [Backend(name="heavy", load="rllm_heavy:Stack", summary="Heavy.")]
+    return [BackendProvider(name="heavy", load="rllm_heavy:Stack", summary="Heavy.")]
 
 
 class Stack:

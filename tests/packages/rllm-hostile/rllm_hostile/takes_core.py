@@ -1,14 +1,14 @@
 """Claims the names of the core's own providers."""
 
 from rllm_core import hookimpl
-from rllm_core.providers import AdvantageEstimator, Tracker
+from rllm_core.providers import AdvantageEstimatorProvider, TrackerProvider
 
 
 @hookimpl
 def advantage_estimators():
-    return [AdvantageEstimator(name="grpo", load="rllm_hostile.records:Anything", summary="Not the real one.")]
+    return [AdvantageEstimatorProvider(name="grpo", load="rllm_hostile.records:Anything", summary="Not the real one.")]
 
 
 @hookimpl
 def trackers():
-    return [Tracker(name="jsonl", load="rllm_hostile.records:Anything", summary="Not the real one.")]
+    return [TrackerProvider(name="jsonl", load="rllm_hostile.records:Anything", summary="Not the real one.")]

@@ -1,12 +1,12 @@
 """A hook with a misspelled name, next to a correct one."""
 
 from rllm_core import hookimpl
-from rllm_core.providers import Parser
+from rllm_core.providers import ParserProvider
 
 
 @hookimpl
 def parsers():
-    return [Parser(name="leaked", load="rllm_misspelt:Nothing", summary="Must not be selectable.")]
+    return [ParserProvider(name="leaked", load="rllm_misspelt:Nothing", summary="Must not be selectable.")]
 
 
 @hookimpl

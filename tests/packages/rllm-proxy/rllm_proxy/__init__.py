@@ -1,7 +1,7 @@
 """A third-party engine that wraps one of another package and has its own section."""
 
 from rllm_core import hookimpl
-from rllm_core.providers import Engine
+from rllm_core.providers import EngineProvider
 
 __version__ = "0.3"
 
@@ -9,9 +9,9 @@ RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def rollout_engines() -> list[Engine]:
+def rollout_engines() -> list[EngineProvider]:
     return [
-        Engine(
+        EngineProvider(
             name="proxy",
             load="rllm_proxy.engine:ProxyEngine",
             config="rllm_proxy.engine:ProxyConfig",

@@ -38,7 +38,7 @@ class ProxyEngine(RolloutEngine):
     def from_config(cls, config: RunConfig, parser: BaseParser) -> "ProxyEngine":
         section: ProxyConfig = config.plugins[cls.name]
         plugins = PluginManager.from_environment()
-        inner: type[RolloutEngine] = plugins.load(plugins.select(providers.Engine, section.engine))
+        inner: type[RolloutEngine] = plugins.load(plugins.select(providers.EngineProvider, section.engine))
         return cls(inner.from_config(config, parser), section.record)
 
     async def wake_up(self) -> None:

@@ -1,7 +1,7 @@
 """A third-party workflow with its own section, several turns and a named reward function."""
 
 from rllm_core import hookimpl
-from rllm_core.providers import RewardFunction, Workflow
+from rllm_core.providers import RewardFunctionProvider, WorkflowProvider
 
 __version__ = "2.1"
 
@@ -9,9 +9,9 @@ RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def workflows() -> list[Workflow]:
+def workflows() -> list[WorkflowProvider]:
     return [
-        Workflow(
+        WorkflowProvider(
             name="relay",
             load="rllm_relay.workflow:Relay",
             config="rllm_relay.workflow:RelayConfig",
@@ -22,9 +22,9 @@ def workflows() -> list[Workflow]:
 
 
 @hookimpl
-def reward_functions() -> list[RewardFunction]:
+def reward_functions() -> list[RewardFunctionProvider]:
     return [
-        RewardFunction(
+        RewardFunctionProvider(
             name="letters_in_place",
             load="rllm_relay.reward:letters_in_place",
             summary="The share of letters in their place, halved unless all are.",

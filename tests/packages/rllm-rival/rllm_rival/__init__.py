@@ -1,12 +1,12 @@
 """Provides a backend with the same name as rllm-good."""
 
 from rllm_core import hookimpl
-from rllm_core.providers import Backend
+from rllm_core.providers import BackendProvider
 
 
 @hookimpl
 def backends():
-    return [Backend(name="good", load="rllm_rival:Stack", summary="A rival backend.")]
+    return [BackendProvider(name="good", load="rllm_rival:Stack", summary="A rival backend.")]
 
 
 class Stack:

@@ -1,12 +1,12 @@
 """One of two plugins with the same name."""
 
 from rllm_core import hookimpl
-from rllm_core.providers import Backend
+from rllm_core.providers import BackendProvider
 
 
 @hookimpl
 def backends():
-    return [Backend(name="twin-backend", load="rllm_twin_a:Stack", summary="Of twin a.")]
+    return [BackendProvider(name="twin-backend", load="rllm_twin_a:Stack", summary="Of twin a.")]
 
 
 class Stack:

@@ -1,14 +1,20 @@
 """Providers whose classes have settings that their records omit or name differently."""
 
 from rllm_core import hookimpl
-from rllm_core.providers import AdvantageEstimator, Correction, Sandbox, Tracker, Workflow
+from rllm_core.providers import (
+    AdvantageEstimatorProvider,
+    CorrectionProvider,
+    SandboxProvider,
+    TrackerProvider,
+    WorkflowProvider,
+)
 
 
 @hookimpl
 def workflows():
     return [
-        Workflow(name="unset", load="rllm_unset.pieces:Unset", summary="Its record names no config."),
-        Workflow(
+        WorkflowProvider(name="unset", load="rllm_unset.pieces:Unset", summary="Its record names no config."),
+        WorkflowProvider(
             name="otherwise",
             load="rllm_unset.pieces:Otherwise",
             config="rllm_unset.pieces:TrackerConfig",
@@ -19,18 +25,24 @@ def workflows():
 
 @hookimpl
 def trackers():
-    return [Tracker(name="unset-tracker", load="rllm_unset.pieces:UnsetTracker", summary="Its record names no config.")]
+    return [
+        TrackerProvider(
+            name="unset-tracker", load="rllm_unset.pieces:UnsetTracker", summary="Its record names no config."
+        )
+    ]
 
 
 @hookimpl
 def advantage_estimators():
-    return [AdvantageEstimator(name="sectioned", load="rllm_unset.pieces:Sectioned", summary="config for options.")]
+    return [
+        AdvantageEstimatorProvider(name="sectioned", load="rllm_unset.pieces:Sectioned", summary="config for options.")
+    ]
 
 
 @hookimpl
 def corrections():
     return [
-        Correction(
+        CorrectionProvider(
             name="configured",
             load="rllm_unset.pieces:Configured",
             config="rllm_unset.pieces:TrackerConfig",
@@ -42,7 +54,7 @@ def corrections():
 @hookimpl
 def sandboxes():
     return [
-        Sandbox(
+        SandboxProvider(
             name="walled",
             load="rllm_core.sandbox:ChildSandbox",
             config="rllm_unset.pieces:no_model",

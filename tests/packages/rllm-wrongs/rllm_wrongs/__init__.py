@@ -1,7 +1,7 @@
 """Broken algorithm components, named after their fault."""
 
 from rllm_core import hookimpl
-from rllm_core.providers import AdvantageEstimator, Correction, PolicyLoss
+from rllm_core.providers import AdvantageEstimatorProvider, CorrectionProvider, PolicyLossProvider
 
 
 def records(kind, module, **classes):
@@ -14,10 +14,10 @@ def records(kind, module, **classes):
 @hookimpl
 def advantage_estimators():
     return [
-        *records(AdvantageEstimator, "no_such_module", cannot_be_imported="Any"),
-        *records(AdvantageEstimator, "raising", raises_at_import="Any"),
+        *records(AdvantageEstimatorProvider, "no_such_module", cannot_be_imported="Any"),
+        *records(AdvantageEstimatorProvider, "raising", raises_at_import="Any"),
         *records(
-            AdvantageEstimator,
+            AdvantageEstimatorProvider,
             "estimators",
             no_estimator="NoEstimator",
             cannot_be_made="CannotBeMade",
@@ -29,21 +29,26 @@ def advantage_estimators():
             undeclared_tokens="UndeclaredTokens",
             lax_options="LaxOptions",
         ),
-        *records(AdvantageEstimator, "estimators", rloo="WrongCount"),
+        *records(AdvantageEstimatorProvider, "estimators", rloo="WrongCount"),
     ]
 
 
 @hookimpl
 def policy_losses():
     return records(
-        PolicyLoss, "losses", no_loss="NoLoss", averages="Averages", nan_loss="NaNLoss", failing_loss="FailingLoss"
+        PolicyLossProvider,
+        "losses",
+        no_loss="NoLoss",
+        averages="Averages",
+        nan_loss="NaNLoss",
+        failing_loss="FailingLoss",
     )
 
 
 @hookimpl
 def corrections():
     return records(
-        Correction,
+        CorrectionProvider,
         "corrections",
         no_correction="NoCorrection",
         negative="Negative",

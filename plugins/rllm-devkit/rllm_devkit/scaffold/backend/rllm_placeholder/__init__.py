@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from rllm_core import hookimpl
-from rllm_core.providers import Backend, Parser
+from rllm_core.providers import BackendProvider, ParserProvider
 
 RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def backends() -> list[Backend]:
+def backends() -> list[BackendProvider]:
     """Lists what this package provides. Classes are imported only when their name is selected."""
     return [
-        Backend(
+        BackendProvider(
             name="placeholder",
             load="rllm_placeholder.backend:PlaceholderBackend",
             summary="Trains a table of logits in numpy.",
@@ -22,10 +22,10 @@ def backends() -> list[Backend]:
 
 
 @hookimpl
-def parsers() -> list[Parser]:
+def parsers() -> list[ParserProvider]:
     """Provides bytes as tokens, because a table has no tokenizer. Delete this for a real model."""
     return [
-        Parser(
+        ParserProvider(
             name="placeholder",
             load="rllm_placeholder.backend:PlaceholderParser",
             summary="Bytes as tokens.",

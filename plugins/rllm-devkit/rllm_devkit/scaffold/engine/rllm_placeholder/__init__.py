@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from rllm_core import hookimpl
-from rllm_core.providers import Engine, Parser
+from rllm_core.providers import EngineProvider, ParserProvider
 
 RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def rollout_engines() -> list[Engine]:
+def rollout_engines() -> list[EngineProvider]:
     """Lists what this package provides. Classes are imported only when their name is selected."""
     return [
-        Engine(
+        EngineProvider(
             name="placeholder",
             load="rllm_placeholder.engine:PlaceholderEngine",
             config="rllm_placeholder.engine:PlaceholderConfig",
@@ -22,10 +22,10 @@ def rollout_engines() -> list[Engine]:
 
 
 @hookimpl
-def parsers() -> list[Parser]:
+def parsers() -> list[ParserProvider]:
     """Provides bytes as tokens, because a table has no tokenizer. Delete this for a real model."""
     return [
-        Parser(
+        ParserProvider(
             name="placeholder",
             load="rllm_placeholder.engine:PlaceholderParser",
             summary="Bytes as tokens.",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from rllm_core import hookimpl
-from rllm_core.providers import Tracker
+from rllm_core.providers import TrackerProvider
 
 RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def trackers() -> list[Tracker]:
+def trackers() -> list[TrackerProvider]:
     """Lists what this package provides. Classes are imported only when their name is selected."""
     return [
-        Tracker(
+        TrackerProvider(
             name="placeholder",
             load="rllm_placeholder.tracker:PlaceholderTracker",
             config="rllm_placeholder.tracker:PlaceholderConfig",

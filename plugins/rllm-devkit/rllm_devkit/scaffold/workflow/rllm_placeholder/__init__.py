@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from rllm_core import hookimpl
-from rllm_core.providers import Workflow
+from rllm_core.providers import WorkflowProvider
 
 RLLM_CORE_API = "1.0"
 
 
 @hookimpl
-def workflows() -> list[Workflow]:
+def workflows() -> list[WorkflowProvider]:
     """Lists what this package provides. Classes are imported only when their name is selected."""
     return [
-        Workflow(
+        WorkflowProvider(
             name="placeholder",
             load="rllm_placeholder.workflow:PlaceholderWorkflow",
             config="rllm_placeholder.workflow:PlaceholderConfig",
