@@ -4,6 +4,7 @@ The contracts are in `rllm_core.types`, `rllm_core.engine`, `rllm_core.parser`, 
 `rllm_core.workflow`; the hooks in `rllm_core.hookspecs`; what plugins return in `rllm_core.providers`.
 """
 
+import rllm_core.moved  # noqa: F401 - makes the old names of modules importable
 from rllm_core.hookspecs import hookimpl
 
 __all__ = ["API_VERSION", "__version__", "hookimpl"]

@@ -1,7 +1,8 @@
 """Run file configuration: TOML that is validated completely before anything is allocated.
 
 Precedence, lowest first: the defaults below, the workflow's own run file
-(`rllm_core.providers.WorkflowProvider.run_file`), the user's file, ``--backend``/``--parser``, ``-o section.key=value``.
+(`rllm_core.providers.WorkflowProvider.run_file`), the user's file, ``--backend``/``--parser``, and
+``-o section.key=value``.
 """
 
 from __future__ import annotations

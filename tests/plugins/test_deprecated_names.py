@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import pytest
 
 from rllm_core import providers
+from rllm_core.moved import MOVED
 
 
 @pytest.mark.parametrize("record", providers.KINDS)
@@ -17,3 +21,11 @@ def test_a_record_class_has_its_old_name(record: type[providers.Provider]) -> No
 def test_another_name_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Workflows'"):
         providers.Workflows  # noqa: B018
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+def test_a_module_that_moved_has_its_old_name(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, old, raising=False)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {MOVED[old]}"):
+        assert importlib.import_module(old) is importlib.import_module(MOVED[old])
+    monkeypatch.delitem(sys.modules, old)
