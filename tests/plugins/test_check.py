@@ -56,7 +56,7 @@ def found(document: dict[str, Any], kind: str = "plugin") -> dict[str, dict[str,
         ("missing", "rllm-missing", "pip install 'rllm-fixture-not-there>=2.1'"),
         ("outdated", "rllm-outdated", "cannot import name 'not_yet_invented'"),
         ("misspelt", "rllm-misspelt", "did you mean 'backends'?"),
-        ("garbage", "rllm-garbage", "which is not a Backend record"),
+        ("garbage", "rllm-garbage", "which is not a BackendProvider record"),
         ("taker", "rllm-taker", "its command 'train' has the name of a built-in command"),
         ("foreign-api", "rllm-foreign-api", "written for version 2.0 of the plugin API"),
         (

@@ -197,10 +197,10 @@ def test_the_name_of_the_core_is_taken(manager: Build) -> None:
         ("bad-argument", "loss"),
         ("undecorated", "implements no hook; decorate one of backends, "),
         ("wrapper", "hook wrapper"),
-        ("garbage", "backends() returned {'name': 'garbage'} in its list, which is not a Backend record"),
+        ("garbage", "backends() returned {'name': 'garbage'} in its list, which is not a BackendProvider record"),
         ("garbage-async", "backends() is async"),
         ("garbage-raises", "backend name 'Not A Name' must match"),
-        ("garbage-single", "not a list of Backend records"),
+        ("garbage-single", "not a list of BackendProvider records"),
         ("garbage-twice", "backends() returned two records named 'same'"),
     ],
 )
