@@ -53,7 +53,8 @@ BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-serve \
-	docs-reference clean test-tinker-cookbook test-tinker-038 tinker-seeds verl-seeds workflow-seeds $(TEST_LANES)
+	docs-reference clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
+	$(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; prints the run folder last"
@@ -62,6 +63,7 @@ help:
 	@echo "make lint            run ruff and mypy"
 	@echo "make starter-model   create the starter model and print its folder"
 	@echo "make verl-env        create the environment with real verl and vLLM on the CPU, and its model (4 GB)"
+	@echo "make test-exhaustive run kills at every operation and all combinations of algorithms; not part of make test"
 	@echo "make test-packages   test plugins, command line, documentation and installed wheels"
 	@echo "make test-tinker     test backend and parser tinker against a real server on this machine"
 	@echo "make test-trackers   test the trackers with the real libraries (0.5 GB)"
@@ -84,7 +86,10 @@ starter-model: $(VENV)/.installed
 test: lint $(TEST_LANES)
 
 test-core: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) $(CORE_TESTS)
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(CORE_TESTS)
+
+test-exhaustive: $(VENV)/.installed
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m by_hand $(CORE_TESTS)
 
 test-packages: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(PACKAGE_TESTS)
@@ -123,7 +128,7 @@ tinker-env: $(TINKER)/.installed
 tinker-server: $(TINKER_SERVER)/.installed
 
 test-fast: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n auto --dist loadfile -m "not slow and not gpu"
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q -n auto --dist loadfile -m "not slow and not by_hand and not gpu"
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check

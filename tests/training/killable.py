@@ -75,12 +75,18 @@ def train(request: dict[str, Any], plugins: PluginManager) -> NoReturn:
 def planned(request: dict[str, Any]) -> Faults:
     """Plans a kill before a disk operation, or signals in the middle of a call at a fault-injection point."""
     faults = Faults()
-    kill = killer(request.get("operations"))
+    kill, record = killer(request.get("operations")), request.get("record")
 
     def chosen(call: Call) -> bool:
         # The loop continues while a thread saves a checkpoint. When it appends lines, and whether the buffer holds
         # anything to write, varies between runs. The order of all other operations is fixed.
-        return request.get("writes") in (None, call.seam == "disk.write") and kill()
+        if request.get("writes") not in (None, call.seam == "disk.write"):
+            return False
+        if record is not None:
+            [path] = call.arguments
+            with Path(record).open("a") as lines:
+                lines.write(f"{call.seam} {path.parent.name}/{path.name}\n")
+        return kill()  # type: ignore[no-any-return]
 
     for operation in OPERATIONS:
         faults.inject(f"disk.{operation}", returns(None), when=chosen)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +37,31 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "going without in flight": ("scripted", (*IN_FLIGHT, *GO_WITHOUT)),
 }
 SYNCHRONOUS = ("colocated", "synchronous", "going without")
-KILLS = 36  # per mode
+KILLS = 10  # per mode; `make test-exhaustive` runs the others
 
 
 class Server:
-    """Warm `killable` process."""
+    """Warm `killable` process, and one uninterrupted run for each of its settings."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         command = [sys.executable, str(Path(__file__).with_name("killable.py"))]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._folder = folder
+        self._uninterrupted: dict[tuple[str, ...], Path] = {}
+
+    def uninterrupted(self, mode: str, *more: str) -> Path:
+        """Returns the folder of a run with these settings that nothing interrupted."""
+        if (mode, *more) not in self._uninterrupted:
+            run_dir = self._folder / str(len(self._uninterrupted))
+            assert self.train(run_dir, mode, *more) == 0
+            self._uninterrupted[mode, *more] = run_dir
+        return self._uninterrupted[mode, *more]
 
     def train(self, run_dir: Path, mode: str, *more: str, **kill: Any) -> int:
-        """Starts or resumes a run and returns its exit code; ``kill`` holds seconds, lines, operations or signals."""
+        """Starts or resumes a run and returns its exit code.
+
+        ``kill`` holds seconds, lines, operations or signals, or the file that records the operations.
+        """
         backend, overrides = MODES[mode]
         request = {
             "run_dir": str(run_dir), "backend": backend, "overrides": [*SMALL, *overrides, *more],
@@ -60,8 +75,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("uninterrupted"))
     yield server
     server.process.communicate(timeout=60)
     assert server.process.returncode == 0
@@ -101,15 +116,15 @@ def assert_whole(run_dir: Path, mode: str, uninterrupted: Path) -> None:
     assert (books["filtered"] > 0) == mode.startswith("going without")
 
 
+@pytest.mark.parametrize("least", [KILLS, pytest.param(36, marks=pytest.mark.by_hand)])
 @pytest.mark.parametrize("mode", MODES)
-def test_killed_at_random_again_and_again(server: Server, tmp_path: Path, mode: str) -> None:
-    whole = tmp_path / "whole"
-    assert server.train(whole, mode) == 0
+def test_killed_at_random_again_and_again(server: Server, tmp_path: Path, mode: str, least: int) -> None:
+    whole = server.uninterrupted(mode)
     seconds = json.loads((whole / "summary.json").read_text())["seconds"]
     lines = len(events(whole))
     generator = random.Random(f"kills {mode}")
     kills, runs = 0, 0
-    while kills < KILLS:
+    while kills < least:
         run_dir = tmp_path / f"run-{runs}"
         runs += 1
         last_step = 0
@@ -117,7 +132,7 @@ def test_killed_at_random_again_and_again(server: Server, tmp_path: Path, mode: 
             how: dict[str, float] = generator.choice(
                 [{"seconds": generator.uniform(0, seconds)}, {"lines": generator.randint(1, lines)}]
             )
-            if kills == KILLS:
+            if kills == least:
                 how = {}
             code = server.train(run_dir, mode, **how)
             if code == 0:
@@ -132,38 +147,88 @@ def test_killed_at_random_again_and_again(server: Server, tmp_path: Path, mode: 
         assert_whole(run_dir, mode, whole)
 
 
-@pytest.mark.parametrize("writes", [True, False])
-@pytest.mark.parametrize("mode", ["colocated", "streamed"])
+def of_each_kind(operations: list[str], least: int) -> list[int]:
+    """Returns the numbers, from 1, of at least ``least`` operations: one of each kind, the others spread evenly.
+
+    Operations on files whose names differ only in numbers are of one kind.
+    """
+    kinds: dict[str, list[int]] = {}
+    for number, operation in enumerate(operations, 1):
+        kinds.setdefault(re.sub(r"\d+", "#", operation), []).append(number)
+    chosen = {numbers[len(numbers) // 2] for numbers in kinds.values()}
+    remaining = [number for number in range(1, len(operations) + 1) if number not in chosen]
+    missing = max(0, least - len(chosen))
+    return sorted(chosen | {remaining[place * len(remaining) // missing] for place in range(missing)})
+
+
+def test_operations_of_each_kind_are_chosen() -> None:
+    operations = ["mkdir run", *["write a"] * 6, "rename step-1", "write b", "write b", "rename step-2", "unlink a"]
+    assert of_each_kind(operations, 1) == [1, 5, 10, 11, 12]
+    assert of_each_kind(operations, 8) == [1, 2, 4, 5, 7, 10, 11, 12]
+    assert of_each_kind(operations, 12) == list(range(1, 13))
+
+
+def recorded(server: Server, folder: Path, mode: str, *more: str, **kill: Any) -> list[str]:
+    """Returns the operations of a run in ``folder / "run"``, in order."""
+    record = folder / "operations"
+    assert server.train(folder / "run", mode, *more, record=str(record), **kill) == 0
+    return record.read_text().splitlines()
+
+
+SAVING = ("training.checkpoint_every_steps=1", "training.keep_checkpoints=1", "training.steps=2",
+          "training.trajectories_per_step=0")  # fmt: skip
+at_operations = pytest.mark.parametrize("writes", [True, False])
+of_saving = pytest.mark.parametrize("mode", ["colocated", "streamed"])
+
+
+@at_operations
+@of_saving
+def test_killed_at_an_operation_of_each_kind_on_the_disk(
+    server: Server, tmp_path: Path, mode: str, writes: bool
+) -> None:
+    (tmp_path / "recorded").mkdir()
+    operations = recorded(server, tmp_path / "recorded", mode, *SAVING, writes=writes)
+    assert len(operations) > 40
+    killed_at(server, tmp_path, mode, writes, of_each_kind(operations, KILLS))
+
+
+@pytest.mark.by_hand
+@at_operations
+@of_saving
 def test_killed_at_every_operation_on_the_disk(server: Server, tmp_path: Path, mode: str, writes: bool) -> None:
-    """Kills at each write (also halfway), fsync, rename, unlink and mkdir of a run that saves and prunes each step.
+    assert killed_at(server, tmp_path, mode, writes, count(1)) > 40
+
+
+def killed_at(server: Server, tmp_path: Path, mode: str, writes: bool, operations: Iterable[int]) -> int:
+    """Kills at writes (also halfway), or at fsyncs, renames, unlinks and mkdirs; the run saves and prunes each step.
 
     Writes are numbered separately from all other operations, because their number varies between runs. So does the
     timing of the loop's writes while a thread saves a checkpoint.
+
+    Returns:
+        The number of kills; it ends with an operation after the last one of a run.
     """
-    more = ("training.checkpoint_every_steps=1", "training.keep_checkpoints=1", "training.steps=2",
-            "training.trajectories_per_step=0")  # fmt: skip
-    whole = tmp_path / "whole"
-    assert server.train(whole, mode, *more) == 0
-    last_step, operation = 0, 0
-    while True:
-        operation += 1
+    whole = server.uninterrupted(mode, *SAVING)
+    last_step, kills = 0, 0
+    for operation in operations:
         run_dir = tmp_path / f"run-{operation}"
-        code = server.train(run_dir, mode, *more, operations=operation, writes=writes)
+        code = server.train(run_dir, mode, *SAVING, operations=operation, writes=writes)
         if code == 0:
             break
+        kills += 1
         assert code == -signal.SIGKILL
         assert_sound(run_dir)
         complete = [checkpoint.read(folder)["step"] for folder in checkpoint.complete(run_dir / "checkpoints")]
         if mode in SYNCHRONOUS and not writes:  # where two runs do the same things in the same order
             assert max(complete, default=0) >= last_step, "there was a checkpoint, and an operation later there is none"
         last_step = max(complete, default=0)
-        assert server.train(run_dir, mode, *more) == 0, f"cannot go on after operation {operation}"
+        assert server.train(run_dir, mode, *SAVING) == 0, f"cannot go on after operation {operation}"
         assert_sound(run_dir)
         if mode in SYNCHRONOUS:
             assert (run_dir / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
         assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-000002"]
     assert last_step == 2
-    assert operation > 40
+    return kills
 
 
 PLACES = {
@@ -183,8 +248,7 @@ def test_one_signal_saves_and_a_second_one_ends_at_once(
     server: Server, tmp_path: Path, place: str, name: str, mode: str
 ) -> None:
     seam, number = PLACES[place]
-    whole, code = tmp_path / "whole", 128 + signal.Signals[name]
-    assert server.train(whole, mode) == 0
+    whole, code = server.uninterrupted(mode), 128 + signal.Signals[name]
     for names in ([name], [name, name]):
         run_dir = tmp_path / str(len(names))
         assert server.train(run_dir, mode, signals={"seam": seam, "number": number, "names": names}) == code
@@ -202,23 +266,47 @@ def test_one_signal_saves_and_a_second_one_ends_at_once(
         assert_whole(run_dir, mode, whole)
 
 
-def test_killed_at_every_operation_of_a_resumption(server: Server, tmp_path: Path) -> None:
-    """Cutting files back to the checkpoint takes several operations; the next launch completes an interrupted cut."""
-    more = ("training.checkpoint_every_steps=3", "training.steps=6")
-    whole, base = tmp_path / "whole", tmp_path / "base"
-    assert server.train(whole, "colocated", *more) == 0
-    assert server.train(base, "colocated", *more, lines=int(0.95 * len(events(whole)))) == -signal.SIGKILL
+RESUMED = ("training.checkpoint_every_steps=3", "training.steps=6")
+
+
+@pytest.fixture
+def cut_short(server: Server, tmp_path: Path) -> Path:
+    """A run that was killed far behind its last checkpoint, so that its files must be cut back to that."""
+    base, whole = tmp_path / "base", server.uninterrupted("colocated", *RESUMED)
+    assert server.train(base, "colocated", *RESUMED, lines=int(0.95 * len(events(whole)))) == -signal.SIGKILL
     assert len((base / "metrics.jsonl").read_text().splitlines()) > 3, "there is something to cut"
-    operation = 0
-    while True:
-        operation += 1
+    return base
+
+
+def test_killed_at_an_operation_of_each_kind_of_a_resumption(server: Server, tmp_path: Path, cut_short: Path) -> None:
+    shutil.copytree(cut_short, tmp_path / "recorded" / "run")
+    operations = recorded(server, tmp_path / "recorded", "colocated", *RESUMED)
+    assert len(operations) > 20
+    killed_while_resuming(server, tmp_path, cut_short, of_each_kind(operations, KILLS))
+
+
+@pytest.mark.by_hand
+def test_killed_at_every_operation_of_a_resumption(server: Server, tmp_path: Path, cut_short: Path) -> None:
+    assert killed_while_resuming(server, tmp_path, cut_short, count(1)) > 20
+
+
+def killed_while_resuming(server: Server, tmp_path: Path, cut_short: Path, operations: Iterable[int]) -> int:
+    """Kills a resumption: cutting files back takes several operations; the next launch completes an interrupted cut.
+
+    Returns:
+        The number of kills; it ends with an operation after the last one of a resumption.
+    """
+    whole = server.uninterrupted("colocated", *RESUMED)
+    kills = 0
+    for operation in operations:
         run_dir = tmp_path / str(operation)
-        shutil.copytree(base, run_dir)
-        code = server.train(run_dir, "colocated", *more, operations=operation)
+        shutil.copytree(cut_short, run_dir)
+        code = server.train(run_dir, "colocated", *RESUMED, operations=operation)
         assert_sound(run_dir)
         if code == 0:
             break
-        assert server.train(run_dir, "colocated", *more) == 0
+        kills += 1
+        assert server.train(run_dir, "colocated", *RESUMED) == 0
         assert_sound(run_dir)
         assert (run_dir / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
-    assert operation > 20
+    return kills

@@ -1,7 +1,8 @@
-"""Every estimator with every loss: a gradient of its own, and whole runs, synchronous and asynchronous.
+"""Every estimator with every loss: a gradient of its own; whole runs of each, synchronous and asynchronous.
 
 Estimators and losses are taken from the hooks, so that a new one is covered by being registered. Those that learn what
-others wrote, or from a teacher, need other runs than these and have tests of their own.
+others wrote, or from a teacher, need other runs than these and have tests of their own. `make test-exhaustive` makes a
+whole run of every combination.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -257,10 +258,34 @@ def play(monkeypatch: pytest.MonkeyPatch, model_folder: Path, tmp_path: Path) ->
     return run
 
 
+def each_in_each_mode() -> list[tuple[str, str, str]]:
+    """Returns runs in which each estimator and each loss meets each mode.
+
+    An estimator and a loss meet only in the samples; the tests of gradients combine each with each.
+    """
+    estimators, losses = list(ESTIMATORS), list(LOSSES)
+    return [
+        (estimators[place % len(estimators)], losses[(place + 3 * shift) % len(losses)], mode)
+        for shift, mode in enumerate(MODES)
+        for place in range(max(len(estimators), len(losses)))
+    ]
+
+
+def test_each_estimator_and_each_loss_meets_each_mode() -> None:
+    runs = each_in_each_mode()
+    assert {(estimator, mode) for estimator, _, mode in runs} == set(product(ESTIMATORS, MODES))
+    assert {(loss, mode) for _, loss, mode in runs} == set(product(LOSSES, MODES))
+    assert len(set(runs)) == len(runs) < 24
+
+
+EVERY_RUN = list(product(ESTIMATORS, LOSSES, MODES))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("estimator", "loss", "mode"),
+    [run if run in each_in_each_mode() else pytest.param(*run, marks=pytest.mark.by_hand) for run in EVERY_RUN],
+)
 def test_whole_runs(play: Callable[..., list[dict[str, float]]], estimator: str, loss: str, mode: str) -> None:
     options = [f"algorithm.loss_options.{key}={value}" for key, value in LOSS_OPTIONS.get(loss, {}).items()]
     first, second = play(f"algorithm.name={estimator}", f"algorithm.loss={loss}", *options, *MODES[mode])
@@ -273,10 +298,37 @@ def test_whole_runs(play: Callable[..., list[dict[str, float]]], estimator: str,
     assert (second["off_policy_log_ratio"] > 1e-4) == (mode == "asynchronous")
 
 
+CORRECTIONS = classes(providers.CorrectionProvider)
+PROXIMAL_POLICIES = ("forward", "interpolated")
+
+
+def corrections_in_pairs() -> list[tuple[str, str, str]]:
+    """Returns runs in which each two values of correction, proximal policy and mode meet."""
+    return [
+        (correction, proximal_policy, list(MODES)[(row + column) % 2])
+        for row, correction in enumerate(CORRECTIONS)
+        for column, proximal_policy in enumerate(PROXIMAL_POLICIES)
+    ]
+
+
+def test_each_two_settings_of_a_correction_meet() -> None:
+    settings = (CORRECTIONS, PROXIMAL_POLICIES, MODES)
+    for one, other in combinations(range(3), 2):
+        met = {(run[one], run[other]) for run in corrections_in_pairs()}
+        assert met == set(product(settings[one], settings[other]))
+
+
+EVERY_CORRECTION = list(product(CORRECTIONS, PROXIMAL_POLICIES, MODES))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("proximal_policy", ["forward", "interpolated"])
-@pytest.mark.parametrize("correction", classes(providers.CorrectionProvider))
+@pytest.mark.parametrize(
+    ("correction", "proximal_policy", "mode"),
+    [
+        run if run in corrections_in_pairs() else pytest.param(*run, marks=pytest.mark.by_hand)
+        for run in EVERY_CORRECTION
+    ],
+)
 def test_whole_runs_with_corrections(
     play: Callable[..., list[dict[str, float]]], correction: str, proximal_policy: str, mode: str
 ) -> None:
