@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from rllm_core.cli import main
+from in_process import run_in_process
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -25,42 +22,14 @@ steps = 1
 """
 
 
-def rllm_core(*arguments: str, cwd: Path, plugins: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RLLM_")}
-    environment["RLLM_CONFIG_DIR"] = str(cwd / "config")
-    if plugins is not None:
-        environment["RLLM_PLUGINS"] = plugins
-    return subprocess.run(
-        [sys.executable, "-m", "rllm_core", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 @pytest.fixture
-def here(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command line in this process, for commands that would import torch in every separate process."""
-    for name in [name for name in os.environ if name.startswith("RLLM_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("RLLM_CONFIG_DIR", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
+def here(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command line in ``tmp_path``."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        said = capsys.readouterr()
-        logged = "".join(f"{record.getMessage()}\n" for record in caplog.records if record.levelno >= logging.WARNING)
-        code = ended.value.code
-        assert isinstance(code, int)
-        return subprocess.CompletedProcess(arguments, code, said.out, logged + said.err)
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RLLM_")}
+        environment |= {"RLLM_CONFIG_DIR": str(tmp_path / "config"), **variables}
+        return run_in_process(arguments, folder=tmp_path, environment=environment)
 
     return run
 
@@ -74,7 +43,6 @@ def refused(result: subprocess.CompletedProcess[str], *expected: str, code: int 
         assert text in lines[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -100,9 +68,9 @@ def refused(result: subprocess.CompletedProcess[str], *expected: str, code: int 
     ],
 )  # fmt: skip
 def test_one_line_says_what_is_wrong_and_what_is_allowed(
-    arguments: list[str], expected: list[str], tmp_path: Path
+    here: Run, arguments: list[str], expected: list[str], tmp_path: Path
 ) -> None:
-    refused(rllm_core(*arguments, cwd=tmp_path), *expected)
+    refused(here(*arguments), *expected)
     assert not (tmp_path / "runs").exists(), "nothing was begun"
 
 
@@ -156,9 +124,9 @@ def test_a_dry_run_finds_slips_in_the_algorithm(
         ('workflow = "sort"\n[countdwn]\nsteps = 3', ["unknown key 'countdwn'"]),
     ],
 )
-def test_a_wrong_run_file(text: str, expected: list[str], tmp_path: Path) -> None:
+def test_a_wrong_run_file(here: Run, text: str, expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(text)
-    refused(rllm_core("train", "run.toml", "--dry-run", cwd=tmp_path), *expected)
+    refused(here("train", "run.toml", "--dry-run"), *expected)
 
 
 @pytest.mark.slow
@@ -182,12 +150,12 @@ def test_run_folders_that_cannot_be_used(here: Run, tmp_path: Path) -> None:
     refused(here("train", "--run-dir", "new", "--resume"), "new holds no run to resume")
 
 
-def test_a_disabled_plugin_says_who_disabled_it(tmp_path: Path) -> None:
-    refused(rllm_core("train", "sort", cwd=tmp_path, plugins="local"), "'workflows'", "is disabled", "RLLM_PLUGINS")
+def test_a_disabled_plugin_says_who_disabled_it(here: Run) -> None:
+    refused(here("train", "sort", RLLM_PLUGINS="local"), "'workflows'", "is disabled", "RLLM_PLUGINS")
 
 
-def test_tracebacks_only_when_asked_for(tmp_path: Path) -> None:
-    quiet, loud = rllm_core("train", "srot", cwd=tmp_path), rllm_core("-v", "train", "srot", cwd=tmp_path)
+def test_tracebacks_only_when_asked_for(here: Run) -> None:
+    quiet, loud = here("train", "srot"), here("-v", "train", "srot")
     assert "Traceback" not in quiet.stderr
     assert "Traceback" in loud.stderr
     assert quiet.returncode == loud.returncode == 2

@@ -1,15 +1,18 @@
-"""Fixture packages, built and installed with pip, each into a separate folder."""
+"""Fixture packages, built as wheels and unpacked, each into a separate folder; and the command line beside them."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import importlib_metadata
 import pytest
+from hatchling.builders.wheel import WheelBuilder
+from in_process import run_in_process
 
 from rllm_core.discovery import Candidate, Settings, find_plugins
 from rllm_core.plugins import PluginManager
@@ -17,7 +20,6 @@ from rllm_core.plugins import PluginManager
 sys.path.insert(0, str(Path(__file__).with_name("support")))
 
 PACKAGES = Path(__file__).parent.parent / "packages"
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 
 
 @pytest.fixture(scope="session")
@@ -25,16 +27,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[st
     """Provides ``installed("rllm-good", ...)``, which returns the folders to put on ``sys.path``."""
     wheels = tmp_path_factory.mktemp("wheels")
     sites = tmp_path_factory.mktemp("sites")
-    sources = sorted(str(path.parent) for path in PACKAGES.glob("*/pyproject.toml"))
-    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*PIP, "wheel", *offline, "--wheel-dir", wheels, *sources], check=True)
 
     def install(*packages: str) -> list[str]:
         for package in packages:
             if not (sites / package).exists():
-                [wheel] = wheels.glob(f"{package.replace('-', '_')}-[0-9]*.whl")
-                target = ["--no-compile", "--target", sites / package]
-                subprocess.run([*PIP, "install", "--no-deps", "--no-index", *target, wheel], check=True)
+                # What pip does with such a package, without its own processes and their start.
+                [wheel] = WheelBuilder(str(PACKAGES / package)).build(directory=str(wheels), versions=["standard"])
+                with zipfile.ZipFile(wheel) as archive:
+                    archive.extractall(sites / package)
         return [str(sites / package) for package in packages]
 
     return install
@@ -72,17 +72,38 @@ def manager(candidates: Callable[..., tuple[Candidate, ...]]) -> Callable[..., P
 
 @pytest.fixture
 def rllm_core(installed: Callable[..., list[str]], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Provides ``rllm_core("plugins", "--json", packages=[...])``: runs the real command line in a separate process."""
+    """Provides ``rllm_core("plugins", "--json", packages=[...])``: runs the real command line in this process.
+
+    ``PYTHONPATH=`` puts further folders ahead of the installed packages.
+    """
 
     def run(*args: str, packages: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("RLLM_")}
-        inherited = [path for path in (environ.get("PYTHONPATH"),) if path]
-        environ["PYTHONPATH"] = os.pathsep.join([*installed(*packages), *inherited])
-        environ["RLLM_CONFIG_DIR"] = str(tmp_path / "config")
-        environ.update(variables)
+        environ = environment(installed(*packages), tmp_path, variables)
+        path = environ["PYTHONPATH"].split(os.pathsep)
+        return run_in_process(args, folder=tmp_path, environment=environ, path=path)
+
+    return run
+
+
+@pytest.fixture
+def rllm_core_process(
+    installed: Callable[..., list[str]], tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Does the same in a separate process, for what a plugin does to the process that it is in."""
+
+    def run(*args: str, packages: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
+        environ = environment(installed(*packages), tmp_path, variables)
         command = [sys.executable, "-P", "-m", "rllm_core", *args]
         return subprocess.run(
-            command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+            command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
         )
 
     return run
+
+
+def environment(sites: list[str], folder: Path, variables: dict[str, str]) -> dict[str, str]:
+    """Returns the variables of a command that sees the packages of ``sites``."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("RLLM_")}
+    inherited = [path for path in (environ.get("PYTHONPATH"),) if path]
+    environ["PYTHONPATH"] = os.pathsep.join([*sites, *inherited])
+    return {**environ, "RLLM_CONFIG_DIR": str(folder / "config"), **variables}

@@ -15,9 +15,9 @@ PACKAGES, ONLY = ("rllm-good", "rllm-backends", "rllm-thirds"), {"RLLM_PLUGINS":
 
 
 @pytest.mark.slow
-def test_every_backend_says_what_it_can_do_or_why_it_does_not(rllm_core: Run) -> None:
+def test_every_backend_says_what_it_can_do_or_why_it_does_not(rllm_core_process: Run) -> None:
     first, second = (
-        rllm_core("backends", "--json", packages=PACKAGES, PYTHONHASHSEED=seed, **ONLY) for seed in ("1", "2")
+        rllm_core_process("backends", "--json", packages=PACKAGES, PYTHONHASHSEED=seed, **ONLY) for seed in ("1", "2")
     )
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout, "sets are never written in the order of hashes"

@@ -89,8 +89,10 @@ def test_other_threads_load_plugins_without_a_deadline(manager: Build) -> None:
 
 
 @pytest.mark.parametrize("name", ["writes", "closes"])
-def test_a_listing_is_one_json_document_whatever_a_plugin_does_to_the_streams(rllm_core: Run, name: str) -> None:
-    run = rllm_core("workflows", "--json", packages=("rllm-hostile", "rllm-good"), RLLM_PLUGINS=f"good,{name}")
+def test_a_listing_is_one_json_document_whatever_a_plugin_does_to_the_streams(
+    rllm_core_process: Run, name: str
+) -> None:
+    run = rllm_core_process("workflows", "--json", packages=("rllm-hostile", "rllm-good"), RLLM_PLUGINS=f"good,{name}")
     assert run.returncode == 0, run.stderr
     assert {"echo", name} <= {row["name"] for row in json.loads(run.stdout)}
     if name == "writes":
@@ -137,10 +139,12 @@ def test_a_summary_that_is_no_line_of_text_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["closes", "colours", "huge-error", "leaves-behind", "mute-error", "writes"])
-def test_something_else_trains_beside_them(rllm_core: Run, with_testing: str, tmp_path: Path, name: str) -> None:
+def test_something_else_trains_beside_them(
+    rllm_core_process: Run, with_testing: str, tmp_path: Path, name: str
+) -> None:
     told = tmp_path / "left"
     variables = {"PYTHONPATH": with_testing, "RLLM_PLUGINS": f"testing,good,{name}", "RLLM_TEST_LEFT": str(told)}
-    run = rllm_core(*training("say_yes", tmp_path / "run"), **variables)
+    run = rllm_core_process(*training("say_yes", tmp_path / "run"), **variables)
     if told.exists():
         os.kill(int(told.read_text(encoding="utf-8")), signal.SIGKILL)
     assert run.returncode == 0, run.stderr
