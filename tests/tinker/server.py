@@ -234,11 +234,11 @@ class TinkerServer:
         """
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            since = self.request_count()
             self.stall(is_stalled=True)
-            frozen = time.monotonic()
+            # The engine may have answered what arrived before: only a later request certainly has no answer.
+            frozen, frozen_at = time.monotonic(), time.time()
             while time.monotonic() - frozen < PATIENCE_SECONDS:
-                if self.requests(since, key)["asample"]:
+                if self.requests(key=key, arrived_after=frozen_at)["asample"]:
                     return
                 time.sleep(0.02)
             # The client has reached its lead limit and waits for training only.
@@ -246,11 +246,18 @@ class TinkerServer:
             time.sleep(0.1)
         raise RuntimeError(f"no sample was asked for within {START_SECONDS:g} s")
 
-    def requests(self, since: int = 0, key: str | None = None) -> Counter[str]:
-        """Number of requests per path, from request ``since`` on; only by clients with ``key``, if given."""
+    def requests(self, since: int = 0, key: str | None = None, arrived_after: float = 0.0) -> Counter[str]:
+        """Number of requests per path, from request ``since`` on.
+
+        Only those by clients with ``key``, if given, and those that arrived after a time, in Unix seconds.
+        """
         lines = [json.loads(line) for line in self.request_log.read_text(encoding="utf-8").splitlines()[since:]]
         client = None if key is None else hashlib.sha256(key.encode()).hexdigest()[:16]
-        return Counter(line[2].rpartition("/")[2] for line in lines if client in (None, line[4]))
+        return Counter(
+            path.rpartition("/")[2]
+            for arrived, _, path, _, by in lines
+            if client in (None, by) and arrived > arrived_after
+        )
 
     def request_count(self) -> int:
         """Number of requests so far."""

@@ -60,9 +60,7 @@ def test_a_server_that_is_killed_in_a_step_ends_a_run_or_is_waited_for(
     patient.wait_for_step(3)
     server.stall_in_a_sample(KEY)
     server.kill()
-    killed = time.monotonic()
     assert impatient.wait() == 1, impatient.printed()
-    assert time.monotonic() - killed < 70
     assert "did not come back within 25 s" in impatient.printed()
     assert "last state saved there: tinker://" in impatient.printed()
     assert verified(impatient.path)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 Points = dict[str, list[tuple[int, float]]]
+
+WRITTEN_SECONDS = 120.0
 
 
 def kept_id(run_dir: Path, tracker: str) -> str:
@@ -30,12 +33,19 @@ def wandb_records(run_dir: Path) -> list[Any]:
     """Records of a run's offline files, in launch order.
 
     W&B's own reader is not in its Python package. The files are logs in LevelDB's format after a header of 7 bytes;
-    their records are protocol buffers of the package.
+    their records are protocol buffers of the package. ``Run.finish`` returns before W&B's process has written the end
+    of the file, so this waits for the exit record of each.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    paths = sorted((run_dir / "trackers" / "wandb").glob("offline-run-*/*.wandb"))
-    return [Record.FromString(data) for path in paths for data in _leveldb_records(path.read_bytes())]
+    deadline = time.monotonic() + WRITTEN_SECONDS
+    while True:
+        paths = sorted((run_dir / "trackers" / "wandb").glob("offline-run-*/*.wandb"))
+        records = [Record.FromString(data) for path in paths for data in _leveldb_records(path.read_bytes())]
+        ended = sum(record.WhichOneof("record_type") == "exit" for record in records)
+        if 0 < len(paths) <= ended or time.monotonic() > deadline:
+            return records
+        time.sleep(0.02)
 
 
 def _leveldb_records(content: bytes) -> Iterator[bytes]:
@@ -45,8 +55,8 @@ def _leveldb_records(content: bytes) -> Iterator[bytes]:
             position += block - position % block
             continue
         _, length, kind = struct.unpack_from("<IHB", content, position)
-        if kind == 0:
-            return  # reserved but never written
+        if kind == 0 or position + header + length > len(content):
+            return  # reserved but never written, or not written to its end
         parts += content[position + header : position + header + length]
         position += header + length
         if kind in (1, 4):  # whole, or the last part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,16 +28,13 @@ def test_a_store_that_refuses_ends_the_tracker_and_not_the_run(tracker: str, tra
 def test_a_server_that_does_not_answer_is_given_up(
     tracker: str, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A port that accepts connections and never responds."""
+    """A port that accepts connections and never responds. MLflow itself goes on trying for minutes."""
     monkeypatch.setattr(launch, "Trackers", lambda trackers, note: Trackers(trackers, note=note, deadline_seconds=1.0))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        began = time.monotonic()
         run = train(tracker, overrides=(f"mlflow.tracking_uri=http://127.0.0.1:{silent.getsockname()[1]}",))
-        seconds = time.monotonic() - began
     assert run.error is None
     assert run.summary["optimizer_steps"] == 4
     assert " 1 s" in run.summary["tracker_failures"]["mlflow"]
-    assert seconds < 30, "MLflow itself goes on trying for minutes"
 
 
 @pytest.mark.parametrize(
