@@ -12,13 +12,13 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from generate import first_party_plugins
+from in_process import run_in_process
 from pages import PAGES, ROOT, Block, Page, exists, texts
 
 from rllm_core.config import load_run_config
@@ -134,9 +134,10 @@ def test_output_is_what_the_command_prints(page: Page, block: Block) -> None:
 
 
 def run(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "rllm_core", *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RLLM_")}
-    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+    done = run_in_process(arguments, folder=folder, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from in_process import run_in_process
 from pages import ROOT, Page
 
 from rllm_core.supervised.rows import open_rows
@@ -19,9 +18,9 @@ RUN_FILES = {block.file: block.text for block in PAGE.blocks if block.file and b
 
 
 def rllm_core(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "rllm_core", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+    done = run_in_process(arguments, folder=folder, environment=os.environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture

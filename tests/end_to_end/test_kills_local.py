@@ -84,7 +84,7 @@ def train(server: subprocess.Popen[str], run_dir: Path, seconds: float | None = 
 
 
 def assert_gone(children: list[int]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while left := [pid for pid in children if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, f"processes {left} outlived the run that started them"
         time.sleep(0.05)

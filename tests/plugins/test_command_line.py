@@ -1,4 +1,4 @@
-"""Tests the command line as a user runs it: in a separate process, with installed fixture packages."""
+"""Tests the command line as a user runs it, with installed fixture packages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,11 +91,9 @@ def test_load_is_not_misled_by_files_in_the_current_folder(rllm_core: Run, tmp_p
 
 @pytest.mark.slow
 def test_load_gives_up_on_an_import_that_never_ends(rllm_core: Run) -> None:
-    start = time.monotonic()
     run = rllm_core(
         "plugins", "--load", "--json", "--deadline-seconds", "1.5", packages=("rllm-endless",), RLLM_PLUGINS="endless"
     )
-    assert time.monotonic() - start < 30
     assert run.returncode == 0, run.stderr
     row = rows(run)["rllm-endless/endless"]
     assert row["status"] == "broken"

@@ -44,10 +44,8 @@ def test_a_plugin_that_never_ends_is_broken_and_the_others_are_not(
     manager: Build, monkeypatch: pytest.MonkeyPatch, package: str, name: str
 ) -> None:
     monkeypatch.setattr(loading, "PLUGIN_DEADLINE_SECONDS", 0.5)
-    start = time.monotonic()
     plugins = manager(package, "rllm-good", settings=only(name, "good"))
     assert list(plugins.providers(BackendProvider)) == ["good"]
-    assert time.monotonic() - start < 20
     [info] = plugins.find(name)
     assert info.status == "broken"
     assert re.fullmatch(r"rllm_\w+/\w+\.py:\d+: it did not end within 0\.5 s", str(info.error))
@@ -67,7 +65,7 @@ def test_somebody_elses_alarm_is_left_alone() -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with foreign.ended_within(0.01):
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while not rung and time.monotonic() < deadline:
                 time.sleep(0.01)
     finally:

@@ -48,11 +48,11 @@ def test_the_listing_imports_none_of_them(rllm_core: Run) -> None:
 @pytest.mark.slow
 def test_their_health_is_told_from_children_that_they_cannot_leave(rllm_core: Run) -> None:
     """Nothing these plugins do reaches the calling process or outlives its children."""
-    run = rllm_core("plugins", "--load", "--json", "--deadline-seconds", "10", packages=HOSTILE)
+    run = rllm_core("plugins", "--load", "--json", "--deadline-seconds", "15", packages=HOSTILE)
     found = rows(run)
     broken = {name: row["error"] for name, row in found.items() if row["status"] == "broken"}
     assert {name for name, row in found.items() if row["status"] == "loaded"} == found.keys() - broken.keys()
-    assert broken["endless-hook"].startswith("its import did not end within 10 s")
+    assert broken["endless-hook"].startswith("its import did not end within 15 s")
     assert "SystemExit: from a hook" in broken["exits-in-hook"]
     assert "'../../etc/passwd:Anything' is not of the form" in broken["climbs"]
     assert {"huge-error", "mute-error", "colourful-error"} <= broken.keys()
@@ -74,7 +74,7 @@ def test_what_they_leave_behind_ends_with_the_child(rllm_core: Run, tmp_path: Pa
     )
     assert rows(run)["leaves-behind"]["status"] == "loaded"
     left = int(told.read_text(encoding="utf-8"))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while is_running(left) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(left)

@@ -14,6 +14,7 @@ from pathlib import Path
 import importlib_metadata
 import pytest
 from hostile_site import training
+from in_process import run_in_process
 from misfit_site import CHANGERS, MISFITS, SURVIVORS, malformed, write_site
 
 from rllm_core import cli
@@ -54,17 +55,27 @@ def in_process(manager: PluginManager, *arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def command_line(
-    *arguments: str, path: str, cwd: Path, code: str | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs the command line in a separate process, with a folder ahead of the installed packages."""
+def environment(path: str, cwd: Path, variables: dict[str, str]) -> dict[str, str]:
+    """Returns the variables of a command that finds a folder ahead of the installed packages."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("RLLM_", "PYDANTIC_"))}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environ.get("PYTHONPATH")]))
-    environ |= {"RLLM_CONFIG_DIR": str(cwd / "config"), **variables}
+    return {**environ, "RLLM_CONFIG_DIR": str(cwd / "config"), **variables}
+
+
+def command_line(*arguments: str, path: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in this process."""
+    environ = environment(path, cwd, variables)
+    return run_in_process(arguments, folder=cwd, environment=environ, path=path.split(os.pathsep))
+
+
+def process(
+    *arguments: str, path: str, cwd: Path, code: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in a separate process, which a plugin may end."""
     begin = ["-m", "rllm_core"] if code is None else ["-c", f"import sys\nsys.argv[0] = 'rllm-core'\n{code}"]
     return subprocess.run(
         [sys.executable, "-P", *begin, *arguments],
-        env=environ, cwd=cwd, capture_output=True, text=True, timeout=120, check=False,
+        env=environment(path, cwd, variables), cwd=cwd, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 
@@ -179,12 +190,12 @@ WAY_OUT = "to disable the plugin: rllm-core plugins disable {name}, or RLLM_NO_P
 def test_when_the_process_dies_the_last_line_says_what_was_being_loaded(
     site: str, tmp_path: Path, name: str, code: int
 ) -> None:
-    run = command_line("workflows", path=site, cwd=tmp_path, RLLM_PLUGINS=f"testing,{name}")
+    run = process("workflows", path=site, cwd=tmp_path, RLLM_PLUGINS=f"testing,{name}")
     assert run.returncode == code
     last = f"the process ended while plugin {name!r} ({LABEL}) was being loaded; {WAY_OUT.format(name=name)}"
     assert run.stderr.splitlines()[-1] == last
     assert (f"misfits/{name}.py" in run.stderr) == (name != "dies"), "faulthandler has written where it was"
-    left_out = command_line("workflows", path=site, cwd=tmp_path, RLLM_PLUGINS=f"testing,{name}", RLLM_NO_PLUGINS=name)
+    left_out = process("workflows", path=site, cwd=tmp_path, RLLM_PLUGINS=f"testing,{name}", RLLM_NO_PLUGINS=name)
     assert left_out.returncode == 0
     assert "being loaded" not in left_out.stderr
 
@@ -197,7 +208,7 @@ def test_what_never_ends_is_named_and_ended(site: str, tmp_path: Path, name: str
         f"loading.SLOW_IMPORT_SECONDS, loading.PLUGIN_DEADLINE_SECONDS, loading.HELD_SECONDS = 0.2, {deadline}, 1.0\n"
         "cli.main()"
     )
-    run = command_line("workflows", "--json", path=site, cwd=tmp_path, code=code, RLLM_PLUGINS=f"{name},zz-victim")
+    run = process("workflows", "--json", path=site, cwd=tmp_path, code=code, RLLM_PLUGINS=f"{name},zz-victim")
     if name == "spins":
         assert run.returncode == 0, run.stderr
         assert {row["name"] for row in json.loads(run.stdout)} >= {"of-victim"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import virtual_clock
 from rllm_core.config import RolloutConfig, RunConfig
 from rllm_core.engine import Completer, EngineError, Terminated
 from rllm_core.errors import ConfigError, RunError, StallError
@@ -119,7 +120,7 @@ def test_each_of_many_rollouts_has_its_own_deadline() -> None:
         later = await play("hang", 0.0)
         return [*results, later]
 
-    assert asyncio.run(run()) == ["timeout", "done", "timeout", "timeout", "done", "done", "timeout"]
+    assert virtual_clock.run(run()) == ["timeout", "done", "timeout", "timeout", "done", "done", "timeout"]
 
 
 def test_cancelling_a_rollout_is_not_a_timeout() -> None:
@@ -307,9 +308,9 @@ def test_a_run_that_stands_still_ends_with_the_whereabouts_of_its_rollouts(run_s
 
         assembly.backend.process_backend_batch = stuck
 
-    run = run_scripted("training.stall_timeout_seconds=0.3", prepare=never)
+    run = run_scripted("training.stall_timeout_seconds=1", prepare=never)
     assert isinstance(run.error, StallError)
-    assert "nothing happened for 0.3 s" in str(run.error)
+    assert "nothing happened for 1 s" in str(run.error)
     assert run.summary["status"] == "failed"
     assert run.summary["books"]["dispatched"] == run.summary["books"]["cancelled"] == 16
 
@@ -317,11 +318,11 @@ def test_a_run_that_stands_still_ends_with_the_whereabouts_of_its_rollouts(run_s
 @pytest.mark.parametrize(
     ("method", "limits"),
     [
-        ("init_rollout_engine", ("training.backend_timeout_seconds=0.2",)),
-        ("process_backend_batch", ("training.backend_timeout_seconds=0.2",)),
-        ("update_policy", ("training.backend_timeout_seconds=0.2",)),
-        ("save_checkpoint", ("training.backend_timeout_seconds=0.2",)),
-        ("on_policy_updated", ("training.sync_timeout_seconds=0.2",)),
+        ("init_rollout_engine", ("training.backend_timeout_seconds=1",)),
+        ("process_backend_batch", ("training.backend_timeout_seconds=1",)),
+        ("update_policy", ("training.backend_timeout_seconds=1",)),
+        ("save_checkpoint", ("training.backend_timeout_seconds=1",)),
+        ("on_policy_updated", ("training.sync_timeout_seconds=1",)),
     ],
 )
 def test_every_call_of_the_backend_has_a_deadline(run_scripted: Any, method: str, limits: tuple[str, ...]) -> None:
@@ -333,7 +334,7 @@ def test_every_call_of_the_backend_has_a_deadline(run_scripted: Any, method: str
 
     run = run_scripted(*limits, prepare=hangs, is_begun=method != "init_rollout_engine")
     assert isinstance(run.error, StallError)
-    assert str(run.error).startswith(f"{method} of backend 'scripted' did not end within 0.2 s; it waits at ")
+    assert str(run.error).startswith(f"{method} of backend 'scripted' did not end within 1 s; it waits at ")
     assert "test_failures.py" in str(run.error)
     assert run.summary["status"] == "failed"
 

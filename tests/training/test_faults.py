@@ -155,7 +155,8 @@ def test_a_rollout_that_goes_wrong_now_and_then_is_tried_again(play: Any, name: 
     faults = Faults()
     now_and_then = share(0.1, seed=1)
     faults.inject(seam, action, when=(lambda c: c.turn == 2 and now_and_then(c)) if "step 2" in name else now_and_then)
-    run = play(faults, "say_yes.turns=2", "rollout.rollout_timeout_seconds=0.2", "rollout.max_attempts=4")
+    seconds = 0.5 if name == "hangs" else 60
+    run = play(faults, "say_yes.turns=2", f"rollout.rollout_timeout_seconds={seconds}", "rollout.max_attempts=4")
     assert run.error is None
     assert faults.injected
     assert run.summary["books"]["trained"] == STEPS * 16
@@ -433,7 +434,7 @@ def test_a_synchronisation_that_fails_lets_nothing_sample_at_an_unknown_version(
         "an older version": (regresses, RunError),
     }[when]
     faults.inject("backend.on_policy_updated", action, when=at(4))
-    run = play(faults, "training.sync_timeout_seconds=0.2", *ahead)
+    run = play(faults, f"training.sync_timeout_seconds={1 if when == 'never ends' else 60}", *ahead)
     assert isinstance(run.error, error)
     assert "\n" not in str(run.error)
     versions = [event["weight_version"] for event in run.lines("events") if event["event"] == "dispatch"]
@@ -473,9 +474,9 @@ def test_observers_that_misbehave_everywhere_change_nothing(play: Any, what: str
 def test_an_observer_that_takes_too_long_is_not_asked_again(
     play: Any, seam: str, threaded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "Observers", lambda plugins: Observers(plugins, deadline_seconds=0.05))
+    monkeypatch.setattr(launch, "Observers", lambda plugins: Observers(plugins, deadline_seconds=0.5))
     faults = Faults()
-    faults.inject(seam, blocks(0.3) if threaded else hangs(), when=since(2))
+    faults.inject(seam, blocks(1.5) if threaded else hangs(), when=since(2))
     run = play(faults, threaded=threaded)
     assert run.error is None
     assert faults.calls[seam] == 2

@@ -1,4 +1,7 @@
-"""Tests deadlines of equal length: each task stops at its own, and other cancellations propagate."""
+"""Tests deadlines of equal length: each task stops at its own, and other cancellations propagate.
+
+On a virtual clock, so that no deadline depends on how busy the machine is.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 
 import pytest
 
+from benchmarks import virtual_clock
 from rllm_core.training.shared_timer import SharedTimer
 
 
@@ -30,7 +34,7 @@ def test_each_wait_ends_at_its_own_deadline() -> None:
         return results
 
     expected = ["late", "in time", "late", "in time", "late", "in time", "late"]
-    assert asyncio.run(run()) == expected
+    assert virtual_clock.run(run()) == expected
 
 
 def test_thousands_of_waits_keep_one_timer_and_nothing_of_those_that_have_ended() -> None:
@@ -44,7 +48,7 @@ def test_thousands_of_waits_keep_one_timer_and_nothing_of_those_that_have_ended(
             assert len(timer._running) == 1
             assert len(timers) == 1
 
-    asyncio.run(run())
+    virtual_clock.run(run())
 
 
 def test_the_timer_of_a_loop_that_is_closed_serves_no_other() -> None:
@@ -58,8 +62,8 @@ def test_the_timer_of_a_loop_that_is_closed_serves_no_other() -> None:
         with timer.deadline():
             await asyncio.sleep(0)
 
-    asyncio.run(short())  # leaves a timer of a closed event loop
-    asyncio.run(run())
+    virtual_clock.run(short())  # leaves a timer of a closed event loop
+    virtual_clock.run(run())
 
 
 def test_a_deadline_within_a_deadline() -> None:
@@ -77,7 +81,7 @@ def test_a_deadline_within_a_deadline() -> None:
         assert current is not None
         assert current.cancelling() == 0
 
-    asyncio.run(run())
+    virtual_clock.run(run())
 
 
 def test_a_cancellation_at_the_same_moment_is_not_a_timeout() -> None:
@@ -95,7 +99,7 @@ def test_a_cancellation_at_the_same_moment_is_not_a_timeout() -> None:
             await task
         assert task.cancelling() == 1, "only the deadline's own wish is taken back"
 
-    asyncio.run(run())
+    virtual_clock.run(run())
 
 
 def test_an_error_of_the_body_stays_what_it_is() -> None:
@@ -118,7 +122,7 @@ def test_an_error_of_the_body_stays_what_it_is() -> None:
         with pytest.raises(TimeoutError, match="its own"):
             await failing(timer)
 
-    asyncio.run(run())
+    virtual_clock.run(run())
 
 
 def test_there_is_no_deadline_outside_of_a_task() -> None:
@@ -133,4 +137,4 @@ def test_there_is_no_deadline_outside_of_a_task() -> None:
         await asyncio.sleep(0.01)
         assert not failure
 
-    asyncio.run(run())
+    virtual_clock.run(run())

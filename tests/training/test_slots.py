@@ -56,7 +56,7 @@ def test_no_place_is_lost_whoever_is_cancelled_when() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         assert most == 3
         for _ in range(3):  # every slot is free again
-            await asyncio.wait_for(slots.take(priority=False), 1)
+            await asyncio.wait_for(slots.take(priority=False), 60)
         assert slots._free == 0
 
     for seed in range(30):

@@ -23,7 +23,7 @@ from rllm_core.training.progress import Progress
 from rllm_core.training.trackers import Status, Tracker, Trackers
 
 HANGS_SECONDS = 30.0
-LIMIT_SECONDS = 0.2
+LIMIT_SECONDS = 1.0
 
 
 class BoardConfig(Section):
@@ -169,7 +169,7 @@ def test_a_tracker_that_hangs_does_not_keep_the_run(play: Any, method: str, rele
     assert run.summary["optimizer_steps"] == 6
     [board] = Board.boards
     assert board.calls[-1][0] == method
-    assert "0.2 s" in run.summary["tracker_failures"]["board"]
+    assert "1 s" in run.summary["tracker_failures"]["board"]
     assert len(notes) == 1
     assert run.assembly.is_hung, "its thread is left behind"
 
@@ -312,6 +312,13 @@ class Slow(Tracker):
         pass
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANGS_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_a_tracker_far_behind_is_switched_off_and_its_calls_are_dropped(released: threading.Event) -> None:
     notes: list[str] = []
     slow, other = Slow(released), Slow(threading.Event())
@@ -320,7 +327,7 @@ def test_a_tracker_far_behind_is_switched_off_and_its_calls_are_dropped(released
     trackers.start(RunConfig(workflow="say_yes"), "runs/x")
     for step in range(20):
         trackers.log(step, {"step": float(step)})
-        time.sleep(0.001)
+        wait_until(lambda logged=step + 1: len(other.logged) == logged)
     assert trackers.failed == {"slow": "it is 10 calls behind"}
     assert trackers.hung == ["slow"]
     released.set()
@@ -346,8 +353,12 @@ def test_a_call_that_overruns_is_noticed_at_the_next_one(released: threading.Eve
     slow = Slow(released)
     trackers = Trackers({"slow": slow}, note=lambda text: None, deadline_seconds=0.01)
     trackers.start(RunConfig(workflow="say_yes"), "runs/x")
-    time.sleep(0.05)
-    trackers.log(1, {})
+
+    def is_noticed() -> bool:
+        trackers.log(1, {})
+        return bool(trackers.failed)
+
+    wait_until(is_noticed)
     assert trackers.failed == {"slow": "a call took longer than 0.01 s"}
     released.set()
     asyncio.run(trackers.finish("completed"))

@@ -46,7 +46,7 @@ def is_running(pid):
     return True
 
 
-def wait_until_gone(pid, seconds=10.0):
+def wait_until_gone(pid, seconds=60.0):
     deadline = time.monotonic() + seconds
     while is_running(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
@@ -185,21 +185,21 @@ def test_a_call_that_hangs_is_ended_and_costs_no_other_one():
     async def play(tools):
         first = await pid_of(tools)
         hanging = asyncio.create_task(tools.call("hang", {}))
-        await asyncio.sleep(0.4)
-        slow = asyncio.create_task(tools.call("slow", {"seconds": 0.7}))
-        with pytest.raises(ToolServerError, match=r"'x' did not answer 'hang' within 0\.8 s"):
+        await asyncio.sleep(1.5)
+        slow = asyncio.create_task(tools.call("slow", {"seconds": 2.0}))
+        with pytest.raises(ToolServerError, match=r"'x' did not answer 'hang' within 3 s"):
             await hanging
         assert is_running(first), "another call waits for it"
         assert await pid_of(tools) != first, "but it gets no further ones"
         assert (await slow).text.split()[0] == str(first)
         await asyncio.to_thread(wait_until_gone, first)
 
-    with_tools({"x": plain("pid", "hang", "slow", call_timeout_seconds=0.8)}, play)
+    with_tools({"x": plain("pid", "hang", "slow", call_timeout_seconds=3.0)}, play)
 
 
 def test_calls_beyond_the_bound_wait():
     async def play(tools):
-        slow = await asyncio.gather(*(tools.call("slow", {"seconds": 0.05}) for _ in range(9)))
+        slow = await asyncio.gather(*(tools.call("slow", {"seconds": 0.2}) for _ in range(9)))
         return max(int(result.text.split()[1]) for result in slow)
 
     assert with_tools({"x": plain("slow", max_concurrent_calls=3)}, play) == 3
@@ -268,8 +268,9 @@ asyncio.run(main())
     ],
 )
 def test_servers_that_do_not_start(command, message):
+    seconds = 0.5 if command[0] in ("/bin/cat", "/bin/sleep") else 60.0  # the others end by themselves
     with pytest.raises(ConfigError) as failed:
-        with_tools({"x": McpServer(command=command, start_timeout_seconds=0.5), "y": plain("pid")}, pid_of)
+        with_tools({"x": McpServer(command=command, start_timeout_seconds=seconds), "y": plain("pid")}, pid_of)
     assert failed.match(message.replace("(", r"\(").replace(")", r"\)"))
     assert "s3cret" not in str(failed.value)
 
