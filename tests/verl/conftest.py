@@ -14,6 +14,7 @@ os.environ.update(environment_variables())
 # In the environment's folder, so that both are deleted together; `make verl-env` creates the model.
 os.environ["RLLM_CACHE_DIR"] = str(Path(sys.prefix) / "cache")
 
+from rank_runs import RANKS, Report, train
 from rllm_local.starter import starter_model
 
 
@@ -27,3 +28,9 @@ def model() -> Path:
 def model_for_countdown() -> Path:
     """Folder of a model that answers in the format of ``countdown``."""
     return starter_model(task="countdown")
+
+
+@pytest.fixture(scope="session")
+def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Output of ``training_rank.py`` on two ranks, which tests must not change."""
+    return train(model, tmp_path_factory.mktemp("ranks"), RANKS)

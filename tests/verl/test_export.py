@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from rank_runs import RANKS, Report
 from rllm_verl.export import command, export
 from safetensors.torch import load_file
 from training_rank import batch
@@ -22,41 +20,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.training import checkpoint
 
-RANK = Path(__file__).parent / "support" / "training_rank.py"
-RANKS = 2
-SECONDS = 180
 SHARD = f"backend/actor/model_world_size_{RANKS}_rank_0.pt"
 
 
 @pytest.fixture(scope="module")
-def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(two_ranks: Report) -> Path:
     """Output of ``training_rank.py``: ``checkpoint``, and its weights as ``updated.safetensors``."""
-    folder = tmp_path_factory.mktemp("trained")
-    shared = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-        "DIST_INIT_METHOD": f"file://{folder}/rendezvous",
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_RANK": "0",
-    }
-    with (folder / "log").open("w") as log:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, RANK, model, folder],
-                env=shared | {"RANK": str(rank)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            for rank in range(RANKS)
-        ]
-        try:
-            codes = [process.wait(SECONDS) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    assert codes == [0] * RANKS, (folder / "log").read_text()[-3000:]
-    return folder
+    return two_ranks.folder
 
 
 def write_checkpoint(run: Path, step: int, weights: Path, strategy: str = "fsdp2") -> Path:

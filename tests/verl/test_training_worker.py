@@ -3,55 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from rank_runs import Report, train
 from transformers import AutoModelForCausalLM
-
-SUPPORT = Path(__file__).parent / "support"
-RUN_SECONDS = 180
-
-
-@dataclass(frozen=True)
-class Report:
-    """Output of the ranks of one group, in row order."""
-
-    folder: Path
-    ranks: tuple[dict[str, Any], ...]
-
-    def rows(self, name: str) -> torch.Tensor:
-        """``(batch, response_tokens)``."""
-        return torch.tensor([row for rank in self.ranks for row in rank[name]])
-
-    def weights(self, name: str) -> dict[str, torch.Tensor]:
-        return load_file(self.folder / f"{name}.safetensors")
-
-
-def train(model: Path, folder: Path, ranks: int) -> Report:
-    """Runs all ranks to completion; if one fails, stops the others."""
-    command = [sys.executable, str(SUPPORT / "training_rank.py"), str(model), str(folder)]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "DIST_INIT_METHOD": f"file://{folder}/rendezvous"}
-    processes = []
-    for rank in range(ranks):
-        environment = os.environ | place | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"}
-        with (folder / f"rank{rank}.log").open("w") as log:
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(RUN_SECONDS) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    logs = "\n".join((folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(ranks))
-    assert codes == [0] * ranks, logs
-    return Report(folder, tuple(json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)))
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +51,8 @@ def test_a_checkpoint_brings_back_weights_and_optimizer_exactly(alone: Report) -
     assert alone.ranks[0]["resumed"] == alone.ranks[0]["continued"]
 
 
-def test_two_ranks_give_the_numbers_of_one(alone: Report, model: Path, tmp_path: Path) -> None:
-    two = train(model, tmp_path, 2)
+def test_two_ranks_give_the_numbers_of_one(alone: Report, two_ranks: Report) -> None:
+    two = two_ranks
     torch.testing.assert_close(two.rows("logprobs"), alone.rows("logprobs"), rtol=0, atol=1e-6)
     for rank in two.ranks:
         assert rank["update"] == pytest.approx(alone.ranks[0]["update"], rel=1e-5, abs=1e-6)
