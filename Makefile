@@ -71,7 +71,7 @@ help:
 	@echo "make tinker-env      create the environment with the Tinker SDK (0.5 GB)"
 	@echo "make tinker-server   create the environment of the local Tinker server, and its model (2.5 GB)"
 	@echo "make tinker-seeds    test learning with the Tinker server on more seeds; not part of make test"
-	@echo "make workflow-seeds  test that workflow solver_judge learns both roles; not part of make test"
+	@echo "make workflow-seeds  test that workflows learn, on more seeds; not part of make test"
 	@echo "make docs            build the documentation; open build/site/index.html"
 	@echo "make docs-serve      serve the documentation locally and update it on changes"
 	@echo "make docs-reference  generate the reference parts of docs/ from the code"
@@ -89,7 +89,7 @@ test-core: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(CORE_TESTS)
 
 test-exhaustive: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m by_hand $(CORE_TESTS)
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m by_hand $(CORE_TESTS) tests/installed
 
 test-packages: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(PACKAGE_TESTS)

@@ -114,6 +114,7 @@ def test_the_run_can_be_verified_and_measured(clean: CleanEnvironment, trained: 
 
 
 @pytest.mark.slow
+@pytest.mark.by_hand  # wheels have the modules of this checkout, which other tests let learn
 def test_it_learns(clean: CleanEnvironment, tmp_path: Path) -> None:
     arguments = ("train", "relay", "--backend", "local", "--run-dir", tmp_path / "run", "-o", "training.steps=40")
     clean.run("rllm-core", *arguments, OMP_NUM_THREADS="1")
