@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.environments import SETTINGS
 from benchmarks.learning import measured, outcome
+from benchmarks.peer_environments import SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 
 SEEDS = (1000, 1001, 1002)

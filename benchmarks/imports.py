@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environments import SETTINGS
+from benchmarks.peer_environments import SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
 
 CONTRACTS = ("types", "engine", "parser", "backend", "workflow", "config", "hookspecs", "providers", "plugins")

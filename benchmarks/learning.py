@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environments import ROOT, SETTINGS
+from benchmarks.peer_environments import ROOT, SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 from rllm_core.types import Episode
 

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.environments import enter_peer_environment
+from benchmarks.peer_environments import enter_peer_environment
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
 
 WARM_UP_STEPS = 2

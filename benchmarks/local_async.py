@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import waiting
-from benchmarks.environments import SETTINGS
 from benchmarks.learning import outcome, read_lines
+from benchmarks.peer_environments import SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.plugins import PluginManager

@@ -28,7 +28,7 @@ from typing import Any
 
 import rllm_devkit.scripted_plugin
 from benchmarks import bookkeeping
-from benchmarks.environments import ROOT, SETTINGS
+from benchmarks.peer_environments import ROOT, SETTINGS
 from benchmarks.simulated import SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 from rllm_core.config import load_run_config

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environments import SETTINGS
 from benchmarks.imports import alternating
+from benchmarks.peer_environments import SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
 
 TURNS = 100

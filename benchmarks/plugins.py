@@ -21,8 +21,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from benchmarks.environments import ROOT, SETTINGS
 from benchmarks.imports import TIMED, alternating, third_party
+from benchmarks.peer_environments import ROOT, SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
 
 MANY_DISTRIBUTIONS, MANY_PLUGINS, FEW_PLUGINS = 300, 30, 3

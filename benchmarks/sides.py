@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import IO, Self
 
-from benchmarks.environments import ROOT, SETTINGS
+from benchmarks.peer_environments import ROOT, SETTINGS
 from benchmarks.trials import Row
 
 IDLE_CPU_SECONDS = 0.002

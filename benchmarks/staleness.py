@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.algorithms import command
-from benchmarks.environments import ROOT, SETTINGS
 from benchmarks.learning import measured, outcome, read_lines
+from benchmarks.peer_environments import ROOT, SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 
 SEEDS = (1000, 1001, 1002)

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environments import SETTINGS
 from benchmarks.learning import measured
+from benchmarks.peer_environments import SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 
 CONVERSATIONS = 1000

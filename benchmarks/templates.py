@@ -52,7 +52,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.environments import SETTINGS
+from benchmarks.peer_environments import SETTINGS
 from benchmarks.templates_player import COUNTED, Load, play_folder
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 from rllm_core.sandbox.worker import die_with_parent

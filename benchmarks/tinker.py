@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.environments import ROOT
-from benchmarks.environments import SETTINGS as ENVIRONMENT
+from benchmarks.peer_environments import ROOT
+from benchmarks.peer_environments import SETTINGS as ENVIRONMENT
 from benchmarks.sides import Side
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.environments import ROOT
+from benchmarks.peer_environments import ROOT
 
 Row = dict[str, Any]
 Figures = dict[str, Any]

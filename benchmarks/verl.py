@@ -31,8 +31,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.environments import ROOT
-from benchmarks.environments import SETTINGS as ENVIRONMENT
+from benchmarks.peer_environments import ROOT
+from benchmarks.peer_environments import SETTINGS as ENVIRONMENT
 from benchmarks.sides import Side
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
 from benchmarks.verl_processes import SIDE_VARIABLE, cpu_seconds, spent

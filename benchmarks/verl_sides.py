@@ -20,7 +20,7 @@ from typing import IO
 from rllm_renderers.chat_template import ChatTemplateParser
 
 from benchmarks.core_side import train_gated
-from benchmarks.environments import ROOT
+from benchmarks.peer_environments import ROOT
 from benchmarks.sides import Gate, SideError, serve
 from benchmarks.trials import Row
 from benchmarks.verl_workloads import Workload, check_settings, main_ppo_settings, prompt_of

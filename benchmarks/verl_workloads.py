@@ -17,7 +17,7 @@ from typing import Any
 
 from rllm_workflows.sort import prompt
 
-from benchmarks.environments import ROOT
+from benchmarks.peer_environments import ROOT
 from benchmarks.verl_processes import SIDE_VARIABLE
 from benchmarks.workloads import plugin_manager, training_tasks
 from rllm_core import providers

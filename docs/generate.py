@@ -24,6 +24,7 @@ from rllm_core.algorithms.support import Support, default_capabilities
 from rllm_core.backend import Capabilities
 from rllm_core.cli.backends import matrix
 from rllm_core.config import RunConfig
+from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.plugins import PluginManager
 
 PAGE = Path(__file__).parent / "run-file.md"
@@ -54,7 +55,7 @@ BOUNDS = (
 
 def first_party_plugins() -> PluginManager:
     """Plugins of this repository, and no others."""
-    plugins = PluginManager.from_environment(no_plugins=True)
+    plugins = PluginManager(installed_plugins(), Settings(only=frozenset({"devkit"})))
     for name, module in FIRST_PARTY.items():
         plugins.register(importlib.import_module(module), name)
     return plugins

@@ -35,7 +35,8 @@ def here(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 def refused(result: subprocess.CompletedProcess[str], *expected: str, code: int = 2) -> None:
-    lines = result.stderr.strip().splitlines()
+    # A busy machine may need more than 30 s to import torch, which is reported.
+    lines = [line for line in result.stderr.strip().splitlines() if "still importing" not in line]
     assert result.returncode == code, result.stderr
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("error: ")

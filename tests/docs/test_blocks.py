@@ -39,6 +39,7 @@ TEXT = {
 # Shell programs other than rllm-core and make. This test does not check what they install or start.
 PROGRAMS = (
     "pip install ",
+    "pytest ",
     "touch ",
     "pre-commit",
     "ray start ",
@@ -178,6 +179,7 @@ def test_a_picture_names_what_there_is() -> None:
 # Names in the prose
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a page lists deprecated names
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_dotted_names_exist(page: Page) -> None:
     for name in sorted(set(re.findall(r"`(rllm_core(?:\.\w+)+)", page.prose))):

@@ -13,22 +13,22 @@ import pytest
 from hook_pages import CONTRACT_PAGES, RECORDS
 from pages import ROOT, Page, write_files
 
-from rllm_core import testing
+from rllm_devkit import checks as devkit
 from rllm_devkit.checks import algorithms, backends, engines, losses, parsers, sandboxes, trackers, workflows
 from rllm_devkit.checks.provided import checks_of
 
 FOLDER = ROOT / "docs" / "contracts"
 # Page of each set of checks. A reward function has none.
 CHECKS = {
-    "backend": (testing.check_backend, {**backends.BEFORE_TRAINING, **backends.TRAINING}),
-    "correction": (testing.check_correction, {"options": None, **algorithms.CORRECTION_CHECKS}),
-    "engine": (testing.check_engine, engines.ENGINE_CHECKS),
-    "estimator": (testing.check_estimator, {"options": None, **algorithms.ESTIMATOR_CHECKS}),
-    "loss": (testing.check_policy_loss, {"options": None, **losses.LOSS_CHECKS}),
-    "parser": (testing.check_parser, parsers.CHECKS),
-    "sandbox": (testing.check_sandbox, sandboxes.SANDBOX_CHECKS),
-    "tracker": (testing.check_tracker, trackers.TRACKER_CHECKS),
-    "workflow": (testing.check_workflow, workflows.WORKFLOW_CHECKS),
+    "backend": (devkit.check_backend, {**backends.BEFORE_TRAINING, **backends.TRAINING}),
+    "correction": (devkit.check_correction, {"options": None, **algorithms.CORRECTION_CHECKS}),
+    "engine": (devkit.check_engine, engines.ENGINE_CHECKS),
+    "estimator": (devkit.check_estimator, {"options": None, **algorithms.ESTIMATOR_CHECKS}),
+    "loss": (devkit.check_policy_loss, {"options": None, **losses.LOSS_CHECKS}),
+    "parser": (devkit.check_parser, parsers.CHECKS),
+    "sandbox": (devkit.check_sandbox, sandboxes.SANDBOX_CHECKS),
+    "tracker": (devkit.check_tracker, trackers.TRACKER_CHECKS),
+    "workflow": (devkit.check_workflow, workflows.WORKFLOW_CHECKS),
 }
 
 
@@ -38,7 +38,7 @@ def test_every_contract_has_its_page() -> None:
 
 def test_every_check_function_is_on_a_page() -> None:
     named = {check.__name__ for check, _ in CHECKS.values()}
-    assert named == {name for name in testing.__all__ if name.startswith("check_")}
+    assert named == {name for name in devkit.__all__ if name.startswith("check_")}
     for page, (check, _) in CHECKS.items():
         assert f"`{check.__name__}(" in Page(FOLDER / f"{page}.md").text.replace("await ", "")
 

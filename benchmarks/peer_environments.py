@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PEER_ENVIRONMENT = ROOT / ".venv-bench"
-PEER = "trl==1.16.0"
-PACKAGES = (".", "plugins/rllm-local", "plugins/rllm-renderers", "plugins/rllm-workflows")
+PEERS = ("trl==1.16.0", "cosmic-ray==8.7.0")
+PACKAGES = (".", "plugins/rllm-devkit", "plugins/rllm-local", "plugins/rllm-renderers", "plugins/rllm-workflows")
 
 SETTINGS = {
     "OMP_NUM_THREADS": "1",
@@ -40,7 +40,7 @@ def enter_peer_environment(module: str, arguments: list[str]) -> None:
 
 
 def make_peer_environment() -> Path:
-    """Installs torch, TRL, the core and the plugins in ``.venv-bench``; quick if it is up to date.
+    """Installs torch, TRL, cosmic-ray, the core and the plugins in ``.venv-bench``; quick if it is up to date.
 
     Returns:
         Path of its Python interpreter.
@@ -59,7 +59,7 @@ def make_peer_environment() -> Path:
         # Install torch first, with an exact pin: other versions would pull in CUDA.
         _install(python, "-c", "constraints.txt", "torch", "hatchling", "editables")
         editable = [argument for package in PACKAGES for argument in ("-e", package)]
-        _install(python, "-c", "constraints.txt", "--no-build-isolation", PEER, *editable)
+        _install(python, "-c", "constraints.txt", "--no-build-isolation", *PEERS, *editable)
         stamp.write_text(wanted)
     return python
 
@@ -67,7 +67,7 @@ def make_peer_environment() -> Path:
 def _fingerprint() -> str:
     """Returns a hash of everything the environment depends on."""
     files = ["constraints.txt", *(f"{package}/pyproject.toml" for package in PACKAGES)]
-    parts = [PEER, sys.version, *(Path(ROOT, file).read_text(encoding="utf-8") for file in files)]
+    parts = [*PEERS, sys.version, *(Path(ROOT, file).read_text(encoding="utf-8") for file in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
