@@ -119,9 +119,9 @@ def test_every_first_party_class_agrees_with_its_record() -> None:
 
 
 FIXES = {
-    "workflow unset": 'write config="rllm_unset.pieces:UnsetConfig" in the Workflow(...) record',
-    "workflow otherwise": 'or config="rllm_unset.pieces:UnsetConfig" in the Workflow(...) record',
-    "tracker unset-tracker": 'write config="rllm_unset.pieces:TrackerConfig" in the Tracker(...) record',
+    "workflow unset": 'write config="rllm_unset.pieces:UnsetConfig" in the WorkflowProvider(...) record',
+    "workflow otherwise": 'or config="rllm_unset.pieces:UnsetConfig" in the WorkflowProvider(...) record',
+    "tracker unset-tracker": 'write config="rllm_unset.pieces:TrackerConfig" in the TrackerProvider(...) record',
     "advantage estimator sectioned": "which nothing reads; rename it to options_model",
     "correction configured": "declare options_model in its class and remove config",
     "sandbox walled": "but no sandbox has a section in a run file; remove it",
