@@ -37,6 +37,7 @@ def rows(clean: CleanEnvironment, *arguments: str) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads(clean.run("rllm-core", *arguments, "--json").stdout)}
 
 
+@pytest.mark.slow
 def test_the_environment_has_what_was_installed_and_is_healthy(clean: CleanEnvironment) -> None:
     found = rows(clean, "plugins")
     assert {name: (row["package"], row["status"]) for name, row in found.items()} == {
@@ -52,6 +53,7 @@ def test_the_environment_has_what_was_installed_and_is_healthy(clean: CleanEnvir
     assert report["packages"]["torch"]
 
 
+@pytest.mark.slow
 def test_every_plugin_loads_and_is_light(clean: CleanEnvironment) -> None:
     found = rows(clean, "plugins", "--load")
     assert {name: (row["status"], row["warnings"]) for name, row in found.items()} == {
@@ -59,6 +61,7 @@ def test_every_plugin_loads_and_is_light(clean: CleanEnvironment) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_core_alone_names_the_package_of_a_command(bare: CleanEnvironment) -> None:
     for command in (("new", "workflow", "mine"), ("plugins", "check", "relay"), ("parser", "check", "some/model")):
         said = bare.run("rllm-core", *command, code=2).stderr
@@ -68,6 +71,7 @@ def test_the_core_alone_names_the_package_of_a_command(bare: CleanEnvironment) -
     assert said.splitlines()[-1].startswith("ImportError: rllm_core.testing has moved to rllm-devkit")
 
 
+@pytest.mark.slow
 def test_a_strangers_plugin_is_shown_with_its_requirements(clean: CleanEnvironment) -> None:
     row = rows(clean, "plugins", "show", "relay")["relay"]
     assert (row["version"], row["status"], row["missing"]) == ("2.1", "loaded", [])

@@ -46,6 +46,7 @@ def test_a_wheel_holds_the_module_and_its_licence(source: Path, wheels: dict[str
     }
 
 
+@pytest.mark.slow
 @every_package
 def test_an_sdist_builds_the_same_wheel(
     source: Path, copies: dict[str, Path], wheels: dict[str, Path], tmp_path: Path

@@ -51,6 +51,7 @@ def test_every_backend_says_what_it_can_do_or_why_it_does_not(rllm_core_process:
     assert list(able) == sorted(able) == list(found["good"]["capabilities"])
 
 
+@pytest.mark.slow
 def test_people_get_a_table_of_the_same(rllm_core: Run) -> None:
     run = rllm_core("backends", packages=PACKAGES, **ONLY)
     assert run.returncode == 0, run.stderr

@@ -150,6 +150,7 @@ def test_who_hangs_can_be_left_out(
 # Metadata
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "metadata"),
     [

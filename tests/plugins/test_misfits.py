@@ -88,6 +88,7 @@ def test_there_are_many() -> None:
     assert len(CHANGERS) >= 8
 
 
+@pytest.mark.slow
 def test_the_listing_reads_metadata_only_and_so_does_doctor(site: str, tmp_path: Path) -> None:
     listed = command_line("plugins", "--json", path=site, cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
@@ -99,6 +100,7 @@ def test_the_listing_reads_metadata_only_and_so_does_doctor(site: str, tmp_path:
     assert not [p for p in json.loads(found.stdout)["problems"] if "misfit" in p["what"] + p["problem"]]
 
 
+@pytest.mark.slow
 def test_the_health_of_each_is_told_with_its_place(site: str, tmp_path: Path) -> None:
     names = ",".join(MISFITS)
     run = command_line(
@@ -131,6 +133,7 @@ def test_the_health_of_each_is_told_with_its_place(site: str, tmp_path: Path) ->
 # Next to something else
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SURVIVORS)
 def test_something_else_trains_beside_it_and_nobody_else_is_blamed(
     candidates: tuple[Candidate, ...], tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
@@ -320,6 +323,7 @@ def test_a_run_that_completes_ends_with_the_first_failures_in_full(
 # Metadata of any distribution
 
 
+@pytest.mark.slow
 def test_one_malformed_file_of_any_distribution_is_named_and_breaks_nothing(site: str, tmp_path: Path) -> None:
     path = os.pathsep.join([malformed(tmp_path / "odd"), site])
     only = {"RLLM_PLUGINS": "testing,odd-thing,devkit"}

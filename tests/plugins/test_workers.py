@@ -47,6 +47,7 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "others"),
     [

@@ -17,6 +17,7 @@ COMMANDS = {
 PLANTED = "import pathlib; pathlib.Path(__file__).with_suffix('.ran').touch()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_plugin_and_modules_that_lie_there_are_not_seen(command: str, tmp_path: Path) -> None:
     names = ("rllm_planted", "click", "torch", "toml", "numpy", "sitecustomize", "toxfile", "conftest", "plugins")

@@ -369,7 +369,7 @@ def test_a_backend_that_raises_ends_the_run_with_its_own_error(
     faults.inject(f"backend.{method}", raises(DeviceLost("device 3 is gone"), after=after), when=at(number))
     run = play(faults)
     assert isinstance(run.error, DeviceLost)
-    assert run.summary["error"] == "DeviceLost: device 3 is gone"
+    assert run.summary["error"].endswith("DeviceLost: device 3 is gone")
     assert faults.calls["backend.shutdown"] == 1
     if method == "update_policy":
         assert run.summary["optimizer_steps"] == 3, "only the return of the call books the step"
@@ -489,7 +489,8 @@ def test_a_tracker_that_fails_is_switched_off(play: Any, method: str) -> None:
     faults.inject(f"tracker.{method}", raises(ConnectionError("no network")))
     run = play(faults)
     assert run.error is None
-    assert run.summary["tracker_failures"] == {"faults": "ConnectionError: no network"}
+    [failure] = run.summary["tracker_failures"].values()
+    assert failure.endswith("ConnectionError: no network")
     assert faults.calls[f"tracker.{method}"] == 1
 
 

@@ -99,6 +99,7 @@ def rewards(episode):
     return [step.reward for step in episode.trajectories[0].steps]
 
 
+@pytest.mark.slow
 def test_rollouts_over_servers_are_those_of_the_built_in_tools():
     moves = [
         [("sub", {"a": 3, "b": 4})],
@@ -120,6 +121,7 @@ def test_rollouts_over_servers_are_those_of_the_built_in_tools():
     assert solved.trajectories[0].steps[-1].text == display
 
 
+@pytest.mark.slow
 def test_another_tool_of_a_server_can_be_called_and_is_not_the_right_one():
     shown = CalculatorWorkflow(CalculatorConfig(servers=SERVERS))
     [episode] = play(shown, [("sums__about", {}), ("sub", {"a": 3, "b": 4})])
@@ -130,6 +132,7 @@ def test_another_tool_of_a_server_can_be_called_and_is_not_the_right_one():
     assert told["content"].startswith("add, sub in process")
 
 
+@pytest.mark.slow
 def test_a_server_that_died_is_an_error_and_never_a_reward():
     async def kill(workflow):
         await asyncio.sleep(0)

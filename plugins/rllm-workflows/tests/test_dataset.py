@@ -418,6 +418,7 @@ def test_tools_reach_the_model(tmp_path, make_completer):
     assert asked == [[TOOL], []]
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract(tmp_path):
     path = lines(tmp_path / "rows.jsonl", *ROWS)
     results = asyncio.run(check_workflow(lambda: workflow_of(path, reward="numeric"), answers=["4", "no"]))

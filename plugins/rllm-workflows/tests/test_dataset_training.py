@@ -36,6 +36,7 @@ def assembled(path, *overrides):
     return launch.assemble(load_run_config("dataset", plugins, overrides=chosen, backend="scripted"), plugins)
 
 
+@pytest.mark.slow
 def test_three_steps_are_trained_on_the_rewards_of_a_file(tmp_path):
     path = write(tmp_path / "rows.jsonl", ({"question": f"Is {n} {n}?", "answer": "yes"} for n in range(30)))
     assembly = assembled(path, "training.validation_rollouts=64")

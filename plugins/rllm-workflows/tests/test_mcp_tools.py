@@ -57,6 +57,7 @@ async def pid_of(tools, name="pid"):
     return int((await tools.call(name, {})).text)
 
 
+@pytest.mark.slow
 def test_two_servers_with_the_sdk_answer_as_the_built_in_calculator_does():
     async def play(tools):
         names = [spec["function"]["name"] for spec in tools.specs]

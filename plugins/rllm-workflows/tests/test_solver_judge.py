@@ -301,6 +301,7 @@ def test_picked(text, place):
     assert picked(text, 3) == place
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract():
     results = asyncio.run(check_workflow(SolverJudgeWorkflow, answers=["1", "2", "3", *"abcdefgh"]))
     assert not [result for result in results if result.outcome == "failed"]

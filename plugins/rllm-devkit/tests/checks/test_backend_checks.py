@@ -180,6 +180,7 @@ def leftovers() -> Iterator[None]:
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("leftovers")
 @pytest.mark.parametrize(("liar", "check", "words"), LIARS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_backend_that_breaks_a_rule_is_caught(

@@ -117,6 +117,7 @@ class Boasting(ChildSandbox):
     isolates: ClassVar[bool] = True
 
 
+@pytest.mark.slow
 def test_the_checks_of_the_cores_own() -> None:
     results = asyncio.run(check_sandbox(ChildSandbox))
     assert {result.name for result in results} == set(SANDBOX_CHECKS)

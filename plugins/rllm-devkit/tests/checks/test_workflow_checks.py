@@ -95,6 +95,7 @@ def test_equal_seeds_see_the_same() -> None:
     assert any(one != seen[0] for one in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("liar", "check", "words"), LIARS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_workflow_that_breaks_a_rule_is_caught(liar: Any, check: str, words: str) -> None:
     """The check of the broken rule fails; its prerequisites pass."""
