@@ -578,25 +578,28 @@ def test_a_checkpoint_that_cannot_be_made_durable_is_none(play: Any, name: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("moments", [10, pytest.param(1000, marks=pytest.mark.by_hand)])
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_a_disk_that_refuses_everything_from_some_moment_on(play: Any, tmp_path: Path, refusal: str) -> None:
+def test_a_disk_that_refuses_everything_from_some_moment_on(
+    play: Any, tmp_path: Path, refusal: str, moments: int
+) -> None:
     """At any operation: one error line, no partial file taken for a complete one, and a resume once there is space."""
     seams = disk_seams() if refusal == "read-only" else disk_seams("write")
-    number = 1
-    while True:
+    whole = Faults()
+    assert play(whole, path=tmp_path / "whole").error is None
+    operations = sum(whole.calls[seam] for seam in seams)
+    assert operations > 20
+    for number in range(1, operations - 5, max(1, operations // moments)):  # their number varies a little
         faults, path = Faults(), tmp_path / str(number)
+        refused = since_any(number)
         for seam in seams:
-            faults.inject(seam, refuses(REFUSALS[refusal]), when=since_any(number))
+            faults.inject(seam, refuses(REFUSALS[refusal]), when=refused)
         run = play(faults, path=path)
-        if not faults.injected:
-            break
+        assert faults.injected
         assert_one_line(run.error, os.strerror(REFUSALS[refusal]), str(path))
         again = play(Faults(), path=path, resume=(path / "run.toml").exists())
         assert again.error is None
         assert again.summary["optimizer_steps"] == STEPS
-        number += 7 if refusal != "read-only" else 11
-    assert run.error is None
-    assert number > 20
 
 
 def since_any(number: int) -> fault.When:
