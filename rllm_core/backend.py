@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from rllm_core.events import PolicyUpdate
+from rllm_core.events import PolicyUpdate as PolicyUpdate  # part of this contract
 from rllm_core.types import Floats, TrainingSample
 
 if TYPE_CHECKING:
@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from rllm_core.engine import RolloutEngine
     from rllm_core.parser import BaseParser
     from rllm_core.plugins import PluginManager
-
-__all__ = [
-    "BackendProtocol",
-    "BatchT",
-    "Capabilities",
-    "OptimizerStep",
-    "Policy",
-    "PolicyUpdate",
-    "UpdateResult",
-]
 
 BatchT = TypeVar("BatchT")
 

@@ -309,10 +309,6 @@ class Messages(MessageView, MutableSequence[Message]):
         self.extend(values)
         return self
 
-    def clear(self) -> None:
-        """Removes all messages."""
-        self._log, self._length = [], 0
-
     def copy(self) -> Messages:
         """Returns a second conversation that continues from here and shares storage up to this point."""
         return Messages(self)

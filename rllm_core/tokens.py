@@ -179,8 +179,6 @@ def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenI
     length = len(prefix)
     if length > len(tokens):
         return False
-    if isinstance(tokens, np.ndarray) and isinstance(prefix, np.ndarray):
-        if tokens.dtype is prefix.dtype is _INT32:  # true for all id arrays; comparing bytes is fastest
-            return tokens[:length].tobytes() == prefix.tobytes()
-        return bool(np.array_equal(tokens[:length], prefix))
-    return bool(np.array_equal(token_ids(tokens[:length]), token_ids(prefix)))
+    if is_id_array(tokens) and is_id_array(prefix):  # comparing bytes is fastest
+        return tokens[:length].tobytes() == prefix.tobytes()
+    return bool(np.array_equal(tokens[:length], prefix))

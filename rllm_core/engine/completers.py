@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Sequence
 from typing import Literal, Self
@@ -10,7 +9,7 @@ from typing import Literal, Self
 from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, TokenSource, derive_seed
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BreakReason, ToolSpec
-from rllm_core.scope import RolloutEnded, RolloutScope
+from rllm_core.scope import RolloutScope
 from rllm_core.types import (
     FinishReason,
     MessageLike,
@@ -102,19 +101,16 @@ class Completer:
         self._check_tools(tools)
         if self._is_busy:
             raise RuntimeError("a completer handles one call at a time; use completer.fork() for another conversation")
-        scope = self.scope
-        task = scope.begin()
-        self._is_busy = True
-        try:
-            step = await self._complete(messages, tools, self._params(max_response_tokens))
-        except asyncio.CancelledError:
-            if scope.was_stopped(task):
-                raise RolloutEnded(f"{scope.name} ended while the model was answering") from None
-            raise
-        finally:
-            self._is_busy = False
-            scope.end(task)
-        scope.keep(step)
+        params = self.sampling_params
+        if max_response_tokens is not None:
+            params = params.model_copy(update={"max_response_tokens": max_response_tokens})
+        with self.scope.call():
+            self._is_busy = True
+            try:
+                step = await self._complete(messages, tools, params, derive_seed(self.seed, self._turns + 1))
+            finally:
+                self._is_busy = False
+        self.scope.keep(step)
         return step
 
     def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
@@ -130,12 +126,12 @@ class Completer:
         )
 
     async def _complete(
-        self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams
+        self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams, seed: int
     ) -> Step:
         last = self._last
         view = snapshot(messages, last.messages if last is not None else MessageView())
         output = await self.engine.get_model_response(
-            view, sampling_params=params, seed=self._turn_seed(), tools=tools, is_validation=self.is_validation
+            view, sampling_params=params, seed=seed, tools=tools, is_validation=self.is_validation
         )
         self._check_prompt_length(len(output.prompt_ids))
         self._check_finish(output.finish_reason)
@@ -171,14 +167,6 @@ class Completer:
     def _check_finish(self, finish_reason: FinishReason) -> None:
         if finish_reason is FinishReason.ABORT:
             raise EngineError(f"{_label(self.engine)} aborted the request")
-
-    def _params(self, max_response_tokens: int | None) -> SamplingParams:
-        if max_response_tokens is None or max_response_tokens == self.sampling_params.max_response_tokens:
-            return self.sampling_params
-        return self.sampling_params.model_copy(update={"max_response_tokens": max_response_tokens})
-
-    def _turn_seed(self) -> int:
-        return derive_seed(self.seed, self._turns + 1)
 
 
 def _label(engine: RolloutEngine) -> str:
@@ -233,7 +221,7 @@ class TITOCompleter(Completer):
         self.session = self._parser.session(on_break=self._on_segment_break)
 
     async def _complete(
-        self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams
+        self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams, seed: int
     ) -> Step:
         session = self.session
         turn = session.next_prompt(messages, tools=tools)
@@ -242,7 +230,7 @@ class TITOCompleter(Completer):
             output = await self._source.get_token_output_from_token_input(
                 with_media(turn.prompt_ids, turn.media),
                 sampling_params=params,
-                seed=self._turn_seed(),
+                seed=seed,
                 is_validation=self.is_validation,
             )
             if not isinstance(output, TokenOutput):

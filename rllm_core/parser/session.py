@@ -6,6 +6,7 @@ Within a segment, sampled text is never tokenized again. The parser only supplie
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,6 @@ from typing import Any, Literal
 
 from rllm_core.parser.completion import ParsedCompletion
 from rllm_core.parser.contract import ParserContract, ToolSpec
-from rllm_core.parser.sameness import same_message
 from rllm_core.parser.segments import BreakReason, SegmentBreak, SessionStats, TokenSegment, Turn
 from rllm_core.types import (
     FrozenDict,
@@ -263,9 +263,9 @@ class ParserSession:
             return BreakReason.SHRUNK, []
         if not view.goes_on_from(self._consumed):
             for position in range(known):
-                if not same_message(view[position], self._consumed[position]):
+                if not _same_message(view[position], self._consumed[position]):
                     return BreakReason.HISTORY_EDITED, []
-        if not same_message(view[known], self.answer):
+        if not _same_message(view[known], self.answer):
             return BreakReason.HISTORY_EDITED, []
         tail = view[known + 1 :]
         if tools is not self._tools and tools != self._tools:
@@ -325,3 +325,31 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _texts(item)
+
+
+def _same_message(left: FrozenDict, right: FrozenDict) -> bool:
+    """Whether two messages mean the same to a template, regardless of how a client wrote them."""
+    return left is right or left == right or _canonical(left) == _canonical(right)
+
+
+def _canonical(message: FrozenDict) -> dict[str, Any]:
+    plain = {key: value for key, value in message.items() if value not in (None, "", [])}
+    for alias in ("reasoning", "thinking"):
+        if alias in plain:
+            plain.setdefault("reasoning_content", plain.pop(alias))
+    if isinstance(plain.get("tool_calls"), list):
+        plain["tool_calls"] = [_canonical_call(call) for call in plain["tool_calls"]]
+    return plain
+
+
+def _canonical_call(call: Any) -> Any:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            pass  # compared as the text it is
+    return function.get("name"), arguments
