@@ -6,6 +6,7 @@ Imports in functions and for type checkers count, too: a reader has to follow th
 from __future__ import annotations
 
 import graphlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def test_modules_import_each_other_without_circles() -> None:
 def test_only_assembly_names_what_the_core_ships() -> None:
     naming = [one for one in imports() if one.imported.partition(".")[0] == "builtin"]
     assert {one.importer.partition(".")[0] for one in naming} <= {"builtin", "assembly"}
+
+
+def test_the_page_lists_the_rooms_in_their_order() -> None:
+    rows = re.findall(
+        r"^\| ([a-z ]+) \| `", PICTURE.parents[1].joinpath("architecture.md").read_text(encoding="utf-8"), re.M
+    )
+    assert rows == [room.name for room in reversed(ROOMS)]
 
 
 def test_the_picture_is_what_is_drawn() -> None:
