@@ -93,3 +93,19 @@ class SessionStats:
     breaks: Counter[BreakReason] = field(default_factory=Counter)
     control_tokens: int = 0
     prompt_seconds: float = 0.0
+
+    def count_break(self, reason: BreakReason) -> None:
+        """Counts a break, without changing copies."""
+        self.breaks = self.breaks + Counter((reason,))
+
+    def copy(self) -> SessionStats:
+        """Returns the counters as they are now; `dataclasses.replace` takes several times as long."""
+        return SessionStats(
+            self.turns,
+            self.bridge_attempts,
+            self.bridged,
+            self.rendered,
+            self.breaks,
+            self.control_tokens,
+            self.prompt_seconds,
+        )

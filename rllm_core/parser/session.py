@@ -146,7 +146,7 @@ class ParserSession:
             if view == self._pending.messages and (tools is None or wanted == self._pending.tools):
                 return self._pending.turn
             raise RuntimeError("record() or discard() the previous prompt before asking for another")
-        before, started = replace(self.stats, breaks=self.stats.breaks.copy()), time.perf_counter()
+        before, started = self.stats.copy(), time.perf_counter()
         try:
             turn, tokens = self._open(view, wanted) if self._answer is None else self._continue(view, wanted)
         finally:
@@ -226,10 +226,10 @@ class ParserSession:
                 (BreakReason.BRIDGE_NONE, ids) if bridged is None else (BreakReason.PREFIX_MISMATCH, None)
             )
         if self.on_break == "raise":
-            self.stats.breaks[reason] += 1
+            self.stats.count_break(reason)
             raise SegmentBreak(reason)
         opened = self._open(view, tools, reason, tail or view, rendered)
-        self.stats.breaks[reason] += 1
+        self.stats.count_break(reason)
         return opened
 
     def _rendered(self, view: MessageView, tools: FrozenList | None) -> Sequence[int] | TokenIds:
