@@ -2,10 +2,10 @@
 
 from rllm_core.parser.base import BaseParser
 from rllm_core.parser.completion import ParsedCompletion, ParsedToolCall, Termination
-from rllm_core.parser.contract import ToolSpec
+from rllm_core.parser.contract import MaskMethod, ToolSpec
 from rllm_core.parser.segments import BreakReason, SegmentBreak, SessionStats, TokenSegment, Turn
 from rllm_core.parser.session import ParserSession
-from rllm_core.parser.supervised import MaskedTokens, MaskMethod
+from rllm_core.parser.supervised import MaskedTokens
 from rllm_core.parser.vocabulary import Vocabulary
 
 __all__ = [

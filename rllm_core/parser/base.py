@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rllm_core.parser.contract import ParserContract, ToolSpec
+from rllm_core.parser.contract import MaskMethod, ParserContract, ToolSpec
 from rllm_core.parser.session import ParserSession
-from rllm_core.parser.supervised import MaskedTokens, MaskMethod, tokenize_and_mask
+from rllm_core.parser.supervised import MaskedTokens, tokenize_and_mask
 from rllm_core.types import MessageLike
 
 if TYPE_CHECKING:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from rllm_core.parser.completion import ParsedCompletion
 from rllm_core.parser.vocabulary import Vocabulary, hugging_face_vocabulary
 from rllm_core.types import MessageLike, PlacedMedia, TokenIds
 
 ToolSpec = Mapping[str, Any]
+MaskMethod = Literal["cumulative", "stepwise", "hf_template"]
 
 
 class ParserContract(ABC):

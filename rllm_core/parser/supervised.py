@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rllm_core.errors import ConfigError
-from rllm_core.parser.contract import ParserContract, ToolSpec
+from rllm_core.parser.contract import MaskMethod, ParserContract, ToolSpec
 from rllm_core.parser.segments import Turn
 from rllm_core.parser.session import ParserSession
 from rllm_core.types import MessageLike, Messages, PlacedMedia, TokenIds, freeze, starts_with, token_ids
-
-MaskMethod = Literal["cumulative", "stepwise", "hf_template"]
 
 
 @dataclass(frozen=True, eq=False)
