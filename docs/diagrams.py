@@ -6,6 +6,7 @@ image, and follow the reader's light or dark mode.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -66,6 +67,16 @@ class Drawing:
         corners = [(x1, y1), (x1 - dx - dy / 2, y1 - dy - dx / 2), (x1 - dx + dy / 2, y1 - dy + dx / 2)]
         tip = " ".join(f"{x * UNIT:g},{y * UNIT:g}" for x, y in corners)
         self._parts.append(f'<polygon class="tip" points="{tip}"/>')
+
+    def arc(self, begin: tuple[float, float], end: tuple[float, float], *, bend: float, weight: float) -> None:
+        """Adds a curve that leaves and arrives horizontally, with a tip at the end. A negative bend is to the left."""
+        x0, y0, x1, y1 = (value * UNIT for value in (*begin, *end))
+        far, size = x0 + bend * UNIT, 2.5 + weight
+        base = x1 + math.copysign(1.8 * size, bend)
+        curve = f"M {x0:g} {y0:g} C {far:g} {y0:g} {far:g} {y1:g} {base:g} {y1:g}"
+        self._parts.append(f'<path d="{curve}" style="stroke-width: {weight:g}; opacity: 0.7"/>')
+        corners = f"{x1:g},{y1:g} {base:g},{y1 - size:g} {base:g},{y1 + size:g}"
+        self._parts.append(f'<polygon class="tip" points="{corners}"/>')
 
     def row(self, x: float, y: float, cells: Sequence[tuple[str, str]], *, width: float) -> None:
         """Adds boxes side by side, each with its style."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
+import architecture
 import diagrams
 import hook_pages
 from hook_pages import attributes
@@ -226,3 +227,4 @@ if __name__ == "__main__":
         path.write_text(hook_pages.page(name, path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, draw in diagrams.DIAGRAMS.items():
         (diagrams.FOLDER / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
+    architecture.PICTURE.write_text(architecture.drawing().svg(), encoding="utf-8")

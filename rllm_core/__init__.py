@@ -6,13 +6,6 @@ The contracts are in `rllm_core.types`, `rllm_core.engine`, `rllm_core.parser`, 
 
 import rllm_core.moved  # noqa: F401 - makes the old names of modules importable
 from rllm_core.hookspecs import hookimpl
+from rllm_core.version import API_VERSION, __version__
 
 __all__ = ["API_VERSION", "__version__", "hookimpl"]
-
-__version__ = "0.1.0"
-
-API_VERSION = "1.0"
-"""Version of the hooks and contracts: additions increase the second number, removals the first.
-
-A plugin's entry module names the version it was written for, ``RLLM_CORE_API = "1.0"``; `rllm_core.loading` checks it.
-"""

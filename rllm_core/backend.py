@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+from rllm_core.events import PolicyUpdate as PolicyUpdate  # part of this contract
 from rllm_core.types import Floats, TrainingSample
 
 if TYPE_CHECKING:
@@ -75,21 +76,6 @@ class Capabilities:
     streaming: bool = True
     deferred_normalisation: bool = False
     deterministic: bool = False
-
-
-@dataclass(frozen=True)
-class PolicyUpdate:
-    """A weight sync: new weights for the engine.
-
-    Attributes:
-        version: Weight version: 0 for the initial weights of a new run; each weight sync adds one.
-        optimizer_step: Number of optimizer steps behind these weights.
-        reason: ``start`` of a run, after a training ``step``, or ``resume`` from a checkpoint.
-    """
-
-    version: int
-    optimizer_step: int
-    reason: Literal["start", "step", "resume"]
 
 
 @dataclass(frozen=True, kw_only=True)

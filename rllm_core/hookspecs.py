@@ -34,7 +34,7 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rllm_core.backend import PolicyUpdate
+    from rllm_core.events import PolicyUpdate, TrainerState
     from rllm_core.providers import (
         AdvantageEstimatorProvider,
         BackendProvider,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         TrackerProvider,
         WorkflowProvider,
     )
-    from rllm_core.training.state import TrainerState
     from rllm_core.types import Episode
 
 PROJECT = "rllm_core"

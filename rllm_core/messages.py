@@ -201,21 +201,17 @@ class MessageView(Sequence[Message]):
     def __getitem__(self, index: slice) -> list[Message]: ...
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
         if isinstance(index, slice):
-            start, stop, stride = index.indices(self._length)
-            return self._log[start:stop] if stride == 1 else [self._log[i] for i in range(start, stop, stride)]
-        position = index + self._length if index < 0 else index
-        if not 0 <= position < self._length:
+            return self._log[: self._length][index]
+        if not -self._length <= index < self._length:
             raise IndexError(f"message {index} of {self._length}")
-        return self._log[position]
+        return self._log[index % self._length]
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self._log[: self._length])
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, MessageView):
-            if other._log is self._log:
-                return other._length == self._length
-            return other._length == self._length and self[:] == other[:]
+            return other._length == self._length and (other._log is self._log or self[:] == other[:])
         return self[:] == other if isinstance(other, list) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
@@ -309,10 +305,6 @@ class Messages(MessageView, MutableSequence[Message]):
         self.extend(values)
         return self
 
-    def clear(self) -> None:
-        """Removes all messages."""
-        self._log, self._length = [], 0
-
     def copy(self) -> Messages:
         """Returns a second conversation that continues from here and shares storage up to this point."""
         return Messages(self)
@@ -331,10 +323,6 @@ def snapshot(messages: Sequence[MessageLike], previous: MessageView) -> MessageV
     return MessageView(messages)
 
 
-def _message_view(value: Any) -> MessageView:
-    return MessageView(value)
-
-
 MessageViewField = Annotated[
-    MessageView, PlainValidator(_message_view), PlainSerializer(lambda view: [thaw(m) for m in view])
+    MessageView, PlainValidator(lambda value: MessageView(value)), PlainSerializer(lambda view: [thaw(m) for m in view])
 ]

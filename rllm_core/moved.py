@@ -8,7 +8,9 @@ import warnings
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "rllm_core.training.state": "rllm_core.events",
+}
 """New names of modules by their old ones."""
 
 

@@ -520,7 +520,7 @@ class PluginManager:
 
 
 def _core_candidate() -> Candidate:
-    from rllm_core import __version__
+    from rllm_core.version import __version__
 
     return Candidate(CORE_PLUGIN, CORE_PACKAGE, __version__, "rllm_core.builtin")
 

@@ -1,15 +1,55 @@
-"""Base class of the data types: validation, comparison, copies, and JSON without loss."""
+"""Base class of the data types: validation, comparison, copies, and JSON without loss. Types of their fields."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple, Self
+import math
+import secrets
+from collections.abc import Mapping, Sized
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticUndefined
 
 from rllm_core.messages import FrozenDict, MessageView
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+
+
+def _number(value: Any) -> Any:
+    """Converts ``value`` to a float: a bool to 0 or 1; numpy, torch and ``decimal`` numbers to their value.
+
+    Raises:
+        ValueError: If it is not a single finite number.
+    """
+    if type(value) is float and math.isfinite(value):
+        return value
+    if isinstance(value, str | bytes) or not hasattr(type(value), "__float__") or getattr(value, "ndim", 0) != 0:
+        raise ValueError(f"expected a finite number or a bool, got {type(value).__name__} {value!r:.80}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"expected a finite number, got an {type(value).__name__} too large for a float") from None
+    if not math.isfinite(number):
+        raise ValueError(f"expected a finite number, got {number}")
+    return number
+
+
+Reward = Annotated[float, BeforeValidator(_number)]
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+def new_id() -> str:
+    """Returns a new opaque id of 112 random bits, unique in all processes."""
+    return secrets.token_hex(14)
+
+
+def check_lengths(length: int, unit: str, arrays: Mapping[str, Sized | None], *, owner: str = "") -> None:
+    """Raises a ValueError if one of ``arrays``, which are keyed by what they hold, has another length."""
+    for name, array in arrays.items():
+        if array is not None and len(array) != length:
+            raise ValueError(f"{owner}{len(array)} {name} for {length} {unit}")
 
 
 class Record(BaseModel):

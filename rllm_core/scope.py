@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,14 +54,12 @@ class RolloutScope:
         """Whether a call is running."""
         return bool(self._calls)
 
-    def begin(self) -> asyncio.Task[object]:
-        """Records the start of a call.
-
-        Returns:
-            The calling task, to be passed to `end`.
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Surrounds a call of a completer.
 
         Raises:
-            RolloutEnded: If the rollout has ended.
+            RolloutEnded: If the rollout has ended, or ends during the call.
             RuntimeError: If the caller runs in another event loop, such as one of its own in a thread.
         """
         if not self.is_open:
@@ -78,21 +77,18 @@ class RolloutScope:
                 "loop = asyncio.get_running_loop() taken in run()"
             )
         self._calls.add(task)
-        return task
-
-    def end(self, task: asyncio.Task[object]) -> None:
-        """Records the end of a call that `begin` recorded."""
-        self._calls.discard(task)
-        if not self.is_open and not self._calls and self._on_idle is not None:
-            self._on_idle(self)
-
-    def was_stopped(self, task: asyncio.Task[object]) -> bool:
-        """Whether this scope sent the cancellation that just arrived in ``task``. True once per cancellation."""
-        if task not in self._stopped:
-            return False
-        self._stopped.remove(task)
-        task.uncancel()
-        return True
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._stopped:  # somebody else cancelled it
+                raise
+            self._stopped.remove(task)
+            task.uncancel()
+            raise RolloutEnded(f"{self.name} ended while the model was answering") from None
+        finally:
+            self._calls.discard(task)
+            if not self.is_open and not self._calls and self._on_idle is not None:
+                self._on_idle(self)
 
     def close(self, *, but: asyncio.Task[object] | None = None) -> None:
         """Rejects further calls and cancels the running ones, except the call of task ``but``."""

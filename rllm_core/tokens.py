@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, TypeGuard
 
 import numpy as np
@@ -62,17 +63,8 @@ def logprobs(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
     return array
 
 
-def advantages(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
+def _weights(value: Sequence[float] | npt.NDArray[Any], *, what: str) -> Floats:
     """Returns a read-only ``float32`` array. Stores the value once if all tokens have the same, as is common."""
-    return _finite(value, "advantages")
-
-
-def token_rewards(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
-    """Returns a read-only ``float32`` array of rewards of single tokens."""
-    return _finite(value, "token rewards")
-
-
-def _finite(value: Sequence[float] | npt.NDArray[Any], what: str) -> Floats:
     array, lowest, highest = _finite_floats(value, what=what)
     if lowest == highest and array.size > 1 and array.strides != (0,):
         return repeated(lowest, array.size)
@@ -123,8 +115,10 @@ _EMPTY_FLOATS.setflags(write=False)
 
 TokenIdsField = Annotated[TokenIds, PlainValidator(token_ids), PlainSerializer(_to_list)]
 LogprobsField = Annotated[Floats, PlainValidator(logprobs), PlainSerializer(_to_list)]
-AdvantagesField = Annotated[Floats, PlainValidator(advantages), PlainSerializer(_to_list)]
-TokenRewardsField = Annotated[Floats, PlainValidator(token_rewards), PlainSerializer(_to_list)]
+AdvantagesField = Annotated[Floats, PlainValidator(partial(_weights, what="advantages")), PlainSerializer(_to_list)]
+TokenRewardsField = Annotated[
+    Floats, PlainValidator(partial(_weights, what="token rewards")), PlainSerializer(_to_list)
+]
 
 
 class TokenLog:
@@ -179,8 +173,6 @@ def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenI
     length = len(prefix)
     if length > len(tokens):
         return False
-    if isinstance(tokens, np.ndarray) and isinstance(prefix, np.ndarray):
-        if tokens.dtype is prefix.dtype is _INT32:  # true for all id arrays; comparing bytes is fastest
-            return tokens[:length].tobytes() == prefix.tobytes()
-        return bool(np.array_equal(tokens[:length], prefix))
-    return bool(np.array_equal(token_ids(tokens[:length]), token_ids(prefix)))
+    if is_id_array(tokens) and is_id_array(prefix):  # comparing bytes is fastest
+        return tokens[:length].tobytes() == prefix.tobytes()
+    return bool(np.array_equal(tokens[:length], prefix))

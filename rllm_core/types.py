@@ -19,25 +19,15 @@ pickling and deep copies without loss. Text is Unicode: half a surrogate pair is
 
 from __future__ import annotations
 
-import itertools
-import math
-import os
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_serializer,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_serializer, field_validator, model_validator
 
+from rllm_core.continuation import differences, restored
+from rllm_core.media import MediaChunk, PlacedMedia, TokenInput, text_only, with_media
 from rllm_core.messages import (
     FrozenDict,
     FrozenList,
@@ -49,13 +39,13 @@ from rllm_core.messages import (
     MessageViewField,
     SampledMessage,
     freeze,
-    identical,
     message,
     snapshot,
     thaw,
     well_formed,
 )
-from rllm_core.records import Record
+from rllm_core.records import Count, Name, Record, Reward, check_lengths, new_id
+from rllm_core.sampling import FinishReason, ModelOutput, SamplingParams, TokenOutput
 from rllm_core.tokens import (
     AdvantagesField,
     Floats,
@@ -114,119 +104,7 @@ __all__ = [
     "with_media",
 ]
 
-
-Count = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
-
-
-def _number(value: Any) -> Any:
-    """Converts ``value`` to a float: a bool to 0 or 1; numpy, torch and ``decimal`` numbers to their value.
-
-    Raises:
-        ValueError: If it is not a single finite number.
-    """
-    if type(value) is float and math.isfinite(value):
-        return value
-    if isinstance(value, str | bytes) or not hasattr(type(value), "__float__") or getattr(value, "ndim", 0) != 0:
-        raise ValueError(f"expected a finite number or a bool, got {type(value).__name__} {value!r:.80}")
-    try:
-        number = float(value)
-    except OverflowError:
-        raise ValueError(f"expected a finite number, got an {type(value).__name__} too large for a float") from None
-    if not math.isfinite(number):
-        raise ValueError(f"expected a finite number, got {number}")
-    return number
-
-
-Reward = Annotated[float, BeforeValidator(_number)]
-Name = Annotated[str, Field(min_length=1, max_length=512)]
-
-
-_ids = itertools.count()
-_process = secrets.token_hex(8)
-
-
-def _seed_ids() -> None:
-    global _ids, _process
-    _ids, _process = itertools.count(), secrets.token_hex(8)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_seed_ids)
-
-
-def new_id() -> str:
-    """Returns a new opaque id, unique in this process and distinguished from other processes' by 64 random bits."""
-    return f"{next(_ids):012x}{_process}"
-
-
-class MediaChunk(Record):
-    """A non-text piece of a prompt, which occupies ``length_tokens`` positions.
-
-    Text-only engines and parsers reject it up front, with a specific error (see `text_only`).
-
-    Attributes:
-        sha256: Hash of ``content``; identifies the chunk where the content is not available.
-        kind: Kind of media, such as ``"image"``.
-        length_tokens: Number of positions it occupies.
-        content: The encoded file, shared in memory and never written to JSON. None if the record was read from JSON.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    kind: Name
-    length_tokens: Annotated[int, Field(strict=True, ge=1)]
-    content: Annotated[bytes | None, Field(exclude=True, repr=False)] = None
-
-    def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other):
-            return NotImplemented
-        mine, theirs = ({**value.__dict__, "content": None} for value in (self, other))
-        return bool(mine == theirs)
-
-    def __hash__(self) -> int:
-        return hash((self.sha256, self.kind, self.length_tokens))
-
-
-class PlacedMedia(MediaChunk):
-    """Media at a position of a prompt: placeholders fill ``[start, start + length_tokens)``."""
-
-    start: Count
-
-    @property
-    def stop(self) -> int:
-        """First position after the chunk."""
-        return self.start + self.length_tokens
-
-
-TokenInput = Sequence[int | MediaChunk] | TokenIds
-
-
-def text_only(tokens: TokenInput, provider: str) -> TokenIds:
-    """Returns ``tokens`` as an array of ids.
-
-    Raises:
-        ValueError: If they contain media; names ``provider``, which takes text only.
-    """
-    if not isinstance(tokens, np.ndarray):
-        for token in tokens:
-            if isinstance(token, MediaChunk):
-                raise ValueError(f"{provider} takes text only, but the prompt holds a chunk of kind {token.kind!r}")
-    return token_ids(tokens)  # type: ignore[arg-type]
-
-
-def with_media(prompt_ids: TokenIds, media: Sequence[PlacedMedia]) -> TokenInput:
-    """Returns a prompt as engines take it, with media chunks in place of their placeholders."""
-    if not media:
-        return prompt_ids
-    mixed: list[int | MediaChunk] = []
-    position = 0
-    for piece in media:
-        mixed += prompt_ids[position : piece.start].tolist()
-        mixed.append(piece)
-        position = piece.stop
-    return [*mixed, *prompt_ids[position:].tolist()]
 
 
 class TerminationReason(StrEnum):
@@ -244,98 +122,8 @@ class TerminationReason(StrEnum):
     @property
     def is_failure(self) -> bool:
         """Whether the cause was infrastructure, a bug or a cancellation, rather than the policy."""
-        return self in _FAILURES
-
-
-_FAILURES = frozenset(
-    {
-        TerminationReason.TIMEOUT,
-        TerminationReason.ENGINE_ERROR,
-        TerminationReason.ERROR,
-        TerminationReason.CANCELLED,
-    }
-)
-
-
-class FinishReason(StrEnum):
-    """Why a completion ended: a sampled stop token, the token limit, or an abort by the engine."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-
-
-class SamplingParams(Record):
-    """Sampling parameters of one completion.
-
-    Attributes:
-        temperature: Divisor of the logits; 0 means greedy. Log-probabilities refer to the distribution after the
-            temperature (without it when greedy) and *before* ``top_k`` and ``top_p``.
-        top_p: Sample from the smallest set of tokens with at least this total probability.
-        top_k: Sample from the k most likely tokens. 0 disables the limit.
-        max_response_tokens: Maximum tokens of the completion, including the stop token.
-        stop_token_ids: Tokens that end the completion when sampled. The completion includes the sampled one.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    temperature: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 1.0
-    top_p: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = 1.0
-    top_k: Count = 0
-    max_response_tokens: Annotated[int, Field(strict=True, ge=1)] = 1024
-    stop_token_ids: tuple[Count, ...] = ()
-
-    def __hash__(self) -> int:
-        return hash((self.temperature, self.top_p, self.top_k, self.max_response_tokens, self.stop_token_ids))
-
-
-class _Sampled(Record):
-    """Common fields of `TokenOutput` and `ModelOutput`."""
-
-    logprobs: LogprobsField | None = None
-    finish_reason: FinishReason
-    weight_version: Count
-    newest_weight_version: Count | None = None
-
-    def _check_sampled(self, completion_ids: TokenIds) -> None:
-        if self.logprobs is not None and len(self.logprobs) != len(completion_ids):
-            raise ValueError(f"{len(self.logprobs)} log-probabilities for {len(completion_ids)} tokens")
-        if self.newest_weight_version is not None and self.newest_weight_version < self.weight_version:
-            raise ValueError(
-                f"the newest weight version {self.newest_weight_version} is older than the oldest {self.weight_version}"
-            )
-
-
-class TokenOutput(_Sampled):
-    """Completion exactly as an engine sampled it.
-
-    Attributes:
-        token_ids: ``(completion_tokens,)`` ids, including the stop token if one was sampled.
-        logprobs: ``(completion_tokens,)`` log-probabilities, or None if the engine has none. Never padded.
-        weight_version: Weight version that sampled it; the oldest one if the weights changed meanwhile.
-        newest_weight_version: Newest weight version that sampled it, if different.
-    """
-
-    token_ids: TokenIdsField
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> Self:
-        self._check_sampled(self.token_ids)
-        return self
-
-
-class ModelOutput(_Sampled):
-    """One completion, as tokens and as a message."""
-
-    message: JsonDict
-    prompt_ids: TokenIdsField
-    prompt_media: tuple[PlacedMedia, ...] = ()
-    completion_ids: TokenIdsField
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> Self:
-        self._check_sampled(self.completion_ids)
-        return self
+        reason = TerminationReason
+        return self in (reason.TIMEOUT, reason.ENGINE_ERROR, reason.ERROR, reason.CANCELLED)
 
 
 class Task(Record):
@@ -385,14 +173,12 @@ class Step(Record):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        tokens = len(self.completion_ids)
-        for what, array in (
-            ("log-probabilities", self.logprobs),
-            ("token rewards", self.token_rewards),
-            ("advantages", self.advantages),
-        ):
-            if array is not None and len(array) != tokens:
-                raise ValueError(f"step {self.step_id}: {len(array)} {what} for {tokens} tokens")
+        arrays = {
+            "log-probabilities": self.logprobs,
+            "token rewards": self.token_rewards,
+            "advantages": self.advantages,
+        }
+        check_lengths(len(self.completion_ids), "tokens", arrays, owner=f"step {self.step_id}: ")
         return self
 
     def continues(self, before: Step) -> bool:
@@ -450,84 +236,23 @@ class Trajectory(Record):
     @field_serializer("steps")
     def _write_steps(self, steps: list[Step]) -> list[dict[str, Any]]:
         written = []
-        for step, shared in zip(steps, _shared_prefixes(steps), strict=True):
-            data = step.model_dump(exclude=set(shared))
-            data.update({name: {"continues": True, "new": thaw(list(new))} for name, new in shared.items()})
-            if "prompt_ids" in shared:
-                data["prompt_ids"]["new"] = shared["prompt_ids"].tolist()
-            written.append(data)
+        for step, continued in zip(steps, differences(steps), strict=True):
+            for difference in continued.values():
+                new = difference["new"]
+                difference["new"] = new.tolist() if isinstance(new, np.ndarray) else thaw(new)
+            written.append(step.model_dump(exclude=set(continued)) | continued)
         return written
 
     def _fields(self) -> dict[str, Any]:
-        steps = []
-        for step, shared in zip(self.steps, _shared_prefixes(self.steps), strict=True):
-            steps.append(step._fields() | {name: {"continues": True, "new": new} for name, new in shared.items()})
-        return super()._fields() | {"steps": steps}
+        pairs = zip(self.steps, differences(self.steps), strict=True)
+        return super()._fields() | {"steps": [step._fields() | continued for step, continued in pairs]}
 
     @field_validator("steps", mode="before")
     @classmethod
     def _read_steps(cls, steps: Any) -> Any:
         if not isinstance(steps, list | tuple) or not any(isinstance(step, dict) for step in steps):
             return steps
-        return _restored_steps(steps)
-
-
-def _shared_prefixes(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
-    """Yields for each step what its ``prompt_ids`` and ``messages`` add to its predecessor, if they continue it.
-
-    Written and pickled trajectories store these differences, so their size also grows linearly with the turns.
-    """
-    before: Step | None = None
-    for step in steps:
-        shared: dict[str, Any] = {}
-        if before is not None:
-            if step.continues(before):
-                shared["prompt_ids"] = step.prompt_ids[len(before.prompt_ids) + len(before.completion_ids) :]
-            known = len(before.messages)
-            if identical(step.messages[:known], before.messages[:]):
-                shared["messages"] = step.messages[known:]
-        yield shared
-        before = step
-
-
-def _restored_steps(steps: Sequence[Any]) -> list[Any]:
-    """Restores steps written by `Trajectory`: full prompts and conversations that share storage."""
-    restored: list[Any] = []
-    tokens: TokenLog | None = None
-    said: Messages | None = None
-    for written in steps:
-        step: Any = dict(written) if isinstance(written, dict) else written
-        fields = step if isinstance(step, dict) else step.__dict__ if isinstance(step, Step) else {}
-        if "prompt_ids" in fields and "completion_ids" in fields:
-            if isinstance(fields["prompt_ids"], Mapping):
-                tokens = _gone_on(fields["prompt_ids"], tokens)
-            else:
-                tokens = TokenLog(fields["prompt_ids"])
-            cut = len(tokens)
-            tokens.extend(fields["completion_ids"])
-            if isinstance(step, dict):
-                step.update(prompt_ids=tokens.view(0, cut), completion_ids=tokens.view(cut, len(tokens)))
-        else:
-            tokens = None
-        messages = fields.get("messages", ())
-        said = _gone_on(messages, said) if isinstance(messages, Mapping) else Messages(messages)
-        if isinstance(step, dict):
-            step["messages"] = said.view()
-        restored.append(step)
-    return restored
-
-
-_Log = TypeVar("_Log", TokenLog, Messages)
-
-
-def _gone_on(written: Mapping[str, Any], log: _Log | None) -> _Log:
-    """Extends ``log`` with the additions of a step."""
-    if set(written) != {"continues", "new"} or written["continues"] is not True:
-        raise ValueError('a step that continues another must be written as {"continues": true, "new": [...]}')
-    if log is None:
-        raise ValueError("a step that continues another needs a complete step before it")
-    log.extend(written["new"])
-    return log
+        return restored(steps)
 
 
 def _readable(error: Any) -> Any:
@@ -581,8 +306,7 @@ class TrajectoryGroup(Record):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        if len(self.rollout_ids) != len(self.trajectories):
-            raise ValueError(f"{len(self.rollout_ids)} rollout ids for {len(self.trajectories)} trajectories")
+        check_lengths(len(self.trajectories), "trajectories", {"rollout ids": self.rollout_ids})
         return self
 
 
@@ -629,17 +353,15 @@ class TrainingSample(Record):
             end = stop
         if self.turn_spans and self.turn_spans[0][0] == 0:
             raise ValueError("a sample cannot begin with a sampled token: there was no prompt")
-        for what, array in (("weight versions", self.weight_versions), ("proximal fractions", self.proximal_fractions)):
-            if array is not None and len(array) != len(self.turn_spans):
-                raise ValueError(f"{len(array)} {what} for {len(self.turn_spans)} turns")
-        for what, array in (
-            ("log-probabilities", self.logprobs),
-            ("proximal log-probabilities", self.proximal_logprobs),
-            ("reference log-probabilities", self.reference_logprobs),
-            ("advantages", self.advantages),
-        ):
-            if array is not None and len(array) != self.sampled_tokens:
-                raise ValueError(f"{len(array)} {what} for {self.sampled_tokens} sampled tokens")
+        of_turns = {"weight versions": self.weight_versions, "proximal fractions": self.proximal_fractions}
+        check_lengths(len(self.turn_spans), "turns", of_turns)
+        of_sampled_tokens = {
+            "log-probabilities": self.logprobs,
+            "proximal log-probabilities": self.proximal_logprobs,
+            "reference log-probabilities": self.reference_logprobs,
+            "advantages": self.advantages,
+        }
+        check_lengths(self.sampled_tokens, "sampled tokens", of_sampled_tokens)
         return self
 
     @property

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from rllm_core import __version__
 from rllm_core.errors import PluginError, UserError
 from rllm_core.foreign import printable
 from rllm_core.providers import CommandProvider, resolve
+from rllm_core.version import __version__
 from rllm_core.witness import WITNESS
 
 if TYPE_CHECKING:

@@ -1,24 +1,21 @@
 """Token sequence of one conversation: carries sampled ids forward verbatim, and checks that on every turn.
 
 Within a segment, sampled text is never tokenized again. The parser only supplies the tokens between two completions
-(`BaseParser.bridge_to_next_turn`).
+(`rllm_core.parser.BaseParser.bridge_to_next_turn`).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from rllm_core.parser.contract import BaseParser, ParsedCompletion, ToolSpec
+from rllm_core.parser.completion import ParsedCompletion
+from rllm_core.parser.contract import ParserContract, ToolSpec
+from rllm_core.parser.segments import BreakReason, SegmentBreak, SessionStats, TokenSegment, Turn
 from rllm_core.types import (
     FrozenDict,
     FrozenList,
@@ -36,105 +33,8 @@ from rllm_core.types import (
     token_ids,
 )
 
-
-class BreakReason(StrEnum):
-    """Why a conversation could not continue in the same token sequence."""
-
-    HISTORY_EDITED = "history_edited"
-    TOOLS_CHANGED = "tools_changed"
-    BRIDGE_NONE = "bridge_none"
-    PREFIX_MISMATCH = "prefix_mismatch"
-    ASSISTANT_INSERTED = "assistant_inserted"
-    TOKENS_AFTER_STOP = "tokens_after_stop"
-    SHRUNK = "shrunk"
-
-
-class SegmentBreak(RuntimeError):
-    """A conversation left its token sequence in a session that does not allow it (``on_break="raise"``)."""
-
-    def __init__(self, reason: BreakReason) -> None:
-        super().__init__(f"the conversation cannot continue token for token: {reason.value}")
-        self.reason = reason
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Turn:
-    """The prompt of one turn.
-
-    Attributes:
-        prompt_ids: ``(prompt_tokens,)`` as a read-only view.
-        segment: Number of the unbroken sequence it belongs to.
-        break_reason: Why this turn started a new segment, if it did.
-        media: Media in the prompt, such as images, in order.
-        control_tokens: How often new text in this turn spells a control token.
-    """
-
-    prompt_ids: TokenIds
-    segment: int
-    break_reason: BreakReason | None
-    media: tuple[PlacedMedia, ...] = ()
-    control_tokens: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class TokenSegment:
-    """One unbroken token sequence of a conversation, up to its last recorded completion.
-
-    Attributes:
-        token_ids: ``(tokens,)`` as a read-only view.
-        completion_spans: ``(turns, 2)`` start and stop of each sampled completion.
-    """
-
-    token_ids: TokenIds
-    completion_spans: tuple[tuple[int, int], ...]
-
-    @property
-    def loss_mask(self) -> npt.NDArray[np.bool_]:
-        """``(tokens,)`` True exactly on sampled tokens."""
-        mask = np.zeros(len(self.token_ids), np.bool_)
-        for start, stop in self.completion_spans:
-            mask[start:stop] = True
-        return mask
-
-
 _NO_MESSAGES = MessageView()
 _NO_TOKENS = TokenLog()  # never extended: a session's tokens start with a rendered prompt
-
-
-@dataclass(slots=True)
-class SessionStats:
-    """Counters of a session.
-
-    Attributes:
-        turns: Recorded completions.
-        bridge_attempts: Calls of the parser's bridge.
-        bridged: Successful bridges, whose prefix was unchanged.
-        rendered: Prompts rendered from scratch.
-        breaks: New segments after the first, by reason.
-        control_tokens: How often text of users and tools spelled a control token.
-        prompt_seconds: Time spent on rendering and bridging.
-    """
-
-    turns: int = 0
-    bridge_attempts: int = 0
-    bridged: int = 0
-    rendered: int = 0
-    breaks: Counter[BreakReason] = field(default_factory=Counter)
-    control_tokens: int = 0
-    prompt_seconds: float = 0.0
-
-    def _of_prompts(self) -> _PromptCounts:
-        """Counters that prompts change, apart from breaks."""
-        return self.bridge_attempts, self.bridged, self.rendered, self.control_tokens, self.prompt_seconds
-
-    def _take_back(self, before: _PromptCounts, reason: BreakReason | None) -> None:
-        """Undoes the counts of the last prompt and its break."""
-        self.bridge_attempts, self.bridged, self.rendered, self.control_tokens, self.prompt_seconds = before
-        if reason is not None:
-            self.breaks = self.breaks - Counter((reason,))
-
-
-_PromptCounts = tuple[int, int, int, int, float]
 
 
 @dataclass(eq=False, slots=True)
@@ -145,7 +45,7 @@ class _Pending:
     messages: MessageView
     tools: FrozenList | None
     tokens: TokenLog
-    counts_before: _PromptCounts
+    stats_before: SessionStats
 
 
 class ParserSession:
@@ -172,7 +72,7 @@ class ParserSession:
 
     def __init__(
         self,
-        parser: BaseParser,
+        parser: ParserContract,
         *,
         tools: Sequence[ToolSpec] | None = None,
         on_break: Literal["segment", "raise"] = "segment",
@@ -182,8 +82,6 @@ class ParserSession:
         self.stats = SessionStats()
         self._tools = _frozen_tools(tools)
         self._tokens = _NO_TOKENS
-        self._prompt_length = 0
-        self._completion_length = 0
         self._segment = 0
         self._spans: list[tuple[int, int]] = []
         self._closed: list[tuple[TokenLog, list[tuple[int, int]]]] = []
@@ -221,9 +119,9 @@ class ParserSession:
     @property
     def last_completion_ids(self) -> TokenIds:
         """Last recorded completion, as a view of the session's tokens."""
-        if self._answer is None:
+        if not self._spans:
             raise RuntimeError("nothing has been recorded yet")
-        return self._tokens.view(self._prompt_length, self._prompt_length + self._completion_length)
+        return self._tokens.view(*self._spans[-1])
 
     @property
     def segments(self) -> tuple[TokenSegment, ...]:
@@ -248,15 +146,14 @@ class ParserSession:
             if view == self._pending.messages and (tools is None or wanted == self._pending.tools):
                 return self._pending.turn
             raise RuntimeError("record() or discard() the previous prompt before asking for another")
-        before, started = self.stats._of_prompts(), time.perf_counter()
+        before, started = self.stats.copy(), time.perf_counter()
         try:
-            self._pending = (
-                self._open(view, wanted, before) if self._answer is None else self._continue(view, wanted, before)
-            )
+            turn, tokens = self._open(view, wanted) if self._answer is None else self._continue(view, wanted)
         finally:
             self.stats.prompt_seconds += time.perf_counter() - started
-        self.stats.control_tokens += self._pending.turn.control_tokens
-        return self._pending.turn
+        self.stats.control_tokens += turn.control_tokens
+        self._pending = _Pending(turn, view, wanted, tokens, before)
+        return turn
 
     def record(self, completion_ids: Sequence[int] | TokenIds) -> ParsedCompletion:
         """Appends a sampled completion verbatim, and parses it.
@@ -279,9 +176,9 @@ class ParserSession:
             self._spans = []
         self._tokens, self._segment, self._media = pending.tokens, pending.turn.segment, pending.turn.media
         self._consumed, self._tools = pending.messages, pending.tools
-        self._prompt_length, self._completion_length = len(self._tokens), len(completion)
+        prompt_length = len(self._tokens)
         self._tokens.extend_checked(completion)
-        self._spans.append((self._prompt_length, len(self._tokens)))
+        self._spans.append((prompt_length, len(self._tokens)))
         self._clean_stop = self._ends_at_first_stop(completion)
         self._pending = None
         self.stats.turns += 1
@@ -293,8 +190,8 @@ class ParserSession:
         if pending is None:
             return
         if pending.tokens is self._tokens:  # copy: the engine may still use this buffer for the longer prompt
-            self._tokens = TokenLog(self._tokens.view(0, self._prompt_length + self._completion_length))
-        self.stats._take_back(pending.counts_before, pending.turn.break_reason)
+            self._tokens = TokenLog(self._tokens.view(0, self._spans[-1][1]))
+        self.stats = pending.stats_before
 
     def _ends_at_first_stop(self, completion: TokenIds) -> bool:
         """Whether nothing but stop tokens follows the first stop token."""
@@ -304,33 +201,36 @@ class ParserSession:
         first = next(position for position, token in enumerate(sampled) if token in self._stop_ids)
         return self._stop_ids.issuperset(sampled[first:])
 
-    def _continue(self, view: MessageView, tools: FrozenList | None, before: _PromptCounts) -> _Pending:
+    def _continue(self, view: MessageView, tools: FrozenList | None) -> tuple[Turn, TokenLog]:
+        """Returns the prompt of a turn after the first, and the log it is in: the session's own, if that is exact."""
         reason, tail = self._compare(view, tools)
-        if reason is not None:
-            return self._break(view, tools, before, reason, tail)
-        known = len(self._tokens)
-        so_far = self._tokens.view(0, known)
-        self.stats.bridge_attempts += 1
-        proposed = self.parser.bridge_to_next_turn(
-            so_far[: self._prompt_length], so_far[self._prompt_length :], tail, tools=tools
-        )
-        bridged = proposed is not None
-        ids = self._rendered(view, tools) if proposed is None else proposed
-        if not is_id_array(ids):
-            ids = token_ids(ids)
-        if not starts_with(ids, so_far):
-            if bridged:
-                return self._break(view, tools, before, BreakReason.PREFIX_MISMATCH, tail)
-            return self._break(view, tools, before, BreakReason.BRIDGE_NONE, tail, ids)
-        media = self._media + self.parser.place_media(ids, tail, start=known)
-        control_tokens = _count(self.parser.count_control_tokens(tail))
-        self._tokens.extend(ids[known:])  # ids are checked, and their prefix equals the known tokens
-        if bridged:
-            self.stats.bridged += 1
-        else:
-            self.stats.rendered += 1
-        turn = Turn(self._tokens.view(0, len(self._tokens)), self._segment, None, media, control_tokens)
-        return _Pending(turn, view, tools, self._tokens, before)
+        rendered: Sequence[int] | TokenIds | None = None
+        if reason is None:
+            known = len(self._tokens)
+            so_far = self._tokens.view(0, known)
+            answer_start = self._spans[-1][0]
+            self.stats.bridge_attempts += 1
+            bridged = self.parser.bridge_to_next_turn(so_far[:answer_start], so_far[answer_start:], tail, tools=tools)
+            ids = self._rendered(view, tools) if bridged is None else bridged
+            if not is_id_array(ids):
+                ids = token_ids(ids)
+            if starts_with(ids, so_far):
+                media = self._media + self.parser.place_media(ids, tail, start=known)
+                control_tokens = self._count_control_tokens(tail)
+                self._tokens.extend(ids[known:])  # ids are checked, and their prefix equals the known tokens
+                self.stats.bridged += bridged is not None
+                self.stats.rendered += bridged is None
+                prompt_ids = self._tokens.view(0, len(self._tokens))
+                return Turn(prompt_ids, self._segment, None, media, control_tokens), self._tokens
+            reason, rendered = (
+                (BreakReason.BRIDGE_NONE, ids) if bridged is None else (BreakReason.PREFIX_MISMATCH, None)
+            )
+        if self.on_break == "raise":
+            self.stats.count_break(reason)
+            raise SegmentBreak(reason)
+        opened = self._open(view, tools, reason, tail or view, rendered)
+        self.stats.count_break(reason)
+        return opened
 
     def _rendered(self, view: MessageView, tools: FrozenList | None) -> Sequence[int] | TokenIds:
         """Renders the whole conversation. Model output does not become control tokens that the model did not sample.
@@ -381,38 +281,27 @@ class ParserSession:
             return BreakReason.TOKENS_AFTER_STOP, tail
         return None, tail
 
-    def _break(
-        self,
-        view: MessageView,
-        tools: FrozenList | None,
-        before: _PromptCounts,
-        reason: BreakReason,
-        tail: Sequence[MessageLike],
-        rendered: TokenIds | None = None,
-    ) -> _Pending:
-        if self.on_break == "raise":
-            self.stats.breaks[reason] += 1
-            raise SegmentBreak(reason)
-        pending = self._open(view, tools, before, reason, tail or view, rendered)
-        self.stats.breaks[reason] += 1
-        return pending
-
     def _open(
         self,
         view: MessageView,
         tools: FrozenList | None,
-        before: _PromptCounts,
         reason: BreakReason | None = None,
         new: Sequence[MessageLike] | None = None,
-        rendered: TokenIds | None = None,
-    ) -> _Pending:
+        rendered: Sequence[int] | TokenIds | None = None,
+    ) -> tuple[Turn, TokenLog]:
+        """Returns the first prompt of a segment, and its log."""
         tokens = TokenLog(self._rendered(view, tools) if rendered is None else rendered)
         prompt_ids = tokens.view(0, len(tokens))
         media = self.parser.place_media(prompt_ids, view)
-        control_tokens = _count(self.parser.count_control_tokens(view if new is None else new))
+        control_tokens = self._count_control_tokens(view if new is None else new)
         self.stats.rendered += 1
-        turn = Turn(prompt_ids, self._segment + (reason is not None), reason, media, control_tokens)
-        return _Pending(turn, view, tools, tokens, before)
+        return Turn(prompt_ids, self._segment + (reason is not None), reason, media, control_tokens), tokens
+
+    def _count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
+        counted = self.parser.count_control_tokens(messages)
+        if type(counted) is not int or counted < 0:
+            raise ValueError(f"count_control_tokens() must return an integer >= 0, got {counted!r}")
+        return counted
 
 
 @lru_cache(maxsize=64)
@@ -421,14 +310,21 @@ def _stop_set(stop_token_ids: tuple[int, ...]) -> frozenset[int]:
     return frozenset(stop_token_ids)
 
 
-def _count(control_tokens: int) -> int:
-    if type(control_tokens) is not int or control_tokens < 0:
-        raise ValueError(f"count_control_tokens() must return an integer >= 0, got {control_tokens!r}")
-    return control_tokens
-
-
 def _frozen_tools(tools: Sequence[ToolSpec] | None) -> FrozenList | None:
     return freeze(list(tools)) if tools else None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields all texts in JSON-like data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 def _same_message(left: FrozenDict, right: FrozenDict) -> bool:
@@ -444,19 +340,6 @@ def _canonical(message: FrozenDict) -> dict[str, Any]:
     if isinstance(plain.get("tool_calls"), list):
         plain["tool_calls"] = [_canonical_call(call) for call in plain["tool_calls"]]
     return plain
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yields all texts in JSON-like data."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
 
 
 def _canonical_call(call: Any) -> Any:

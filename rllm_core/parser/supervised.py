@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.errors import ConfigError
-from rllm_core.parser.contract import BaseParser, MaskMethod, ToolSpec
-from rllm_core.parser.session import ParserSession, Turn
+from rllm_core.parser.contract import MaskMethod, ParserContract, ToolSpec
+from rllm_core.parser.segments import Turn
+from rllm_core.parser.session import ParserSession
 from rllm_core.types import MessageLike, Messages, PlacedMedia, TokenIds, freeze, starts_with, token_ids
 
 
@@ -44,13 +45,13 @@ class MaskedTokens:
 
 
 def tokenize_and_mask(
-    parser: BaseParser,
+    parser: ParserContract,
     messages: Sequence[MessageLike],
     *,
     tools: Sequence[ToolSpec] | None = None,
     method: MaskMethod = "cumulative",
 ) -> list[MaskedTokens]:
-    """See `BaseParser.tokenize_and_mask`."""
+    """Implements `rllm_core.parser.BaseParser.tokenize_and_mask`."""
     if method not in ("cumulative", "stepwise"):
         problem = "requires parser 'chat_template'" if method == "hf_template" else "is not a method"
         raise ConfigError(f"parser {parser.name!r} supports 'cumulative' and 'stepwise'; {method!r} {problem}")
@@ -79,7 +80,9 @@ def _learnt(messages: Sequence[MessageLike]) -> dict[int, bool]:
     return learnt
 
 
-def _alone(parser: BaseParser, conversation: Messages, index: int, tools: Sequence[ToolSpec] | None) -> MaskedTokens:
+def _alone(
+    parser: ParserContract, conversation: Messages, index: int, tools: Sequence[ToolSpec] | None
+) -> MaskedTokens:
     """Returns the row of one assistant message, with the template's rendering of everything before it as prompt."""
     before = conversation[:index]
     prompt = token_ids(parser.render(before, tools=tools))
@@ -97,7 +100,7 @@ class _WrittenSession(ParserSession):
 
 
 def _as_rolled_out(
-    parser: BaseParser, conversation: Messages, learnt: Mapping[int, bool], tools: Sequence[ToolSpec] | None
+    parser: ParserContract, conversation: Messages, learnt: Mapping[int, bool], tools: Sequence[ToolSpec] | None
 ) -> list[MaskedTokens]:
     """One row per unbroken token sequence of a rollout in which the model sampled the assistant messages."""
     session = _WrittenSession(parser, tools=tools)
@@ -120,7 +123,7 @@ def _as_rolled_out(
 
 
 def _completion(
-    parser: BaseParser, conversation: Messages, index: int, prompt: TokenIds, tools: Sequence[ToolSpec] | None
+    parser: ParserContract, conversation: Messages, index: int, prompt: TokenIds, tools: Sequence[ToolSpec] | None
 ) -> TokenIds:
     """Returns the tokens that an assistant message adds to its prompt, up to and including the stop token."""
     whole = token_ids(parser.render(conversation[: index + 1], tools=tools, add_generation_prompt=False))
@@ -153,7 +156,7 @@ def _completion(
 
 
 def _opener(
-    parser: BaseParser, conversation: Messages, index: int, whole: TokenIds, tools: Sequence[ToolSpec] | None
+    parser: ParserContract, conversation: Messages, index: int, whole: TokenIds, tools: Sequence[ToolSpec] | None
 ) -> int | None:
     """Returns the first token of the message after an assistant's; some model families stop by sampling it."""
     following = conversation[index + 1 : index + 2]

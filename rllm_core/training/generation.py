@@ -11,6 +11,7 @@ from typing import Any
 from rllm_core.algorithms.grouping import FilterReason
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError, UserError
+from rllm_core.events import TrainerState
 from rllm_core.observers import Observers
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
@@ -20,7 +21,6 @@ from rllm_core.training.difficulty import Difficulty
 from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
-from rllm_core.training.state import TrainerState
 from rllm_core.training.tasks import TaskStream
 from rllm_core.types import Episode, Task
 

@@ -390,7 +390,7 @@ class _Signals:
 
 
 def _versions(plugins: PluginManager) -> dict[str, Any]:
-    from rllm_core import __version__
+    from rllm_core.version import __version__
 
     return {
         "python": platform.python_version(),

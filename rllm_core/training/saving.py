@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from rllm_core.backend import BackendProtocol
 from rllm_core.config import RunConfig
+from rllm_core.events import TrainerState
 from rllm_core.observers import LOAD, Observers
 from rllm_core.training import checkpoint
 from rllm_core.training.books import Books
@@ -19,7 +20,6 @@ from rllm_core.training.generation import Generation
 from rllm_core.training.journal import writing
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.run_dir import RunDir
-from rllm_core.training.state import TrainerState
 from rllm_core.training.validation import ValidationResult
 
 ResultT = TypeVar("ResultT")

@@ -25,6 +25,7 @@ from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Poli
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import RunError, UserError
+from rllm_core.events import TrainerState
 from rllm_core.observers import Observers
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
@@ -38,7 +39,6 @@ from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import Rollout, RolloutRunner
 from rllm_core.training.run_dir import RunDir
 from rllm_core.training.saving import Position, Saving
-from rllm_core.training.state import TrainerState
 from rllm_core.training.tasks import Tasks, TaskStream
 from rllm_core.training.trackers import Trackers
 from rllm_core.training.validation import (

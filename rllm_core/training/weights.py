@@ -9,13 +9,13 @@ from rllm_core.backend import BackendProtocol, PolicyUpdate
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import RunError
+from rllm_core.events import TrainerState
 from rllm_core.observers import Observers
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.deadlines import within
 from rllm_core.training.pace import Pace
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.saving import Position
-from rllm_core.training.state import TrainerState
 
 
 class Weights:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser, ParsedCompletion, Termination
 from rllm_core.types import FinishReason, TokenOutput
+
+sys.path.append(str(Path(__file__).parents[2] / "docs"))  # for architecture, which reads the imports
 
 settings.register_profile("core", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("core")

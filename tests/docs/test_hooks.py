@@ -198,7 +198,7 @@ def test_the_order_of_events_is_that_of_a_run(tmp_path: Path) -> None:
 
 
 def test_the_fields_of_the_state_are_there() -> None:
-    from rllm_core.training.state import TrainerState
+    from rllm_core.events import TrainerState
 
     assert list(HOOKS.rows("The state")) == list(TrainerState.__dataclass_fields__)
 

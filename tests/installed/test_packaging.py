@@ -109,6 +109,6 @@ def test_the_core_installs_nothing_heavy() -> None:
 
 @every_package
 def test_the_version_is_said_once(source: Path) -> None:
-    text = (module(source) / "__init__.py").read_text(encoding="utf-8")
-    said = re.findall(r'^__version__ = "(.+)"$', text, re.M)
+    texts = [path.read_text(encoding="utf-8") for path in module(source).glob("*.py")]
+    said = re.findall(r'^__version__ = "(.+)"$', "\n".join(texts), re.M)
     assert said in ([], [project(source)["version"]])

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -225,17 +225,11 @@ class WatchedCompleter(TITOCompleter):
         completer.rollout = rollout
         return completer
 
-    def fork(self) -> WatchedCompleter:
+    def fork(self) -> Self:
         """See `Completer.fork`."""
-        self._forks += 1
-        forked = type(self)(
-            self.engine,
-            sampling_params=self.sampling_params,
-            seed=derive_seed(self.seed, "fork", self._forks),
-            source=self._source,
-        )
+        forked = super().fork()
         self.rollout.conversations += 1
-        forked.rollout, forked.conversation = self.rollout, self.rollout.conversations
+        forked.conversation = self.rollout.conversations
         return forked
 
     async def complete(

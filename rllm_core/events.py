@@ -1,13 +1,28 @@
-"""State of a run for hooks."""
+"""What event hooks receive besides episodes: the state of the run and its weight syncs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rllm_core.config import RunConfig
+
+
+@dataclass(frozen=True)
+class PolicyUpdate:
+    """A weight sync: new weights for the engine.
+
+    Attributes:
+        version: Weight version: 0 for the initial weights of a new run; each weight sync adds one.
+        optimizer_step: Number of optimizer steps behind these weights.
+        reason: ``start`` of a run, after a training ``step``, or ``resume`` from a checkpoint.
+    """
+
+    version: int
+    optimizer_step: int
+    reason: Literal["start", "step", "resume"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""Steps of a trajectory as differences: what each adds to the step before.
+
+Written and pickled trajectories store these differences, so their size also grows linearly with the turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from rllm_core.messages import Messages, identical
+from rllm_core.records import Record
+from rllm_core.tokens import TokenLog
+
+_Log = TypeVar("_Log", TokenLog, Messages)
+
+
+def differences(steps: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yields for each step the fields ``prompt_ids`` and ``messages`` as differences, if they continue the step before.
+
+    A difference is ``{"continues": True, "new": ...}``.
+    """
+    before: Any = None
+    for step in steps:
+        new = {}
+        if before is not None:
+            if step.continues(before):
+                new["prompt_ids"] = step.prompt_ids[len(before.prompt_ids) + len(before.completion_ids) :]
+            known = len(before.messages)
+            if identical(step.messages[:known], before.messages[:]):
+                new["messages"] = step.messages[known:]
+        yield {name: {"continues": True, "new": value} for name, value in new.items()}
+        before = step
+
+
+def restored(steps: Sequence[Any]) -> list[Any]:
+    """Inverts `differences`: returns full prompts and conversations, which share storage. Validates nothing else."""
+    complete: list[Any] = []
+    tokens: TokenLog | None = None
+    messages: Messages | None = None
+    for written in steps:
+        step: Any = dict(written) if isinstance(written, dict) else written
+        fields = step if isinstance(step, dict) else step.__dict__ if isinstance(step, Record) else {}
+        if "prompt_ids" in fields and "completion_ids" in fields:
+            tokens = _continued(tokens, fields["prompt_ids"], TokenLog)
+            cut = len(tokens)
+            tokens.extend(fields["completion_ids"])
+            if isinstance(step, dict):
+                step.update(prompt_ids=tokens.view(0, cut), completion_ids=tokens.view(cut, len(tokens)))
+        else:
+            tokens = None
+        messages = _continued(messages, fields.get("messages", ()), Messages)
+        if isinstance(step, dict):
+            step["messages"] = messages.view()
+        complete.append(step)
+    return complete
+
+
+def _continued(log: _Log | None, written: Any, kind: type[_Log]) -> _Log:
+    """Extends ``log`` by a difference, or starts a new log."""
+    if not isinstance(written, Mapping):
+        return kind(written)
+    if set(written) != {"continues", "new"} or written["continues"] is not True:
+        raise ValueError('a step that continues another must be written as {"continues": true, "new": [...]}')
+    if log is None:
+        raise ValueError("a step that continues another needs a complete step before it")
+    log.extend(written["new"])
+    return log

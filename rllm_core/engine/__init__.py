@@ -1,0 +1,15 @@
+"""Rollout engines (token ids in, token ids out), and the completers through which a workflow calls them."""
+
+from rllm_core.engine.completers import Completer, TITOCompleter
+from rllm_core.engine.contract import EngineBusy, EngineError, RolloutEngine, Terminated, TokenSource, derive_seed
+
+__all__ = [
+    "Completer",
+    "EngineBusy",
+    "EngineError",
+    "RolloutEngine",
+    "TITOCompleter",
+    "Terminated",
+    "TokenSource",
+    "derive_seed",
+]

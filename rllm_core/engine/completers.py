@@ -1,0 +1,260 @@
+"""Completers: the conversations with the model that a workflow has."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, TokenSource, derive_seed
+from rllm_core.errors import ConfigError
+from rllm_core.parser import BreakReason, ToolSpec
+from rllm_core.scope import RolloutScope
+from rllm_core.types import (
+    FinishReason,
+    MessageLike,
+    MessageView,
+    SamplingParams,
+    Step,
+    TerminationReason,
+    TokenLog,
+    TokenOutput,
+    new_id,
+    snapshot,
+    starts_with,
+    with_media,
+)
+
+
+class Completer:
+    """One conversation with the model, message by message.
+
+    This plain completer renders every turn from scratch through the engine's `get_model_response`. Workflows normally
+    get a `TITOCompleter`; both have the same two methods.
+
+    Args:
+        engine: Engine to call.
+        sampling_params: Defaults for every turn. If they contain no stop tokens, the engine's parser supplies them.
+        seed: Root of this conversation's seeds. Turn ``n`` samples with ``derive_seed(seed, n)``, also on a retry. An
+            environment with randomness should derive its seeds with ``derive_seed(completer.seed, "environment")``, so
+            that a rollout can be repeated.
+        is_validation: Passed to the engine with every call.
+        max_prompt_tokens: Maximum prompt length. Longer prompts end the rollout as ``max_prompt_tokens_exceeded``.
+        scope: Lifetime of the rollout, shared with its forks. Defaults to a scope that does not end.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        *,
+        sampling_params: SamplingParams | None = None,
+        seed: int = 0,
+        is_validation: bool = False,
+        max_prompt_tokens: int | None = None,
+        scope: RolloutScope | None = None,
+    ) -> None:
+        sampling_params = sampling_params or SamplingParams()
+        if not sampling_params.stop_token_ids and engine.parser is not None:
+            stop_ids = tuple(engine.parser.get_stop_token_ids())
+            sampling_params = sampling_params.model_copy(update={"stop_token_ids": stop_ids})
+        self.engine = engine
+        self.sampling_params = sampling_params
+        self.is_validation = is_validation
+        self.max_prompt_tokens = max_prompt_tokens
+        self.scope = scope if scope is not None else RolloutScope()
+        self._begin(seed)
+
+    def _begin(self, seed: int) -> None:
+        """Sets the state of a new conversation."""
+        self.seed = seed
+        self._turns = 0
+        self._forks = 0
+        self._last: Step | None = None
+        self._tokens = TokenLog()
+        self._is_busy = False
+
+    def fork(self) -> Self:
+        """Opens another conversation in the same rollout (another agent, a judge, a parallel attempt)."""
+        self._forks += 1
+        fork = copy.copy(self)
+        fork._begin(derive_seed(self.seed, "fork", self._forks))
+        return fork
+
+    async def complete(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        max_response_tokens: int | None = None,
+    ) -> Step:
+        """Samples the next assistant message.
+
+        Returns:
+            The step. Append ``step.response`` to the conversation before the next call.
+
+        Raises:
+            ConfigError: If tools are offered, but the parser cannot read tool calls of this model.
+            EngineError: If the engine failed.
+            Terminated: If the prompt is longer than allowed.
+            RolloutEnded: If the rollout has ended, or ends during the call.
+        """
+        self._check_tools(tools)
+        if self._is_busy:
+            raise RuntimeError("a completer handles one call at a time; use completer.fork() for another conversation")
+        params = self.sampling_params
+        if max_response_tokens is not None:
+            params = params.model_copy(update={"max_response_tokens": max_response_tokens})
+        with self.scope.call():
+            self._is_busy = True
+            try:
+                step = await self._complete(messages, tools, params, derive_seed(self.seed, self._turns + 1))
+            finally:
+                self._is_busy = False
+        self.scope.keep(step)
+        return step
+
+    def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
+        """Rejects tools if the parser cannot read tool calls: rollouts would silently go without their rewards."""
+        parser = self.engine.parser
+        if not tools or parser is None or parser.supports_tools:
+            return
+        names = ", ".join(str(tool.get("function", tool).get("name")) for tool in tools)
+        raise ConfigError(
+            f"the workflow offers tools ({names}), but parser {parser.name!r} cannot read tool calls of this model: "
+            "its template does not support tools, or uses an unknown call format. Choose a model with tool calling, "
+            "set chat_template.tool_format if you know the format, or choose a workflow without tools"
+        )
+
+    async def _complete(
+        self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams, seed: int
+    ) -> Step:
+        last = self._last
+        view = snapshot(messages, last.messages if last is not None else MessageView())
+        output = await self.engine.get_model_response(
+            view, sampling_params=params, seed=seed, tools=tools, is_validation=self.is_validation
+        )
+        self._check_prompt_length(len(output.prompt_ids))
+        self._check_finish(output.finish_reason)
+        continues = starts_with(output.prompt_ids, self._tokens.view(0, len(self._tokens)))
+        if not continues:
+            self._tokens = TokenLog()
+        tokens = self._tokens
+        tokens.extend(output.prompt_ids[len(tokens) :])
+        cut = len(tokens)
+        tokens.extend(output.completion_ids)
+        self._turns += 1
+        self._last = Step(
+            messages=view,
+            response=output.message,
+            prompt_ids=tokens.view(0, cut),
+            prompt_media=output.prompt_media,
+            completion_ids=tokens.view(cut, len(tokens)),
+            logprobs=output.logprobs,
+            finish_reason=output.finish_reason,
+            weight_version=output.weight_version,
+            segment=0 if last is None else last.segment + (not continues),
+            break_reason=None if continues else BreakReason.PREFIX_MISMATCH.value,
+        )
+        return self._last
+
+    def _check_prompt_length(self, prompt_tokens: int) -> None:
+        if self.max_prompt_tokens is not None and prompt_tokens > self.max_prompt_tokens:
+            raise Terminated(
+                TerminationReason.MAX_PROMPT_TOKENS,
+                f"the prompt has {prompt_tokens} tokens, but at most {self.max_prompt_tokens} are allowed",
+            )
+
+    def _check_finish(self, finish_reason: FinishReason) -> None:
+        if finish_reason is FinishReason.ABORT:
+            raise EngineError(f"{_label(self.engine)} aborted the request")
+
+
+def _label(engine: RolloutEngine) -> str:
+    return f"engine {getattr(engine, 'name', 'unnamed')!r} ({type(engine).__name__})"
+
+
+class TITOCompleter(Completer):
+    """Token-in/token-out completer: carries the sampled ids of every turn into the next prompt verbatim.
+
+    A workflow writes messages and gets back exact steps. If a conversation cannot be continued token for token, a new
+    segment starts, with a reason (see `rllm_core.parser.ParserSession`).
+
+    Args:
+        engine: Engine with token-in/token-out support.
+        source: Where to send the requests. Defaults to the engine itself.
+        on_segment_break: ``"raise"`` raises an error instead of starting a new segment.
+
+    Raises:
+        ValueError: If the engine has no parser or does not support token-in/token-out.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        *,
+        sampling_params: SamplingParams | None = None,
+        seed: int = 0,
+        is_validation: bool = False,
+        max_prompt_tokens: int | None = None,
+        source: TokenSource | None = None,
+        on_segment_break: Literal["segment", "raise"] = "segment",
+        scope: RolloutScope | None = None,
+    ) -> None:
+        if not engine.supports_token_in_token_out:
+            raise ValueError(f"{_label(engine)} does not support token-in/token-out; use Completer or another engine")
+        if engine.parser is None:
+            raise ValueError(f"{_label(engine)} has no parser, which token-in/token-out requires")
+        self._source: TokenSource = source or engine
+        self._parser = engine.parser
+        self._on_segment_break = on_segment_break
+        super().__init__(
+            engine,
+            sampling_params=sampling_params,
+            seed=seed,
+            is_validation=is_validation,
+            max_prompt_tokens=max_prompt_tokens,
+            scope=scope,
+        )
+
+    def _begin(self, seed: int) -> None:
+        super()._begin(seed)
+        self.session = self._parser.session(on_break=self._on_segment_break)
+
+    async def _complete(
+        self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams, seed: int
+    ) -> Step:
+        session = self.session
+        turn = session.next_prompt(messages, tools=tools)
+        try:
+            self._check_prompt_length(len(turn.prompt_ids))
+            output = await self._source.get_token_output_from_token_input(
+                with_media(turn.prompt_ids, turn.media),
+                sampling_params=params,
+                seed=seed,
+                is_validation=self.is_validation,
+            )
+            if not isinstance(output, TokenOutput):
+                raise TypeError(f"{_label(self.engine)} returned {type(output).__name__}, not a TokenOutput")
+            self._check_finish(output.finish_reason)
+            if len(output.token_ids) == 0:
+                raise EngineError(f"{_label(self.engine)} returned an empty completion")
+            session.record_checked(output.token_ids)
+        finally:
+            session.discard()  # After a failure, the workflow may call again, with the same or other messages.
+        self._turns += 1
+        # The session has checked the tokens, and TokenOutput its own fields. Media come unchecked from the parser.
+        make = Step if turn.media else Step._trusted
+        return make(
+            step_id=new_id(),
+            messages=session.consumed,
+            response=session.answer,
+            prompt_ids=turn.prompt_ids,
+            prompt_media=turn.media,
+            completion_ids=session.last_completion_ids,
+            logprobs=output.logprobs,
+            finish_reason=output.finish_reason,
+            weight_version=output.weight_version,
+            segment=turn.segment,
+            break_reason=None if turn.break_reason is None else turn.break_reason.value,
+            control_tokens=turn.control_tokens,
+        )
