@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rllm_core.config import Section
-from rllm_core.run_file import validated
+from rllm_core.run_file import Section, validated
 
 
 class Configured:

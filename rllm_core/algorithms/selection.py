@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
 from rllm_core.algorithms.corrections import Correction, Corrections
-from rllm_core.algorithms.pieces import configured
 from rllm_core.algorithms.shaping import OverlongPenalty
+from rllm_core.assembly.components import configured
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rllm_core.algorithms.advantages.contract import sampled_tokens
+from rllm_core.algorithms.advantages import sampled_tokens
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.types import Trajectory, TrajectoryGroup

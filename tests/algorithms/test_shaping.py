@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm_core.algorithms.advantages import RoleEstimators
-from rllm_core.algorithms.advantages.batch import ReinforcePlusPlus
-from rllm_core.algorithms.advantages.outcome import DrGRPO, Reinforce
-from rllm_core.algorithms.advantages.precomputed import Precomputed
-from rllm_core.algorithms.advantages.turns import ReturnToGo
 from rllm_core.algorithms.grouping import FilterReason, filter_reason
 from rllm_core.algorithms.shaping import OverlongPenalty
+from rllm_core.builtin.estimators.batch import ReinforcePlusPlus
+from rllm_core.builtin.estimators.outcome import DrGRPO, Reinforce
+from rllm_core.builtin.estimators.turns import ReturnToGo
+from rllm_core.builtin.estimators.without_rewards import Precomputed
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.types import Trajectory

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pages import ROOT, Page
 
-from rllm_core.supervised.rows import open_rows
+from rllm_core.builtin.sft.rows import open_rows
 
 PAGE = Page(ROOT / "docs" / "supervised.md")
 [ROWS] = [block.text for block in PAGE.blocks if block.language == "json"]

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 from rllm_core import providers
 from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.selection import Algorithm, policy_loss
-from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, PPOClip, Reinforce
+from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss
 from rllm_core.backend import OptimizerStep
+from rllm_core.builtin.losses import PPOClip, ReinforceLoss
 from rllm_core.config import AlgorithmConfig, KLConfig, OptimizerConfig, RunConfig
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
@@ -399,7 +400,7 @@ def test_where_ratios_begin_has_to_be_known(
         {"proximal_logprobs": np.full(unknown.sampled_tokens, -5.0, np.float32)},
         {"proximal_fractions": np.ones(turns, np.float32)},
     ]
-    for loss in (PPOClip(), Reinforce()):
+    for loss in (PPOClip(), ReinforceLoss()):
         trainer = trainer_of(configured(), loss=loss)
         for update in known:
             trainer.forward_backward(

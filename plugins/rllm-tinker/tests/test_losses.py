@@ -13,8 +13,9 @@ from rllm_tinker.losses import LOSSES, OPTIONS, ServerLoss
 
 from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
 from rllm_core.algorithms.selection import policy_loss
-from rllm_core.algorithms.torch_losses import CISPOOptions, LossInputs, PPOClipOptions
+from rllm_core.algorithms.torch_losses import LossInputs
 from rllm_core.backend import OptimizerStep
+from rllm_core.builtin.losses import CISPOOptions, PPOClipOptions
 from rllm_core.config import AlgorithmConfig, RunConfig
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.plugins import PluginManager

@@ -61,7 +61,9 @@ MISFITS = {
         "@hookimpl\ndef workflows():\n    return [WorkflowProvider(name=n, load='a:b', summary=missing) for n in 'ab']",
         r"hook_raises\.py:5: NameError: name 'missing' is not defined$",
     ),
-    "no-records": Misfit("@hookimpl\ndef workflows():\n    return [{'name': 'x'}]", r"is not a WorkflowProvider record$"),
+    "no-records": Misfit(
+        "@hookimpl\ndef workflows():\n    return [{'name': 'x'}]", r"is not a WorkflowProvider record$"
+    ),
     "misspelt": Misfit("@hookimpl\ndef workflow():\n    return []", r"did you mean 'workflows'\?$"),
     "bad-name": Misfit(
         "@hookimpl\ndef workflows():\n    return [WorkflowProvider(name='Not A Name', load='a:b', summary='')]",

@@ -13,9 +13,9 @@ from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.options import Configured
 from rllm_core.blame import located
-from rllm_core.config import Section
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
+from rllm_core.run_file import Section
 
 PIECE_KINDS: tuple[type[providers.Provider], ...] = (
     providers.AdvantageEstimatorProvider,

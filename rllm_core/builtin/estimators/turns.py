@@ -9,9 +9,9 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Advantages, Credit
-from rllm_core.algorithms.advantages.statistics import leave_one_out
-from rllm_core.config import Section
+from rllm_core.algorithms.advantages import AdvantageEstimator, Advantages, Credit
+from rllm_core.algorithms.statistics import leave_one_out
+from rllm_core.run_file import Section
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 MIN_SCALE = 1e-8  # smaller root mean squares are rounding errors

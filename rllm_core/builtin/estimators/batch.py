@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Credit, sampled_tokens
-from rllm_core.algorithms.advantages.contract import rewards as rewards_of
-from rllm_core.algorithms.advantages.outcome import broadcast
-from rllm_core.algorithms.advantages.statistics import centred, standardised, whitened
+from rllm_core.algorithms.advantages import AdvantageEstimator, Credit, sampled_tokens
+from rllm_core.algorithms.advantages import rewards as rewards_of
+from rllm_core.algorithms.statistics import centred, standardised, whitened
+from rllm_core.builtin.estimators.outcome import broadcast
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 

@@ -14,6 +14,8 @@ from rllm_core.blame import blamed
 from rllm_core.errors import RunError, UserError
 from rllm_core.types import Trajectory, TrajectoryGroup
 
+__path__: list[str] = []  # lets submodules that moved be imported by their old names
+
 Advantages = npt.NDArray[np.float64]
 Credit = Advantages | list[Advantages]
 """Advantages of a trajectory: one number per step, ``(steps,)``, or for each step ``(completion_tokens,)``."""

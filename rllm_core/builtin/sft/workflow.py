@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, overload
 import numpy as np
 from pydantic import Field
 
+from rllm_core.builtin.sft.rows import Conversation, Rows, open_rows
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, MaskedTokens
 from rllm_core.parser.contract import MaskMethod
-from rllm_core.supervised.rows import Conversation, Rows, open_rows
 from rllm_core.tokens import repeated
 from rllm_core.types import Episode, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig

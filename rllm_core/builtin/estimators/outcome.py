@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Credit, per_step
-from rllm_core.algorithms.advantages.contract import rewards as rewards_of
-from rllm_core.algorithms.advantages.statistics import centred, leave_one_out, standardised
-from rllm_core.config import Section
+from rllm_core.algorithms.advantages import AdvantageEstimator, Credit, per_step
+from rllm_core.algorithms.advantages import rewards as rewards_of
+from rllm_core.algorithms.statistics import centred, leave_one_out, standardised
+from rllm_core.run_file import Section
 from rllm_core.types import TrajectoryGroup
 
 
