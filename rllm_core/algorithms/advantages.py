@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.options import Configured
-from rllm_core.blame import blamed
 from rllm_core.errors import RunError, UserError
 from rllm_core.types import Trajectory, TrajectoryGroup
 
@@ -118,7 +117,7 @@ class RoleEstimators:
             except UserError:
                 raise
             except Exception as error:  # estimators may be third-party code
-                raise RunError(f"{estimator.label} failed: {blamed(error)}") from error
+                raise estimator.failure(error) from error
             if len(counts) != len(positions):
                 raise RunError(f"{estimator.label} returned advantages for {len(counts)} of {len(positions)} groups")
             for position, credit, count in zip(positions, credits, counts, strict=True):

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.options import Configured
-from rllm_core.blame import blamed
 from rllm_core.errors import RunError
 from rllm_core.moved import moved_names
 
@@ -82,7 +81,7 @@ class Corrections:
             try:
                 weights = np.asarray(correction(clamped, starts), np.float64)
             except Exception as error:  # a correction may come from any plugin
-                raise RunError(f"{correction.label} failed: {blamed(error)}") from error
+                raise correction.failure(error) from error
             wrong = None if weights.shape != clamped.shape else np.flatnonzero(~np.isfinite(weights) | (weights < 0))
             if wrong is None or wrong.size:
                 what = f"{correction.label} must return one finite weight >= 0 per token"

@@ -18,7 +18,6 @@ import torch
 
 from rllm_core.algorithms.corrections import MAX_LOG_RATIO
 from rllm_core.algorithms.options import Configured
-from rllm_core.blame import blamed
 from rllm_core.errors import RunError
 from rllm_core.moved import moved_names
 
@@ -99,7 +98,7 @@ def losses_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor:
     try:
         losses = loss(inputs)
     except Exception as error:  # the loss may come from any plugin
-        raise RunError(f"{loss.label} failed: {blamed(error)}") from error
+        raise loss.failure(error) from error
     if not isinstance(losses, torch.Tensor) or losses.shape != inputs.logprobs.shape:
         found = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else f"a {type(losses).__name__}"
         raise RunError(f"{loss.label} must return one loss per token, {tuple(inputs.logprobs.shape)}, not {found}")
@@ -117,7 +116,7 @@ def clipped_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor | None:
     try:
         clipped = loss.clipped(inputs)
     except Exception as error:  # the loss may come from any plugin
-        raise RunError(f"{loss.label} failed: {blamed(error)}") from error
+        raise loss.failure(error) from error
     if clipped is None:
         return None
     if not isinstance(clipped, torch.Tensor) or clipped.dtype != torch.bool or clipped.shape != inputs.logprobs.shape:

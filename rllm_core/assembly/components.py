@@ -10,21 +10,24 @@ from pydantic_core import to_jsonable_python
 
 from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator
+from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.options import Configured
-from rllm_core.blame import located
+from rllm_core.algorithms.shaping import OverlongPenalty
+from rllm_core.blame import blamed, located
+from rllm_core.config import KLConfig, RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.run_file import Section
 
-PIECE_KINDS: tuple[type[providers.Provider], ...] = (
+COMPONENT_KINDS: tuple[type[providers.Provider], ...] = (
     providers.AdvantageEstimatorProvider,
     providers.PolicyLossProvider,
     providers.CorrectionProvider,
 )
 
 
-def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configured]:
+def component_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configured]:
     """Returns the class behind a record. Loading a loss imports torch.
 
     Raises:
@@ -82,7 +85,7 @@ def configured(
         provided = plugins.select(kind, name)
     except PluginError as error:
         raise PluginError(f"{key} = {name!r}: {error}") from error
-    found = piece_class(plugins, provided)
+    found = component_class(plugins, provided)
     label = f"{kind.kind} {name!r} ({provided.plugin.label})"
     for option in options:
         owners = [] if option in found.options_model.model_fields else _who_has(plugins, kind, option)
@@ -92,7 +95,7 @@ def configured(
                 f"{key} = {name!r}; remove it, or change {key}"
             )
     try:
-        piece = found(options, where=where)
+        component = found(options, where=where)
     except UserError:
         raise
     except Exception as error:  # the class may come from any plugin
@@ -100,8 +103,43 @@ def configured(
             f"{label} cannot be created: {located(error, provided.plugin.package)}; choose another, and report this to "
             "its authors"
         ) from error
-    piece.label = label
-    return piece
+    component.label = label
+    component.describe = blamed
+    return component
+
+
+def aggregation_of(config: RunConfig) -> Aggregation:
+    """Returns the aggregation of a run, for backends that aggregate themselves."""
+    algorithm = config.algorithm
+    return Aggregation(algorithm.aggregation, algorithm.aggregation_norm_tokens or config.rollout.max_response_tokens)
+
+
+def overlong_penalty(config: RunConfig) -> OverlongPenalty | None:
+    """Returns the overlong penalty of a run, or None.
+
+    Raises:
+        ConfigError: If it would start before the first token.
+    """
+    overlong = config.algorithm.overlong
+    if not overlong.penalty_tokens:
+        return None
+    max_tokens = overlong.max_tokens or config.rollout.max_response_tokens
+    if overlong.penalty_tokens > max_tokens:
+        limit = "algorithm.overlong.max_tokens" if overlong.max_tokens else "rollout.max_response_tokens"
+        raise ConfigError(
+            f"algorithm.overlong.penalty_tokens = {overlong.penalty_tokens} must not exceed {limit} = {max_tokens}"
+        )
+    return OverlongPenalty(max_tokens, overlong.penalty_tokens, overlong.penalty)
+
+
+def kl_notes(kl: KLConfig) -> list[str]:
+    """Notes for ``--dry-run`` on settings that do not have the expected effect."""
+    if kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1":
+        return [
+            "algorithm.kl.estimator = 'k1' in the loss has a gradient of zero on average, so it only adds noise and "
+            "does not keep the policy near the reference model; use 'k2' or 'k3', or algorithm.kl.place = 'reward'"
+        ]
+    return []
 
 
 def _base(kind: type[providers.Provider]) -> type[Configured]:
@@ -117,7 +155,7 @@ def _who_has(plugins: PluginManager, kind: type[providers.Provider], option: str
     owners = []
     for name, provided in plugins.providers(kind).items():
         try:
-            options_model = piece_class(plugins, provided).options_model
+            options_model = component_class(plugins, provided).options_model
         except PluginError:
             continue
         if option in options_model.model_fields:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core import providers
-from rllm_core.algorithms.kl import kl_notes
 from rllm_core.algorithms.selection import Algorithm
 from rllm_core.algorithms.support import backend_class, check_support
+from rllm_core.assembly.components import kl_notes
 from rllm_core.assembly.sft_and_distillation import check_imitation
 from rllm_core.backend import BackendProtocol
 from rllm_core.blame import blamed

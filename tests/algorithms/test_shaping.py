@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.algorithms.grouping import FilterReason, filter_reason
 from rllm_core.algorithms.shaping import OverlongPenalty
+from rllm_core.assembly.components import overlong_penalty
 from rllm_core.builtin.estimators.batch import ReinforcePlusPlus
 from rllm_core.builtin.estimators.outcome import DrGRPO, Reinforce
 from rllm_core.builtin.estimators.turns import ReturnToGo
@@ -90,7 +91,7 @@ def test_precomputed_advantages_stay_as_they_are() -> None:
 
 
 def overlong(**keys: float | None) -> OverlongPenalty | None:
-    return OverlongPenalty.of(
+    return overlong_penalty(
         RunConfig.model_validate(
             {"workflow": "w", "rollout": {"max_response_tokens": 100}, "algorithm": {"overlong": keys}}
         )
