@@ -1,8 +1,6 @@
-"""Policy losses that the core ships. ``r`` and ``A`` are defined in `rllm_core.algorithms.torch_losses`."""
+"""Policy losses that the core ships. `rllm_core.algorithms.torch_losses` defines ``r`` and ``A``."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 from pydantic import Field
@@ -18,8 +16,7 @@ class ReinforceLoss(PolicyLoss):
     """
 
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return -torch.exp(inputs.logprobs - inputs.logprobs.detach()) * inputs.advantages
+        return -_one(inputs) * inputs.advantages
 
 
 class PPOClipOptions(Section):
@@ -45,12 +42,18 @@ class PPOClip(PolicyLoss):
     options: PPOClipOptions
 
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return -_clipped_objective(inputs.log_ratios().exp(), inputs.advantages, self.options)
+        ratios, advantages = self.ratios(inputs), inputs.advantages
+        clipped = ratios.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
+        return -torch.minimum(ratios * advantages, clipped * advantages)
 
     def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return _beyond_clip(inputs.log_ratios().exp(), inputs.advantages, self.options)
+        ratios, advantages = self.ratios(inputs), inputs.advantages
+        too_high = (ratios > 1 + self.options.clip_high) & (advantages > 0)
+        return too_high | ((ratios < 1 - self.options.clip_low) & (advantages < 0))
+
+    def ratios(self, inputs: LossInputs) -> torch.Tensor:
+        """``(tokens,)`` ratios that are clipped, with gradient."""
+        return inputs.log_ratios().exp()
 
 
 class DualClipOptions(PPOClipOptions):
@@ -61,31 +64,25 @@ class DualClipOptions(PPOClipOptions):
     )
 
 
-class DualClip(PolicyLoss):
+class DualClip(PPOClip):
     """Loss of ``ppo_clip``, but limited to ``-dual_clip A`` if ``A < 0``, so no ratio makes it arbitrarily large.
 
     Source: arXiv 1912.09729. With ``A < 0`` the objective is ``max(min(r A, clip(r) A), dual_clip A)``.
     """
 
-    needs_old_logprobs = True
     options_model = DualClipOptions
     options: DualClipOptions
 
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        advantages = inputs.advantages
-        objective = _clipped_objective(inputs.log_ratios().exp(), advantages, self.options)
-        bounded = torch.maximum(objective, self.options.dual_clip * advantages)
-        return -torch.where(advantages < 0, bounded, objective)
+        losses, advantages = super().__call__(inputs), inputs.advantages
+        return torch.where(advantages < 0, torch.minimum(losses, -self.options.dual_clip * advantages), losses)
 
     def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        ratio = inputs.log_ratios().exp()
-        too_bad = (ratio > self.options.dual_clip) & (inputs.advantages < 0)
-        return too_bad | _beyond_clip(ratio, inputs.advantages, self.options)
+        too_bad = (self.ratios(inputs) > self.options.dual_clip) & (inputs.advantages < 0)
+        return too_bad | super().clipped(inputs)
 
 
-class GSPOOptions(Section):
+class GSPOOptions(PPOClipOptions):
     """``algorithm.loss_options`` of ``gspo``."""
 
     clip_low: float = Field(
@@ -96,7 +93,7 @@ class GSPOOptions(Section):
     )
 
 
-class GSPO(PolicyLoss):
+class GSPO(PPOClip):
     """``-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)`` with the geometric mean ``s`` of a sequence's ratios.
 
     In a token's loss, ``s`` is ``stop_gradient(s) * pi_theta / stop_gradient(pi_theta)``. If all advantages of a
@@ -104,23 +101,12 @@ class GSPO(PolicyLoss):
     ``sequence_mean_token_mean``, as the paper does. Source: arXiv 2507.18071, in its token form (GSPO-token).
     """
 
-    needs_old_logprobs = True
     options_model = GSPOOptions
     options: GSPOOptions
 
-    def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        on_policy = torch.exp(inputs.logprobs - inputs.logprobs.detach())
-        return -_clipped_objective(self._ratios(inputs) * on_policy, inputs.advantages, self.options)
-
-    def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return _beyond_clip(self._ratios(inputs), inputs.advantages, self.options)
-
-    @staticmethod
-    def _ratios(inputs: LossInputs) -> torch.Tensor:
-        """``(tokens,)`` ``s`` of each token's sequence, as a constant."""
-        return inputs.sequence_means(inputs.log_ratios().detach()).exp()[inputs.sequence_of_token]
+    def ratios(self, inputs: LossInputs) -> torch.Tensor:
+        of_sequences = inputs.sequence_means(inputs.log_ratios().detach()).exp()
+        return of_sequences[inputs.sequence_of_token] * _one(inputs)
 
 
 class CISPOOptions(Section):
@@ -143,15 +129,13 @@ class CISPO(PolicyLoss):
     options: CISPOOptions
 
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        ratio = inputs.log_ratios().detach().exp()
-        weights = ratio.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
+        ratios = inputs.log_ratios().detach().exp()
+        weights = ratios.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
         return -weights * inputs.advantages * inputs.logprobs
 
     def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        ratio = inputs.log_ratios().exp()
-        return (ratio > 1 + self.options.clip_high) | (ratio < 1 - self.options.clip_low)
+        ratios = inputs.log_ratios().exp()
+        return (ratios > 1 + self.options.clip_high) | (ratios < 1 - self.options.clip_low)
 
 
 class ImportanceSampling(PolicyLoss):
@@ -160,7 +144,6 @@ class ImportanceSampling(PolicyLoss):
     needs_old_logprobs = True
 
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
         return -inputs.log_ratios().exp() * inputs.advantages
 
 
@@ -175,26 +158,21 @@ class DPPOTVOptions(Section):
     )
 
 
-class DPPOTV(PolicyLoss):
+class DPPOTV(ImportanceSampling):
     """``-r A``, or 0 if the token's probability has already moved too far in the direction of ``A``.
 
     Too far means ``pi_theta - pi_old > limit_high`` if ``A > 0``, and ``< -limit_low`` otherwise. This bounds the total
     variation instead of the ratio, which lets improbable tokens move. Source: arXiv 2602.04879.
     """
 
-    needs_old_logprobs = True
     options_model = DPPOTVOptions
     options: DPPOTVOptions
 
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        losses = -inputs.log_ratios().exp() * inputs.advantages
-        return losses.masked_fill(self.clipped(inputs), 0.0)
+        return super().__call__(inputs).masked_fill(self.clipped(inputs), 0.0)
 
     def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        old = inputs.known_old_logprobs()
-        moved = inputs.logprobs.detach().exp() - old.exp()
+        moved = inputs.logprobs.detach().exp() - inputs.known_old_logprobs().exp()
         return torch.where(inputs.advantages > 0, moved > self.options.limit_high, moved < -self.options.limit_low)
 
 
@@ -202,27 +180,9 @@ class CrossEntropy(PolicyLoss):
     """``-logp * A``; with advantages of 1, the negative log-likelihood of supervised training."""
 
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
         return -inputs.logprobs * inputs.advantages
 
 
-class _Bounds(Protocol):
-    """Clip range of ratios."""
-
-    @property
-    def clip_low(self) -> float: ...
-
-    @property
-    def clip_high(self) -> float: ...
-
-
-def _clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor, bounds: _Bounds) -> torch.Tensor:
-    """``(tokens,)`` minimum of ratio and clipped ratio, each times the advantage."""
-    clipped = ratio.clamp(1 - bounds.clip_low, 1 + bounds.clip_high)
-    return torch.minimum(ratio * advantages, clipped * advantages)
-
-
-def _beyond_clip(ratio: torch.Tensor, advantages: torch.Tensor, bounds: _Bounds) -> torch.Tensor:
-    """``(tokens,)`` bool: tokens whose minimum is the clipped ratio."""
-    too_high = (ratio > 1 + bounds.clip_high) & (advantages > 0)
-    return too_high | ((ratio < 1 - bounds.clip_low) & (advantages < 0))
+def _one(inputs: LossInputs) -> torch.Tensor:
+    """``(tokens,)`` ones, whose gradient is that of the log-probability."""
+    return torch.exp(inputs.logprobs - inputs.logprobs.detach())

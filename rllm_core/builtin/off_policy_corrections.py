@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from rllm_core.algorithms.corrections import MAX_LOG_RATIO, Correction, LogRatios, Starts, Weights
 from rllm_core.run_file import Section
+
+Mask = npt.NDArray[np.bool_]
 
 
 class CapOptions(Section):
@@ -25,7 +28,6 @@ class TokenTIS(Correction):
     options: CapOptions
 
     def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
         return np.minimum(np.exp(log_ratios), self.options.cap)
 
 
@@ -39,7 +41,6 @@ class SequenceTIS(Correction):
     options: CapOptions
 
     def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
         return _per_token(np.minimum(_products(log_ratios, starts), self.options.cap), log_ratios, starts)
 
 
@@ -60,8 +61,8 @@ class IcePop(Correction):
     options: IcePopOptions
 
     def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        return _inside(np.exp(log_ratios), self.options)
+        ratios = np.exp(log_ratios)
+        return np.where(_is_inside(ratios, self.options), ratios, 0.0)
 
 
 class SequenceMISOptions(Section):
@@ -81,8 +82,8 @@ class SequenceMIS(Correction):
     options: SequenceMISOptions
 
     def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        return _per_token(_inside(_products(log_ratios, starts), self.options), log_ratios, starts)
+        products = _products(log_ratios, starts)
+        return _per_token(np.where(_is_inside(products, self.options), products, 0.0), log_ratios, starts)
 
 
 class Importance(Correction):
@@ -92,9 +93,7 @@ class Importance(Correction):
     """
 
     def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        weights: Weights = np.exp(log_ratios)
-        return weights
+        return np.exp(log_ratios)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -120,9 +119,7 @@ class GeometricRejection(Correction):
     options: GeometricRejectionOptions
 
     def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        means = np.exp(_means(log_ratios, starts))
-        kept = (means >= self.options.low) & (means <= self.options.high)
+        kept = _is_inside(np.exp(_means(log_ratios, starts)), self.options)
         return _per_token(kept.astype(np.float64), log_ratios, starts)
 
 
@@ -143,32 +140,26 @@ class K3Rejection(Correction):
     options: K3RejectionOptions
 
     def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
         kept = _means(np.expm1(log_ratios) - log_ratios, starts) <= self.options.limit
         return _per_token(kept.astype(np.float64), log_ratios, starts)
 
 
-def _inside(ratios: Weights, bounds: IcePopOptions | SequenceMISOptions) -> Weights:
-    return np.where((ratios >= bounds.low) & (ratios <= bounds.high), ratios, 0.0)
-
-
-def _lengths(values: Weights, starts: Starts) -> Starts:
-    return np.diff(starts, append=len(values))
+def _is_inside(ratios: Weights, bounds: IcePopOptions | SequenceMISOptions | GeometricRejectionOptions) -> Mask:
+    return (ratios >= bounds.low) & (ratios <= bounds.high)
 
 
 def _products(log_ratios: LogRatios, starts: Starts) -> Weights:
     """``(sequences,)`` products of ``rho``, clamped in log space."""
-    sums = np.add.reduceat(log_ratios, starts)
-    products: Weights = np.exp(np.clip(sums, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    products: Weights = np.exp(np.clip(np.add.reduceat(log_ratios, starts), -MAX_LOG_RATIO, MAX_LOG_RATIO))
     return products
 
 
 def _means(values: Weights, starts: Starts) -> Weights:
     """``(sequences,)`` means."""
-    means: Weights = np.add.reduceat(values, starts) / _lengths(values, starts)
+    means: Weights = np.add.reduceat(values, starts) / np.diff(starts, append=len(values))
     return means
 
 
 def _per_token(values: Weights, log_ratios: LogRatios, starts: Starts) -> Weights:
     """``(tokens,)`` from ``(sequences,)``."""
-    return np.repeat(values, _lengths(log_ratios, starts))
+    return np.repeat(values, np.diff(starts, append=len(log_ratios)))

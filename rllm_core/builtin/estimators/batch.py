@@ -32,14 +32,9 @@ class ReinforcePlusPlus(AdvantageEstimator):
 
     scope: ClassVar[Literal["group", "batch"]] = "batch"
     per_token: ClassVar[bool] = True
-
-    @property
-    def min_group_size(self) -> int:
-        """1: the baseline covers the whole step."""
-        return 1
+    min_group_size = 1  # the baseline covers the whole step
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         returns = [_returns_to_go(trajectory) for trajectory in trajectories]
         tokens = [
@@ -65,7 +60,6 @@ class ReinforcePlusPlusBaseline(AdvantageEstimator):
     scope: ClassVar[Literal["group", "batch"]] = "batch"
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         deviations = [centred(rewards_of(group)) for group in groups]
         tokens = [sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories]
         values = _split(whitened(_joined(deviations), np.array(tokens, np.float64)), [len(d) for d in deviations])
@@ -82,14 +76,9 @@ class PRPO(AdvantageEstimator):
     """
 
     scope: ClassVar[Literal["group", "batch"]] = "batch"
-
-    @property
-    def min_group_size(self) -> int:
-        """1: trajectories are compared across tasks."""
-        return 1
+    min_group_size = 1  # trajectories are compared across tasks
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         rewards = standardised(_joined([rewards_of(group) for group in groups]), epsilon=1e-6)
         values = _split(rewards, [len(group.trajectories) for group in groups])
         return [broadcast(group, of_group) for group, of_group in zip(groups, values, strict=True)]

@@ -39,7 +39,6 @@ class GRPO(AdvantageEstimator):
     options: GRPOOptions
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         ddof = int(self.options.std == "sample")
         return [
             broadcast(group, standardised(rewards_of(group), epsilon=self.options.epsilon, ddof=ddof))
@@ -55,7 +54,6 @@ class DrGRPO(AdvantageEstimator):
     """
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         return [broadcast(group, centred(rewards_of(group))) for group in groups]
 
 
@@ -66,7 +64,6 @@ class RLOO(AdvantageEstimator):
     """
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         return [broadcast(group, leave_one_out(rewards_of(group))) for group in groups]
 
 
@@ -84,14 +81,9 @@ class Reinforce(AdvantageEstimator):
 
     options_model = ReinforceOptions
     options: ReinforceOptions
-
-    @property
-    def min_group_size(self) -> int:
-        """1: trajectories are not compared."""
-        return 1
+    min_group_size = 1  # trajectories are not compared
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         return [broadcast(group, rewards_of(group) - self.options.baseline) for group in groups]
 
 

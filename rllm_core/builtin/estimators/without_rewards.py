@@ -1,4 +1,4 @@
-"""Estimators without rewards: supervised training on target tokens, and distillation from a teacher."""
+"""Estimators that use no rewards: supervised training, distillation, and advantages from the workflow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from rllm_core.algorithms.advantages import AdvantageEstimator, Advantages, Credit
 from rllm_core.errors import RunError
 from rllm_core.run_file import Section
-from rllm_core.types import Step, Trajectory, TrajectoryGroup
+from rllm_core.types import Step, TrajectoryGroup
 
 
 class SFT(AdvantageEstimator):
@@ -22,19 +22,10 @@ class SFT(AdvantageEstimator):
 
     learns_written: ClassVar[bool] = True
     needs_rewards: ClassVar[bool] = False
-
-    @property
-    def min_group_size(self) -> int:
-        """1: trajectories are not compared."""
-        return 1
+    min_group_size = 1  # trajectories are not compared
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
-        return [[_weights(group, trajectory) for trajectory in group.trajectories] for group in groups]
-
-
-def _weights(group: TrajectoryGroup, trajectory: Trajectory) -> Credit:
-    return np.array([_weight(group, step) for step in trajectory.steps], np.float64)
+        return [[np.array([_weight(group, step) for step in t.steps]) for t in group.trajectories] for group in groups]
 
 
 def _weight(group: TrajectoryGroup, step: Step) -> float:
@@ -68,14 +59,9 @@ class Distill(AdvantageEstimator):
     per_token: ClassVar[bool] = True
     options_model = DistillOptions
     options: DistillOptions
-
-    @property
-    def min_group_size(self) -> int:
-        """1: trajectories are not compared."""
-        return 1
+    min_group_size = 1  # trajectories are not compared
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         return [[[self._credit(group, step) for step in t.steps] for t in group.trajectories] for group in groups]
 
     def _credit(self, group: TrajectoryGroup, step: Step) -> Advantages:
@@ -92,23 +78,14 @@ class Distill(AdvantageEstimator):
 class Precomputed(AdvantageEstimator):
     """``Step.advantages`` unchanged, one per token. Rewards are optional; they are recorded but not used.
 
-    A sampled step without advantages is an error, because a missing advantage is not an advantage of 0.
+    A sampled step without advantages is an error that names the task, because a missing advantage is not one of 0.
     """
 
     needs_rewards: ClassVar[bool] = False
     per_token: ClassVar[bool] = True
-
-    @property
-    def min_group_size(self) -> int:
-        """1: the group is not compared."""
-        return 1
+    min_group_size = 1  # the group is not compared
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`.
-
-        Raises:
-            RunError: If a sampled step has no advantages. The message names the task.
-        """
         return [[[_given(group, s) for s in t.steps] for t in group.trajectories] for group in groups]
 
 
