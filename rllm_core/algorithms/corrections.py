@@ -78,10 +78,7 @@ class Corrections:
         clamped = np.clip(np.asarray(log_ratios, np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
         product = np.ones_like(clamped)
         for correction in self.corrections:
-            try:
-                weights = np.asarray(correction(clamped, starts), np.float64)
-            except Exception as error:  # a correction may come from any plugin
-                raise correction.failure(error) from error
+            weights = correction.attempt(_weights, correction, clamped, starts)
             wrong = None if weights.shape != clamped.shape else np.flatnonzero(~np.isfinite(weights) | (weights < 0))
             if wrong is None or wrong.size:
                 what = f"{correction.label} must return one finite weight >= 0 per token"
@@ -92,3 +89,7 @@ class Corrections:
                 raise RunError(f"{correction.label} declares is_mask, so it must return 0 or 1 per token")
             product *= weights
         return product
+
+
+def _weights(correction: Correction, log_ratios: LogRatios, starts: Starts) -> Weights:
+    return np.asarray(correction(log_ratios, starts), np.float64)

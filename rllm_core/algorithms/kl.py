@@ -17,8 +17,8 @@ def kl_estimate(
 ) -> npt.NDArray[np.float64]:
     """``(tokens,)`` estimates of ``KL(policy || reference)``, from tokens of the policy.
 
-    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x``, k2 is ``x^2 / 2``, k3 is ``e^x - x - 1``.
-    Source: Schulman, "Approximating KL Divergence" (2020).
+    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x`` (unbiased), k2 is ``x^2 / 2``, and k3 is
+    ``e^x - x - 1`` (unbiased and never negative). Source: Schulman, "Approximating KL Divergence" (2020).
 
     Args:
         logprobs: ``(tokens,)`` log-probabilities under the policy.

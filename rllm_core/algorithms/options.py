@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from rllm_core.errors import RunError
+from rllm_core.errors import RunError, UserError
 from rllm_core.foreign import one_line
 from rllm_core.run_file import Section, validated
+
+ResultT = TypeVar("ResultT")
 
 
 class Configured:
@@ -34,6 +36,15 @@ class Configured:
         self.options: Any = validated(self.options_model, options or {}, where, ())
         self.label = type(self).__name__
 
-    def failure(self, error: Exception) -> RunError:
-        """Returns the error that ends a run because this component raised ``error``."""
-        return RunError(f"{self.label} failed: {self.describe(error)}")
+    def attempt(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        """Returns ``call(*arguments)``, a call of this component, which may come from any plugin.
+
+        Raises:
+            RunError: If the call fails, unless with a message for users.
+        """
+        try:
+            return call(*arguments)
+        except UserError:
+            raise
+        except Exception as error:
+            raise RunError(f"{self.label} failed: {self.describe(error)}") from error

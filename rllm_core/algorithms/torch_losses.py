@@ -95,10 +95,7 @@ def losses_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor:
     Raises:
         RunError: If the loss fails, or does not return one finite loss per token for finite log-probabilities.
     """
-    try:
-        losses = loss(inputs)
-    except Exception as error:  # the loss may come from any plugin
-        raise loss.failure(error) from error
+    losses = loss.attempt(loss, inputs)
     if not isinstance(losses, torch.Tensor) or losses.shape != inputs.logprobs.shape:
         found = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else f"a {type(losses).__name__}"
         raise RunError(f"{loss.label} must return one loss per token, {tuple(inputs.logprobs.shape)}, not {found}")
@@ -113,10 +110,7 @@ def clipped_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor | None:
     Raises:
         RunError: If it fails, or does not return one bool per token.
     """
-    try:
-        clipped = loss.clipped(inputs)
-    except Exception as error:  # the loss may come from any plugin
-        raise loss.failure(error) from error
+    clipped = loss.attempt(loss.clipped, inputs)
     if clipped is None:
         return None
     if not isinstance(clipped, torch.Tensor) or clipped.dtype != torch.bool or clipped.shape != inputs.logprobs.shape:
@@ -127,16 +121,9 @@ def clipped_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor | None:
 def kl_estimate(
     logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estimator: Literal["k1", "k2", "k3"]
 ) -> torch.Tensor:
-    """``(tokens,)`` estimates of ``KL(policy || reference)`` with gradient, from tokens of the policy.
+    """``(tokens,)`` estimates as in `rllm_core.algorithms.kl.kl_estimate`, with gradient.
 
-    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x`` (unbiased, but as a loss its gradient is zero on
-    average), k2 is ``x^2 / 2`` (as a loss, it has the gradient of the divergence), and k3 is ``e^x - x - 1`` (unbiased
-    and never negative). Source: Schulman, "Approximating KL Divergence" (2020).
-
-    Args:
-        logprobs: ``(tokens,)`` log-probabilities under the policy.
-        reference_logprobs: ``(tokens,)`` log-probabilities under the reference model.
-        estimator: ``k1``, ``k2`` or ``k3``.
+    As a loss, k1 has a gradient of zero on average, and k2 has the gradient of the divergence.
     """
     x = (reference_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if estimator == "k1":

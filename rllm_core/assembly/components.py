@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,16 +38,15 @@ def component_class(plugins: PluginManager, provided: Provided[Any]) -> type[Con
     found: Any = plugins.load(provided)
     base = _base(type(record))
     if not isinstance(found, type) or not issubclass(found, base):
-        raise PluginError(
-            f"{record.kind} {record.name!r} ({provided.plugin.label}): {record.load} must be a subclass of "
-            f"{base.__module__}.{base.__name__}; choose another, and report this to its authors"
-        )
-    if not issubclass(found.options_model, Section):
-        raise PluginError(
-            f"{record.kind} {record.name!r} ({provided.plugin.label}): its options_model must be a subclass of "
-            "rllm_core.config.Section, or unknown keys would be ignored; choose another, and report this to its authors"
-        )
-    return found
+        problem = f"{record.load} must be a subclass of {base.__module__}.{base.__name__}"
+    elif not issubclass(found.options_model, Section):
+        problem = "its options_model must be a subclass of rllm_core.config.Section, or unknown keys would be ignored"
+    else:
+        return found
+    raise PluginError(
+        f"{record.kind} {record.name!r} ({provided.plugin.label}): {problem}; choose another, and report this to its "
+        "authors"
+    )
 
 
 def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
@@ -154,10 +154,7 @@ def _who_has(plugins: PluginManager, kind: type[providers.Provider], option: str
     """Names of the components that have an option, without broken ones."""
     owners = []
     for name, provided in plugins.providers(kind).items():
-        try:
-            options_model = component_class(plugins, provided).options_model
-        except PluginError:
-            continue
-        if option in options_model.model_fields:
-            owners.append(name)
+        with contextlib.suppress(PluginError):
+            if option in component_class(plugins, provided).options_model.model_fields:
+                owners.append(name)
     return owners

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
-from rllm_core.sandbox import processes
+import rllm_core.sandbox.processes as processes
 from rllm_core.sandbox.contract import CodeResult, Limits, Outcome, Sandbox
 
 AT_ONCE = max(4, os.cpu_count() or 1)
