@@ -67,15 +67,7 @@ def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
 def configured(
     plugins: PluginManager, kind: type[providers.Provider], key: str, name: str, options: Mapping[str, Any], where: str
 ) -> Any:
-    """Creates the component with a given kind and name.
-
-    Args:
-        plugins: Plugins that may provide it.
-        kind: Record class.
-        key: Key of the run file that selects it.
-        name: Value of that key.
-        options: Its options in the run file.
-        where: Position of the options in the run file.
+    """Creates the component that the setting ``key = name`` selects; ``where`` is the position of its options.
 
     Raises:
         ConfigError: If the options are wrong.

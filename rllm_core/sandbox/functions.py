@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import threading
 import time
 import weakref
@@ -85,7 +84,7 @@ class ChildFunction:
             ChildError: If there is no result; the subclass gives the reason.
             TypeError: If the arguments are not JSON.
         """
-        call = json.dumps({"arguments": arguments, "wall_seconds": self.limits.wall_seconds}).encode() + b"\n"
+        call = json.dumps(arguments).encode() + b"\n"
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._children.call, call)
 
     def close(self) -> None:
@@ -182,8 +181,7 @@ class _Child:
     """A child process that has imported the function, or is about to."""
 
     def __init__(self, path: str, limits: Limits) -> None:
-        arguments = ["function", path, str(limits.memory_bytes), str(limits.output_bytes)]
-        self.process: subprocess.Popen[bytes] = processes.start(arguments, keep_errors=False)
+        self.process = processes.start("function", path, limits, keep_errors=False)
         self.path = path
         self.calls = 0
 
