@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from rllm_core import providers
 from rllm_core.algorithms.support import Support, default_capabilities
-from rllm_core.assembly.components import COMPONENT_KINDS, component_class
+from rllm_core.assembly.components import PIECE_KINDS, piece_class
 from rllm_core.backend import Capabilities
 from rllm_core.cli.backends import matrix
 from rllm_core.config import RunConfig
@@ -80,10 +80,10 @@ def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]
 
 def options(plugins: PluginManager) -> Iterator[tuple[str, str, str, type[BaseModel]]]:
     """Yields section, name, summary and model of the options of every estimator, loss and correction."""
-    for kind in COMPONENT_KINDS:
+    for kind in PIECE_KINDS:
         for name, provided in plugins.providers(kind).items():
             section = OPTIONS_OF[kind].format(name=name)
-            yield section, name, provided.record.summary, component_class(plugins, provided).options_model
+            yield section, name, provided.record.summary, piece_class(plugins, provided).options_model
 
 
 def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, str]]:

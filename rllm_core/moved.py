@@ -16,6 +16,7 @@ MOVED: dict[str, str] = {
     "rllm_core.algorithms.advantages.outcome": "rllm_core.builtin.estimators.outcome",
     "rllm_core.algorithms.advantages.precomputed": "rllm_core.builtin.estimators.without_rewards",
     "rllm_core.algorithms.advantages.turns": "rllm_core.builtin.estimators.turns",
+    "rllm_core.algorithms.pieces": "rllm_core.assembly.components",
     "rllm_core.supervised": "rllm_core.builtin.sft",
     "rllm_core.supervised.rows": "rllm_core.builtin.sft.rows",
     "rllm_core.supervised.workflow": "rllm_core.builtin.sft.workflow",

@@ -13,6 +13,8 @@ from rllm_core.algorithms.options import Configured
 from rllm_core.errors import RunError
 from rllm_core.types import Trajectory, TrajectoryGroup
 
+__all__ = ["AdvantageEstimator", "Advantages", "Credit", "RoleEstimators"]
+
 __path__: list[str] = []  # lets submodules that moved be imported by their old names
 
 Advantages = npt.NDArray[np.float64]
@@ -145,8 +147,3 @@ def sampled_tokens(trajectory: Trajectory) -> int:
 def weighted(credit: Credit, weight: float) -> Credit:
     """Multiplies a trajectory's advantages by ``weight``."""
     return [np.multiply(turn, weight) for turn in credit] if isinstance(credit, list) else np.multiply(credit, weight)
-
-
-def per_step(trajectory: Trajectory, value: float) -> Advantages:
-    """``(steps,)``: ``value`` for every step."""
-    return np.full(len(trajectory.steps), value, np.float64)

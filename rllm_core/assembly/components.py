@@ -21,14 +21,14 @@ from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.run_file import Section
 
-COMPONENT_KINDS: tuple[type[providers.Provider], ...] = (
+PIECE_KINDS: tuple[type[providers.Provider], ...] = (
     providers.AdvantageEstimatorProvider,
     providers.PolicyLossProvider,
     providers.CorrectionProvider,
 )
 
 
-def component_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configured]:
+def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configured]:
     """Returns the class behind a record. Loading a loss imports torch.
 
     Raises:
@@ -77,7 +77,7 @@ def configured(
         provided = plugins.select(kind, name)
     except PluginError as error:
         raise PluginError(f"{key} = {name!r}: {error}") from error
-    found = component_class(plugins, provided)
+    found = piece_class(plugins, provided)
     label = f"{kind.kind} {name!r} ({provided.plugin.label})"
     for option in options:
         owners = [] if option in found.options_model.model_fields else _who_has(plugins, kind, option)
@@ -147,6 +147,6 @@ def _who_has(plugins: PluginManager, kind: type[providers.Provider], option: str
     owners = []
     for name, provided in plugins.providers(kind).items():
         with contextlib.suppress(PluginError):
-            if option in component_class(plugins, provided).options_model.model_fields:
+            if option in piece_class(plugins, provided).options_model.model_fields:
                 owners.append(name)
     return owners

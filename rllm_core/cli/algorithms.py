@@ -46,18 +46,18 @@ def algorithms(context: click.Context, as_json: bool) -> None:
 
 def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:
     """Builds one JSON object per component; if ``options`` is null, ``error`` has the reason."""
-    from rllm_core.assembly.components import COMPONENT_KINDS, component_class, option_rows
+    from rllm_core.assembly.components import PIECE_KINDS, option_rows, piece_class
 
     has_torch = importlib.util.find_spec("torch") is not None
     rows = []
-    for kind in COMPONENT_KINDS:
+    for kind in PIECE_KINDS:
         for name, provided in plugins.providers(kind).items():
             status, options, error = "loaded", None, None
             if kind is PolicyLossProvider and not has_torch:
                 status, error = "available", "losses need torch, which is not installed"
             else:
                 try:
-                    options = option_rows(component_class(plugins, provided).options_model)
+                    options = option_rows(piece_class(plugins, provided).options_model)
                 except PluginError as problem:
                     status, error = "broken", str(problem)
             rows.append(

@@ -12,9 +12,27 @@ from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.training.deadlines import within
-from rllm_core.training.engines import standalone_engine
+from rllm_core.training.engines import engine_class, standalone_engine
 
 CLOSING_TIMEOUT_SECONDS = 60.0
+
+
+def check_teacher(config: RunConfig, plugins: PluginManager) -> None:
+    """Checks that the teacher can score.
+
+    Raises:
+        ConfigError: If its engine cannot score tokens, or its model is not set.
+    """
+    name = config.teacher.engine
+    found = engine_class(plugins, name)
+    if not found.computes_logprobs:
+        raise ConfigError(
+            f"teacher.engine = {name!r} cannot score given tokens; choose an engine with computes_logprobs = True"
+        )
+    if not config.teacher.model:
+        raise ConfigError(
+            f"teacher.model is not set; set it to the folder of the model that engine {name!r} should score with"
+        )
 
 
 @asynccontextmanager
@@ -31,9 +49,7 @@ async def open_teacher(
         return
     if student is None:
         raise ConfigError("a teacher needs the policy's parser, but the engine of this backend has none")
-    name = config.teacher.parser or config.parser
-    parser_class: type[BaseParser] = plugins.load(plugins.select(providers.ParserProvider, name))
-    parser = parser_class.from_model(config.teacher.model, config.plugins.get(name))
+    parser = _parser(config, plugins)
     reads_tokens = not config.teacher.parser and student.vocabulary() == parser.vocabulary()
     own_model = config.model_copy(update={"model": ModelConfig(path=config.teacher.model)})
     engine = standalone_engine(config.teacher.engine, own_model, plugins, parser)
@@ -46,3 +62,9 @@ async def open_teacher(
         yield Teacher(engine, student, None if reads_tokens else parser, config.rollout)
     finally:
         await within(CLOSING_TIMEOUT_SECONDS, f"{what} sleep", engine.sleep())
+
+
+def _parser(config: RunConfig, plugins: PluginManager) -> BaseParser:
+    name = config.teacher.parser or config.parser
+    parser_class: type[BaseParser] = plugins.load(plugins.select(providers.ParserProvider, name))
+    return parser_class.from_model(config.teacher.model, config.plugins.get(name))

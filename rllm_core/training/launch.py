@@ -18,7 +18,7 @@ from rllm_core import providers
 from rllm_core.algorithms.selection import Algorithm
 from rllm_core.algorithms.support import backend_class, check_support
 from rllm_core.assembly.components import kl_notes
-from rllm_core.assembly.sft_and_distillation import check_sft_and_distillation
+from rllm_core.assembly.imitation import check_imitation
 from rllm_core.backend import BackendProtocol
 from rllm_core.blame import blamed
 from rllm_core.config import RunConfig
@@ -104,7 +104,7 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     chosen_backend = backend_class(provided_backend, plugins)
     algorithm = Algorithm.of(config, plugins)
     capabilities = chosen_backend.capabilities(config)
-    check_sft_and_distillation(config, capabilities, algorithm, workflow, plugins)
+    check_imitation(config, capabilities, algorithm, workflow, plugins)
     check_support(config, capabilities, algorithm, plugins)
     tasks = Tasks(workflow, config.workflow)
     if config.training.validation_rollouts:

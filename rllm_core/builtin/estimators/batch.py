@@ -62,8 +62,7 @@ class ReinforcePlusPlusBaseline(AdvantageEstimator):
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
         deviations = [centred(rewards_of(group)) for group in groups]
         tokens = [sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories]
-        values = _split(whitened(_joined(deviations), np.array(tokens, np.float64)), [len(d) for d in deviations])
-        return [broadcast(group, of_group) for group, of_group in zip(groups, values, strict=True)]
+        return _broadcast(groups, whitened(_joined(deviations), np.array(tokens, np.float64)))
 
 
 class PRPO(AdvantageEstimator):
@@ -79,9 +78,7 @@ class PRPO(AdvantageEstimator):
     min_group_size = 1  # trajectories are compared across tasks
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        rewards = standardised(_joined([rewards_of(group) for group in groups]), epsilon=1e-6)
-        values = _split(rewards, [len(group.trajectories) for group in groups])
-        return [broadcast(group, of_group) for group, of_group in zip(groups, values, strict=True)]
+        return _broadcast(groups, standardised(_joined([rewards_of(group) for group in groups]), epsilon=1e-6))
 
 
 def _returns_to_go(trajectory: Trajectory) -> list[npt.NDArray[np.float64]]:
@@ -116,6 +113,12 @@ def _credit(trajectory: Trajectory, parts: Iterator[npt.NDArray[np.float64]]) ->
         part if step.token_rewards is not None else np.full(len(step.completion_ids), part.item())
         for step, part in zip(trajectory.steps, of_steps, strict=True)
     ]
+
+
+def _broadcast(groups: Sequence[TrajectoryGroup], values: npt.NDArray[np.float64]) -> list[list[Credit]]:
+    """Repeats each trajectory's value for all of its steps; ``values`` has one per trajectory of all groups."""
+    of_groups = _split(values, [len(group.trajectories) for group in groups])
+    return [broadcast(group, of_group) for group, of_group in zip(groups, of_groups, strict=True)]
 
 
 def _joined(arrays: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:

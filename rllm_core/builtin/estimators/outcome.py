@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from rllm_core.algorithms.advantages import AdvantageEstimator, Credit, per_step
+from rllm_core.algorithms.advantages import AdvantageEstimator, Credit
 from rllm_core.algorithms.advantages import rewards as rewards_of
 from rllm_core.algorithms.statistics import centred, leave_one_out, standardised
 from rllm_core.run_file import Section
@@ -94,4 +94,4 @@ def broadcast(group: TrajectoryGroup, values: npt.NDArray[np.float64]) -> list[C
         group: The trajectories.
         values: ``(trajectories,)``: one value per trajectory.
     """
-    return [per_step(trajectory, value) for trajectory, value in zip(group.trajectories, values.tolist(), strict=True)]
+    return [np.full(len(t.steps), value) for t, value in zip(group.trajectories, values.tolist(), strict=True)]

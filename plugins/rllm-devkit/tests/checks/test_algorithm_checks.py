@@ -15,7 +15,7 @@ from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.options import Configured
 from rllm_core.algorithms.torch_losses import PolicyLoss
-from rllm_core.assembly.components import COMPONENT_KINDS, component_class
+from rllm_core.assembly.components import PIECE_KINDS, piece_class
 from rllm_core.builtin.estimators.outcome import GRPO
 from rllm_core.builtin.estimators.turns import ReturnToGo
 from rllm_core.builtin.estimators.without_rewards import Precomputed
@@ -31,7 +31,7 @@ CHECK_OF: dict[type[providers.Provider], Callable[..., list[CheckResult]]] = {
     providers.PolicyLossProvider: check_policy_loss,
     providers.CorrectionProvider: check_correction,
 }
-OURS = [(kind, name) for kind in COMPONENT_KINDS for name in PLUGINS.providers(kind)]
+OURS = [(kind, name) for kind in PIECE_KINDS for name in PLUGINS.providers(kind)]
 
 
 def failures(results: list[CheckResult]) -> dict[str, str]:
@@ -40,7 +40,7 @@ def failures(results: list[CheckResult]) -> dict[str, str]:
 
 @pytest.mark.parametrize(("kind", "name"), OURS, ids=lambda value: getattr(value, "kind", value))
 def test_all_of_ours_pass(kind: type[providers.Provider], name: str) -> None:
-    piece = component_class(PLUGINS, PLUGINS.select(kind, name))()
+    piece = piece_class(PLUGINS, PLUGINS.select(kind, name))()
     results = CHECK_OF[kind](piece, seed=7)
     assert failures(results) == {}
     assert sum(result.outcome == "passed" for result in results) >= 5

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from rllm_core import providers
-from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.selection import Algorithm
 from rllm_core.backend import Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
-from rllm_core.training.engines import engine_class
 from rllm_core.workflow import Workflow
 
 
-def check_sft_and_distillation(
+def check_imitation(
     config: RunConfig, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow, plugins: PluginManager
 ) -> None:
     """Rejects settings without a meaning, or with a different one, in training without rewards or sampling.
@@ -24,36 +22,39 @@ def check_sft_and_distillation(
         ConfigError: For the first such setting.
     """
     _check_workflow(config, chosen, workflow)
-    names = [config.algorithm.name, *(role.name for role in config.algorithm.roles.values())]
-    named = list(zip(names, chosen.estimators.all, strict=True))
-    _check_rewards(config, named)
+    _check_rewards(config, chosen)
     if chosen.estimators.learns_written:
         _check_written(config, capabilities, chosen, plugins)
-    wanting = [name for name, estimator in named if estimator.needs_teacher]
-    if wanting:
-        _check_teacher(config, capabilities, wanting[0], plugins)
-    elif config.teacher.engine:
-        raise ConfigError(
-            f"[teacher] is set, but estimator {config.algorithm.name!r} uses no teacher; set algorithm.name = "
-            "'distill', or remove [teacher]"
-        )
+    _check_teacher(config, capabilities, chosen, plugins)
 
 
-def _check_rewards(config: RunConfig, named: Sequence[tuple[str, AdvantageEstimator]]) -> None:
-    """Rejects reward settings that would have no effect, or that do not apply to such rollouts."""
+def _names(config: RunConfig) -> list[str]:
     algorithm = config.algorithm
-    # Estimators get shaped rewards. The filter of uniform groups uses the workflow's, even if no estimator does.
-    shaping_is_unused = not any(estimator.needs_rewards for _, estimator in named)
-    kl_in_reward = algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"
-    for problem, is_set, is_unused in (
-        ("algorithm.filter_uniform_groups must be false", algorithm.filter_uniform_groups, False),
-        ("algorithm.kl.place must be 'loss'", kl_in_reward, shaping_is_unused),
-        ("algorithm.overlong.penalty_tokens must be 0", algorithm.overlong.penalty_tokens > 0, shaping_is_unused),
-    ):
-        for name, estimator in named:
+    return [algorithm.name, *(role.name for role in algorithm.roles.values())]
+
+
+def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
+    """Rejects reward settings that would have no effect, or that do not apply to such rollouts.
+
+    The filter of uniform groups uses the workflow's rewards even if no estimator does.
+    """
+    estimators = chosen.estimators.all
+    nobody_uses_them = not any(estimator.needs_rewards for estimator in estimators)
+    for name, is_set, is_for_estimators in _about_rewards(config):
+        for key, estimator in zip(_names(config), estimators, strict=True):
             has_none = estimator.learns_written or estimator.needs_teacher
-            if is_set and not estimator.needs_rewards and (has_none or is_unused):
-                raise ConfigError(f"{problem}: estimator {name!r} uses no rewards")
+            changes_nothing = is_for_estimators and nobody_uses_them
+            if is_set and not estimator.needs_rewards and (has_none or changes_nothing):
+                raise ConfigError(f"{name}: estimator {key!r} uses no rewards")
+
+
+def _about_rewards(config: RunConfig) -> Iterator[tuple[str, bool, bool]]:
+    """Yields the required value of a setting, whether it differs, and whether it affects the estimators' input."""
+    algorithm = config.algorithm
+    yield "algorithm.filter_uniform_groups must be false", algorithm.filter_uniform_groups, False
+    kl_in_reward = algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"
+    yield "algorithm.kl.place must be 'loss'", kl_in_reward, True
+    yield "algorithm.overlong.penalty_tokens must be 0", algorithm.overlong.penalty_tokens > 0, True
 
 
 def _check_workflow(config: RunConfig, chosen: Algorithm, workflow: Workflow) -> None:
@@ -103,10 +104,22 @@ def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algori
         )
 
 
-def _check_teacher(config: RunConfig, capabilities: Capabilities, estimator: str, plugins: PluginManager) -> None:
+def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
+    from rllm_core.distillation.opening import check_teacher
+
+    wanting = [
+        name for name, estimator in zip(_names(config), chosen.estimators.all, strict=True) if estimator.needs_teacher
+    ]
+    if config.teacher.engine and not wanting:
+        raise ConfigError(
+            f"[teacher] is set, but estimator {config.algorithm.name!r} uses no teacher; set algorithm.name = "
+            "'distill', or remove [teacher]"
+        )
+    if not wanting:
+        return
     if not config.teacher.engine:
         raise ConfigError(
-            f"estimator {estimator!r} needs a teacher: set teacher.engine to a rollout engine that computes "
+            f"estimator {wanting[0]!r} needs a teacher: set teacher.engine to a rollout engine that computes "
             "log-probabilities, and teacher.model to its model"
         )
     if config.training.staleness_threshold > 0 and "current" not in capabilities.policies:
@@ -114,13 +127,4 @@ def _check_teacher(config: RunConfig, capabilities: Capabilities, estimator: str
             f"training.staleness_threshold must be 0: backend {config.backend!r} computes no log-probabilities, which "
             "are needed to compare tokens of older weights with the teacher"
         )
-    if not engine_class(plugins, config.teacher.engine).computes_logprobs:
-        raise ConfigError(
-            f"teacher.engine = {config.teacher.engine!r} cannot score given tokens; choose an engine with "
-            "computes_logprobs = True"
-        )
-    if not config.teacher.model:
-        raise ConfigError(
-            f"teacher.model is not set; set it to the folder of the model that engine {config.teacher.engine!r} should "
-            "score with"
-        )
+    check_teacher(config, plugins)
