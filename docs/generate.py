@@ -20,8 +20,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rllm_core import providers
-from rllm_core.algorithms.pieces import PIECE_KINDS, piece_class
 from rllm_core.algorithms.support import Support, default_capabilities
+from rllm_core.assembly.components import PIECE_KINDS, piece_class
 from rllm_core.backend import Capabilities
 from rllm_core.cli.backends import matrix
 from rllm_core.config import RunConfig

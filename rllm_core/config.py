@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from rllm_core.errors import ConfigError
 from rllm_core.run_file import (
+    Section,
     apply_override,
     merged,
     model_in,
@@ -49,12 +50,6 @@ __all__ = [
 ]
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """Base class of every section, including plugin sections: frozen; an unknown key is an error that suggests one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):

@@ -1,17 +1,37 @@
-"""Modules that moved: importing one by its old name returns the new module and warns. Entries go in 0.3."""
+"""Modules and names that moved: using one by its old name returns the new one and warns. Entries go in 0.3."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED: dict[str, str] = {
     "rllm_core.training.state": "rllm_core.events",
+    "rllm_core.algorithms.advantages.batch": "rllm_core.builtin.estimators.batch",
+    "rllm_core.algorithms.advantages.imitation": "rllm_core.builtin.estimators.without_rewards",
+    "rllm_core.algorithms.advantages.outcome": "rllm_core.builtin.estimators.outcome",
+    "rllm_core.algorithms.advantages.precomputed": "rllm_core.builtin.estimators.without_rewards",
+    "rllm_core.algorithms.advantages.turns": "rllm_core.builtin.estimators.turns",
+    "rllm_core.algorithms.pieces": "rllm_core.assembly.components",
+    "rllm_core.supervised": "rllm_core.builtin.sft",
+    "rllm_core.supervised.rows": "rllm_core.builtin.sft.rows",
+    "rllm_core.supervised.workflow": "rllm_core.builtin.sft.workflow",
 }
 """New names of modules by their old ones."""
+
+SPLIT: dict[str, str] = {
+    "rllm_core.algorithms.corrections": "rllm_core.builtin.off_policy_corrections",
+    "rllm_core.algorithms.torch_losses": "rllm_core.builtin.losses",
+    "rllm_core.sandbox": "rllm_core.builtin.sandbox",
+}
+"""Modules from which some names moved, with the module they moved to. Their ``__getattr__`` is `moved_names`."""
+
+RENAMED = {"rllm_core.algorithms.torch_losses.Reinforce": "ReinforceLoss"}
 
 
 class MovedModules:
@@ -31,5 +51,21 @@ class MovedModules:
         sys.modules[old] = importlib.import_module(MOVED[old])
 
 
+def moved_names(old: str) -> Callable[[str], Any]:
+    """Returns a ``__getattr__`` for module ``old``, which finds names that moved and warns once for each."""
+
+    def find(name: str) -> Any:
+        new, new_name = SPLIT[old], RENAMED.get(f"{old}.{name}", name)
+        found = None if name.startswith("_") else getattr(importlib.import_module(new), new_name, None)
+        if getattr(found, "__module__", None) != new:
+            raise AttributeError(f"module {old!r} has no attribute {name!r}")
+        message = f"{old}.{name} is now {new}.{new_name}; it will be removed in rllm-core 0.3"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        setattr(sys.modules[old], name, found)
+        return found
+
+    return find
+
+
 if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-    sys.meta_path.append(MovedModules())
+    sys.meta_path.insert(0, MovedModules())  # first: the new package may have a submodule of the same name

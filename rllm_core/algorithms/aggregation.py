@@ -9,12 +9,12 @@ training sample, an unbroken segment of a trajectory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 from rllm_core.backend import OptimizerStep
-from rllm_core.config import AlgorithmConfig, RunConfig
 
-AGGREGATIONS = frozenset(get_args(AlgorithmConfig.model_fields["aggregation"].annotation))
+AGGREGATIONS = frozenset(
+    {"token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"}
+)
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,6 @@ class Aggregation:
 
     name: str
     norm_tokens: int = 1
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Aggregation:
-        """Aggregation of a run."""
-        algorithm = config.algorithm
-        return cls(algorithm.aggregation, algorithm.aggregation_norm_tokens or config.rollout.max_response_tokens)
 
     def token_weight(self, sequence_tokens: int) -> float:
         """Weight of each sampled token of a sequence with ``sequence_tokens`` sampled tokens."""

@@ -15,12 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from rllm_core.algorithms.options import Configured
-from rllm_core.blame import blamed
-from rllm_core.config import Section
 from rllm_core.errors import RunError
+from rllm_core.moved import moved_names
+
+__getattr__ = moved_names(__name__)
 
 MAX_LOG_RATIO = 20.0
 
@@ -78,10 +78,7 @@ class Corrections:
         clamped = np.clip(np.asarray(log_ratios, np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
         product = np.ones_like(clamped)
         for correction in self.corrections:
-            try:
-                weights = np.asarray(correction(clamped, starts), np.float64)
-            except Exception as error:  # a correction may come from any plugin
-                raise RunError(f"{correction.label} failed: {blamed(error)}") from error
+            weights = correction.attempt(_weights, correction, clamped, starts)
             wrong = None if weights.shape != clamped.shape else np.flatnonzero(~np.isfinite(weights) | (weights < 0))
             if wrong is None or wrong.size:
                 what = f"{correction.label} must return one finite weight >= 0 per token"
@@ -94,170 +91,5 @@ class Corrections:
         return product
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Weights
-
-
-class CapOptions(Section):
-    """``algorithm.correction_options`` of ``token_tis`` and ``sequence_tis``."""
-
-    cap: float = Field(default=2.0, ge=1, description="Maximum weight.")
-
-
-class TokenTIS(Correction):
-    """``min(rho, cap)`` per token: truncated importance sampling.
-
-    Source: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025).
-    """
-
-    options_model = CapOptions
-    options: CapOptions
-
-    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        return np.minimum(np.exp(log_ratios), self.options.cap)
-
-
-class SequenceTIS(Correction):
-    """``min(product of rho over the sequence, cap)`` for each token of the sequence.
-
-    Source: as `TokenTIS`, for sequences. Unbiased below the cap; the variance grows with the sequence length.
-    """
-
-    options_model = CapOptions
-    options: CapOptions
-
-    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        return _per_token(np.minimum(_products(log_ratios, starts), self.options.cap), log_ratios, starts)
-
-
-class IcePopOptions(Section):
-    """``algorithm.correction_options`` of ``icepop``."""
-
-    low: float = Field(default=0.5, ge=0, le=1, description="Ratio below which a token is masked.")
-    high: float = Field(default=5.0, ge=1, description="Ratio above which a token is masked.")
-
-
-class IcePop(Correction):
-    """``rho`` inside ``[low, high]``, else 0: masked importance sampling (MIS) of tokens.
-
-    Source: "Every Step Evolves" (Ring-1T), arXiv 2510.18855.
-    """
-
-    options_model = IcePopOptions
-    options: IcePopOptions
-
-    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        return _inside(np.exp(log_ratios), self.options)
-
-
-class SequenceMISOptions(Section):
-    """``algorithm.correction_options`` of ``sequence_mis``."""
-
-    low: float = Field(default=0.0, ge=0, le=1, description="Ratio below which a sequence is masked.")
-    high: float = Field(default=3.0, ge=1, description="Ratio above which a sequence is masked.")
-
-
-class SequenceMIS(Correction):
-    """Product of ``rho`` over the sequence if it is inside ``[low, high]``, else 0 for all tokens of the sequence.
-
-    Source: as `SequenceTIS`, masked instead of capped. The bound is the one of TRL's ``sequence_mask``.
-    """
-
-    options_model = SequenceMISOptions
-    options: SequenceMISOptions
-
-    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        return _per_token(_inside(_products(log_ratios, starts), self.options), log_ratios, starts)
-
-
-class Importance(Correction):
-    """``rho`` per token, unbounded: with the loss ``ppo_clip``, decoupled PPO.
-
-    Source: arXiv 2110.00641; with asynchronous language models, AReaL, arXiv 2505.24298, eq. 5.
-    """
-
-    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        weights: Weights = np.exp(log_ratios)
-        return weights
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Masks
-
-
-class GeometricRejectionOptions(Section):
-    """``algorithm.correction_options`` of ``geometric_rejection``."""
-
-    low: float = Field(default=0.999, ge=0, le=1, description="Mean ratio below which a sequence is masked.")
-    high: float = Field(default=1.001, ge=1, description="Mean ratio above which a sequence is masked.")
-
-
-class GeometricRejection(Correction):
-    """Keeps sequences whose geometric mean of ``rho`` is inside ``[low, high]``, independent of length.
-
-    Source: Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch"
-    (2025); verl's ``rollout_rs = "geometric"``.
-    """
-
-    is_mask = True
-    options_model = GeometricRejectionOptions
-    options: GeometricRejectionOptions
-
-    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        means = np.exp(_means(log_ratios, starts))
-        kept = (means >= self.options.low) & (means <= self.options.high)
-        return _per_token(kept.astype(np.float64), log_ratios, starts)
-
-
-class K3RejectionOptions(Section):
-    """``algorithm.correction_options`` of ``k3_rejection``."""
-
-    limit: float = Field(default=0.01, gt=0, description="Estimated divergence above which a sequence is masked.")
-
-
-class K3Rejection(Correction):
-    """Keeps sequences whose mean of ``rho - log rho - 1``, an estimate of ``KL(mu || pi_old)``, is at most ``limit``.
-
-    Ratios above and below 1 do not cancel out as they do in the geometric mean. Source: as `GeometricRejection`.
-    """
-
-    is_mask = True
-    options_model = K3RejectionOptions
-    options: K3RejectionOptions
-
-    def __call__(self, log_ratios: LogRatios, starts: Starts) -> Weights:
-        """See `Correction`."""
-        kept = _means(np.expm1(log_ratios) - log_ratios, starts) <= self.options.limit
-        return _per_token(kept.astype(np.float64), log_ratios, starts)
-
-
-def _inside(ratios: Weights, bounds: IcePopOptions | SequenceMISOptions) -> Weights:
-    return np.where((ratios >= bounds.low) & (ratios <= bounds.high), ratios, 0.0)
-
-
-def _lengths(values: Weights, starts: Starts) -> Starts:
-    return np.diff(starts, append=len(values))
-
-
-def _products(log_ratios: LogRatios, starts: Starts) -> Weights:
-    """``(sequences,)`` products of ``rho``, clamped in log space."""
-    sums = np.add.reduceat(log_ratios, starts)
-    products: Weights = np.exp(np.clip(sums, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    return products
-
-
-def _means(values: Weights, starts: Starts) -> Weights:
-    """``(sequences,)`` means."""
-    means: Weights = np.add.reduceat(values, starts) / _lengths(values, starts)
-    return means
-
-
-def _per_token(values: Weights, log_ratios: LogRatios, starts: Starts) -> Weights:
-    """``(tokens,)`` from ``(sequences,)``."""
-    return np.repeat(values, _lengths(log_ratios, starts))
+def _weights(correction: Correction, log_ratios: LogRatios, starts: Starts) -> Weights:
+    return np.asarray(correction(log_ratios, starts), np.float64)

@@ -80,11 +80,10 @@ class OffPolicyDiagnostics:
         if log_ratios is not None:
             chosen &= ~np.isnan(log_ratios)
         cells = np.searchsorted(_AGE_BOUNDS, ages, side="right") + len(_AGES) * (advantages > 0)
-        everything = bool(chosen.all())
-        if not everything:
-            cells = cells[chosen]
+        selection = slice(None) if chosen.all() else chosen  # a slice copies nothing
+        cells = cells[selection]
         if log_ratios is not None:
-            log_ratios = log_ratios if everything else log_ratios[chosen]
+            log_ratios = log_ratios[selection]
             x: npt.NDArray[np.float64] = np.clip(log_ratios.astype(np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
             excess = np.expm1(x)
             ratio = excess + 1
@@ -94,11 +93,11 @@ class OffPolicyDiagnostics:
             self._ratio += float(ratio.sum())
             self._square += float(np.square(ratio).sum())
         if weights is not None:
-            weights = weights if everything else weights[chosen]
+            weights = weights[selection]
             self._masked.add(cells, weights == 0)
             self._weight += float(weights.sum(dtype=np.float64))
         if clipped is not None:
-            self._clipped.add(cells, clipped if everything else clipped[chosen])
+            self._clipped.add(cells, clipped[selection])
 
     def flush(self) -> dict[str, float]:
         """Returns the metrics since the last flush, without those that have no data."""

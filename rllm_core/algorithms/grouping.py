@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
-from rllm_core.algorithms.advantages.contract import rewards
-from rllm_core.algorithms.advantages.statistics import is_uniform
+from rllm_core.algorithms.advantages import rewards
+from rllm_core.algorithms.statistics import is_uniform
 from rllm_core.types import Episode, Trajectory, TrajectoryGroup
 
 

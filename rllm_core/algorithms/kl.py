@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.corrections import MAX_LOG_RATIO
-from rllm_core.config import KLConfig
 
 KLEstimator = Literal["k1", "k2", "k3"]
 
@@ -18,8 +17,8 @@ def kl_estimate(
 ) -> npt.NDArray[np.float64]:
     """``(tokens,)`` estimates of ``KL(policy || reference)``, from tokens of the policy.
 
-    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x``, k2 is ``x^2 / 2``, k3 is ``e^x - x - 1``.
-    Source: Schulman, "Approximating KL Divergence" (2020).
+    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x`` (unbiased), k2 is ``x^2 / 2``, and k3 is
+    ``e^x - x - 1`` (unbiased and never negative). Source: Schulman, "Approximating KL Divergence" (2020).
 
     Args:
         logprobs: ``(tokens,)`` log-probabilities under the policy.
@@ -31,13 +30,3 @@ def kl_estimate(
     if estimator == "k1":
         return -x
     return np.square(x) / 2 if estimator == "k2" else np.expm1(x) - x
-
-
-def kl_notes(kl: KLConfig) -> list[str]:
-    """Notes for ``--dry-run`` on settings that do not have the expected effect."""
-    if kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1":
-        return [
-            "algorithm.kl.estimator = 'k1' in the loss has a gradient of zero on average, so it only adds noise and "
-            "does not keep the policy near the reference model; use 'k2' or 'k3', or algorithm.kl.place = 'reward'"
-        ]
-    return []

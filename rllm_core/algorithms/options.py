@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 
-from rllm_core.config import Section
-from rllm_core.run_file import validated
+from rllm_core.errors import RunError, UserError
+from rllm_core.foreign import one_line
+from rllm_core.run_file import Section, validated
+
+ResultT = TypeVar("ResultT")
 
 
 class Configured:
@@ -16,6 +19,7 @@ class Configured:
         options_model: Model of its options. By default, there are none.
         options: The validated options. Subclasses annotate it with their model.
         label: Name in errors: its class, or its kind, name and package if a run has selected it.
+        describe: Describes an exception that it raised; with the plugin and line if a run has selected it.
 
     Args:
         options: Table of options.
@@ -26,7 +30,21 @@ class Configured:
     """
 
     options_model: ClassVar[type[Section]] = Section
+    describe: Callable[[BaseException], str] = staticmethod(one_line)
 
     def __init__(self, options: Mapping[str, Any] | None = None, *, where: str = "options") -> None:
         self.options: Any = validated(self.options_model, options or {}, where, ())
         self.label = type(self).__name__
+
+    def attempt(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        """Returns ``call(*arguments)``, a call of this component, which may come from any plugin.
+
+        Raises:
+            RunError: If the call fails, unless with a message for users.
+        """
+        try:
+            return call(*arguments)
+        except UserError:
+            raise
+        except Exception as error:
+            raise RunError(f"{self.label} failed: {self.describe(error)}") from error

@@ -148,7 +148,7 @@ def _sample(
         role=group.role,
         token_ids=np.concatenate((last.prompt_ids, last.completion_ids)),
         turn_spans=tuple((len(s.prompt_ids), len(s.prompt_ids) + len(s.completion_ids)) for s in sampled),
-        logprobs=_joined(logprobs) if len(logprobs) == len(sampled) else None,
+        logprobs=np.concatenate(logprobs) if len(logprobs) == len(sampled) else None,
         advantages=_spread(credit, segment.trained, [len(step.completion_ids) for step in sampled]),
         weight_versions=tuple(group.weight_version if s.weight_version is None else s.weight_version for s in sampled),
         media=last.prompt_media,
@@ -163,7 +163,3 @@ def _spread(credit: Credit, positions: Sequence[int], lengths: Sequence[int]) ->
     if len(set(values)) == 1:
         return repeated(values[0], sum(lengths))
     return np.concatenate([repeated(value, length) for value, length in zip(values, lengths, strict=True)])
-
-
-def _joined(arrays: list[Floats]) -> Floats:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
 from rllm_core.algorithms.corrections import Correction, Corrections
-from rllm_core.algorithms.pieces import configured
-from rllm_core.algorithms.shaping import OverlongPenalty
+from rllm_core.assembly.components import configured, overlong_penalty
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
@@ -57,7 +56,7 @@ class Algorithm:
         }
         default = estimator(algorithm.name, algorithm.estimator_options, "algorithm")
         weights = {role: chosen.weight for role, chosen in algorithm.roles.items()}
-        estimators = RoleEstimators(default, by_role, OverlongPenalty.of(config), weights)
+        estimators = RoleEstimators(default, by_role, overlong_penalty(config), weights)
         return cls(estimators, corrections_of(config, plugins))
 
 

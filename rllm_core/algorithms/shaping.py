@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rllm_core.algorithms.advantages.contract import sampled_tokens
-from rllm_core.config import RunConfig
-from rllm_core.errors import ConfigError
+from rllm_core.algorithms.advantages import sampled_tokens
 from rllm_core.types import Trajectory, TrajectoryGroup
 
 
@@ -32,24 +30,6 @@ class OverlongPenalty:
     max_tokens: int
     penalty_tokens: int
     penalty: float
-
-    @classmethod
-    def of(cls, config: RunConfig) -> OverlongPenalty | None:
-        """Returns the penalty of a run, or None.
-
-        Raises:
-            ConfigError: If it would start before the first token.
-        """
-        overlong = config.algorithm.overlong
-        if not overlong.penalty_tokens:
-            return None
-        max_tokens = overlong.max_tokens or config.rollout.max_response_tokens
-        if overlong.penalty_tokens > max_tokens:
-            limit = "algorithm.overlong.max_tokens" if overlong.max_tokens else "rollout.max_response_tokens"
-            raise ConfigError(
-                f"algorithm.overlong.penalty_tokens = {overlong.penalty_tokens} must not exceed {limit} = {max_tokens}"
-            )
-        return cls(max_tokens, overlong.penalty_tokens, overlong.penalty)
 
     def of_length(self, tokens: int) -> float:
         """Amount added to the reward of a response of ``tokens``; 0 or negative."""

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 
 from rllm_core.algorithms.corrections import MAX_LOG_RATIO
 from rllm_core.algorithms.options import Configured
-from rllm_core.blame import blamed
-from rllm_core.config import Section
 from rllm_core.errors import RunError
+from rllm_core.moved import moved_names
+
+__getattr__ = moved_names(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,7 @@ def losses_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor:
     Raises:
         RunError: If the loss fails, or does not return one finite loss per token for finite log-probabilities.
     """
-    try:
-        losses = loss(inputs)
-    except Exception as error:  # the loss may come from any plugin
-        raise RunError(f"{loss.label} failed: {blamed(error)}") from error
+    losses = loss.attempt(loss, inputs)
     if not isinstance(losses, torch.Tensor) or losses.shape != inputs.logprobs.shape:
         found = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else f"a {type(losses).__name__}"
         raise RunError(f"{loss.label} must return one loss per token, {tuple(inputs.logprobs.shape)}, not {found}")
@@ -113,10 +110,7 @@ def clipped_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor | None:
     Raises:
         RunError: If it fails, or does not return one bool per token.
     """
-    try:
-        clipped = loss.clipped(inputs)
-    except Exception as error:  # the loss may come from any plugin
-        raise RunError(f"{loss.label} failed: {blamed(error)}") from error
+    clipped = loss.attempt(loss.clipped, inputs)
     if clipped is None:
         return None
     if not isinstance(clipped, torch.Tensor) or clipped.dtype != torch.bool or clipped.shape != inputs.logprobs.shape:
@@ -124,238 +118,14 @@ def clipped_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor | None:
     return clipped
 
 
-class Reinforce(PolicyLoss):
-    """``-exp(logp - stop_gradient(logp)) * A``: the policy gradient of Williams (1992), exact on policy.
-
-    Its value is ``-A`` and its gradient ``-A * grad logp``. Off policy it is biased unless a correction weights ``A``.
-    """
-
-    def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return -torch.exp(inputs.logprobs - inputs.logprobs.detach()) * inputs.advantages
-
-
-class PPOClipOptions(Section):
-    """``algorithm.loss_options`` of ``ppo_clip``."""
-
-    clip_low: float = Field(
-        default=0.2, ge=0, lt=1, description="Lower clip range: ratios below 1 - clip_low get no gradient."
-    )
-    clip_high: float = Field(
-        default=0.2, ge=0, description="Upper clip range: ratios above 1 + clip_high get no gradient."
-    )
-
-
-class PPOClip(PolicyLoss):
-    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``.
-
-    Source: PPO, arXiv 1707.06347, eq. 7; separate bounds (clip-higher) as in DAPO, arXiv 2503.14476. With
-    ``proximal_policy = "forward"`` and the correction ``importance``, it is decoupled PPO (arXiv 2110.00641).
-    """
-
-    needs_old_logprobs = True
-    options_model = PPOClipOptions
-    options: PPOClipOptions
-
-    def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return -_clipped_objective(inputs.log_ratios().exp(), inputs.advantages, self.options)
-
-    def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return _beyond_clip(inputs.log_ratios().exp(), inputs.advantages, self.options)
-
-
-class DualClipOptions(PPOClipOptions):
-    """``algorithm.loss_options`` of ``dual_clip``."""
-
-    dual_clip: float = Field(
-        default=3.0, gt=1, description="Ratio above which tokens with A < 0 get no gradient either."
-    )
-
-
-class DualClip(PolicyLoss):
-    """Loss of ``ppo_clip``, but limited to ``-dual_clip A`` if ``A < 0``, so no ratio makes it arbitrarily large.
-
-    Source: arXiv 1912.09729. With ``A < 0`` the objective is ``max(min(r A, clip(r) A), dual_clip A)``.
-    """
-
-    needs_old_logprobs = True
-    options_model = DualClipOptions
-    options: DualClipOptions
-
-    def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        advantages = inputs.advantages
-        objective = _clipped_objective(inputs.log_ratios().exp(), advantages, self.options)
-        bounded = torch.maximum(objective, self.options.dual_clip * advantages)
-        return -torch.where(advantages < 0, bounded, objective)
-
-    def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        ratio = inputs.log_ratios().exp()
-        too_bad = (ratio > self.options.dual_clip) & (inputs.advantages < 0)
-        return too_bad | _beyond_clip(ratio, inputs.advantages, self.options)
-
-
-class GSPOOptions(Section):
-    """``algorithm.loss_options`` of ``gspo``."""
-
-    clip_low: float = Field(
-        default=3e-4, ge=0, lt=1, description="Lower clip range: sequence ratios below 1 - clip_low get no gradient."
-    )
-    clip_high: float = Field(
-        default=4e-4, ge=0, description="Upper clip range: sequence ratios above 1 + clip_high get no gradient."
-    )
-
-
-class GSPO(PolicyLoss):
-    """``-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)`` with the geometric mean ``s`` of a sequence's ratios.
-
-    In a token's loss, ``s`` is ``stop_gradient(s) * pi_theta / stop_gradient(pi_theta)``. If all advantages of a
-    sequence are equal, the mean over its tokens has the gradient of the sequence's loss. Aggregate with
-    ``sequence_mean_token_mean``, as the paper does. Source: arXiv 2507.18071, in its token form (GSPO-token).
-    """
-
-    needs_old_logprobs = True
-    options_model = GSPOOptions
-    options: GSPOOptions
-
-    def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        on_policy = torch.exp(inputs.logprobs - inputs.logprobs.detach())
-        return -_clipped_objective(self._ratios(inputs) * on_policy, inputs.advantages, self.options)
-
-    def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return _beyond_clip(self._ratios(inputs), inputs.advantages, self.options)
-
-    @staticmethod
-    def _ratios(inputs: LossInputs) -> torch.Tensor:
-        """``(tokens,)`` ``s`` of each token's sequence, as a constant."""
-        return inputs.sequence_means(inputs.log_ratios().detach()).exp()[inputs.sequence_of_token]
-
-
-class CISPOOptions(Section):
-    """``algorithm.loss_options`` of ``cispo``."""
-
-    clip_low: float = Field(
-        default=1.0, ge=0, le=1, description="Lower clip range: weights are at least 1 - clip_low. 1 disables it."
-    )
-    clip_high: float = Field(default=4.0, ge=0, description="Upper clip range: weights are at most 1 + clip_high.")
-
-
-class CISPO(PolicyLoss):
-    """``-stop_gradient(clip(r, 1 - clip_low, 1 + clip_high)) * A * logp``: every token keeps a gradient.
-
-    Source: MiniMax-M1, arXiv 2506.13585, without a lower bound; the cap of 5 is from ScaleRL, arXiv 2510.13786.
-    """
-
-    needs_old_logprobs = True
-    options_model = CISPOOptions
-    options: CISPOOptions
-
-    def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        ratio = inputs.log_ratios().detach().exp()
-        weights = ratio.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
-        return -weights * inputs.advantages * inputs.logprobs
-
-    def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        ratio = inputs.log_ratios().exp()
-        return (ratio > 1 + self.options.clip_high) | (ratio < 1 - self.options.clip_low)
-
-
-class ImportanceSampling(PolicyLoss):
-    """``-r A``: unbiased for any policy that could have sampled the token, with unbounded variance."""
-
-    needs_old_logprobs = True
-
-    def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return -inputs.log_ratios().exp() * inputs.advantages
-
-
-class DPPOTVOptions(Section):
-    """``algorithm.loss_options`` of ``dppo_tv``."""
-
-    limit_low: float = Field(
-        default=0.2, ge=0, le=1, description="Drop in probability above which a token with A <= 0 gets no loss."
-    )
-    limit_high: float = Field(
-        default=0.2, ge=0, le=1, description="Rise in probability above which a token with A > 0 gets no loss."
-    )
-
-
-class DPPOTV(PolicyLoss):
-    """``-r A``, or 0 if the token's probability has already moved too far in the direction of ``A``.
-
-    Too far means ``pi_theta - pi_old > limit_high`` if ``A > 0``, and ``< -limit_low`` otherwise. This bounds the total
-    variation instead of the ratio, which lets improbable tokens move. Source: arXiv 2602.04879.
-    """
-
-    needs_old_logprobs = True
-    options_model = DPPOTVOptions
-    options: DPPOTVOptions
-
-    def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        losses = -inputs.log_ratios().exp() * inputs.advantages
-        return losses.masked_fill(self.clipped(inputs), 0.0)
-
-    def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        old = inputs.known_old_logprobs()
-        moved = inputs.logprobs.detach().exp() - old.exp()
-        return torch.where(inputs.advantages > 0, moved > self.options.limit_high, moved < -self.options.limit_low)
-
-
-class CrossEntropy(PolicyLoss):
-    """``-logp * A``; with advantages of 1, the negative log-likelihood of supervised training."""
-
-    def __call__(self, inputs: LossInputs) -> torch.Tensor:
-        """See `PolicyLoss`."""
-        return -inputs.logprobs * inputs.advantages
-
-
 def kl_estimate(
     logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estimator: Literal["k1", "k2", "k3"]
 ) -> torch.Tensor:
-    """``(tokens,)`` estimates of ``KL(policy || reference)`` with gradient, from tokens of the policy.
+    """``(tokens,)`` estimates as in `rllm_core.algorithms.kl.kl_estimate`, with gradient.
 
-    With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x`` (unbiased, but as a loss its gradient is zero on
-    average), k2 is ``x^2 / 2`` (as a loss, it has the gradient of the divergence), and k3 is ``e^x - x - 1`` (unbiased
-    and never negative). Source: Schulman, "Approximating KL Divergence" (2020).
-
-    Args:
-        logprobs: ``(tokens,)`` log-probabilities under the policy.
-        reference_logprobs: ``(tokens,)`` log-probabilities under the reference model.
-        estimator: ``k1``, ``k2`` or ``k3``.
+    As a loss, k1 has a gradient of zero on average, and k2 has the gradient of the divergence.
     """
     x = (reference_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if estimator == "k1":
         return -x
     return x.square() / 2 if estimator == "k2" else x.expm1() - x
-
-
-class _Bounds(Protocol):
-    """Clip range of ratios."""
-
-    @property
-    def clip_low(self) -> float: ...
-
-    @property
-    def clip_high(self) -> float: ...
-
-
-def _clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor, bounds: _Bounds) -> torch.Tensor:
-    """``(tokens,)`` minimum of ratio and clipped ratio, each times the advantage."""
-    clipped = ratio.clamp(1 - bounds.clip_low, 1 + bounds.clip_high)
-    return torch.minimum(ratio * advantages, clipped * advantages)
-
-
-def _beyond_clip(ratio: torch.Tensor, advantages: torch.Tensor, bounds: _Bounds) -> torch.Tensor:
-    """``(tokens,)`` bool: tokens whose minimum is the clipped ratio."""
-    too_high = (ratio > 1 + bounds.clip_high) & (advantages > 0)
-    return too_high | ((ratio < 1 - bounds.clip_low) & (advantages < 0))

@@ -46,7 +46,7 @@ def algorithms(context: click.Context, as_json: bool) -> None:
 
 def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:
     """Builds one JSON object per component; if ``options`` is null, ``error`` has the reason."""
-    from rllm_core.algorithms.pieces import PIECE_KINDS, option_rows, piece_class
+    from rllm_core.assembly.components import PIECE_KINDS, option_rows, piece_class
 
     has_torch = importlib.util.find_spec("torch") is not None
     rows = []

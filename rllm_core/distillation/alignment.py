@@ -63,8 +63,8 @@ class Alignment:
 
 def one_to_one(tokens: TokenIds) -> Alignment:
     """Aligns two models with the same vocabulary: every token is a chunk."""
-    places = np.arange(len(tokens))
-    return Alignment([int(token) for token in tokens], places, places, len(tokens))
+    chunks = np.arange(len(tokens))
+    return Alignment(tokens.tolist(), chunks, chunks, len(tokens))
 
 
 def align(completion_ids: TokenIds, student: Vocabulary, teacher: Vocabulary, stops: Mapping[int, int]) -> Alignment:
@@ -121,9 +121,10 @@ class _Builder:
         spelt = b"".join(spelling for _, spelling in tokens)
         text = _valid_beginning(spelt)
         ids = self._teacher.encode(text)
-        ends = _ends(self._spelt(ids, text.encode()))
-        if ends is None:
+        spellings = self._spelt(ids, text.encode())
+        if spellings is None:
             return False
+        ends = np.cumsum([len(spelling) for spelling in spellings], dtype=np.int64)
         mine = np.cumsum([len(spelling) for _, spelling in tokens], dtype=np.int64)
         common = np.intersect1d(mine, ends)
         chunks, theirs = np.searchsorted(common, mine), np.searchsorted(common, ends)
@@ -152,10 +153,6 @@ class _Builder:
         for position, chunk in self._chunks.items():
             chunk_of[position] = chunk
         return Alignment(self._ids, chunk_of, np.array(self._teacher_chunks, np.int64), self._count)
-
-
-def _ends(spellings: Sequence[bytes] | None) -> npt.NDArray[np.int64] | None:
-    return None if spellings is None else np.cumsum([len(spelling) for spelling in spellings], dtype=np.int64)
 
 
 def _valid_beginning(text: bytes) -> str:

@@ -16,7 +16,7 @@ from rllm_core.engine import EngineBusy, EngineError, RolloutEngine
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser
 from rllm_core.training.requests import pause_seconds
-from rllm_core.types import Episode, Floats, Step, TokenIds, Trajectory, freeze, starts_with, token_ids
+from rllm_core.types import Episode, Step, TokenIds, Trajectory, freeze, starts_with, token_ids
 
 ResultT = TypeVar("ResultT")
 
@@ -44,7 +44,7 @@ class Teacher:
         self.student = student
         self.parser = parser
         self._limits = limits
-        self._places = asyncio.Semaphore(limits.max_concurrent_requests)
+        self._slots = asyncio.Semaphore(limits.max_concurrent_requests)
         self._vocabularies = None if parser is None else (student.vocabulary(), parser.vocabulary())
         stop = parser.get_stop_token_ids()[0] if parser is not None else 0
         self._stops = dict.fromkeys(student.get_stop_token_ids(), stop)
@@ -72,7 +72,7 @@ class Teacher:
             await self._same_tokens(trajectory, steps)
         else:
             sampled = [s.weight_version is not None and len(s.completion_ids) > 0 for s in steps]
-            await _together(self._own_tokens(steps, place) for place, wanted in enumerate(sampled) if wanted)
+            await _together(self._own_tokens(steps, position) for position, wanted in enumerate(sampled) if wanted)
         return trajectory.model_copy(update={"steps": steps})
 
     async def _same_tokens(self, trajectory: Trajectory, steps: list[Step]) -> None:
@@ -83,25 +83,25 @@ class Teacher:
             whole = np.concatenate((last.prompt_ids, last.completion_ids))
             start = len(first.prompt_ids)
             known = await self._ask(token_ids(whole), start)
-            for place in segment.trained:
-                step = steps[place]
+            for position in segment.trained:
+                step = steps[position]
                 begin = len(step.prompt_ids) - start
                 theirs = known[begin : begin + len(step.completion_ids)]
-                steps[place] = _scored(step, one_to_one(step.completion_ids), theirs)
+                steps[position] = _scored(step, one_to_one(step.completion_ids), theirs)
 
-    async def _own_tokens(self, steps: list[Step], place: int) -> None:
-        step = steps[place]
+    async def _own_tokens(self, steps: list[Step], position: int) -> None:
+        step = steps[position]
         assert self.parser is not None
         assert self._vocabularies is not None
         _refuse_media(step)
-        if place == 0:
+        if position == 0:
             self._check_prompt(step)
         alignment = align(step.completion_ids, *self._vocabularies, self._stops)
         prompt = self.parser.render(step.messages)
         known = np.empty(0, np.float32)
         if alignment.teacher_ids:
             known = await self._ask(token_ids([*prompt, *alignment.teacher_ids]), len(prompt))
-        steps[place] = _scored(step, alignment, known)
+        steps[position] = _scored(step, alignment, known)
 
     def _check_prompt(self, step: Step) -> None:
         """Rejects prompts with tools: steps do not keep them, so the teacher could not see them."""
@@ -118,7 +118,7 @@ class Teacher:
         engine, limits = self.engine, self._limits
         for attempt in range(1, limits.max_request_attempts + 1):
             try:
-                async with self._places, asyncio.timeout(limits.request_timeout_seconds) as deadline:
+                async with self._slots, asyncio.timeout(limits.request_timeout_seconds) as deadline:
                     known = await engine.compute_logprobs(tokens, start=start)
             except EngineBusy as error:
                 busy = error
@@ -153,16 +153,12 @@ async def _together(work: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Result
 def _scored(step: Step, alignment: Alignment, teacher_logprobs: npt.NDArray[np.float32]) -> Step:
     assert step.logprobs is not None
     advantages, scored = alignment.advantages(step.logprobs, teacher_logprobs)
-    update: dict[str, Any] = {"advantages": _read_only(advantages)}
+    advantages.setflags(write=False)
+    update: dict[str, Any] = {"advantages": advantages}
     if not scored.all():
-        places = np.flatnonzero(~scored).tolist()
-        update["metadata"] = freeze({**step.metadata, UNSCORED_TOKENS: places})
+        unscored = np.flatnonzero(~scored).tolist()
+        update["metadata"] = freeze({**step.metadata, UNSCORED_TOKENS: unscored})
     return step.model_copy(update=update)
-
-
-def _read_only(array: Floats) -> Floats:
-    array.setflags(write=False)
-    return array
 
 
 def _refuse_media(step: Step) -> None:

@@ -5,7 +5,7 @@ stays in it. It does not isolate: it runs as the same user, with the same files 
 access those in a real sandbox, which a plugin can provide (hook ``sandboxes``).
 """
 
-from rllm_core.sandbox.child import ChildSandbox
+from rllm_core.moved import moved_names
 from rllm_core.sandbox.contract import CodeResult, Limits, Sandbox
 from rllm_core.sandbox.functions import (
     ChildDied,
@@ -17,6 +17,8 @@ from rllm_core.sandbox.functions import (
     ChildTimeout,
 )
 
+__getattr__ = moved_names(__name__)
+
 __all__ = [
     "ChildDied",
     "ChildError",
@@ -24,7 +26,6 @@ __all__ = [
     "ChildOutOfMemory",
     "ChildOutputTooLong",
     "ChildRaised",
-    "ChildSandbox",
     "ChildTimeout",
     "CodeResult",
     "Limits",

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import rllm_core.sandbox.processes as processes
 from rllm_core.blame import Frame
 from rllm_core.providers import PATH_PATTERN
-from rllm_core.sandbox import processes
 from rllm_core.sandbox.contract import Limits
 
 START_SECONDS = 60.0
@@ -85,7 +84,7 @@ class ChildFunction:
             ChildError: If there is no result; the subclass gives the reason.
             TypeError: If the arguments are not JSON.
         """
-        call = json.dumps({"arguments": arguments, "wall_seconds": self.limits.wall_seconds}).encode() + b"\n"
+        call = json.dumps(arguments).encode() + b"\n"
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._children.call, call)
 
     def close(self) -> None:
@@ -113,17 +112,12 @@ class _Children:
         """Returns the result of a call."""
         path, limits = self._path, self._limits
         child = self._take()
-        is_fit = False
+        answer = None
         try:
-            try:
-                answer = child.exchange(call, limits.wall_seconds)
-            except processes.Overrun:
-                raise ChildTimeout(f"{path} took longer than {limits.wall_seconds:g} s") from None
-            except EOFError as ended:
-                raise ChildDied(f"the process of {path} ended ({ended})") from None
-            is_fit = "memory" not in answer  # after a MemoryError, the interpreter's state is unknown
+            answer = child.exchange(call, limits.wall_seconds)
         finally:
-            self._put(child, is_fit=is_fit)
+            # After a MemoryError, the interpreter's state is unknown.
+            self._put(child, is_fit=answer is not None and "memory" not in answer)
         if "result" in answer:
             return answer["result"]
         if "memory" in answer:
@@ -145,11 +139,28 @@ class _Children:
             processes.end(child.process)
 
     def _take(self) -> _Child:
+        """Returns a child that has imported the function."""
         with self._lock:
             child = self._idle.pop() if self._idle else None
             if child is not None:
                 self._busy.add(child)
-        return child or self._started()
+                return child
+        child = _Child(self._path, self._limits)
+        with self._lock:
+            self._busy.add(child)
+            is_ended = self._is_ended
+        is_ready = False
+        try:
+            if is_ended:
+                raise ChildDied(f"{self._path} was closed")
+            answer = child.exchange(b"", START_SECONDS, is_importing=True)
+            is_ready = "ready" in answer
+            if not is_ready:
+                raise _raised(f"{self._path} cannot be imported: {answer['error']}", answer)
+        finally:
+            if not is_ready:
+                self._put(child, is_fit=False)
+        return child
 
     def _put(self, child: _Child, *, is_fit: bool) -> None:
         with self._lock:
@@ -158,29 +169,6 @@ class _Children:
                 self._idle.append(child)
                 return
         processes.end(child.process)
-
-    def _started(self) -> _Child:
-        path, limits = self._path, self._limits
-        child = _Child(path, limits)
-        with self._lock:
-            self._busy.add(child)
-            is_ended = self._is_ended
-        said: dict[str, Any] = {}
-        try:
-            if is_ended:
-                raise ChildDied(f"{path} was closed")
-            try:
-                said = child.exchange(b"", START_SECONDS)
-            except processes.Overrun:
-                raise ChildTimeout(f"{path} was not imported within {START_SECONDS:g} s") from None
-            except EOFError as ended:
-                raise ChildDied(f"the process of {path} ended while it was imported ({ended})") from None
-            if "ready" not in said:
-                raise _raised(f"{path} cannot be imported: {said['error']}", said)
-        finally:
-            if "ready" not in said:
-                self._put(child, is_fit=False)
-        return child
 
 
 def _raised(message: str, answer: dict[str, Any]) -> ChildRaised:
@@ -193,23 +181,29 @@ class _Child:
     """A child process that has imported the function, or is about to."""
 
     def __init__(self, path: str, limits: Limits) -> None:
-        arguments = ["function", path, str(limits.memory_bytes), str(limits.output_bytes)]
-        self.process: subprocess.Popen[bytes] = processes.start(arguments, keep_errors=False)
+        self.process = processes.start("function", path, limits, keep_errors=False)
+        self.path = path
         self.calls = 0
 
-    def exchange(self, line: bytes, seconds: float) -> dict[str, Any]:
+    def exchange(self, line: bytes, seconds: float, *, is_importing: bool = False) -> dict[str, Any]:
         """Sends a line and reads one.
 
         Raises:
-            EOFError: If the process has ended; the message says how.
-            rllm_core.sandbox.processes.Overrun: If no line arrives in time.
+            ChildDied: If the process has ended; the message says how.
+            ChildTimeout: If no line arrives in time.
         """
         self.calls += 1
-        with processes.Exchange(self.process, time.monotonic() + seconds) as exchange:
-            exchange.send(line)
-            while not exchange.output.endswith(b"\n"):
-                if not exchange.step():
-                    code = self.process.wait()
-                    raise EOFError(f"signal {-code}" if code < 0 else f"exit code {code}")
+        try:
+            with processes.Exchange(self.process, time.monotonic() + seconds) as exchange:
+                exchange.send(line)
+                while not exchange.output.endswith(b"\n"):
+                    if not exchange.step():
+                        code = self.process.wait()
+                        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                        when = " while it was imported" if is_importing else ""
+                        raise ChildDied(f"the process of {self.path} ended{when} ({how})")
+        except processes.Overrun:
+            problem = "was not imported within" if is_importing else "took longer than"
+            raise ChildTimeout(f"{self.path} {problem} {seconds:g} s") from None
         answer: dict[str, Any] = json.loads(exchange.output)
         return answer

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
+
+from rllm_core.sandbox.contract import Limits
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 
@@ -25,14 +27,16 @@ class Overrun(Exception):
     """The deadline has passed."""
 
 
-def start(arguments: Sequence[str], *, folder: str | None = None, keep_errors: bool = True) -> subprocess.Popen[bytes]:
-    """Runs `rllm_core.sandbox.worker` in its own session.
-
-    Args:
-        arguments: Arguments of the worker.
-        folder: Working directory and home of the worker. Defaults to those of this process.
-        keep_errors: Whether its stderr is read.
-    """
+def start(
+    kind: Literal["function", "program"],
+    target: str,
+    limits: Limits,
+    *,
+    folder: str | None = None,
+    keep_errors: bool = True,
+) -> subprocess.Popen[bytes]:
+    """Runs `rllm_core.sandbox.worker` in its own session, and in ``folder`` if given, which is also its home."""
+    arguments = [kind, target, str(limits.memory_bytes), str(limits.output_bytes), str(limits.wall_seconds)]
     process = subprocess.Popen(
         [sys.executable, "-P", WORKER, *arguments],  # -P: do not import from the working directory
         stdin=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """The child's side of `ChildFunction` and `ChildSandbox`. Runs as a script and imports nothing from rllm-core.
 
-worker.py function PATH MEMORY_BYTES OUTPUT_BYTES    serves calls of an importable function, one line of JSON each
-worker.py program SOURCE_FILE MEMORY_BYTES OUTPUT_BYTES CPU_SECONDS    becomes the program
+worker.py function PATH MEMORY_BYTES OUTPUT_BYTES SECONDS    serves calls of a function, one line of JSON each
+worker.py program SOURCE_FILE MEMORY_BYTES OUTPUT_BYTES SECONDS    becomes the program
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def limit_cpu(more_seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def serve(path: str, output_bytes: int) -> None:
+def serve(path: str, output_bytes: int, seconds: float) -> None:
     """Imports the function, reports that it is ready, and serves calls until stdin ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # keep the function's prints out of the answers
@@ -55,10 +55,9 @@ def serve(path: str, output_bytes: int) -> None:
         return
     answers.write(_line({"ready": True}))
     for line in sys.stdin.buffer:
-        call = json.loads(line)
-        limit_cpu(call["wall_seconds"])
+        limit_cpu(seconds)
         try:
-            answer = _line({"result": function(*call["arguments"])})
+            answer = _line({"result": function(*json.loads(line))})
             if len(answer) > output_bytes:
                 answer = _line({"too_long": len(answer)})
         except MemoryError:
@@ -88,15 +87,15 @@ def _frames(error: BaseException) -> list[tuple[str, int, str, str]]:
     return frames[: -MOST_FRAMES - 1 : -1]
 
 
-def main(kind: str, target: str, memory_bytes: str, output_bytes: str, cpu_seconds: str = "0") -> None:
+def main(kind: str, target: str, memory_bytes: str, output_bytes: str, seconds: str) -> None:
     """Runs the worker; see the module's docstring."""
     die_with_parent()
     limit(int(memory_bytes), int(output_bytes))
     if kind == "program":
-        limit_cpu(float(cpu_seconds))
+        limit_cpu(float(seconds))
         # -I: ignore variables and user packages. exec: nothing of this interpreter's state reaches the program.
         os.execv(sys.executable, [sys.executable, "-I", target])
-    serve(target, int(output_bytes))
+    serve(target, int(output_bytes), float(seconds))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core import providers
-from rllm_core.algorithms.imitation import check_imitation
-from rllm_core.algorithms.kl import kl_notes
 from rllm_core.algorithms.selection import Algorithm
 from rllm_core.algorithms.support import backend_class, check_support
+from rllm_core.assembly.components import kl_notes
+from rllm_core.assembly.imitation import check_imitation
 from rllm_core.backend import BackendProtocol
 from rllm_core.blame import blamed
 from rllm_core.config import RunConfig

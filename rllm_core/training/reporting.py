@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rllm_core.algorithms.advantages.contract import rewards as rewards_of
-from rllm_core.algorithms.advantages.statistics import is_uniform
+from rllm_core.algorithms.advantages import rewards as rewards_of
+from rllm_core.algorithms.statistics import is_uniform
 from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import UNSCORED_TOKENS
 from rllm_core.training.buffer import CompleteGroup

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm_core.algorithms.advantages import AdvantageEstimator
-from rllm_core.algorithms.advantages.batch import PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
-from rllm_core.algorithms.advantages.outcome import GRPO, RLOO, DrGRPO, Reinforce
-from rllm_core.algorithms.advantages.precomputed import Precomputed
-from rllm_core.algorithms.advantages.statistics import is_uniform
-from rllm_core.algorithms.advantages.turns import ReturnToGo
+from rllm_core.algorithms.statistics import is_uniform
+from rllm_core.builtin.estimators.batch import PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from rllm_core.builtin.estimators.outcome import GRPO, RLOO, DrGRPO, Reinforce
+from rllm_core.builtin.estimators.turns import ReturnToGo
+from rllm_core.builtin.estimators.without_rewards import Precomputed
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.types import Trajectory
 

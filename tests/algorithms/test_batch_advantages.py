@@ -12,8 +12,8 @@ from groups import advantages, numbers, of, outcomes, rewarded, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm_core.algorithms.advantages.batch import PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
-from rllm_core.algorithms.advantages.statistics import whitened
+from rllm_core.algorithms.statistics import whitened
+from rllm_core.builtin.estimators.batch import PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from rllm_core.types import Trajectory, TrajectoryGroup
 
 eighths = st.integers(-16, 16).map(lambda number: number / 8)  # exact in float32, as token rewards are

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl, providers
-from rllm_core.algorithms.corrections import (
-    Correction,
-    Corrections,
+from rllm_core.algorithms.corrections import Correction, Corrections
+from rllm_core.algorithms.selection import Algorithm
+from rllm_core.builtin.off_policy_corrections import (
     GeometricRejection,
     IcePop,
     Importance,
@@ -24,7 +24,6 @@ from rllm_core.algorithms.corrections import (
     SequenceTIS,
     TokenTIS,
 )
-from rllm_core.algorithms.selection import Algorithm
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.plugins import PluginManager

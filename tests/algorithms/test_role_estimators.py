@@ -10,9 +10,10 @@ import pytest
 from groups import numbers, of, rewarded, turn
 
 from rllm_core.algorithms.advantages import AdvantageEstimator, Credit, RoleEstimators
-from rllm_core.algorithms.advantages.batch import PRPO, ReinforcePlusPlus
-from rllm_core.algorithms.advantages.outcome import GRPO, DrGRPO, Reinforce
 from rllm_core.algorithms.samples import training_samples
+from rllm_core.blame import blamed
+from rllm_core.builtin.estimators.batch import PRPO, ReinforcePlusPlus
+from rllm_core.builtin.estimators.outcome import GRPO, DrGRPO, Reinforce
 from rllm_core.errors import RunError
 from rllm_core.types import Trajectory, TrajectoryGroup
 
@@ -58,8 +59,10 @@ class Answers(AdvantageEstimator):
     ],
 )
 def test_an_estimator_that_does_not_answer_for_everybody(answer: Callable[..., Any], complaint: str) -> None:
+    estimator = Answers(answer)
+    estimator.describe = blamed  # as if a run had selected it
     with pytest.raises(RunError, match=complaint):
-        RoleEstimators(Answers(answer))([rewarded([1.0, 0.0], group_id=3)])
+        RoleEstimators(estimator)([rewarded([1.0, 0.0], group_id=3)])
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm_core.algorithms.advantages import RoleEstimators
-from rllm_core.algorithms.advantages.batch import ReinforcePlusPlus
-from rllm_core.algorithms.advantages.outcome import DrGRPO, Reinforce
-from rllm_core.algorithms.advantages.precomputed import Precomputed
-from rllm_core.algorithms.advantages.turns import ReturnToGo
 from rllm_core.algorithms.grouping import FilterReason, filter_reason
 from rllm_core.algorithms.shaping import OverlongPenalty
+from rllm_core.assembly.components import overlong_penalty
+from rllm_core.builtin.estimators.batch import ReinforcePlusPlus
+from rllm_core.builtin.estimators.outcome import DrGRPO, Reinforce
+from rllm_core.builtin.estimators.turns import ReturnToGo
+from rllm_core.builtin.estimators.without_rewards import Precomputed
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.types import Trajectory
@@ -90,7 +91,7 @@ def test_precomputed_advantages_stay_as_they_are() -> None:
 
 
 def overlong(**keys: float | None) -> OverlongPenalty | None:
-    return OverlongPenalty.of(
+    return overlong_penalty(
         RunConfig.model_validate(
             {"workflow": "w", "rollout": {"max_response_tokens": 100}, "algorithm": {"overlong": keys}}
         )

@@ -11,7 +11,7 @@ from groups import advantages, of, rewarded, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm_core.algorithms.advantages.turns import ReturnToGo
+from rllm_core.builtin.estimators.turns import ReturnToGo
 from rllm_core.types import PlacedMedia, Trajectory, TrajectoryGroup
 
 Turns = Sequence[tuple[float | None, tuple[int, ...]]]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rllm_core.builtin.sandbox import ChildSandbox
 from rllm_core.sandbox import (
     ChildDied,
     ChildError,
@@ -23,7 +24,6 @@ from rllm_core.sandbox import (
     ChildOutOfMemory,
     ChildOutputTooLong,
     ChildRaised,
-    ChildSandbox,
     ChildTimeout,
     CodeResult,
     Limits,

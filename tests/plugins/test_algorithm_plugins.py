@@ -17,8 +17,8 @@ import torch
 import rllm_devkit.scripted_plugin
 from rllm_core import providers
 from rllm_core.algorithms.corrections import Correction, Corrections
-from rllm_core.algorithms.pieces import configured
 from rllm_core.algorithms.torch_losses import LossInputs, losses_of
+from rllm_core.assembly.components import configured
 from rllm_core.backend import Capabilities
 from rllm_core.cli.algorithms import piece_rows
 from rllm_core.config import load_run_config
@@ -122,7 +122,7 @@ def test_a_name_that_two_packages_have_must_say_whose(scripted: Manager) -> None
     ):
         assembled(plugins, "algorithm.name=rloo")
     assembly = assembled(plugins, "algorithm.name=rllm-core/rloo")
-    assert type(assembly.algorithm.estimators.default).__module__ == "rllm_core.algorithms.advantages.outcome"
+    assert type(assembly.algorithm.estimators.default).__module__ == "rllm_core.builtin.estimators.outcome"
     assembled(plugins, "algorithm.loss=rllm-wrongs/averages")
 
 
@@ -137,7 +137,7 @@ def test_a_name_that_two_packages_have_must_say_whose(scripted: Manager) -> None
         (["algorithm.name=raises_at_import"], "RuntimeError: the abacus is broken"),
         (
             ["algorithm.name=no_estimator"],
-            "must be a subclass of rllm_core.algorithms.advantages.contract.AdvantageEstimator",
+            "must be a subclass of rllm_core.algorithms.advantages.AdvantageEstimator",
         ),
         (["algorithm.name=lax_options"], "or unknown keys would be ignored"),
         (["algorithm.loss=no_loss"], "must be a subclass of rllm_core.algorithms.torch_losses.PolicyLoss"),

@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from rllm_core.builtin.sft.rows import Conversation, open_rows
 from rllm_core.errors import ConfigError
-from rllm_core.supervised.rows import Conversation, open_rows
 
 ASK = {"role": "user", "content": "ask"}
 SAY = {"role": "assistant", "content": "say"}

@@ -15,7 +15,7 @@ from rllm_core.types import Episode, PlacedMedia, Step, Trajectory
 from rllm_devkit.scripted import ScriptedBackend, ScriptedWorkflow
 
 from rllm_core.algorithms.advantages import RoleEstimators  # isort: skip
-from rllm_core.algorithms.advantages.outcome import GRPO  # isort: skip
+from rllm_core.builtin.estimators.outcome import GRPO  # isort: skip
 
 AHEAD = ("training.staleness_threshold=2", "training.trigger_parameter_sync_step=2", "training.partial_rollout=true")
 

@@ -10,12 +10,12 @@ import pytest
 
 from rllm_core import hookimpl
 from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
-from rllm_core.algorithms.advantages.batch import PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
-from rllm_core.algorithms.advantages.outcome import GRPO, RLOO, DrGRPO, Reinforce
-from rllm_core.algorithms.advantages.turns import ReturnToGo
 from rllm_core.algorithms.grouping import group_trajectories
 from rllm_core.algorithms.samples import training_samples
 from rllm_core.algorithms.shaping import OverlongPenalty
+from rllm_core.builtin.estimators.batch import PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from rllm_core.builtin.estimators.outcome import GRPO, RLOO, DrGRPO, Reinforce
+from rllm_core.builtin.estimators.turns import ReturnToGo
 from rllm_core.errors import ConfigError, UserError
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress

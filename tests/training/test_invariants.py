@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from rllm_core.algorithms.advantages import RoleEstimators
-from rllm_core.algorithms.advantages.outcome import GRPO
+from rllm_core.builtin.estimators.outcome import GRPO
 from rllm_core.config import TrainingConfig
 from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator

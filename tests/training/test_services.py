@@ -13,11 +13,12 @@ import pytest
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
+from rllm_core.builtin.sandbox import ChildSandbox
 from rllm_core.config import load_run_config
 from rllm_core.errors import PluginError, RunError, StallError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import RewardFunctionProvider, SandboxProvider
-from rllm_core.sandbox import ChildRaised, ChildSandbox, ChildTimeout, Limits
+from rllm_core.sandbox import ChildRaised, ChildTimeout, Limits
 from rllm_core.services import Services
 from rllm_core.training import evaluation, launch
 from rllm_core.training.progress import Progress

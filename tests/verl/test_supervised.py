@@ -28,8 +28,8 @@ from verl.utils.dataset.dataset_utils import SFTTensorCollator
 from verl_runs import RUN_SECONDS, Run, verify
 
 from rllm_core.algorithms.aggregation import Aggregation
-from rllm_core.algorithms.torch_losses import CrossEntropy
 from rllm_core.backend import OptimizerStep
+from rllm_core.builtin.losses import CrossEntropy
 from rllm_core.config import OptimizerConfig
 from rllm_core.errors import UserError
 from rllm_core.types import TrainingSample

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
+from rllm_core.algorithms.aggregation import AGGREGATIONS
 from rllm_core.algorithms.selection import corrections_of, policy_loss
+from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import (
     BackendProtocol,
     Capabilities,
@@ -156,7 +157,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         return Trainer(
             model=model,
             loss=policy_loss(self.config, self.plugins),
-            aggregation=Aggregation.of(self.config),
+            aggregation=aggregation_of(self.config),
             corrections=corrections_of(self.config, self.plugins),
             kl=kl if kl.coefficient > 0 and kl.place == "loss" else None,
             temperature=self.config.rollout.temperature,

@@ -34,8 +34,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rllm_core.algorithms.aggregation import Aggregation
-from rllm_core.algorithms.torch_losses import CrossEntropy
 from rllm_core.backend import OptimizerStep
+from rllm_core.builtin.losses import CrossEntropy
 from rllm_core.config import OptimizerConfig
 from rllm_core.errors import ConfigError, RunError, UserError
 from rllm_core.types import TrainingSample, token_ids

@@ -31,7 +31,8 @@ from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.samples import training_samples
-from rllm_core.algorithms.torch_losses import LossInputs, Reinforce
+from rllm_core.algorithms.torch_losses import LossInputs
+from rllm_core.builtin.losses import ReinforceLoss
 from rllm_core.config import OptimizerConfig, load_run_config
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
@@ -188,7 +189,7 @@ class Graded(Workflow):
         return self.episode(task, graded, reward=float((tokens % 2 == 0).mean()))
 
 
-class Doubled(Reinforce):
+class Doubled(ReinforceLoss):
     def __call__(self, inputs: LossInputs) -> torch.Tensor:
         return 2 * super().__call__(inputs)
 

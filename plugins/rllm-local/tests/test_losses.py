@@ -12,21 +12,19 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rllm_core.algorithms.corrections import Correction, Corrections, IcePop, Importance, TokenTIS
-from rllm_core.algorithms.torch_losses import (
+from rllm_core.algorithms.corrections import Correction, Corrections
+from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of, kl_estimate
+from rllm_core.builtin.losses import (
     CISPO,
     DPPOTV,
     GSPO,
     CrossEntropy,
     DualClip,
     ImportanceSampling,
-    LossInputs,
-    PolicyLoss,
     PPOClip,
-    Reinforce,
-    clipped_of,
-    kl_estimate,
+    ReinforceLoss,
 )
+from rllm_core.builtin.off_policy_corrections import IcePop, Importance, TokenTIS
 from rllm_core.errors import ConfigError, RunError
 
 
@@ -72,7 +70,7 @@ def test_ppo_clip_stays_finite_for_abandoned_tokens() -> None:
 def test_reinforce_is_the_policy_gradient() -> None:
     advantages = torch.tensor([1.0, -2.0, 0.0, 0.5], dtype=torch.float64)
     current = CURRENT.clone().requires_grad_()
-    losses = Reinforce()(inputs(current, None, advantages))
+    losses = ReinforceLoss()(inputs(current, None, advantages))
     losses.sum().backward()
     assert torch.equal(losses.detach(), -advantages)
     assert torch.equal(current.grad, -advantages)
@@ -80,7 +78,7 @@ def test_reinforce_is_the_policy_gradient() -> None:
 
 def test_on_policy_the_losses_have_one_gradient() -> None:
     gradients = []
-    for loss in (Reinforce(), ppo()):
+    for loss in (ReinforceLoss(), ppo()):
         current = ROLLOUT.clone().requires_grad_()
         loss(inputs(current, ROLLOUT, 3 * ONES)).sum().backward()
         gradients.append(current.grad)
@@ -96,7 +94,7 @@ def test_options_are_checked() -> None:
 
 def test_a_loss_takes_no_options_unless_it_says_so() -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'algorithm.loss_options.clip_low'"):
-        Reinforce({"clip_low": 0.1}, where="algorithm.loss_options")
+        ReinforceLoss({"clip_low": 0.1}, where="algorithm.loss_options")
     with pytest.raises(ConfigError, match=r"did you mean 'algorithm.loss_options.clip_high'"):
         ppo(clip_hihg=0.1)
 
@@ -194,7 +192,7 @@ def dppo_tv(logp: Array, log_r: Array, a: Array, sequence: Array) -> tuple[Array
 
 
 FORMULAS: list[tuple[PolicyLoss, Formula]] = [
-    (Reinforce(), reinforce),
+    (ReinforceLoss(), reinforce),
     (CrossEntropy(), cross_entropy),
     (ImportanceSampling(), importance_sampling),
     (PPOClip(), clipping(0.2, 0.2)),
@@ -257,7 +255,7 @@ def test_what_is_clipped_is_what_the_ratio_no_longer_moves(
     _, given_inputs = tensors(logp, log_r, a, sequence)
     clipped = clipped_of(loss, given_inputs)
     if clipped is None:
-        assert isinstance(loss, Reinforce | CrossEntropy | ImportanceSampling)
+        assert isinstance(loss, ReinforceLoss | CrossEntropy | ImportanceSampling)
         return
     ratios = {GSPO: gspo_ratios}.get(type(loss), lambda log_r, sequence: np.exp(log_r))(log_r, sequence)
     _, gradient = formula(logp, log_r, a, sequence)
@@ -364,7 +362,7 @@ def test_on_policy_every_loss_is_the_policy_gradient(loss: PolicyLoss) -> None:
 # Third-party losses
 
 
-class Wrong(Reinforce):
+class Wrong(ReinforceLoss):
     def clipped(self, inputs: LossInputs) -> torch.Tensor:
         return torch.zeros(1)
 

@@ -16,8 +16,10 @@ from transformers import AutoModelForCausalLM
 from rllm_core import providers
 from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.selection import Algorithm, policy_loss
-from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, PPOClip, Reinforce
+from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss
+from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import OptimizerStep
+from rllm_core.builtin.losses import PPOClip, ReinforceLoss
 from rllm_core.config import AlgorithmConfig, KLConfig, OptimizerConfig, RunConfig
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
@@ -67,7 +69,7 @@ def trainer_of(model_folder: Path) -> Callable[..., Trainer]:
         defaults: dict[str, Any] = {
             "model": AutoModelForCausalLM.from_pretrained(model_folder).eval(),
             "loss": policy_loss(config, PLUGINS),
-            "aggregation": Aggregation.of(config),
+            "aggregation": aggregation_of(config),
             "corrections": Algorithm.of(config, PLUGINS).corrections,
             "temperature": 1.0,
             "optimizer_config": OptimizerConfig(learning_rate=1e-3),
@@ -399,7 +401,7 @@ def test_where_ratios_begin_has_to_be_known(
         {"proximal_logprobs": np.full(unknown.sampled_tokens, -5.0, np.float32)},
         {"proximal_fractions": np.ones(turns, np.float32)},
     ]
-    for loss in (PPOClip(), Reinforce()):
+    for loss in (PPOClip(), ReinforceLoss()):
         trainer = trainer_of(configured(), loss=loss)
         for update in known:
             trainer.forward_backward(

@@ -19,8 +19,8 @@ from rllm_local.training import Trainer
 from transformers import AutoModelForCausalLM
 
 from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
-from rllm_core.algorithms.torch_losses import PPOClip, Reinforce
 from rllm_core.backend import OptimizerStep
+from rllm_core.builtin.losses import PPOClip, ReinforceLoss
 from rllm_core.config import OptimizerConfig
 from rllm_core.errors import RunError
 from rllm_core.types import TrainingSample
@@ -33,7 +33,7 @@ def trainer(model_folder: Path) -> Callable[..., Trainer]:
     def build(**options: Any) -> Trainer:
         defaults: dict[str, Any] = {
             "model": AutoModelForCausalLM.from_pretrained(model_folder).eval(),
-            "loss": Reinforce(),
+            "loss": ReinforceLoss(),
             "aggregation": Aggregation("token_mean"),
             "temperature": 1.0,
             "optimizer_config": OptimizerConfig(learning_rate=1e-3),

@@ -22,8 +22,8 @@ from rllm_local.vision import Vision, image_source
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from rllm_core.algorithms.aggregation import Aggregation
-from rllm_core.algorithms.torch_losses import Reinforce
 from rllm_core.backend import OptimizerStep
+from rllm_core.builtin.losses import ReinforceLoss
 from rllm_core.config import ConfigError, OptimizerConfig
 from rllm_core.types import MediaChunk, PlacedMedia, SamplingParams, TokenIds, TrainingSample, token_ids, with_media
 
@@ -159,7 +159,7 @@ def sample(
 def trainer_of(model: PreTrainedModel, pictures: Pictures, *, share_prefixes: bool = True) -> Trainer:
     return Trainer(
         model=model,
-        loss=Reinforce(),
+        loss=ReinforceLoss(),
         aggregation=Aggregation("token_mean"),
         temperature=1.0,
         optimizer_config=OptimizerConfig(learning_rate=1e-3),

@@ -42,6 +42,7 @@ import numpy as np
 from pydantic import Field
 
 from rllm_core.algorithms.aggregation import Aggregation
+from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import OptimizerStep
 from rllm_core.config import RunConfig, Section
 from rllm_core.errors import RunError
@@ -110,7 +111,7 @@ class ServerLoss:
         Raises:
             ConfigError: If ``algorithm.loss_options`` are invalid.
         """
-        name, aggregation = config.algorithm.loss, Aggregation.of(config)
+        name, aggregation = config.algorithm.loss, aggregation_of(config)
         options = validated(OPTIONS[name], config.algorithm.loss_options, "algorithm.loss_options", ())
         if name in WITHOUT_RATIO:
             if service == "hosted":

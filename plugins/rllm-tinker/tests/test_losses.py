@@ -11,10 +11,12 @@ import torch
 from rllm_tinker.config import TinkerConfig
 from rllm_tinker.losses import LOSSES, OPTIONS, ServerLoss
 
-from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
+from rllm_core.algorithms.aggregation import AGGREGATIONS
 from rllm_core.algorithms.selection import policy_loss
-from rllm_core.algorithms.torch_losses import CISPOOptions, LossInputs, PPOClipOptions
+from rllm_core.algorithms.torch_losses import LossInputs
+from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import OptimizerStep
+from rllm_core.builtin.losses import CISPOOptions, PPOClipOptions
 from rllm_core.config import AlgorithmConfig, RunConfig
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.plugins import PluginManager
@@ -88,7 +90,7 @@ def policy_of(sample: TrainingSample) -> torch.Tensor:
 
 def core_gradient(config: RunConfig, samples: Sequence[TrainingSample]) -> list[Any]:
     plugins = PluginManager.from_environment(no_plugins=True)
-    loss, aggregation = policy_loss(config, plugins), Aggregation.of(config)
+    loss, aggregation = policy_loss(config, plugins), aggregation_of(config)
     step = OptimizerStep(
         step=1,
         total_steps=1,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
+from rllm_core.algorithms.aggregation import AGGREGATIONS
+from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import (
     BackendProtocol,
     Capabilities,
@@ -149,7 +150,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
             {
                 "temperature": self.config.rollout.temperature,
                 "calculate_entropy": entropy_coefficient > 0,
-                "global_batch_size": Aggregation.of(self.config).denominator(step) / update,
+                "global_batch_size": aggregation_of(self.config).denominator(step) / update,
                 "mini_batch_size": len(rows.tokens) // update,
                 "epochs": 1,
                 "seed": self.config.training.seed,

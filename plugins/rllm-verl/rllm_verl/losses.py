@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.selection import policy_loss
+from rllm_core.assembly.components import aggregation_of
 from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 from rllm_verl import verl_api
@@ -57,7 +57,7 @@ class VerlLoss:
 
     def actor_settings(self) -> dict[str, Any]:
         """Loss settings for verl's ``actor`` section, by key."""
-        algorithm, aggregation = self.config.algorithm, Aggregation.of(self.config)
+        algorithm, aggregation = self.config.algorithm, aggregation_of(self.config)
         settings: dict[str, Any] = {
             "policy_loss": {"loss_mode": self.mode},
             "loss_agg_mode": AGGREGATIONS[aggregation.name],

@@ -16,6 +16,7 @@ from rllm_core.algorithms.advantages import AdvantageEstimator, Credit, RoleEsti
 from rllm_core.algorithms.corrections import MAX_LOG_RATIO, Correction, Corrections
 from rllm_core.algorithms.options import Configured
 from rllm_core.algorithms.samples import training_samples
+from rllm_core.blame import blamed
 from rllm_core.config import Section
 from rllm_core.errors import UserError
 from rllm_core.types import Step, Trajectory, TrajectoryGroup, token_ids
@@ -60,6 +61,7 @@ def check_policy_loss(loss: PolicyLoss, *, seed: int = 0, examples: int = EXAMPL
 
 def checked(piece: PieceT, checks: Mapping[str, Check[PieceT]], seed: int, examples: int) -> list[CheckResult]:
     """Runs checks, each with its own random generator."""
+    piece.describe = blamed
     return [_result(name, check, piece, seed, examples) for name, check in {"options": options, **checks}.items()]
 
 

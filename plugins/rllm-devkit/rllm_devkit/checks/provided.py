@@ -322,7 +322,7 @@ def _piece(key: str, options: Callable[[dict[str, Any], str], Any], check: str) 
     """Returns the builder of an algorithm component, with its options at the same keys as in a run file."""
 
     def build(subject: _Subject) -> _Checks:
-        from rllm_core.algorithms.pieces import configured
+        from rllm_core.assembly.components import configured
         from rllm_devkit import checks as functions
 
         record = subject.provided.record

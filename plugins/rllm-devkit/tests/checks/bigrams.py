@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
+from rllm_core.algorithms.aggregation import AGGREGATIONS
+from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
 from rllm_core.config import RunConfig
 from rllm_core.engine import EngineError, RolloutEngine
@@ -139,7 +140,7 @@ class BigramBackend(BackendProtocol[Sequence[TrainingSample]]):
         return samples
 
     async def process_backend_batch(self, batch: Sequence[TrainingSample]) -> None:
-        aggregation, temperature = Aggregation.of(self.config), self.config.rollout.temperature
+        aggregation, temperature = aggregation_of(self.config), self.config.rollout.temperature
         for sample in batch:
             targets = np.flatnonzero(sample.loss_mask)
             weights = sample.advantages.astype(np.float64) * aggregation.token_weight(sample.sampled_tokens)
@@ -151,7 +152,7 @@ class BigramBackend(BackendProtocol[Sequence[TrainingSample]]):
 
     async def update_policy(self, step: OptimizerStep) -> UpdateResult:
         optimizer = self.config.optimizer
-        gradient = self.gradient / Aggregation.of(self.config).denominator(step)
+        gradient = self.gradient / aggregation_of(self.config).denominator(step)
         first, second = self.moments
         first += (1 - optimizer.beta1) * (gradient - first)
         second += (1 - optimizer.beta2) * (gradient**2 - second)

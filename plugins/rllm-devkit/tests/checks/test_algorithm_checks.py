@@ -12,13 +12,15 @@ from pydantic import BaseModel, Field
 
 from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator
-from rllm_core.algorithms.advantages.outcome import GRPO
-from rllm_core.algorithms.advantages.precomputed import Precomputed
-from rllm_core.algorithms.advantages.turns import ReturnToGo
-from rllm_core.algorithms.corrections import Correction, TokenTIS
+from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.options import Configured
-from rllm_core.algorithms.pieces import PIECE_KINDS, piece_class
-from rllm_core.algorithms.torch_losses import PolicyLoss, PPOClip, Reinforce
+from rllm_core.algorithms.torch_losses import PolicyLoss
+from rllm_core.assembly.components import PIECE_KINDS, piece_class
+from rllm_core.builtin.estimators.outcome import GRPO
+from rllm_core.builtin.estimators.turns import ReturnToGo
+from rllm_core.builtin.estimators.without_rewards import Precomputed
+from rllm_core.builtin.losses import PPOClip, ReinforceLoss
+from rllm_core.builtin.off_policy_corrections import TokenTIS
 from rllm_core.config import Section
 from rllm_core.plugins import PluginManager
 from rllm_devkit.checks import CheckResult, check_correction, check_estimator, check_policy_loss
@@ -180,7 +182,7 @@ def test_corrections_that_break_the_contract(correction: Correction, check: str,
     assert detail in found[check]
 
 
-def losing(lose: Callable[..., Any], base: type[PolicyLoss] = Reinforce, **members: Any) -> Any:
+def losing(lose: Callable[..., Any], base: type[PolicyLoss] = ReinforceLoss, **members: Any) -> Any:
     return liar(base, __call__=lambda self, inputs: lose(inputs), **members)
 
 

@@ -13,7 +13,8 @@ from typing import ClassVar
 
 import pytest
 
-from rllm_core.sandbox import ChildSandbox, CodeResult, Limits, Sandbox
+from rllm_core.builtin.sandbox import ChildSandbox
+from rllm_core.sandbox import CodeResult, Limits, Sandbox
 from rllm_devkit.checks import check_sandbox, sandboxes
 from rllm_devkit.checks.sandboxes import SANDBOX_CHECKS
 

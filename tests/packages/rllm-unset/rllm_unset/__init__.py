@@ -56,7 +56,7 @@ def sandboxes():
     return [
         SandboxProvider(
             name="walled",
-            load="rllm_core.sandbox:ChildSandbox",
+            load="rllm_core.builtin.sandbox:ChildSandbox",
             config="rllm_unset.pieces:no_model",
             summary="A section where there is none.",
         )

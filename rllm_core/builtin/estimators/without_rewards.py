@@ -1,4 +1,4 @@
-"""Estimators without rewards: supervised training on target tokens, and distillation from a teacher."""
+"""Estimators that use no rewards: supervised training, distillation, and advantages from the workflow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Advantages, Credit
-from rllm_core.config import Section
+from rllm_core.algorithms.advantages import AdvantageEstimator, Advantages, Credit
 from rllm_core.errors import RunError
-from rllm_core.types import Step, Trajectory, TrajectoryGroup
+from rllm_core.run_file import Section
+from rllm_core.types import Step, TrajectoryGroup
 
 
 class SFT(AdvantageEstimator):
@@ -22,19 +22,10 @@ class SFT(AdvantageEstimator):
 
     learns_written: ClassVar[bool] = True
     needs_rewards: ClassVar[bool] = False
-
-    @property
-    def min_group_size(self) -> int:
-        """1: trajectories are not compared."""
-        return 1
+    min_group_size = 1  # trajectories are not compared
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
-        return [[_weights(group, trajectory) for trajectory in group.trajectories] for group in groups]
-
-
-def _weights(group: TrajectoryGroup, trajectory: Trajectory) -> Credit:
-    return np.array([_weight(group, step) for step in trajectory.steps], np.float64)
+        return [[np.array([_weight(group, step) for step in t.steps]) for t in group.trajectories] for group in groups]
 
 
 def _weight(group: TrajectoryGroup, step: Step) -> float:
@@ -68,14 +59,9 @@ class Distill(AdvantageEstimator):
     per_token: ClassVar[bool] = True
     options_model = DistillOptions
     options: DistillOptions
-
-    @property
-    def min_group_size(self) -> int:
-        """1: trajectories are not compared."""
-        return 1
+    min_group_size = 1  # trajectories are not compared
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         return [[[self._credit(group, step) for step in t.steps] for t in group.trajectories] for group in groups]
 
     def _credit(self, group: TrajectoryGroup, step: Step) -> Advantages:
@@ -87,3 +73,28 @@ class Distill(AdvantageEstimator):
         if self.options.clip is not None:
             ratios = ratios.clip(-self.options.clip, self.options.clip)
         return self.options.scale * ratios
+
+
+class Precomputed(AdvantageEstimator):
+    """``Step.advantages`` unchanged, one per token. Rewards are optional; they are recorded but not used.
+
+    A sampled step without advantages is an error that names the task, because a missing advantage is not one of 0.
+    """
+
+    needs_rewards: ClassVar[bool] = False
+    per_token: ClassVar[bool] = True
+    min_group_size = 1  # the group is not compared
+
+    def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        return [[[_given(group, s) for s in t.steps] for t in group.trajectories] for group in groups]
+
+
+def _given(group: TrajectoryGroup, step: Step) -> Advantages:
+    if step.advantages is not None:
+        return step.advantages.astype(np.float64)
+    if step.weight_version is None or not len(step.completion_ids):
+        return np.zeros(len(step.completion_ids))
+    raise RunError(
+        f"task {group.task_id!r}: algorithm.name = 'precomputed' takes advantages from the workflow, but step "
+        f"{step.step_id} of role {group.role!r} has none; set Step.advantages, one number per sampled token"
+    )

@@ -10,9 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.options import Configured
-from rllm_core.blame import blamed
-from rllm_core.errors import RunError, UserError
+from rllm_core.errors import RunError
 from rllm_core.types import Trajectory, TrajectoryGroup
+
+__all__ = ["AdvantageEstimator", "Advantages", "Credit", "RoleEstimators"]
+
+__path__: list[str] = []  # lets submodules that moved be imported by their old names
 
 Advantages = npt.NDArray[np.float64]
 Credit = Advantages | list[Advantages]
@@ -101,37 +104,34 @@ class RoleEstimators:
         Raises:
             RunError: If an estimator fails, or does not return advantages for every group and trajectory.
         """
-        places: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
         for position, group in enumerate(groups):
-            places.setdefault(group.role, []).append(position)
+            positions.setdefault(group.role, []).append(position)
         result: list[list[Credit]] = [[] for _ in groups]
-        for role, positions in places.items():
-            estimator = self.of(role)
-            compared = [groups[position] for position in positions]
-            if self._shaped is not None and estimator.needs_rewards:
-                compared = [self._shaped(group) for group in compared]
-            try:
-                credits = estimator(compared)
-                counts = [len(credit) for credit in credits]
-            except UserError:
-                raise
-            except Exception as error:  # estimators may be third-party code
-                raise RunError(f"{estimator.label} failed: {blamed(error)}") from error
-            if len(counts) != len(positions):
-                raise RunError(f"{estimator.label} returned advantages for {len(counts)} of {len(positions)} groups")
-            for position, credit, count in zip(positions, credits, counts, strict=True):
-                if count != len(groups[position].trajectories):
-                    raise RunError(
-                        f"{estimator.label} returned advantages for {count} of "
-                        f"{len(groups[position].trajectories)} trajectories of task {groups[position].task_id!r}"
-                    )
-                if not estimator.per_token and any(isinstance(single, list) for single in credit):
-                    raise RunError(
-                        f"{estimator.label} returns advantages per token; declare this with per_token = True"
-                    )
-                weight = self._weights.get(role)
+        for role, of_role in positions.items():
+            credits = self._credits(self.of(role), [groups[position] for position in of_role])
+            weight = self._weights.get(role)
+            for position, credit in zip(of_role, credits, strict=True):
                 result[position] = credit if weight is None else [weighted(single, weight) for single in credit]
         return result
+
+    def _credits(self, estimator: AdvantageEstimator, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        """Calls an estimator and checks that it returns advantages for every trajectory."""
+        shaped = groups
+        if self._shaped is not None and estimator.needs_rewards:
+            shaped = [self._shaped(group) for group in groups]
+        counted = estimator.attempt(lambda: [(credit, len(credit)) for credit in estimator(shaped)])
+        returned = f"{estimator.label} returned advantages for"
+        if len(counted) != len(groups):
+            raise RunError(f"{returned} {len(counted)} of {len(groups)} groups")
+        for group, (credit, count) in zip(groups, counted, strict=True):
+            if count != len(group.trajectories):
+                raise RunError(
+                    f"{returned} {count} of {len(group.trajectories)} trajectories of task {group.task_id!r}"
+                )
+            if not estimator.per_token and any(isinstance(single, list) for single in credit):
+                raise RunError(f"{estimator.label} returns advantages per token; declare this with per_token = True")
+        return [credit for credit, _ in counted]
 
 
 def rewards(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
@@ -147,8 +147,3 @@ def sampled_tokens(trajectory: Trajectory) -> int:
 def weighted(credit: Credit, weight: float) -> Credit:
     """Multiplies a trajectory's advantages by ``weight``."""
     return [np.multiply(turn, weight) for turn in credit] if isinstance(credit, list) else np.multiply(credit, weight)
-
-
-def per_step(trajectory: Trajectory, value: float) -> Advantages:
-    """``(steps,)``: ``value`` for every step."""
-    return np.full(len(trajectory.steps), value, np.float64)

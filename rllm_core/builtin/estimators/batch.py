@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Credit, sampled_tokens
-from rllm_core.algorithms.advantages.contract import rewards as rewards_of
-from rllm_core.algorithms.advantages.outcome import broadcast
-from rllm_core.algorithms.advantages.statistics import centred, standardised, whitened
+from rllm_core.algorithms.advantages import AdvantageEstimator, Credit, sampled_tokens
+from rllm_core.algorithms.advantages import rewards as rewards_of
+from rllm_core.algorithms.statistics import centred, standardised, whitened
+from rllm_core.builtin.estimators.outcome import broadcast
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 
@@ -32,14 +32,9 @@ class ReinforcePlusPlus(AdvantageEstimator):
 
     scope: ClassVar[Literal["group", "batch"]] = "batch"
     per_token: ClassVar[bool] = True
-
-    @property
-    def min_group_size(self) -> int:
-        """1: the baseline covers the whole step."""
-        return 1
+    min_group_size = 1  # the baseline covers the whole step
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         returns = [_returns_to_go(trajectory) for trajectory in trajectories]
         tokens = [
@@ -65,11 +60,9 @@ class ReinforcePlusPlusBaseline(AdvantageEstimator):
     scope: ClassVar[Literal["group", "batch"]] = "batch"
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         deviations = [centred(rewards_of(group)) for group in groups]
         tokens = [sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories]
-        values = _split(whitened(_joined(deviations), np.array(tokens, np.float64)), [len(d) for d in deviations])
-        return [broadcast(group, of_group) for group, of_group in zip(groups, values, strict=True)]
+        return _broadcast(groups, whitened(_joined(deviations), np.array(tokens, np.float64)))
 
 
 class PRPO(AdvantageEstimator):
@@ -82,17 +75,10 @@ class PRPO(AdvantageEstimator):
     """
 
     scope: ClassVar[Literal["group", "batch"]] = "batch"
-
-    @property
-    def min_group_size(self) -> int:
-        """1: trajectories are compared across tasks."""
-        return 1
+    min_group_size = 1  # trajectories are compared across tasks
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
-        rewards = standardised(_joined([rewards_of(group) for group in groups]), epsilon=1e-6)
-        values = _split(rewards, [len(group.trajectories) for group in groups])
-        return [broadcast(group, of_group) for group, of_group in zip(groups, values, strict=True)]
+        return _broadcast(groups, standardised(_joined([rewards_of(group) for group in groups]), epsilon=1e-6))
 
 
 def _returns_to_go(trajectory: Trajectory) -> list[npt.NDArray[np.float64]]:
@@ -127,6 +113,12 @@ def _credit(trajectory: Trajectory, parts: Iterator[npt.NDArray[np.float64]]) ->
         part if step.token_rewards is not None else np.full(len(step.completion_ids), part.item())
         for step, part in zip(trajectory.steps, of_steps, strict=True)
     ]
+
+
+def _broadcast(groups: Sequence[TrajectoryGroup], values: npt.NDArray[np.float64]) -> list[list[Credit]]:
+    """Repeats each trajectory's value for all of its steps; ``values`` has one per trajectory of all groups."""
+    of_groups = _split(values, [len(group.trajectories) for group in groups])
+    return [broadcast(group, of_group) for group, of_group in zip(groups, of_groups, strict=True)]
 
 
 def _joined(arrays: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:

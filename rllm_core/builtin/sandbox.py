@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
-from rllm_core.sandbox import processes
+import rllm_core.sandbox.processes as processes
 from rllm_core.sandbox.contract import CodeResult, Limits, Outcome, Sandbox
 
 AT_ONCE = max(4, os.cpu_count() or 1)
@@ -48,8 +48,7 @@ class ChildSandbox(Sandbox):
             file = Path(folder, "main.py")
             file.write_bytes(source.encode("utf-8", "surrogatepass"))
             started = time.monotonic()
-            arguments = ["program", str(file), str(limits.memory_bytes), str(limits.output_bytes)]
-            process = processes.start([*arguments, str(limits.wall_seconds)], folder=folder)
+            process = processes.start("program", str(file), limits, folder=folder)
             outcome: Outcome = "finished"
             try:
                 with processes.Exchange(process, started + limits.wall_seconds) as exchange:

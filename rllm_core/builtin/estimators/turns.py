@@ -9,9 +9,9 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Advantages, Credit
-from rllm_core.algorithms.advantages.statistics import leave_one_out
-from rllm_core.config import Section
+from rllm_core.algorithms.advantages import AdvantageEstimator, Advantages, Credit
+from rllm_core.algorithms.statistics import leave_one_out
+from rllm_core.run_file import Section
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 MIN_SCALE = 1e-8  # smaller root mean squares are rounding errors
@@ -48,7 +48,6 @@ class ReturnToGo(AdvantageEstimator):
         return 1 if self.options.baseline == "state" else 2
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         turns = [turn for position, group in enumerate(groups) for turn in self._turns(group, position)]
         of_peers = _less_the_others(turns, lambda turn: turn.peers)
         of_all = _less_the_others(turns, lambda turn: turn.number)
@@ -61,7 +60,7 @@ class ReturnToGo(AdvantageEstimator):
             for group in groups
         ]
 
-    def _turns(self, group: TrajectoryGroup, position: int) -> Iterator[_Turn]:
+    def _turns(self, group: TrajectoryGroup, position: int) -> Iterator[_SampledTurn]:
         """Yields the turns of a group that the policy sampled."""
         by_state = self.options.baseline == "state"
         for trajectory in group.trajectories:
@@ -69,7 +68,7 @@ class ReturnToGo(AdvantageEstimator):
             for number, (step, value) in enumerate(zip(trajectory.steps, returns, strict=True)):
                 if _is_sampled(step):
                     seen = step.prompt_ids.tobytes(), tuple(media.sha256 for media in step.prompt_media)
-                    yield _Turn(number, (number, seen if by_state else position), value)
+                    yield _SampledTurn(number, (number, seen if by_state else position), value)
 
     def _returns(self, trajectory: Trajectory) -> Advantages:
         rewards = np.array([step.reward or 0.0 for step in trajectory.steps], np.float64)
@@ -81,7 +80,7 @@ class ReturnToGo(AdvantageEstimator):
         return rewards
 
 
-class _Turn(NamedTuple):
+class _SampledTurn(NamedTuple):
     """A sampled turn: its number in the trajectory, the key of its comparison group, and its return."""
 
     number: int
@@ -93,12 +92,13 @@ def _is_sampled(step: Step) -> bool:
     return step.weight_version is not None
 
 
-def _less_the_others(turns: Sequence[_Turn], key: Callable[[_Turn], Hashable]) -> Advantages:
+def _less_the_others(turns: Sequence[_SampledTurn], key: Callable[[_SampledTurn], Hashable]) -> Advantages:
     """``(turns,)``: each return minus the mean of the other turns with the same key; 0 if there are none."""
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for place, turn in enumerate(turns):
-        places[key(turn)].append(place)
+    values = np.array([turn.value for turn in turns])
+    positions: dict[Hashable, list[int]] = defaultdict(list)
+    for position, turn in enumerate(turns):
+        positions[key(turn)].append(position)
     result = np.zeros(len(turns))
-    for same in places.values():
-        result[same] = leave_one_out(np.array([turns[place].value for place in same]))
+    for same in positions.values():
+        result[same] = leave_one_out(values[same])
     return result

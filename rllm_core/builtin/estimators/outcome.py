@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from rllm_core.algorithms.advantages.contract import AdvantageEstimator, Credit, per_step
-from rllm_core.algorithms.advantages.contract import rewards as rewards_of
-from rllm_core.algorithms.advantages.statistics import centred, leave_one_out, standardised
-from rllm_core.config import Section
+from rllm_core.algorithms.advantages import AdvantageEstimator, Credit
+from rllm_core.algorithms.advantages import rewards as rewards_of
+from rllm_core.algorithms.statistics import centred, leave_one_out, standardised
+from rllm_core.run_file import Section
 from rllm_core.types import TrajectoryGroup
 
 
@@ -39,7 +39,6 @@ class GRPO(AdvantageEstimator):
     options: GRPOOptions
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         ddof = int(self.options.std == "sample")
         return [
             broadcast(group, standardised(rewards_of(group), epsilon=self.options.epsilon, ddof=ddof))
@@ -55,7 +54,6 @@ class DrGRPO(AdvantageEstimator):
     """
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         return [broadcast(group, centred(rewards_of(group))) for group in groups]
 
 
@@ -66,7 +64,6 @@ class RLOO(AdvantageEstimator):
     """
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         return [broadcast(group, leave_one_out(rewards_of(group))) for group in groups]
 
 
@@ -84,14 +81,9 @@ class Reinforce(AdvantageEstimator):
 
     options_model = ReinforceOptions
     options: ReinforceOptions
-
-    @property
-    def min_group_size(self) -> int:
-        """1: trajectories are not compared."""
-        return 1
+    min_group_size = 1  # trajectories are not compared
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
-        """See `AdvantageEstimator`."""
         return [broadcast(group, rewards_of(group) - self.options.baseline) for group in groups]
 
 
@@ -102,4 +94,4 @@ def broadcast(group: TrajectoryGroup, values: npt.NDArray[np.float64]) -> list[C
         group: The trajectories.
         values: ``(trajectories,)``: one value per trajectory.
     """
-    return [per_step(trajectory, value) for trajectory, value in zip(group.trajectories, values.tolist(), strict=True)]
+    return [np.full(len(t.steps), value) for t, value in zip(group.trajectories, values.tolist(), strict=True)]

@@ -8,10 +8,12 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 from rllm_core.errors import ConfigError
 from rllm_core.types import Messages
+
+ItemT = TypeVar("ItemT")
 
 FORMATS = (".jsonl", ".parquet")
 
@@ -87,26 +89,53 @@ def _check_message(message: Any, where: str) -> None:
         raise ConfigError(f"{where}.content must be a string or a list of parts, not {type(content).__name__}")
 
 
-class Rows(Sequence[Conversation]):
+class OnDemand(Sequence[ItemT]):
+    """A sequence whose items are created on access."""
+
+    @overload
+    def __getitem__(self, index: int) -> ItemT: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ItemT]: ...
+    def __getitem__(self, index: int | slice) -> ItemT | list[ItemT]:
+        if isinstance(index, slice):
+            return [self.item(position) for position in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(f"{index} of {len(self)}")
+        return self.item(index)
+
+    @abstractmethod
+    def item(self, index: int) -> ItemT:
+        """Creates the item at ``index``, which is in range."""
+
+
+class Rows(OnDemand[Conversation]):
     """Rows of a file: all are checked when it is opened, and each is read again on access.
+
+    Attributes:
+        unit: What a row is called in messages.
 
     Args:
         path: Dataset file.
     """
 
+    unit: ClassVar[str] = "row"
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    @overload
-    def __getitem__(self, index: int) -> Conversation: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Conversation]: ...
-    def __getitem__(self, index: int | slice) -> Conversation | list[Conversation]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+    def item(self, index: int) -> Conversation:
         return self._conversation(index, self._read(index))
+
+    def where(self, index: int) -> str:
+        """Describes where a row is, for messages."""
+        return f"{self.path} {self.unit} {self.number(index)}"
+
+    def number(self, index: int) -> int:
+        """Returns the number of a row in its file, from 1."""
+        return index + 1
+
+    @abstractmethod
+    def _read(self, index: int) -> Any: ...
 
     def _conversation(self, index: int, row: Any) -> Conversation:
         try:
@@ -114,20 +143,11 @@ class Rows(Sequence[Conversation]):
         except ConfigError as error:
             raise ConfigError(f"{self.where(index)}: {error}") from error
 
-    @abstractmethod
-    def where(self, index: int) -> str:
-        """Describes where a row is, for messages."""
 
-    @abstractmethod
-    def number(self, index: int) -> int:
-        """Returns the number of a row in its file, from 1."""
-
-    @abstractmethod
-    def _read(self, index: int) -> Any: ...
-
-
-class JsonLines(Rows):
+class JsonLinesRows(Rows):
     """One row per line; only the file offsets stay in memory."""
+
+    unit = "line"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -136,21 +156,17 @@ class JsonLines(Rows):
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
+                    index = len(self._offsets)
                     self._offsets.append(offset)
                     self._numbers.append(number)
-                    self._conversation(len(self._offsets) - 1, self._parsed(len(self._offsets) - 1, line))
+                    self._conversation(index, self._parsed(index, line))
                 offset += len(line)
         self._ends = array("Q", [*self._offsets[1:], offset])
 
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def where(self, index: int) -> str:
-        """See `Rows`."""
-        return f"{self.path} line {self.number(index)}"
-
     def number(self, index: int) -> int:
-        """See `Rows`."""
         return self._numbers[index]
 
     def _read(self, index: int) -> Any:
@@ -169,7 +185,7 @@ class JsonLines(Rows):
             raise ConfigError(f"{self.where(index)} is not JSON: {error}") from error
 
 
-class Parquet(Rows):
+class ParquetRows(Rows):
     """One row per table row; the table stays in memory as Arrow columns."""
 
     def __init__(self, path: Path) -> None:
@@ -189,14 +205,6 @@ class Parquet(Rows):
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
-
-    def where(self, index: int) -> str:
-        """See `Rows`."""
-        return f"{self.path} row {self.number(index)}"
-
-    def number(self, index: int) -> int:
-        """See `Rows`."""
-        return index + 1
 
     def _read(self, index: int) -> Any:
         [row] = self._table.slice(index, 1).to_pylist()
@@ -220,7 +228,7 @@ def open_rows(path: Path) -> Rows:
         raise ConfigError(f"{path} must end in {' or '.join(FORMATS)}")
     if not path.is_file():
         raise ConfigError(f"{path} does not exist" + (", or is not a file" if path.exists() else ""))
-    rows = JsonLines(path) if path.suffix == ".jsonl" else Parquet(path)
+    rows = JsonLinesRows(path) if path.suffix == ".jsonl" else ParquetRows(path)
     if not rows:
         raise ConfigError(f"{path} has no rows")
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +11,15 @@ from pydantic_core import to_jsonable_python
 
 from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator
+from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.options import Configured
-from rllm_core.blame import located
-from rllm_core.config import Section
+from rllm_core.algorithms.shaping import OverlongPenalty
+from rllm_core.blame import blamed, located
+from rllm_core.config import KLConfig, RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
+from rllm_core.run_file import Section
 
 PIECE_KINDS: tuple[type[providers.Provider], ...] = (
     providers.AdvantageEstimatorProvider,
@@ -34,16 +38,15 @@ def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configu
     found: Any = plugins.load(provided)
     base = _base(type(record))
     if not isinstance(found, type) or not issubclass(found, base):
-        raise PluginError(
-            f"{record.kind} {record.name!r} ({provided.plugin.label}): {record.load} must be a subclass of "
-            f"{base.__module__}.{base.__name__}; choose another, and report this to its authors"
-        )
-    if not issubclass(found.options_model, Section):
-        raise PluginError(
-            f"{record.kind} {record.name!r} ({provided.plugin.label}): its options_model must be a subclass of "
-            "rllm_core.config.Section, or unknown keys would be ignored; choose another, and report this to its authors"
-        )
-    return found
+        problem = f"{record.load} must be a subclass of {base.__module__}.{base.__name__}"
+    elif not issubclass(found.options_model, Section):
+        problem = "its options_model must be a subclass of rllm_core.config.Section, or unknown keys would be ignored"
+    else:
+        return found
+    raise PluginError(
+        f"{record.kind} {record.name!r} ({provided.plugin.label}): {problem}; choose another, and report this to its "
+        "authors"
+    )
 
 
 def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
@@ -64,15 +67,7 @@ def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
 def configured(
     plugins: PluginManager, kind: type[providers.Provider], key: str, name: str, options: Mapping[str, Any], where: str
 ) -> Any:
-    """Creates the component with a given kind and name.
-
-    Args:
-        plugins: Plugins that may provide it.
-        kind: Record class.
-        key: Key of the run file that selects it.
-        name: Value of that key.
-        options: Its options in the run file.
-        where: Position of the options in the run file.
+    """Creates the component that the setting ``key = name`` selects; ``where`` is the position of its options.
 
     Raises:
         ConfigError: If the options are wrong.
@@ -92,7 +87,7 @@ def configured(
                 f"{key} = {name!r}; remove it, or change {key}"
             )
     try:
-        piece = found(options, where=where)
+        component = found(options, where=where)
     except UserError:
         raise
     except Exception as error:  # the class may come from any plugin
@@ -100,8 +95,43 @@ def configured(
             f"{label} cannot be created: {located(error, provided.plugin.package)}; choose another, and report this to "
             "its authors"
         ) from error
-    piece.label = label
-    return piece
+    component.label = label
+    component.describe = blamed
+    return component
+
+
+def aggregation_of(config: RunConfig) -> Aggregation:
+    """Returns the aggregation of a run, for backends that aggregate themselves."""
+    algorithm = config.algorithm
+    return Aggregation(algorithm.aggregation, algorithm.aggregation_norm_tokens or config.rollout.max_response_tokens)
+
+
+def overlong_penalty(config: RunConfig) -> OverlongPenalty | None:
+    """Returns the overlong penalty of a run, or None.
+
+    Raises:
+        ConfigError: If it would start before the first token.
+    """
+    overlong = config.algorithm.overlong
+    if not overlong.penalty_tokens:
+        return None
+    max_tokens = overlong.max_tokens or config.rollout.max_response_tokens
+    if overlong.penalty_tokens > max_tokens:
+        limit = "algorithm.overlong.max_tokens" if overlong.max_tokens else "rollout.max_response_tokens"
+        raise ConfigError(
+            f"algorithm.overlong.penalty_tokens = {overlong.penalty_tokens} must not exceed {limit} = {max_tokens}"
+        )
+    return OverlongPenalty(max_tokens, overlong.penalty_tokens, overlong.penalty)
+
+
+def kl_notes(kl: KLConfig) -> list[str]:
+    """Notes for ``--dry-run`` on settings that do not have the expected effect."""
+    if kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1":
+        return [
+            "algorithm.kl.estimator = 'k1' in the loss has a gradient of zero on average, so it only adds noise and "
+            "does not keep the policy near the reference model; use 'k2' or 'k3', or algorithm.kl.place = 'reward'"
+        ]
+    return []
 
 
 def _base(kind: type[providers.Provider]) -> type[Configured]:
@@ -116,10 +146,7 @@ def _who_has(plugins: PluginManager, kind: type[providers.Provider], option: str
     """Names of the components that have an option, without broken ones."""
     owners = []
     for name, provided in plugins.providers(kind).items():
-        try:
-            options_model = piece_class(plugins, provided).options_model
-        except PluginError:
-            continue
-        if option in options_model.model_fields:
-            owners.append(name)
+        with contextlib.suppress(PluginError):
+            if option in piece_class(plugins, provided).options_model.model_fields:
+                owners.append(name)
     return owners

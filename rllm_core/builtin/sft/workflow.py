@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, overload
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
+from rllm_core.builtin.sft.rows import Conversation, OnDemand, Rows, open_rows
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, MaskedTokens, MaskMethod
-from rllm_core.supervised.rows import Conversation, Rows, open_rows
 from rllm_core.tokens import repeated
 from rllm_core.types import Episode, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
@@ -42,8 +42,8 @@ class SFTConfig(WorkflowConfig):
     ] = "error"
 
 
-class _RowTasks(Sequence[Task]):
-    """One task per row, created on access."""
+class _RowTasks(OnDemand[Task]):
+    """One task per row."""
 
     def __init__(self, rows: Rows, split: Split) -> None:
         self.rows = rows
@@ -52,15 +52,7 @@ class _RowTasks(Sequence[Task]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(f"task {index} of {len(self)}")
+    def item(self, index: int) -> Task:
         task_id = f"{self.rows.path.name}:{self.rows.number(index)}"
         return Task(task_id=task_id, data={"split": self.split, "row": index})
 
@@ -81,7 +73,6 @@ class SFTWorkflow(Workflow):
         self._opened: dict[Split, Rows] = {}
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """See `Workflow.tasks`; every row of the file is checked once, without keeping it."""
         path = self.config.train if split == "train" else self.config.validation
         if not path:
             return []
@@ -100,9 +91,9 @@ class SFTWorkflow(Workflow):
         rows, index = self._opened[task.data["split"]], task.data["row"]
         limits = [limit for limit in (self.config.max_tokens, engine.max_model_tokens) if limit is not None]
         # In a thread: long conversations take a while, since each assistant message renders all messages before it.
-        return await asyncio.to_thread(self._played, task, rows, index, engine.parser, min(limits, default=None))
+        return await asyncio.to_thread(self._tokenized, task, rows, index, engine.parser, min(limits, default=None))
 
-    def _played(self, task: Task, rows: Rows, index: int, parser: BaseParser, limit: int | None) -> Episode:
+    def _tokenized(self, task: Task, rows: Rows, index: int, parser: BaseParser, limit: int | None) -> Episode:
         conversation = rows[index]
         try:
             sequences = parser.tokenize_and_mask(
@@ -123,7 +114,11 @@ class SFTWorkflow(Workflow):
 
 def steps_of(conversation: Conversation, sequences: Sequence[MaskedTokens]) -> list[Step]:
     """Builds steps whose completions are the target tokens; within a sequence, each continues the previous one."""
-    asked = list(_answers(conversation))
+    asked = [
+        index
+        for index, message in enumerate(conversation.messages)
+        if message["role"] == "assistant" and message.get("weight", 1)
+    ]
     found = [(number, sequence, *span) for number, sequence in enumerate(sequences) for span in _spans(sequence)]
     fits = len(asked) == len(found)  # a template may mask a message in several spans, or not at all
     steps = []
@@ -144,13 +139,6 @@ def steps_of(conversation: Conversation, sequences: Sequence[MaskedTokens]) -> l
             )
         )
     return steps
-
-
-def _answers(conversation: Conversation) -> Iterator[int]:
-    """Yields the positions of the messages with target tokens."""
-    for index, message in enumerate(conversation.messages):
-        if message["role"] == "assistant" and message.get("weight", 1):
-            yield index
 
 
 def _spans(sequence: MaskedTokens) -> list[tuple[int, int]]:
