@@ -305,7 +305,7 @@ def test_a_run_that_completes_ends_with_the_first_failures_in_full(
     assert by_reason["error"]["task"].endswith("1")
     assert by_reason["observer"]["count"] == 3
     assert by_reason["observer"]["error"] == (
-        f"on_batch_end failed: plugin 'play' ({LABEL}), misfits/records.py:29: ValueError: observed too much"
+        f"on_batch_end failed: plugin 'play' ({LABEL}), misfits/records.py:31: ValueError: observed too much"
     )
     assert by_reason["tracker"]["error"] == f"{LABEL}, misfits/leaky.py:12: OSError: no room"
     closing = [line for line in shown.err.splitlines() if line.startswith("failed, ")]
@@ -343,7 +343,7 @@ def test_one_malformed_file_of_any_distribution_is_named_and_breaks_nothing(site
     doctor = command_line("doctor", "--json", path=path, cwd=tmp_path, **only)
     [found] = [p for p in json.loads(doctor.stdout)["problems"] if "odd-thing" in p["what"]]
     assert found == {"what": "plugin odd-thing (odd-thing 3.0)", "problem": problem, "mend": None}
-    checked = command_line("plugins", "check", "odd-thing", path=path, cwd=tmp_path, **only)
+    checked = process("plugins", "check", "odd-thing", path=path, cwd=tmp_path, **only)
     assert checked.returncode == 1
     assert "cannot be read: line 2" in " ".join(checked.stdout.split())
 

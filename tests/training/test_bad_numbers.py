@@ -117,6 +117,7 @@ def test_rewards_that_are_no_numbers(run_scripted: RunScripted) -> None:
     assert run.summary["books"]["trained"] == 8 * 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [NAN, -INF, 0.5, "-1", None])
 def test_a_logprob_that_is_none(run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
     answer = ScriptedEngine._answer
@@ -190,6 +191,7 @@ def thirds(plugins: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
     plugins.register(Plugin(), "thirds")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("thirds")
 @pytest.mark.parametrize(
     ("name", "answer"),
@@ -241,6 +243,7 @@ def test_precomputed_advantages_that_are_no_numbers(run_scripted: RunScripted, a
 IN_LOSS, IN_REWARD = ("algorithm.kl.coefficient=0.1",), ("algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "overrides", "wrong"),
     [

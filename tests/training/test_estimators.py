@@ -96,6 +96,7 @@ class Watched:
             assert sample.advantages.tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mode"),
     [

@@ -173,6 +173,7 @@ def test_order_of_backend_calls(run_scripted: Any) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("sync_every", [1, 2, 4])
 def test_asynchronous_run_keeps_its_promises(run_scripted: Any, partial: bool, sync_every: int) -> None:

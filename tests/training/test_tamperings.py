@@ -299,6 +299,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "edit", "names"), [*(TAMPERINGS | LINES | MORE).values()], ids=[*(TAMPERINGS | LINES | MORE)]
 )
@@ -344,6 +345,7 @@ def as_of_an_earlier_version(folder: Path) -> None:
 ALL_KINDS = [*tampering.KINDS, "failed", *(f"resumed {kind}" for kind in tampering.KINDS if kind != "unmeasured")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_nothing_is_found_in_what_was_not_changed(made: Callable[[str], Path], tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "run"

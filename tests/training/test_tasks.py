@@ -180,6 +180,7 @@ class Walkable:
         return self.lazy[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "returns",
     [

@@ -121,6 +121,7 @@ def approximately(metrics: dict[str, float]) -> Any:
 # Its own forward pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("correction", [None, *CORRECTIONS])
 @pytest.mark.parametrize("loss", ["reinforce", "ppo_clip"])
 def test_its_own_forward_pass_is_the_proximal_policy(
@@ -147,6 +148,7 @@ def test_its_own_forward_pass_is_the_proximal_policy(
         assert 0 < own_metrics["masked_share"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("correction", ["sequence_tis", "geometric_rejection"])
 def test_layout_cuts_and_order_change_nothing(

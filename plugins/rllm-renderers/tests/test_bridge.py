@@ -329,12 +329,14 @@ def play(parser, turns, tools):
     return session, played
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(conversations(), st.booleans(), st.booleans())
 def test_a_session_never_loses_or_alters_a_token(parser, rendering_parser, turns, with_tools, bridging):
     check_session(parser if bridging else rendering_parser, turns, [TOOL] if with_tools else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILY_TAILS)
 @settings(deadline=None, max_examples=40)
 @given(data=st.data(), with_tools=st.booleans())

@@ -75,6 +75,7 @@ def test_what_cannot_be_constructed_says_why(make_renderer, family_tokens, monke
         make_renderer(family=name, tokens=family_tokens[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONSTRUCTED)
 def test_which_tails_are_bridged(families, name):
     assert families(name).bridged_tails == PARTLY.get(name, EVERY_TAIL)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hostile_site import distribution
 
-BEGINNING = """
+BEGINNING = """\
 from rllm_core import hookimpl
 from rllm_core.providers import CommandProvider, TrackerProvider, WorkflowProvider
 """

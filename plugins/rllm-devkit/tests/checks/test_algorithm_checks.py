@@ -38,6 +38,7 @@ def failures(results: list[CheckResult]) -> dict[str, str]:
     return {result.name: result.detail for result in results if result.outcome == "failed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), OURS, ids=lambda value: getattr(value, "kind", value))
 def test_all_of_ours_pass(kind: type[providers.Provider], name: str) -> None:
     piece = piece_class(PLUGINS, PLUGINS.select(kind, name))()

@@ -96,6 +96,7 @@ def test_a_cancellation_by_the_caller_is_one() -> None:
         asyncio.run(cancelled())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("liar", "check", "words"), LIARS, ids=lambda value: getattr(value, "__name__", ""))
 def test_an_engine_that_breaks_a_rule_is_caught(liar: type[BigramEngine], check: str, words: str) -> None:
     found = failures(liar(), **{"request_timeout_seconds": LIMIT_SECONDS} if liar in HANGING else {})
