@@ -109,8 +109,8 @@ def test_a_heavy_import_is_named(rllm_core: Run) -> None:
     }
 
 
-def test_a_provider_that_hangs_is_ended_with_all_it_has_started(rllm_core: Run) -> None:
-    _, document = checked(rllm_core, "hanging", "--deadline-seconds=15", packages=("rllm-hanging",))
+def test_a_provider_that_hangs_is_ended_with_all_it_has_started(rllm_core_process: Run) -> None:
+    _, document = checked(rllm_core_process, "hanging", "--deadline-seconds=15", packages=("rllm-hanging",))
     [result] = found(document, "backend").values()
     assert result["outcome"] == "failed"
     assert (

@@ -332,15 +332,15 @@ def test_one_malformed_file_of_any_distribution_is_named_and_breaks_nothing(site
         f"its entry_points.txt ({folder}) cannot be read: line 2, 'just words', has no '='; fix it, or: "
         "pip uninstall odd-thing"
     )
-    trained = command_line(*training("say_yes", tmp_path / "run"), path=path, cwd=tmp_path, **only)
+    trained = process(*training("say_yes", tmp_path / "run"), path=path, cwd=tmp_path, **only)
     assert trained.returncode == 0, trained.stderr
     assert f"plugin 'odd-thing' (odd-thing 3.0): {problem}" in trained.stderr
-    made = command_line("new", "workflow", "mine", "--into", str(tmp_path / "mine"), path=path, cwd=tmp_path, **only)
+    made = process("new", "workflow", "mine", "--into", str(tmp_path / "mine"), path=path, cwd=tmp_path, **only)
     assert made.returncode == 0, made.stderr
-    listed = command_line("plugins", "--json", path=path, cwd=tmp_path, **only)
+    listed = process("plugins", "--json", path=path, cwd=tmp_path, **only)
     [row] = [row for row in json.loads(listed.stdout) if row["name"] == "odd-thing"]
     assert (row["status"], row["error"]) == ("broken", problem)
-    doctor = command_line("doctor", "--json", path=path, cwd=tmp_path, **only)
+    doctor = process("doctor", "--json", path=path, cwd=tmp_path, **only)
     [found] = [p for p in json.loads(doctor.stdout)["problems"] if "odd-thing" in p["what"]]
     assert found == {"what": "plugin odd-thing (odd-thing 3.0)", "problem": problem, "mend": None}
     checked = process("plugins", "check", "odd-thing", path=path, cwd=tmp_path, **only)
