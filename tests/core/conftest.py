@@ -75,10 +75,10 @@ class BridgingParser(LetterParser):
         return [*map(int, prompt_ids), *sampled, *close, *self.render(new_messages)]
 
 
-class LyingParser(BridgingParser):
+class NoncompliantParser(BridgingParser):
     """Claims to bridge, but changes the last sampled token."""
 
-    name = "lying"
+    name = "noncompliant"
 
     def bridge_to_next_turn(
         self, prompt_ids: Any, completion_ids: Any, new_messages: Any, *, tools: Any = None
@@ -153,7 +153,7 @@ def toys() -> SimpleNamespace:
     return SimpleNamespace(
         LetterParser=LetterParser,
         BridgingParser=BridgingParser,
-        LyingParser=LyingParser,
+        NoncompliantParser=NoncompliantParser,
         MergingParser=MergingParser,
         ListEngine=ListEngine,
         letters=letters,

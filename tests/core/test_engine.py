@@ -360,7 +360,7 @@ def test_an_engine_without_a_parser_says_so(toys: SimpleNamespace) -> None:
 
 
 def test_a_rollout_survives_a_parser_that_breaks_every_turn(toys: SimpleNamespace) -> None:
-    engine = toys.ListEngine(toys.LyingParser(), [toys.letters("a")] * 3)
+    engine = toys.ListEngine(toys.NoncompliantParser(), [toys.letters("a")] * 3)
     steps = play(TITOCompleter(engine), [MORE], [MORE])
     assert [(s.segment, s.break_reason) for s in steps] == [(0, None), (1, "prefix_mismatch"), (2, "prefix_mismatch")]
     episode = Episode(task_id="t", trajectories=[Trajectory(steps=steps, reward=1.0)])

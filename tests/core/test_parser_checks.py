@@ -241,7 +241,7 @@ class SharesABuffer(ByteParser):
         return list(self.ids)
 
 
-LIARS: list[tuple[type[BaseParser], str, str]] = [
+NONCOMPLIANT: list[tuple[type[BaseParser], str, str]] = [
     (NoStop, "stop tokens", "returned no token"),
     (TwiceTheSameStop, "stop tokens", "distinct token ids, got"),
     (Moody, "rendering", "returns different tokens"),
@@ -263,15 +263,17 @@ LIARS: list[tuple[type[BaseParser], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("liar", "check", "words"), LIARS, ids=lambda value: getattr(value, "__name__", None))
-def test_a_liar_is_caught(liar: type[BaseParser], check: str, words: str) -> None:
-    found = failures(liar())
+@pytest.mark.parametrize(
+    ("noncompliant", "check", "words"), NONCOMPLIANT, ids=lambda value: getattr(value, "__name__", None)
+)
+def test_a_parser_that_breaks_a_rule_is_caught(noncompliant: type[BaseParser], check: str, words: str) -> None:
+    found = failures(noncompliant())
     assert check in found
     assert words in found[check]
 
 
 def test_a_bridge_that_changes_a_sampled_token_is_caught_twice(toys: SimpleNamespace) -> None:
-    found = failures(toys.LyingParser())
+    found = failures(toys.NoncompliantParser())
     assert set(found) == {"bridging", "sessions"}
     assert "does not start with the tokens before it" in found["sessions"]
 
@@ -318,9 +320,9 @@ def test_drift_of_other_spellings_white_space_and_merges() -> None:
 def test_breaks_are_lost_turns_with_their_reasons(toys: SimpleNamespace) -> None:
     merging = by_kind(toys.MergingParser())["text"]
     assert merging.lost == merging.lost_rerendered == merging.turns == merging.reasons["bridge_none"]
-    lying = by_kind(toys.LyingParser())["text"]
-    assert lying.lost == lying.turns == lying.reasons["prefix_mismatch"]
-    assert lying.lost_rerendered == 0
+    noncompliant = by_kind(toys.NoncompliantParser())["text"]
+    assert noncompliant.lost == noncompliant.turns == noncompliant.reasons["prefix_mismatch"]
+    assert noncompliant.lost_rerendered == 0
 
 
 def test_a_refused_conversation_is_a_lost_turn_and_is_told() -> None:

@@ -18,7 +18,7 @@ from rllm_core.types import Messages, PlacedMedia, new_id
 
 USER = {"role": "user", "content": "ask"}
 TOOL = {"role": "tool", "content": "result"}
-PARSERS = ["LetterParser", "BridgingParser", "LyingParser", "MergingParser"]
+PARSERS = ["LetterParser", "BridgingParser", "NoncompliantParser", "MergingParser"]
 
 tails = st.builds(lambda tools, user: [TOOL] * tools + [USER] * user, st.integers(0, 2), st.booleans()).filter(bool)
 # Completions may be anything: letters, control tokens in the middle, no stop, two stops, nothing at all.
@@ -77,7 +77,7 @@ def test_within_a_segment_every_prompt_begins_with_the_prompt_and_completion_bef
     [
         ("LetterParser", [None, None]),
         ("BridgingParser", [None, None]),
-        ("LyingParser", [BreakReason.PREFIX_MISMATCH] * 2),
+        ("NoncompliantParser", [BreakReason.PREFIX_MISMATCH] * 2),
         ("MergingParser", [BreakReason.BRIDGE_NONE] * 2),
     ],
 )
@@ -93,7 +93,7 @@ def test_the_prefix_is_checked_for_every_parser_bridge_or_not(
         session.record(toys.letters(answer))
         conversation = [*conversation, session.answer, USER]
     assert found == [None, *reasons]
-    whole = toys.LetterParser() if parser == "LyingParser" else session.parser
+    whole = toys.LetterParser() if parser == "NoncompliantParser" else session.parser
     if reasons[0] is not None:  # a new segment is a plain rendering of the whole conversation
         assert turn.prompt_ids.tolist() == whole.render(conversation[:-2])
     assert session.stats.breaks.total() == sum(reason is not None for reason in reasons)
@@ -340,11 +340,11 @@ def test_a_strict_session_raises_and_can_be_used_on(toys: SimpleNamespace) -> No
     assert session.last_completion_ids.tolist() == toys.letters("hi")
     turn = session.next_prompt([USER, session.answer, USER])
     assert (turn.segment, turn.break_reason) == (0, None)
-    lying = toys.LyingParser().session(on_break="raise")
-    lying.next_prompt([USER])
-    lying.record(toys.letters("a"))
+    noncompliant = toys.NoncompliantParser().session(on_break="raise")
+    noncompliant.next_prompt([USER])
+    noncompliant.record(toys.letters("a"))
     with pytest.raises(SegmentBreak, match="prefix_mismatch"):
-        lying.next_prompt([USER, lying.answer, USER])
+        noncompliant.next_prompt([USER, noncompliant.answer, USER])
 
 
 def test_a_parser_that_fails_leaves_the_session_as_it_was(toys: SimpleNamespace) -> None:

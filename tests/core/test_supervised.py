@@ -62,7 +62,7 @@ def test_where_a_rollout_would_leave_its_sequence_a_row_begins(toys: SimpleNames
 
 @given(
     roles=st.lists(st.sampled_from(["user", "tool", "assistant", "system"]), max_size=8).map(lambda r: ["user", *r]),
-    parser=st.sampled_from(["LetterParser", "BridgingParser", "LyingParser"]),
+    parser=st.sampled_from(["LetterParser", "BridgingParser", "NoncompliantParser"]),
 )
 def test_whatever_the_order_of_roles_every_answer_is_learnt_once(
     toys: SimpleNamespace, roles: list[str], parser: str

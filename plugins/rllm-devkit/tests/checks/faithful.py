@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from bigrams import VOCABULARY
-from lying_engines import has_foreign_id
+from noncompliant_engines import has_foreign_id
 
 from rllm_core.backend import Policy
 from rllm_core.engine import EngineError

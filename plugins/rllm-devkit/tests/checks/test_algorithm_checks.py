@@ -76,8 +76,8 @@ class Lax(BaseModel):
     known: int = Field(default=3, description="Known.")
 
 
-def liar(base: type[Configured], **members: Any) -> Any:
-    return type("Liar", (base,), members)()
+def noncompliant(base: type[Configured], **members: Any) -> Any:
+    return type("Noncompliant", (base,), members)()
 
 
 def grpo(scale: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,25 +118,39 @@ class TokenByToken(Precomputed):
 @pytest.mark.parametrize(
     ("estimator", "check", "detail"),
     [
-        (liar(GRPO, options_model=Silent), "options", "Silent: add Field(description=...) to secret"),
-        (liar(GRPO, options_model=Lax), "options", "unknown keys would be ignored"),
-        (liar(GRPO, __call__=grpo(lambda group, credit: credit[1:])), "shapes", "Liar returned advantages for"),
-        (liar(GRPO, __call__=grpo(lambda group, credit: [c[:1] for c in credit])), "shapes", "returned advantages"),
-        (liar(GRPO, __call__=grpo(lambda group, credit: [c / 0 for c in credit])), "shapes", "returned advantages"),
+        (noncompliant(GRPO, options_model=Silent), "options", "Silent: add Field(description=...) to secret"),
+        (noncompliant(GRPO, options_model=Lax), "options", "unknown keys would be ignored"),
+        (
+            noncompliant(GRPO, __call__=grpo(lambda group, credit: credit[1:])),
+            "shapes",
+            "Noncompliant returned advantages for",
+        ),
+        (
+            noncompliant(GRPO, __call__=grpo(lambda group, credit: [c[:1] for c in credit])),
+            "shapes",
+            "returned advantages",
+        ),
+        (
+            noncompliant(GRPO, __call__=grpo(lambda group, credit: [c / 0 for c in credit])),
+            "shapes",
+            "returned advantages",
+        ),
         (TokenByToken(), "shapes", "declare this with per_token = True"),
         (
-            liar(GRPO, min_group_size=1, __call__=grpo(lambda group, credit: [c / (len(credit) - 1) for c in credit])),
+            noncompliant(
+                GRPO, min_group_size=1, __call__=grpo(lambda group, credit: [c / (len(credit) - 1) for c in credit])
+            ),
             "edge cases",
             "returned advantages",
         ),
-        (liar(GRPO, min_group_size=0), "edge cases", "min_group_size must be >= 1, got 0"),
+        (noncompliant(GRPO, min_group_size=0), "edge cases", "min_group_size must be >= 1, got 0"),
         (
-            liar(GRPO, __call__=grpo(lambda group, credit: [c + i for i, c in enumerate(credit)])),
+            noncompliant(GRPO, __call__=grpo(lambda group, credit: [c + i for i, c in enumerate(credit)])),
             "order of trajectories",
             "depend on the order of the trajectories",
         ),
         (Shares(), "order of groups", 'set scope = "batch"'),
-        (liar(Remembers, scope="batch"), "order of groups", "depend on the order of the groups"),
+        (noncompliant(Remembers, scope="batch"), "order of groups", "depend on the order of the groups"),
         (Remembers(), "no side effects", "returns different advantages"),
         (Pays(), "no side effects", ""),
     ],
@@ -149,11 +163,11 @@ def test_estimators_that_break_the_contract(estimator: AdvantageEstimator, check
 
 
 def test_a_batch_estimator_may_compare_groups() -> None:
-    assert failures(check_estimator(liar(Shares, scope="batch"))) == {}
+    assert failures(check_estimator(noncompliant(Shares, scope="batch"))) == {}
 
 
 def weighing(weigh: Callable[..., Any], **members: Any) -> Any:
-    return liar(Correction, __call__=lambda self, ratios, starts: weigh(ratios, starts), **members)
+    return noncompliant(Correction, __call__=lambda self, ratios, starts: weigh(ratios, starts), **members)
 
 
 def scale_in_place(ratios: Any, starts: Any) -> Any:
@@ -184,7 +198,7 @@ def test_corrections_that_break_the_contract(correction: Correction, check: str,
 
 
 def losing(lose: Callable[..., Any], base: type[PolicyLoss] = ReinforceLoss, **members: Any) -> Any:
-    return liar(base, __call__=lambda self, inputs: lose(inputs), **members)
+    return noncompliant(base, __call__=lambda self, inputs: lose(inputs), **members)
 
 
 def forgetful(inputs: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from bigrams import VOCABULARY, BigramBackend
 from faithful import FaithfulScriptedBackend
-from lying_backends import LIARS, HangingSync, Samples, StartingAProcess, StartingAThread
+from noncompliant_backends import NONCOMPLIANT, HangingSync, Samples, StartingAProcess, StartingAThread
 
 from rllm_core.backend import Policy, PolicyUpdate
 from rllm_core.config import AlgorithmConfig, OptimizerConfig, RolloutConfig, RunConfig, TrainingConfig
@@ -182,15 +182,21 @@ def leftovers() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("leftovers")
-@pytest.mark.parametrize(("liar", "check", "words"), LIARS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("noncompliant", "check", "words"), NONCOMPLIANT, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_backend_that_breaks_a_rule_is_caught(
-    results: Results, liar: type[BigramBackend], check: str, words: str
+    results: Results, noncompliant: type[BigramBackend], check: str, words: str
 ) -> None:
-    limits = {"training": TrainingConfig(rollouts_per_group=4, sync_timeout_seconds=1.0)} if liar is HangingSync else {}
-    found = named(results(liar, resumes_in_another=True, **limits), "failed")
+    limits = (
+        {"training": TrainingConfig(rollouts_per_group=4, sync_timeout_seconds=1.0)}
+        if noncompliant is HangingSync
+        else {}
+    )
+    found = named(results(noncompliant, resumes_in_another=True, **limits), "failed")
     assert check in found, found
     assert words in found[check]
 
 
 def test_every_check_has_caught_somebody() -> None:
-    assert {check for _, check, _ in LIARS} == {*BEFORE_TRAINING, *TRAINING, "engine: seeds"}
+    assert {check for _, check, _ in NONCOMPLIANT} == {*BEFORE_TRAINING, *TRAINING, "engine: seeds"}

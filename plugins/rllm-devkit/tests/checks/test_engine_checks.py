@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from bigrams import VOCABULARY, BigramEngine
 from faithful import CarefulScriptedEngine
-from lying_engines import HANGING, LIARS, LIMIT_SECONDS, Hanging
+from noncompliant_engines import HANGING, LIMIT_SECONDS, NONCOMPLIANT, Hanging
 
 from rllm_core.engine import EngineBusy, RolloutEngine
 from rllm_core.types import TokenOutput
@@ -97,12 +97,14 @@ def test_a_cancellation_by_the_caller_is_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("liar", "check", "words"), LIARS, ids=lambda value: getattr(value, "__name__", ""))
-def test_an_engine_that_breaks_a_rule_is_caught(liar: type[BigramEngine], check: str, words: str) -> None:
-    found = failures(liar(), **{"request_timeout_seconds": LIMIT_SECONDS} if liar in HANGING else {})
+@pytest.mark.parametrize(
+    ("noncompliant", "check", "words"), NONCOMPLIANT, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_an_engine_that_breaks_a_rule_is_caught(noncompliant: type[BigramEngine], check: str, words: str) -> None:
+    found = failures(noncompliant(), **{"request_timeout_seconds": LIMIT_SECONDS} if noncompliant in HANGING else {})
     assert check in found, found
     assert words in found[check]
 
 
 def test_every_check_has_caught_somebody() -> None:
-    assert {check for _, check, _ in LIARS} == set(ENGINE_CHECKS)
+    assert {check for _, check, _ in NONCOMPLIANT} == set(ENGINE_CHECKS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lying_trackers import LIARS, LIMIT_SECONDS, Notebook, OneAtATime, WritingEarly, read
+from noncompliant_trackers import LIMIT_SECONDS, NONCOMPLIANT, Notebook, OneAtATime, WritingEarly, read
 
 from rllm_core.training.trackers import Tracker
 from rllm_devkit.checks import check_tracker
@@ -42,9 +42,9 @@ def test_without_a_reader_and_a_promise_less_is_checked(tmp_path: Path) -> None:
     assert outcomes["locality"] == "skipped"
 
 
-@pytest.mark.parametrize("lie", LIARS)
+@pytest.mark.parametrize("lie", NONCOMPLIANT)
 def test_who_breaks_a_rule_is_caught(lie: str, tmp_path: Path) -> None:
-    make, check, detail = LIARS[lie]
+    make, check, detail = NONCOMPLIANT[lie]
     WritingEarly.folder = tmp_path / "runs"
     found = failures(make, tmp_path / "runs")
     assert detail in found[check]
@@ -52,13 +52,13 @@ def test_who_breaks_a_rule_is_caught(lie: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lie", sorted(NEED_NO_READER))
 def test_who_raises_is_caught_without_a_reader(lie: str, tmp_path: Path) -> None:
-    make, check, detail = LIARS[lie]
+    make, check, detail = NONCOMPLIANT[lie]
     found = failures(make, tmp_path, read=None)
     assert detail in found[check]
 
 
 def test_every_check_has_somebody_who_fails_it() -> None:
-    assert {check for _, check, _ in LIARS.values()} == set(TRACKER_CHECKS)
+    assert {check for _, check, _ in NONCOMPLIANT.values()} == set(TRACKER_CHECKS)
 
 
 def test_one_object_for_two_runs_is_caught(tmp_path: Path) -> None:

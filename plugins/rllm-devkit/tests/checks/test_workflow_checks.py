@@ -8,7 +8,15 @@ import threading
 from typing import Any
 
 import pytest
-from lying_workflows import BLOCK_SECONDS, BLOCKING, HANGING, LIARS, LIMIT_SECONDS, Honest, LeavingChildren
+from noncompliant_workflows import (
+    BLOCK_SECONDS,
+    BLOCKING,
+    HANGING,
+    LIMIT_SECONDS,
+    NONCOMPLIANT,
+    Honest,
+    LeavingChildren,
+)
 from rllm_workflows.calculator import CalculatorWorkflow
 from rllm_workflows.countdown import CountdownWorkflow
 from rllm_workflows.guess import GuessWorkflow
@@ -96,16 +104,18 @@ def test_equal_seeds_see_the_same() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("liar", "check", "words"), LIARS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_workflow_that_breaks_a_rule_is_caught(liar: Any, check: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("noncompliant", "check", "words"), NONCOMPLIANT, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_workflow_that_breaks_a_rule_is_caught(noncompliant: Any, check: str, words: str) -> None:
     """The check of the broken rule fails; its prerequisites pass."""
 
     limits = {
-        "max_block_seconds": BLOCK_SECONDS if liar in BLOCKING else BUSY_SECONDS,
-        "rollout_timeout_seconds": LIMIT_SECONDS if liar in HANGING else 60.0,
+        "max_block_seconds": BLOCK_SECONDS if noncompliant in BLOCKING else BUSY_SECONDS,
+        "rollout_timeout_seconds": LIMIT_SECONDS if noncompliant in HANGING else 60.0,
     }
     try:
-        *before, found = some(liar, *NEEDED.get(check, ()), check, **limits)
+        *before, found = some(noncompliant, *NEEDED.get(check, ()), check, **limits)
     finally:
         for child in LeavingChildren.left:
             child.kill()
@@ -117,7 +127,7 @@ def test_a_workflow_that_breaks_a_rule_is_caught(liar: Any, check: str, words: s
 
 
 def test_every_check_has_caught_somebody() -> None:
-    assert {check for _, check, _ in LIARS} == set(WORKFLOW_CHECKS)
+    assert {check for _, check, _ in NONCOMPLIANT} == set(WORKFLOW_CHECKS)
 
 
 def test_a_workflow_that_never_asks_is_not_asked_to_survive_answers() -> None:

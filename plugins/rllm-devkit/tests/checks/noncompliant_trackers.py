@@ -186,7 +186,7 @@ class WritingElsewhere(Notebook):
         (self.path.parents[3] / "elsewhere.txt").write_text("", encoding="utf-8")
 
 
-LIARS: dict[str, tuple[type[Notebook] | Callable[[], Any], str, str]] = {
+NONCOMPLIANT: dict[str, tuple[type[Notebook] | Callable[[], Any], str, str]] = {
     "nameless": (Nameless, "construction", "must match"),
     "writing early": (WritingEarly, "construction", "the constructor wrote early.txt"),
     "exiting": (Exiting, "construction", "raised SystemExit"),
@@ -195,14 +195,14 @@ LIARS: dict[str, tuple[type[Notebook] | Callable[[], Any], str, str]] = {
     "rounding": (Rounding, "arrival", "reward_mean' was logged as"),
     "own steps": (CountingItsOwnSteps, "arrival", "was logged as [(0, "),
     "changing": (ChangingMetrics, "arrival", "log modifies the metrics"),
-    "picky": (Picky, "names", "lying_trackers.py:107: ValueError: that is no name"),
+    "picky": (Picky, "names", "noncompliant_trackers.py:107: ValueError: that is no name"),
     "hanging": (Hanging, "arrival", "log(0, ...): it did not finish within 1 s after the end"),
     "hanging at the end": (HangingAtTheEnd, "arrival", "finish('completed'): it did not finish"),
-    "one status": (KnowingOneStatus, "statuses", "lying_trackers.py:126: KeyError: 'interrupted'"),
-    "needing metrics": (NeedingMetrics, "nothing logged", "lying_trackers.py:137: AttributeError"),
+    "one status": (KnowingOneStatus, "statuses", "noncompliant_trackers.py:126: KeyError: 'interrupted'"),
+    "needing metrics": (NeedingMetrics, "nothing logged", "noncompliant_trackers.py:137: AttributeError"),
     "starting again": (StartingAgain, "resume", "was logged as"),
-    "refusing": (RefusingEarlierSteps, "resume", "lying_trackers.py:149: ValueError: step 4 is in the past"),
-    "locking": (Locking, "killed", "lying_trackers.py:156: FileExistsError"),
+    "refusing": (RefusingEarlierSteps, "resume", "noncompliant_trackers.py:149: ValueError: step 4 is in the past"),
+    "locking": (Locking, "killed", "noncompliant_trackers.py:156: FileExistsError"),
     "sharing": (Sharing, "side by side", "was logged"),
     "telling secrets": (TellingSecrets, "secrets", "contains a SecretStr of the run file"),
     "writing elsewhere": (WritingElsewhere, "locality", "elsewhere.txt, outside"),

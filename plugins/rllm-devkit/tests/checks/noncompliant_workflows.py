@@ -534,7 +534,7 @@ class Unclosable(Honest):
         self._server.cancel()
 
 
-LIARS: list[tuple[type[Any], str, str]] = [
+NONCOMPLIANT: list[tuple[type[Any], str, str]] = [
     (WithoutAName, "construction", "'No Name' must match"),
     (NoWorkflow, "construction", "is not a Workflow"),
     (Lax, "settings", "must be a subclass of rllm_core.workflow.WorkflowConfig"),

@@ -20,7 +20,7 @@ def answering(output: TokenOutput, **changes: Any) -> TokenOutput:
     return TokenOutput.model_construct(**{**output.__dict__, **changes})
 
 
-class Liar(BigramEngine):
+class Noncompliant(BigramEngine):
     """Changes single completions of an honest engine."""
 
     async def get_token_output_from_token_input(self, token_input: TokenInput, **asked: Any) -> TokenOutput:
@@ -30,17 +30,17 @@ class Liar(BigramEngine):
         raise NotImplementedError
 
 
-class WithForeignIds(Liar):
+class WithForeignIds(Noncompliant):
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         return answering(output, token_ids=output.token_ids + np.int32(VOCABULARY))
 
 
-class WithNothing(Liar):
+class WithNothing(Noncompliant):
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         return answering(output, token_ids=token_ids([]), logprobs=np.zeros(0, np.float32))
 
 
-class WithLists(Liar):
+class WithLists(Noncompliant):
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         return output.token_ids.tolist()
 
@@ -70,7 +70,7 @@ class Unstoppable(BigramEngine):
         return await super().get_token_output_from_token_input(token_input, **{**asked, "sampling_params": without})
 
 
-class DroppingStops(Liar):
+class DroppingStops(Noncompliant):
     """Drops the stop token, as some engines do."""
 
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
@@ -79,39 +79,39 @@ class DroppingStops(Liar):
         return answering(output, token_ids=output.token_ids[:-1], logprobs=output.logprobs[:-1])
 
 
-class AlwaysDone(Liar):
+class AlwaysDone(Noncompliant):
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         return answering(output, finish_reason=FinishReason.STOP)
 
 
-class NeverDone(Liar):
+class NeverDone(Noncompliant):
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         return answering(output, finish_reason=FinishReason.LENGTH)
 
 
-class Silent(Liar):
+class Silent(Noncompliant):
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         return answering(output, logprobs=None)
 
 
-class Padded(Liar):
+class Padded(Noncompliant):
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         return answering(output, logprobs=np.zeros(len(output.token_ids), np.float32))
 
 
-class OneMissing(Liar):
+class OneMissing(Noncompliant):
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         assert output.logprobs is not None
         return answering(output, logprobs=output.logprobs[1:])
 
 
-class WithProbabilities(Liar):
+class WithProbabilities(Noncompliant):
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         assert output.logprobs is not None
         return answering(output, logprobs=np.exp(output.logprobs))
 
 
-class WithNaN(Liar):
+class WithNaN(Noncompliant):
     def lie(self, output: TokenOutput, asked: dict[str, Any]) -> Any:
         return answering(output, logprobs=np.full(len(output.token_ids), np.nan, np.float32))
 
@@ -351,7 +351,7 @@ class CancelledInside(BigramEngine):
 
 
 HANGING = (Hanging, HangingOnIds, IgnoringCancellation)
-LIARS: list[tuple[type[BigramEngine], str, str]] = [
+NONCOMPLIANT: list[tuple[type[BigramEngine], str, str]] = [
     (WithForeignIds, "tokens", "ids outside the vocabulary of 258"),
     (WithNothing, "tokens", "a completion is empty"),
     (WithLists, "tokens", "must return a TokenOutput"),

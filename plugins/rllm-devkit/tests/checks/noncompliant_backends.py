@@ -355,7 +355,7 @@ class ShutDownForGood(BigramBackend):
         self.is_over = True
 
 
-LIARS: list[tuple[type[BigramBackend], str, str]] = [
+NONCOMPLIANT: list[tuple[type[BigramBackend], str, str]] = [
     (StartingAThread, "construction", "there are new threads"),
     (StartingAProcess, "construction", "there are new child processes"),
     (Nameless, "construction", "the class has no name"),
