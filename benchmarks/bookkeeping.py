@@ -28,15 +28,15 @@ from typing import Any, ClassVar
 import rllm_devkit.scripted_plugin
 from benchmarks.simulated import OwnPrompts, SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind
+from rllm_core.assembly.tasks import TaskStream
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.engine import TITOCompleter
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.folder import RunDir
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import Attempt, Rollout, RolloutKey, RolloutRunner
-from rllm_core.training.run_dir import RunDir
-from rllm_core.training.tasks import TaskStream
 from rllm_core.training.trackers import Trackers
 from rllm_core.training.trainer import Trainer
 from rllm_core.types import Episode, SamplingParams, Task, TokenOutput

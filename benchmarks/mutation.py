@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("tests/algorithms", *END_TO_END),
     ),
     "plugins": (
-        ("rllm_core/plugins", "rllm_core/plugins.py", "rllm_core/discovery.py", "rllm_core/loading.py"),
+        ("rllm_core/plugins", "rllm_core/plugins.py", "rllm_core/plugins/discovery.py", "rllm_core/plugins/loading.py"),
         ("tests/plugins", *END_TO_END),
     ),
     "parser": (("rllm_core/parser",), ("tests/core", *END_TO_END)),

@@ -20,13 +20,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rllm_core import providers
-from rllm_core.algorithms.support import Support, default_capabilities
 from rllm_core.assembly.components import PIECE_KINDS, piece_class
+from rllm_core.assembly.support import Support, default_capabilities
 from rllm_core.backend import Capabilities
 from rllm_core.cli.backends import matrix
 from rllm_core.config import RunConfig
-from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.plugins import PluginManager
+from rllm_core.plugins.discovery import Settings, installed_plugins
 
 PAGE = Path(__file__).parent / "run-file.md"
 CAPABILITIES = Path(__file__).parent / "capabilities.md"

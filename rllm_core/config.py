@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rllm_core.errors import ConfigError
+from rllm_core.plugins.sections import WITH_SECTION
 from rllm_core.run_file import (
     Section,
     apply_override,
@@ -28,7 +29,6 @@ from rllm_core.run_file import (
     unknown_key,
     validated,
 )
-from rllm_core.sections import WITH_SECTION
 
 if TYPE_CHECKING:
     from rllm_core.plugins import PluginManager, Provided

@@ -28,11 +28,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rllm_core import hookspecs
-from rllm_core.blame import blamed
 from rllm_core.config import RunConfig
-from rllm_core.loading import HookImplementation
 from rllm_core.messages import FrozenDict, FrozenList, MessageView
 from rllm_core.plugins import PluginManager
+from rllm_core.plugins.blame import blamed
+from rllm_core.plugins.loading import HookImplementation
 from rllm_core.records import Record
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rllm_core import providers
-from rllm_core.blame import defined_at
+from rllm_core.plugins.blame import defined_at
 from rllm_core.sandbox import ChildFunction, Limits, Sandbox
 from rllm_core.types import Task
 

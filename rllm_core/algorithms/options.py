@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from rllm_core.errors import RunError, UserError
-from rllm_core.foreign import one_line
 from rllm_core.run_file import Section, validated
+from rllm_core.text import one_line
 
 ResultT = TypeVar("ResultT")
 

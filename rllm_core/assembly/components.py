@@ -15,10 +15,10 @@ from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.options import Configured
 from rllm_core.algorithms.shaping import OverlongPenalty
-from rllm_core.blame import blamed, located
 from rllm_core.config import KLConfig, RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
+from rllm_core.plugins.blame import blamed, located
 from rllm_core.run_file import Section
 
 PIECE_KINDS: tuple[type[providers.Provider], ...] = (

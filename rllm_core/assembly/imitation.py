@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rllm_core import providers
-from rllm_core.algorithms.selection import Algorithm
+from rllm_core.assembly.algorithm import Algorithm
 from rllm_core.backend import Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
@@ -105,7 +105,7 @@ def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algori
 
 
 def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
-    from rllm_core.distillation.opening import check_teacher
+    from rllm_core.assembly.teacher import check_teacher
 
     wanting = [
         name for name, estimator in zip(_names(config), chosen.estimators.all, strict=True) if estimator.needs_teacher

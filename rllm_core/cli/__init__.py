@@ -17,10 +17,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from rllm_core.errors import PluginError, UserError
-from rllm_core.foreign import printable
+from rllm_core.plugins.witness import WITNESS
 from rllm_core.providers import CommandProvider, resolve
+from rllm_core.text import printable
 from rllm_core.version import __version__
-from rllm_core.witness import WITNESS
 
 if TYPE_CHECKING:
     from rllm_core.plugins import PluginManager, Provided
@@ -255,7 +255,7 @@ def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -
 
 
 def _set_no_plugins(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    from rllm_core.discovery import NO_PLUGINS_VARIABLE, split_names
+    from rllm_core.plugins.discovery import NO_PLUGINS_VARIABLE, split_names
 
     if value is not None:
         session(context).no_plugins = True if value == ALL_PLUGINS else split_names(value)
@@ -323,7 +323,7 @@ def _run(current: Session, args: Sequence[str] | None) -> NoReturn:
         _report(current, error, f"{error.label}{error}", args)
         _leave(current, error.exit_code)
     except Exception as error:
-        from rllm_core.blame import blamed
+        from rllm_core.plugins.blame import blamed
 
         hint = "" if current.verbose else " (run rllm-core -v ... for the traceback)"
         _report(current, error, f"error: {blamed(error)}{hint}", args)
@@ -337,7 +337,7 @@ def _report(current: Session, error: Exception, line: str, args: Sequence[str] |
         traceback.print_exception(error)
     click.echo(line, err=True)
     if "--json" in (sys.argv[1:] if args is None else args):
-        from rllm_core.blame import blamed_json
+        from rllm_core.plugins.blame import blamed_json
 
         click.echo(json.dumps({"failure": blamed_json(error)}))
 
@@ -365,7 +365,7 @@ def _end_in_time(exit_code: int) -> None:
 
 def _kept_by() -> str:
     """Names what keeps the process from exiting, and the plugins that started it."""
-    from rllm_core.loading import LEFT_HANDLERS, LEFT_THREADS
+    from rllm_core.plugins.loading import LEFT_HANDLERS, LEFT_THREADS
 
     def of(plugin: str) -> str:
         return f"plugin {plugin!r} (to disable it: rllm-core plugins disable {plugin})"

@@ -57,9 +57,9 @@ def backends(context: click.Context, as_json: bool, deadline_seconds: float) -> 
 
 def backend_rows(plugins: PluginManager, deadline_seconds: float) -> list[dict[str, Any]]:
     """Builds one JSON object per backend, by name; if ``capabilities`` is null, ``error`` has the reason."""
-    from rllm_core.algorithms.support import Support
+    from rllm_core.assembly.support import Support
     from rllm_core.backend import Capabilities
-    from rllm_core.cli.probe import ask_backends
+    from rllm_core.plugins.probe import ask_backends
 
     provided = plugins.providers(BackendProvider)
     waiting = f"still importing {', '.join(provided)} (torch takes a while)"

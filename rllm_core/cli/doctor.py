@@ -12,9 +12,9 @@ import click
 
 from rllm_core.cli import session
 from rllm_core.cli.tables import echo_json, echo_table
-from rllm_core.discovery import installed_plugins, installed_versions
 from rllm_core.plugins import PluginInfo
-from rllm_core.requirements import matches, pip_install, unmet_closure
+from rllm_core.plugins.discovery import installed_plugins, installed_versions
+from rllm_core.plugins.requirements import matches, pip_install, unmet_closure
 
 PACKAGES = (
     "rllm-core",

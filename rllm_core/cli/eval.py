@@ -66,9 +66,9 @@ def evaluate(
     confidence interval is a bootstrap over tasks. The sampling temperature is rollout.validation_temperature.
     """
     from rllm_core.config import load_run_config
+    from rllm_core.limits.guard import guarded
+    from rllm_core.limits.running import run
     from rllm_core.training import evaluation, launch
-    from rllm_core.training.guard import guarded
-    from rllm_core.training.running import run
 
     wanted = tuple(sorted(set(ks or (1, samples))))
     if wanted[-1] > samples:
@@ -101,7 +101,7 @@ def evaluate(
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rllm_core.training.first_failures import lines
+    from rllm_core.run_folder.first_failures import lines
 
     click.echo(
         f"{result['workflow']} ({result['split']}): {result['tasks']} tasks x {result['rollouts_per_task']} rollouts, "

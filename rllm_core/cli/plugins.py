@@ -10,9 +10,9 @@ from rllm_core.cli import LazyGroup, no_plugins_option, session
 from rllm_core.cli.completion import installed
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import PluginError
-from rllm_core.foreign import printable_lines
 from rllm_core.plugins import CORE_PLUGIN, PluginInfo, PluginManager
 from rllm_core.providers import EngineProvider, ParserProvider, Provider, WorkflowProvider
+from rllm_core.text import printable_lines
 
 DEADLINE_SECONDS = 30.0
 
@@ -61,8 +61,8 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
 @click.pass_context
 def show(context: click.Context, name: str, as_json: bool) -> None:
     """Show all details of one plugin. Imports it in its own process."""
-    from rllm_core.discovery import installed_plugins
-    from rllm_core.requirements import unmet
+    from rllm_core.plugins.discovery import installed_plugins
+    from rllm_core.plugins.requirements import unmet
 
     manager = session(context).plugins
     rows = _rows(manager.find(name), load=True, deadline_seconds=DEADLINE_SECONDS, verbose=session(context).verbose)
@@ -90,7 +90,7 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
 @click.pass_context
 def enable(context: click.Context, name: str) -> None:
     """Re-enable a disabled plugin."""
-    from rllm_core.discovery import plugins_file, read_disabled, write_disabled
+    from rllm_core.plugins.discovery import plugins_file, read_disabled, write_disabled
 
     disabled = read_disabled()
     matching = {entry for entry in disabled if entry == name or entry.rpartition("/")[2] == name}
@@ -107,7 +107,7 @@ def enable(context: click.Context, name: str) -> None:
 @click.pass_context
 def disable(context: click.Context, name: str) -> None:
     """Disable a plugin for all runs. If two have the same name, give DISTRIBUTION/NAME."""
-    from rllm_core.discovery import read_disabled, write_disabled
+    from rllm_core.plugins.discovery import read_disabled, write_disabled
 
     if all(info.package == "rllm-core" for info in session(context).plugins.find(name)):
         raise PluginError("the core's own providers cannot be disabled")
@@ -129,7 +129,7 @@ def _rows(
     if not load:
         unknown = {"hooks": None, "provides": None, "warnings": None, "load_seconds": None}
         return [{**info.to_json(), **unknown} for info in infos]
-    from rllm_core.cli.probe import probe_all
+    from rllm_core.plugins.probe import probe_all
 
     found = probe_all(infos, deadline_seconds)
     if verbose:

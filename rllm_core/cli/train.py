@@ -53,10 +53,10 @@ def train(
     Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
     """
     from rllm_core.config import load_run_config, to_toml
+    from rllm_core.limits.guard import Guard
+    from rllm_core.limits.running import run
     from rllm_core.training import launch
-    from rllm_core.training.guard import Guard
     from rllm_core.training.progress import for_terminal
-    from rllm_core.training.running import run
 
     if resume and run_dir is None:
         raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")

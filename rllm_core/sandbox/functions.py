@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import rllm_core.sandbox.processes as processes
-from rllm_core.blame import Frame
+from rllm_core.plugins.blame import Frame
 from rllm_core.providers import PATH_PATTERN
 from rllm_core.sandbox.contract import Limits
 
@@ -24,7 +24,7 @@ class ChildError(Exception):
     """A call in a child process has no result.
 
     Attributes:
-        frames: Traceback frames of the child, innermost first (`rllm_core.blame.Frame`).
+        frames: Traceback frames of the child, innermost first (`rllm_core.plugins.blame.Frame`).
     """
 
     frames: tuple[Frame, ...] = ()

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rllm_core.blame import defined_at
-from rllm_core.foreign import printable
+from rllm_core.plugins.blame import defined_at
 from rllm_core.scope import RolloutScope
+from rllm_core.text import printable
 from rllm_core.types import Episode, Record, Step, Task, Trajectory
 from rllm_core.workflow import Workflow
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rllm_core.algorithms.advantages import Credit, RoleEstimators
 from rllm_core.algorithms.grouping import FilterReason, GroupOf, by_role, filter_reason, group_trajectories
+from rllm_core.run_folder.journal import writing
 from rllm_core.training.books import Account
-from rllm_core.training.journal import writing
 from rllm_core.types import Episode, Trajectory, TrajectoryGroup
 
 OBJECT_BYTES = 500

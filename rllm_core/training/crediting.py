@@ -12,7 +12,7 @@ from rllm_core.algorithms.advantages import Credit
 from rllm_core.algorithms.diagnostics import OffPolicyDiagnostics, token_ages
 from rllm_core.algorithms.kl import kl_estimate
 from rllm_core.algorithms.samples import training_samples, with_token_rewards, with_tokens
-from rllm_core.algorithms.selection import Algorithm
+from rllm_core.assembly.algorithm import Algorithm
 from rllm_core.backend import Policy
 from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import UNSCORED_TOKENS

@@ -14,20 +14,21 @@ from typing import Any
 import numpy as np
 
 from rllm_core import providers
-from rllm_core.algorithms.selection import Algorithm
+from rllm_core.assembly.algorithm import Algorithm
+from rllm_core.assembly.engines import standalone_engine
+from rllm_core.assembly.tasks import Tasks, spread
 from rllm_core.backend import PolicyUpdate
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, RunError
+from rllm_core.limits.timeouts import within
 from rllm_core.observers import Observers
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.training import checkpoint, launch
-from rllm_core.training.deadlines import within
-from rllm_core.training.engines import standalone_engine
-from rllm_core.training.first_failures import of_episodes
+from rllm_core.run_folder import checkpoint
+from rllm_core.run_folder.first_failures import of_episodes
+from rllm_core.training import launch
 from rllm_core.training.rollouts import RolloutRunner
-from rllm_core.training.tasks import Tasks, spread
 from rllm_core.training.validation import metric_means, play_all, rewards_of
 from rllm_core.workflow import Split, Workflow
 
@@ -121,7 +122,7 @@ async def evaluate(
         JSON: ``workflow, split, tasks, rollouts_per_task, failed, retries, reward_mean, pass_at_k, metrics, failures``.
         ``reward_mean`` is None without rewards. ``pass_at_k`` is a list of ``{k, value, low, high}`` over the tasks
         with at least k successful rollouts. ``failures`` has the first failure of every kind
-        (`rllm_core.training.first_failures`).
+        (`rllm_core.run_folder.first_failures`).
 
     Raises:
         ConfigError: If there are no tasks.

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.algorithms.grouping import FilterReason
+from rllm_core.assembly.tasks import TaskStream
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError, UserError
 from rllm_core.events import TrainerState
+from rllm_core.limits.timeouts import stop
 from rllm_core.observers import Observers
+from rllm_core.run_folder.difficulty import Difficulty
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
-from rllm_core.training.deadlines import stop
-from rllm_core.training.difficulty import Difficulty
 from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
-from rllm_core.training.tasks import TaskStream
 from rllm_core.types import Episode, Task
 
 # Thousands of rollouts started in one tick would block the event loop for a second, and again when an engine answers

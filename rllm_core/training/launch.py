@@ -15,29 +15,30 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core import providers
-from rllm_core.algorithms.selection import Algorithm
-from rllm_core.algorithms.support import backend_class, check_support
+from rllm_core.assembly.algorithm import Algorithm
 from rllm_core.assembly.components import kl_notes
 from rllm_core.assembly.imitation import check_imitation
+from rllm_core.assembly.support import backend_class, check_support
+from rllm_core.assembly.tasks import Tasks
+from rllm_core.assembly.teacher import open_teacher
 from rllm_core.backend import BackendProtocol
-from rllm_core.blame import blamed
 from rllm_core.config import RunConfig
-from rllm_core.distillation.opening import open_teacher
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, PluginError, RunError, StallError, UserError
+from rllm_core.limits.guard import Guard, leave, patience
+from rllm_core.limits.timeouts import within
 from rllm_core.observers import Observers
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.requirements import pip_install, unmet
+from rllm_core.plugins.blame import blamed
+from rllm_core.plugins.requirements import pip_install, unmet
+from rllm_core.run_folder import first_failures
+from rllm_core.run_folder import plot as report
+from rllm_core.run_folder.first_failures import FirstFailures
+from rllm_core.run_folder.folder import RunDir
 from rllm_core.services import Services
-from rllm_core.training import first_failures, report
 from rllm_core.training.books import Books
-from rllm_core.training.deadlines import within
-from rllm_core.training.first_failures import FirstFailures
-from rllm_core.training.guard import Guard, leave, patience
 from rllm_core.training.progress import Harmless, Progress
-from rllm_core.training.run_dir import RunDir
-from rllm_core.training.tasks import Tasks
 from rllm_core.training.trackers import Tracker, Trackers, construct
 from rllm_core.training.trainer import Interrupted, Trainer, passes
 from rllm_core.workflow import Workflow

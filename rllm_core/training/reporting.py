@@ -13,12 +13,12 @@ from rllm_core.algorithms.advantages import rewards as rewards_of
 from rllm_core.algorithms.statistics import is_uniform
 from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import UNSCORED_TOKENS
+from rllm_core.run_folder.first_failures import FirstFailures
+from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.metrics import CORE_METRICS, TEACHER_METRICS, MetricsAggregator
 from rllm_core.training.buffer import CompleteGroup
-from rllm_core.training.first_failures import FirstFailures
-from rllm_core.training.metrics import CORE_METRICS, TEACHER_METRICS, MetricsAggregator
 from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import RolloutKey
-from rllm_core.training.run_dir import RunDir
 from rllm_core.training.trackers import Trackers
 from rllm_core.training.validation import ValidationResult, metric_means
 from rllm_core.types import Episode, FinishReason, TrainingSample, Trajectory
@@ -60,7 +60,7 @@ class Reporter:
             self.progress.problem(episode)
 
     def difficulty(self, shares: Mapping[str, float]) -> None:
-        """Records the result of `rllm_core.training.difficulty.Difficulty.take` for an optimizer step."""
+        """Records the result of `rllm_core.run_folder.difficulty.Difficulty.take` for an optimizer step."""
         for name, share in shares.items():
             self.metrics.record(name, share)
 

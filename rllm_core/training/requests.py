@@ -13,8 +13,8 @@ import numpy as np
 
 from rllm_core.config import RolloutConfig
 from rllm_core.engine import EngineBusy, EngineError, RolloutEngine, derive_seed
-from rllm_core.training.deadlines import contained, stop
-from rllm_core.training.shared_timer import SharedTimer
+from rllm_core.limits.shared_timer import SharedTimer
+from rllm_core.limits.timeouts import contained, stop
 from rllm_core.training.slots import Slots
 from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 

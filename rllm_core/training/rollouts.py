@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from rllm_core.blame import blamed
 from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
 from rllm_core.errors import RefusedConversation, UserError
+from rllm_core.limits.shared_timer import SharedTimer
+from rllm_core.limits.timeouts import Escaped, contained, stop, waiting_at, whereabouts
 from rllm_core.observers import Observers
+from rllm_core.plugins.blame import blamed
 from rllm_core.scope import RolloutScope
 from rllm_core.training.acceptance import Refused, accept
-from rllm_core.training.deadlines import Escaped, contained, stop, waiting_at, whereabouts
 from rllm_core.training.requests import RequestMerger
-from rllm_core.training.shared_timer import SharedTimer
 from rllm_core.training.slots import Slots
 from rllm_core.types import Episode, SamplingParams, Step, Task, TerminationReason, Trajectory, freeze, well_formed
 from rllm_core.workflow import Workflow

@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 from rllm_core.backend import BackendProtocol
 from rllm_core.config import RunConfig
 from rllm_core.events import TrainerState
+from rllm_core.limits.timeouts import in_thread, within
 from rllm_core.observers import LOAD, Observers
-from rllm_core.training import checkpoint
+from rllm_core.run_folder import checkpoint
+from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.journal import writing
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
-from rllm_core.training.deadlines import in_thread, within
 from rllm_core.training.generation import Generation
-from rllm_core.training.journal import writing
 from rllm_core.training.reporting import Reporter
-from rllm_core.training.run_dir import RunDir
 from rllm_core.training.validation import ValidationResult
 
 ResultT = TypeVar("ResultT")

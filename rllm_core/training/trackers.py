@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from rllm_core import providers
-from rllm_core.blame import blamed, located
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager
+from rllm_core.plugins.blame import blamed, located
 
 logger = logging.getLogger(__name__)
 

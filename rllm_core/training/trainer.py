@@ -20,26 +20,26 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rllm_core.algorithms.selection import Algorithm
+from rllm_core.assembly.algorithm import Algorithm
+from rllm_core.assembly.tasks import Tasks, TaskStream
 from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, UpdateResult
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import RunError, UserError
 from rllm_core.events import TrainerState
+from rllm_core.limits.timeouts import stop, watch, within
 from rllm_core.observers import Observers
+from rllm_core.run_folder.folder import RunDir
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.crediting import Crediting
-from rllm_core.training.deadlines import stop, watch, within
 from rllm_core.training.generation import Generation
 from rllm_core.training.pace import Pace
 from rllm_core.training.progress import Progress
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import Rollout, RolloutRunner
-from rllm_core.training.run_dir import RunDir
 from rllm_core.training.saving import Position, Saving
-from rllm_core.training.tasks import Tasks, TaskStream
 from rllm_core.training.trackers import Trackers
 from rllm_core.training.validation import (
     ValidationResult,

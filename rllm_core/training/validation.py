@@ -13,9 +13,9 @@ import numpy as np
 
 from rllm_core.algorithms.grouping import group_trajectories
 from rllm_core.algorithms.samples import training_samples
-from rllm_core.training.deadlines import stop
+from rllm_core.assembly.tasks import spread
+from rllm_core.limits.timeouts import stop
 from rllm_core.training.rollouts import Rollout, RolloutKey, RolloutRunner
-from rllm_core.training.tasks import spread
 from rllm_core.types import Episode, Floats, Task, TrainingSample
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl, providers
 from rllm_core.algorithms.corrections import Correction, Corrections
-from rllm_core.algorithms.selection import Algorithm
+from rllm_core.assembly.algorithm import Algorithm
 from rllm_core.builtin.off_policy_corrections import (
     GeometricRejection,
     IcePop,

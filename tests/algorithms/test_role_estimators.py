@@ -11,10 +11,10 @@ from groups import numbers, of, rewarded, turn
 
 from rllm_core.algorithms.advantages import AdvantageEstimator, Credit, RoleEstimators
 from rllm_core.algorithms.samples import training_samples
-from rllm_core.blame import blamed
 from rllm_core.builtin.estimators.batch import PRPO, ReinforcePlusPlus
 from rllm_core.builtin.estimators.outcome import GRPO, DrGRPO, Reinforce
 from rllm_core.errors import RunError
+from rllm_core.plugins.blame import blamed
 from rllm_core.types import Trajectory, TrajectoryGroup
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rllm_devkit.scripted_plugin
-from rllm_core.algorithms.support import Support, default_capabilities
+from rllm_core.assembly.support import Support, default_capabilities
 from rllm_core.backend import Capabilities
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError

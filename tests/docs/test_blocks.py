@@ -22,7 +22,7 @@ from in_process import run_in_process
 from pages import PAGES, ROOT, Block, Page, exists, texts
 
 from rllm_core.config import load_run_config
-from rllm_core.discovery import GROUP
+from rllm_core.plugins.discovery import GROUP
 
 # test_tutorial.py follows this page literally: every command, change and output.
 FOLLOWED = "docs/writing-a-workflow.md"

@@ -12,7 +12,7 @@ import pytest
 from following import followed
 from pages import PAGES, Page
 
-from rllm_core.discovery import GROUP
+from rllm_core.plugins.discovery import GROUP
 
 
 def project(page: Page) -> str | None:

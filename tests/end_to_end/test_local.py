@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rllm_core.training import checkpoint
+from rllm_core.run_folder import checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ import pytest
 
 from rllm_core import API_VERSION, __version__, hookimpl
 from rllm_core.errors import PluginError
-from rllm_core.loading import check_api_version
 from rllm_core.plugins import PluginManager
+from rllm_core.plugins.loading import check_api_version
 from rllm_core.providers import BackendProvider
 
 MAJOR, MINOR = (int(number) for number in API_VERSION.split("."))

@@ -14,9 +14,9 @@ import importlib_metadata
 import pytest
 from hostile_site import distribution
 
-from rllm_core.blame import Place, blamed, blamed_json, defined_at, learn, place_of
 from rllm_core.builtin import workflows as of_the_core
-from rllm_core.discovery import Candidate, find_plugins
+from rllm_core.plugins.blame import Place, blamed, blamed_json, defined_at, learn, place_of
+from rllm_core.plugins.discovery import Candidate, find_plugins
 
 SOURCE = """\
 import asyncio

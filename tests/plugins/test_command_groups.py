@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from rllm_core import cli, hookimpl
 from rllm_core.cli import CORE_COMMANDS, Session
-from rllm_core.discovery import Candidate, Settings, installed_plugins
 from rllm_core.errors import PluginError
 from rllm_core.plugins import FIRST_PARTY, PluginManager
+from rllm_core.plugins.discovery import Candidate, Settings, installed_plugins
 from rllm_core.providers import COMMAND_GROUPS, CommandProvider
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

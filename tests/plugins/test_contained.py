@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from hostile_site import CONTROL, beside, distribution, training
 
-from rllm_core import foreign, loading
-from rllm_core.discovery import Settings
-from rllm_core.plugins import PluginManager
+from rllm_core.plugins import PluginManager, foreign, loading
+from rllm_core.plugins.discovery import Settings
 from rllm_core.providers import BackendProvider, WorkflowProvider
 
 Build = Callable[..., PluginManager]

@@ -13,12 +13,12 @@ from pydantic import Field
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
+from rllm_core.assembly.engines import standalone_engine
 from rllm_core.config import RunConfig, Section, load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import EngineProvider
-from rllm_core.training.engines import standalone_engine
 from rllm_devkit.scripted import ByteParser, ScriptedEngine
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -13,10 +13,10 @@ import importlib_metadata
 import pytest
 from importlib_metadata import EntryPoint
 
-from rllm_core import discovery, hookimpl, loading
-from rllm_core.discovery import Settings, find_plugins
+from rllm_core import hookimpl
 from rllm_core.errors import PluginError
-from rllm_core.plugins import FIRST_PARTY, PluginInfo, PluginManager
+from rllm_core.plugins import FIRST_PARTY, PluginInfo, PluginManager, discovery, loading
+from rllm_core.plugins.discovery import Settings, find_plugins
 from rllm_core.providers import (
     AdvantageEstimatorProvider,
     BackendProvider,
@@ -438,7 +438,7 @@ def test_a_scratch_environment_installed_with_pip_is_discovered(
         text=True,
         check=True,
     ).stdout.strip()
-    Path(purelib, "host.pth").write_text(f"{host}\n{Path(discovery.__file__).parent.parent}\n")
+    Path(purelib, "host.pth").write_text(f"{host}\n{Path(discovery.__file__).parents[2]}\n")
     run = subprocess.run(
         [python, "-m", "rllm_core", "plugins"], capture_output=True, text=True, check=False, cwd=tmp_path
     )

@@ -19,9 +19,9 @@ from misfit_site import CHANGERS, MISFITS, SURVIVORS, malformed, write_site
 
 from rllm_core import cli
 from rllm_core.cli import Session
-from rllm_core.discovery import Candidate, Settings, find_plugins
 from rllm_core.plugins import PluginManager
-from rllm_core.surroundings import Surroundings
+from rllm_core.plugins.discovery import Candidate, Settings, find_plugins
+from rllm_core.plugins.surroundings import Surroundings
 
 LABEL = "rllm-misfits 0.1"
 CHECKED = ("raises", "exits", "undeclared", "hook-raises", "clears", "leaves", "crashes", "dies")
@@ -207,7 +207,7 @@ def test_when_the_process_dies_the_last_line_says_what_was_being_loaded(
 def test_what_never_ends_is_named_and_ended(site: str, tmp_path: Path, name: str) -> None:
     deadline = 5.0 if name == "spins" else 1.0
     code = (
-        "from rllm_core import cli, loading\n"
+        "from rllm_core import cli\nfrom rllm_core.plugins import loading\n"
         f"loading.SLOW_IMPORT_SECONDS, loading.PLUGIN_DEADLINE_SECONDS, loading.HELD_SECONDS = 0.2, {deadline}, 1.0\n"
         "cli.main()"
     )
@@ -227,7 +227,8 @@ def test_what_never_ends_is_named_and_ended(site: str, tmp_path: Path, name: str
 def test_a_class_that_imports_for_long_is_not_called_a_plugin_that_hangs(
     candidates: tuple[Candidate, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from rllm_core import loading, plugins
+    from rllm_core.plugins import loading
+    from rllm_core.plugins import manager as manager_module
     from rllm_core.providers import WorkflowProvider
 
     manager = manager_of(candidates, "play")
@@ -235,8 +236,8 @@ def test_a_class_that_imports_for_long_is_not_called_a_plugin_that_hangs(
     monkeypatch.setattr(loading, "SLOW_IMPORT_SECONDS", 0.01)
     noted = threading.Event()
     monkeypatch.setattr(loading.logger, "warning", lambda *args: (noted.set(), caplog.records.append(args)))
-    resolve = plugins.resolve
-    monkeypatch.setattr(plugins, "resolve", lambda target: noted.wait(30) and resolve(target))
+    resolve = manager_module.resolve
+    monkeypatch.setattr(manager_module, "resolve", lambda target: noted.wait(30) and resolve(target))
     manager.load(chosen)
     [(form, *values)] = [record for record in caplog.records if isinstance(record, tuple)]
     line = form % tuple(values)
@@ -351,7 +352,7 @@ def test_one_malformed_file_of_any_distribution_is_named_and_breaks_nothing(site
 def test_what_reads_all_entry_points_is_not_blamed_for_one_it_cannot_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rllm_core import requirements
+    from rllm_core.plugins import requirements
 
     found = find_plugins(importlib_metadata.distributions(path=[malformed(tmp_path / "odd")]))
     monkeypatch.setattr(requirements, "installed_plugins", lambda: found)
@@ -370,6 +371,6 @@ def test_the_process_of_somebody_else_keeps_its_variables(monkeypatch: pytest.Mo
     with pytest.raises(SystemExit):
         cli.main(["plugins", "--json"])
     assert "PYDANTIC_DISABLE_PLUGINS" not in os.environ
-    from rllm_core.witness import WITNESS
+    from rllm_core.plugins.witness import WITNESS
 
     assert not WITNESS.is_called

@@ -20,9 +20,9 @@ import pytest
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.config import load_run_config
-from rllm_core.discovery import Settings
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
+from rllm_core.plugins.discovery import Settings
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 

@@ -16,7 +16,7 @@ from rllm_core import hookimpl, providers
 from rllm_core.config import Section, load_run_config
 from rllm_core.errors import PluginError
 from rllm_core.plugins import PluginManager
-from rllm_core.sections import WITH_OPTIONS, WITH_SECTION
+from rllm_core.plugins.sections import WITH_OPTIONS, WITH_SECTION
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -20,7 +20,8 @@ from rllm_core.engine import EngineBusy, EngineError
 from rllm_core.errors import RunError, StallError, UserError
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
-from rllm_core.training import checkpoint, launch, requests
+from rllm_core.run_folder import checkpoint
+from rllm_core.training import launch, requests
 from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify
 from rllm_core.types import Episode, FinishReason, TokenOutput, TrainingSample, Trajectory

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rllm_core.training import checkpoint
+from rllm_core.run_folder import checkpoint
 from rllm_core.training.verify import Verification, verify
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rllm_core import hookimpl
+from rllm_core.assembly.tasks import TaskStream
 from rllm_core.config import load_run_config
 from rllm_core.engine import TITOCompleter
 from rllm_core.plugins import PluginManager
 from rllm_core.training.rollouts import RolloutKey
-from rllm_core.training.tasks import TaskStream
 from rllm_core.types import SamplingParams
 from rllm_devkit.scripted import (
     ByteParser,

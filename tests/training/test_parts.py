@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rllm_core.assembly.tasks import TaskStream, spread
 from rllm_core.config import RolloutConfig, load_run_config
 from rllm_core.engine import EngineBusy, EngineError
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.journal import JsonLines, cut_after, read_json_lines
+from rllm_core.run_folder.metrics import MetricsAggregator
 from rllm_core.training import evaluation, launch
-from rllm_core.training.journal import JsonLines, cut_after, read_json_lines
-from rllm_core.training.metrics import MetricsAggregator
 from rllm_core.training.requests import RequestMerger, pause_seconds
-from rllm_core.training.tasks import TaskStream, spread
 from rllm_core.types import SamplingParams, Task, token_ids
 from rllm_devkit.scripted import Script, ScriptedEngine
 

@@ -17,7 +17,8 @@ import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
-from rllm_core.training import checkpoint, launch
+from rllm_core.run_folder import checkpoint
+from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify
 

@@ -13,7 +13,8 @@ from rllm_core import hookimpl
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
-from rllm_core.training import evaluation, launch, report
+from rllm_core.run_folder import plot as report
+from rllm_core.training import evaluation, launch
 from rllm_core.types import Episode, Trajectory
 from rllm_devkit.scripted import ScriptedWorkflow
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rllm_core.training import report
+from rllm_core.run_folder import plot as report
 from rllm_core.training.progress import Progress
 
 RunScripted = Callable[..., Any]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.training import checkpoint
+from rllm_core.run_folder import checkpoint
 from rllm_core.training.verify import verify
 
 STEPS = 40

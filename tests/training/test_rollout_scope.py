@@ -9,10 +9,10 @@ import pytest
 
 from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, EngineError
+from rllm_core.limits import timeouts as deadlines
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.scope import RolloutEnded
-from rllm_core.training import deadlines
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Task, TerminationReason, Trajectory
 from rllm_devkit.scripted import Script, ScriptedColocatedBackend, ScriptedEngine, ScriptedWorkflow

@@ -8,15 +8,15 @@ import threading
 import pytest
 
 from rllm_core.errors import RunError, StallError
-from rllm_core.training import deadlines
-from rllm_core.training.deadlines import within
-from rllm_core.training.running import run
+from rllm_core.limits import timeouts as deadlines
+from rllm_core.limits.running import run
+from rllm_core.limits.timeouts import within
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.05)
-    monkeypatch.setattr("rllm_core.training.running.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("rllm_core.limits.running.GRACE_SECONDS", 0.05)
 
 
 def test_it_returns_what_the_coroutine_returns_and_leaves_nothing() -> None:

@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from benchmarks import virtual_clock
-from rllm_core.training.shared_timer import SharedTimer
+from rllm_core.limits.shared_timer import SharedTimer
 
 
 def test_each_wait_ends_at_its_own_deadline() -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from rllm_core.assembly import tasks as tasks_module
+from rllm_core.assembly.tasks import Tasks
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager
 from rllm_core.training import evaluation, launch
-from rllm_core.training import tasks as tasks_module
-from rllm_core.training.tasks import Tasks
 from rllm_core.types import Task
 from rllm_core.workflow import Split
 from rllm_devkit.scripted import ScriptedWorkflow

@@ -18,7 +18,7 @@ from training_rank import batch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.training import checkpoint
+from rllm_core.run_folder import checkpoint
 
 SHARD = f"backend/actor/model_world_size_{RANKS}_rank_0.pt"
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from rllm_core.algorithms.aggregation import AGGREGATIONS
-from rllm_core.algorithms.selection import corrections_of, policy_loss
+from rllm_core.assembly.algorithm import corrections_of, policy_loss
 from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import (
     BackendProtocol,

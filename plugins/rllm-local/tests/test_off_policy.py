@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from rllm_core import providers
 from rllm_core.algorithms.aggregation import Aggregation
-from rllm_core.algorithms.selection import Algorithm, policy_loss
 from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss
+from rllm_core.assembly.algorithm import Algorithm, policy_loss
 from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import OptimizerStep
 from rllm_core.builtin.losses import PPOClip, ReinforceLoss

@@ -41,7 +41,8 @@ from rllm_core.config import load_run_config
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import WorkflowProvider
-from rllm_core.training import checkpoint, launch
+from rllm_core.run_folder import checkpoint
+from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.verify import verify
 from rllm_core.types import Episode, Task, TrainingSample, token_ids

@@ -12,8 +12,8 @@ from rllm_tinker.config import TinkerConfig
 from rllm_tinker.losses import LOSSES, OPTIONS, ServerLoss
 
 from rllm_core.algorithms.aggregation import AGGREGATIONS
-from rllm_core.algorithms.selection import policy_loss
 from rllm_core.algorithms.torch_losses import LossInputs
+from rllm_core.assembly.algorithm import policy_loss
 from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import OptimizerStep
 from rllm_core.builtin.losses import CISPOOptions, PPOClipOptions

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from rllm_core.errors import PluginError
-from rllm_core.requirements import pip_install
+from rllm_core.plugins.requirements import pip_install
 
 
 def library(module: str, *, tracker: str) -> Any:

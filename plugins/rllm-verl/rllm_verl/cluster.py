@@ -21,7 +21,7 @@ from ray.exceptions import RayActorError, RayError
 
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError
-from rllm_core.foreign import one_line
+from rllm_core.text import one_line
 from rllm_verl import verl_api
 from rllm_verl.config import VerlConfig
 

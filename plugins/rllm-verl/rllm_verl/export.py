@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.training import checkpoint
+from rllm_core.run_folder import checkpoint
 from rllm_verl import verl_api
 from rllm_verl.backend import STATE, WEIGHTS
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rllm_core.algorithms.selection import policy_loss
+from rllm_core.assembly.algorithm import policy_loss
 from rllm_core.assembly.components import aggregation_of
 from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager

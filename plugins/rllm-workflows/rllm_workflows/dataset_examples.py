@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.errors import ConfigError
-from rllm_core.loading import suggest
+from rllm_core.plugins.loading import suggest
 from rllm_workflows import rewards
 from rllm_workflows.dataset_rows import Row, Rows, check_columns
 

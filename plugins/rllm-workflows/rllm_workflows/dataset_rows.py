@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import ConfigError
-from rllm_core.loading import suggest
+from rllm_core.plugins.loading import suggest
 
 ROWS_PER_READ = 1000
 

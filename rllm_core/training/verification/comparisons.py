@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import RunError
-from rllm_core.training import checkpoint
+from rllm_core.run_folder import checkpoint
 from rllm_core.training.verification.episodes import check_episode
 from rllm_core.training.verification.findings import Verification, same
 from rllm_core.training.verification.lines import Lines

@@ -16,9 +16,9 @@ from rllm_core.algorithms.advantages import AdvantageEstimator, Credit, RoleEsti
 from rllm_core.algorithms.corrections import MAX_LOG_RATIO, Correction, Corrections
 from rllm_core.algorithms.options import Configured
 from rllm_core.algorithms.samples import training_samples
-from rllm_core.blame import blamed
 from rllm_core.config import Section
 from rllm_core.errors import UserError
+from rllm_core.plugins.blame import blamed
 from rllm_core.types import Step, Trajectory, TrajectoryGroup, token_ids
 from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
 

@@ -15,8 +15,8 @@ from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Poli
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine, derive_seed
 from rllm_core.errors import StallError
+from rllm_core.limits.timeouts import within
 from rllm_core.parser import BaseParser
-from rllm_core.training.deadlines import within
 from rllm_core.types import Floats, SamplingParams, TokenIds, TrainingSample
 from rllm_devkit.checks.engine_probe import EngineProbe
 from rllm_devkit.checks.results import Broken, NotApplicable

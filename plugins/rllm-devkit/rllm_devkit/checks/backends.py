@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from rllm_core.algorithms.aggregation import AGGREGATIONS
-from rllm_core.algorithms.support import Support
+from rllm_core.assembly.support import Support
 from rllm_core.backend import BackendProtocol, Capabilities, Policy
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError

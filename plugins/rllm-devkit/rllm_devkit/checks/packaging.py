@@ -16,10 +16,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from rllm_core import API_VERSION
-from rllm_core.cli.probe import Health
-from rllm_core.discovery import declared_requirements, identity, installed_distributions, normalized
-from rllm_core.loading import DECLARED_API_VERSION
 from rllm_core.plugins import CORE_PACKAGE, PluginInfo
+from rllm_core.plugins.discovery import declared_requirements, identity, installed_distributions, normalized
+from rllm_core.plugins.loading import DECLARED_API_VERSION
+from rllm_core.plugins.probe import Health
 from rllm_devkit.checks.results import CheckResult
 from rllm_devkit.templates import KINDS, PackageNames, template
 

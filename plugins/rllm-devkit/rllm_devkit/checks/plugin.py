@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm_core.blame import Place
 from rllm_core.cli import CORE_COMMANDS
-from rllm_core.cli.probe import Health, in_children, probe_all, report, run_child
-from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.errors import ConfigError, PluginError
-from rllm_core.loading import suggest
 from rllm_core.plugins import CORE_PACKAGE, FIRST_PARTY, PluginInfo, PluginManager
+from rllm_core.plugins.blame import Place
+from rllm_core.plugins.discovery import Settings, installed_plugins
+from rllm_core.plugins.loading import suggest
+from rllm_core.plugins.probe import Health, in_children, probe_all, report, run_child
 from rllm_core.providers import KINDS, BackendProvider, EngineProvider, WorkflowProvider
 from rllm_core.types import well_formed
 from rllm_devkit.checks.packaging import WARNING, packaging_checks
@@ -46,7 +46,7 @@ class Group:
         kind: ``packaging``, ``plugin``, or the kind of the provider.
         name: Name of the plugin or the provider.
         checks: Results, in the order of the checks.
-        failure: Code that prevented the checks, and where it failed (`rllm_core.blame.Place.to_json`).
+        failure: Code that prevented the checks, and where it failed (`rllm_core.plugins.blame.Place.to_json`).
     """
 
     kind: str

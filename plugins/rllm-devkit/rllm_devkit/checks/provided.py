@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rllm_core import providers
-from rllm_core.blame import blamed
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.errors import ConfigError, PluginError, UserError
-from rllm_core.foreign import one_line
 from rllm_core.plugins import PluginManager, Provided
+from rllm_core.plugins.blame import blamed
 from rllm_core.run_file import apply_override, merged, toml_key, validated
+from rllm_core.text import one_line
 from rllm_devkit.checks.check_names import BUILT, RUN_FILE, checks_of
 from rllm_devkit.checks.parsers import check_parser
 from rllm_devkit.checks.results import Broken, CheckResult
@@ -209,7 +209,7 @@ def _workflow(subject: _Subject) -> _Checks:
 
 def _run_file(subject: _Subject) -> tuple[RunConfig, CheckResult]:
     """Resolves a workflow's own run file for the scripted backend, and reports whether it is valid."""
-    from rllm_core.algorithms.selection import Algorithm
+    from rllm_core.assembly.algorithm import Algorithm
 
     def resolve(*more: str) -> RunConfig:
         overrides = [*subject.overrides(), *more]
@@ -248,9 +248,9 @@ def _parser(subject: _Subject) -> _Checks:
 
 
 def _engine(subject: _Subject) -> _Checks:
+    from rllm_core.assembly.engines import standalone_engine
     from rllm_core.engine import RolloutEngine
     from rllm_core.parser import BaseParser
-    from rllm_core.training.engines import standalone_engine
     from rllm_devkit.checks.engines import check_engine
 
     subject.loaded(RolloutEngine)

@@ -73,8 +73,8 @@ def _checked(name: str) -> PackageNames:
 def _check_free(context: click.Context, names: PackageNames, template: Mapping[str, str]) -> None:
     """Rejects a name that is taken, or that would be ambiguous in a run file or in the new modules."""
     from rllm_core.config import RunConfig
-    from rllm_core.discovery import installed_plugins, installed_versions, normalized
     from rllm_core.plugins import CORE_PLUGIN, FIRST_PARTY
+    from rllm_core.plugins.discovery import installed_plugins, installed_versions, normalized
     from rllm_core.providers import KINDS as PROVIDERS
 
     taken = dict.fromkeys(RunConfig.model_fields, "a key of the run file")

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from rllm_core.training.difficulty import ALL, NONE, SOME
+from rllm_core.run_folder.difficulty import ALL, NONE, SOME
 
 Reduction = Literal["mean", "sum", "min", "max", "last"]
 

@@ -20,11 +20,11 @@ import pluggy
 
 from rllm_core import hookspecs
 from rllm_core.errors import ApiVersionError, PluginError
-from rllm_core.foreign import ended_within, streams_kept
+from rllm_core.plugins.foreign import ended_within, streams_kept
+from rllm_core.plugins.surroundings import Surroundings
+from rllm_core.plugins.witness import STANDARD_ERROR, WITNESS
 from rllm_core.providers import KINDS, CommandProvider, Provider
-from rllm_core.surroundings import Surroundings
 from rllm_core.version import API_VERSION, __version__
-from rllm_core.witness import STANDARD_ERROR, WITNESS
 
 ProviderT = TypeVar("ProviderT", bound=Provider)
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rllm_core import providers
+from rllm_core.assembly.engines import engine_class, standalone_engine
 from rllm_core.config import ModelConfig, RunConfig
 from rllm_core.distillation.teacher import Teacher
 from rllm_core.errors import ConfigError
+from rllm_core.limits.timeouts import within
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.training.deadlines import within
-from rllm_core.training.engines import engine_class, standalone_engine
 
 CLOSING_TIMEOUT_SECONDS = 60.0
 

@@ -1,7 +1,7 @@
 """Guard that ends a run whose event loop is blocked by a callback, in Python or in C.
 
 Timeouts and signal handlers of the process are callbacks too, so they cannot help. A child process
-(`rllm_core.training.guard_process`) therefore expects a heartbeat of the event loop. If it is missing for longer than
+(`rllm_core.limits.guard_process`) therefore expects a heartbeat of the event loop. If it is missing for longer than
 the run file allows, the child asks for the stack with a signal. ``faulthandler`` answers the signal even while C code
 holds the interpreter, and passes it on to Python. If Python can handle it, it reports the rollout and the line, and
 ends the process; otherwise the child prints the stack and kills it. The files of the run are complete up to the last
@@ -22,8 +22,8 @@ from collections.abc import Awaitable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, Self, TypeVar
 
-from rllm_core.blame import Frame, place_among
-from rllm_core.training import guard_process
+from rllm_core.limits import guard_process
+from rllm_core.plugins.blame import Frame, place_among
 
 ResultT = TypeVar("ResultT")
 

@@ -16,8 +16,8 @@ import importlib_metadata
 from importlib_metadata import Distribution
 
 from rllm_core.errors import PluginError
-from rllm_core.foreign import printable
 from rllm_core.providers import NAME_PATTERN
+from rllm_core.text import printable
 
 GROUP = "rllm_core"
 NO_PLUGINS_VARIABLE = "RLLM_NO_PLUGINS"

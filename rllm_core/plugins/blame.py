@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rllm_core.discovery import Candidate, installed_plugins
-from rllm_core.foreign import one_line, printable
+from rllm_core.plugins.discovery import Candidate, installed_plugins
+from rllm_core.text import one_line, printable
 
 CORE = "rllm_core"
 SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})

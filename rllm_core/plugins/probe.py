@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from rllm_core.blame import Place, blamed, place_in
 from rllm_core.cli import CORE_COMMANDS
-from rllm_core.discovery import Settings, installed_plugins
 from rllm_core.errors import ConfigError, PluginError
-from rllm_core.loading import DECLARED_API_VERSION
 from rllm_core.plugins import PluginInfo, PluginManager, Provided
+from rllm_core.plugins.blame import Place, blamed, place_in
+from rllm_core.plugins.discovery import Settings, installed_plugins
+from rllm_core.plugins.loading import DECLARED_API_VERSION
+from rllm_core.plugins.witness import STANDARD_ERROR
 from rllm_core.providers import KINDS, BackendProvider
 from rllm_core.sandbox.worker import die_with_parent
-from rllm_core.witness import STANDARD_ERROR
 
 ASKED_WHERE_ANSWER = "(most recent call first):"
 RAISED = "raised"
@@ -275,7 +275,7 @@ def _examine(package: str, name: str, value: str) -> dict[str, Any]:
 
 def _declared(package: str, name: str, value: str, backend: str) -> dict[str, Any]:
     """Runs in the child process of `ask_backends`: loads the backend's class and reads its capabilities."""
-    from rllm_core.algorithms.support import default_capabilities
+    from rllm_core.assembly.support import default_capabilities
 
     manager = _only(package, name, value)
     try:

@@ -1,4 +1,4 @@
-"""Process that watches a run from outside, see `rllm_core.training.guard`; run as a script.
+"""Process that watches a run from outside, see `rllm_core.limits.guard`; run as a script.
 
 Arguments: descriptor of the heartbeats, descriptor of the stacks, pid of the run, the signal that asks for a stack, and
 the advice to print. A heartbeat is a line with two numbers: the maximum seconds until the next one, and the maximum if

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from rllm_core import providers
-from rllm_core.algorithms.selection import Algorithm, policy_loss
+from rllm_core.assembly.algorithm import Algorithm, policy_loss
 from rllm_core.backend import BackendProtocol, Capabilities
-from rllm_core.blame import located
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
+from rllm_core.plugins.blame import located
 from rllm_core.run_file import validated
 
 

@@ -26,8 +26,8 @@ from typing import IO, Any
 
 from rllm_core.config import RunConfig, to_toml
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.training import checkpoint
-from rllm_core.training.journal import JsonLines, cut_after, writing
+from rllm_core.run_folder import checkpoint
+from rllm_core.run_folder.journal import JsonLines, cut_after, writing
 
 LINES = ("events", "metrics", "timings", "trajectories")
 # Keys that may change on resume, because nothing trained so far depends on them.

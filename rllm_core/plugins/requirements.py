@@ -12,8 +12,9 @@ from importlib_metadata import Distribution
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
 
-from rllm_core.blame import passed_through, place_of
-from rllm_core.discovery import (
+from rllm_core.errors import ApiVersionError
+from rllm_core.plugins.blame import passed_through, place_of
+from rllm_core.plugins.discovery import (
     Candidate,
     declared_requirements,
     files_of,
@@ -23,7 +24,6 @@ from rllm_core.discovery import (
     installed_versions,
     normalized,
 )
-from rllm_core.errors import ApiVersionError
 
 
 @dataclass(frozen=True)

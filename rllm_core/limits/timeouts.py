@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
-from rllm_core.blame import Frame, place_among
 from rllm_core.errors import StallError
-from rllm_core.training.guard import patience
+from rllm_core.limits.guard import patience
+from rllm_core.plugins.blame import Frame, place_among
 
 ResultT = TypeVar("ResultT")
 

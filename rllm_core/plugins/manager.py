@@ -18,11 +18,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from rllm_core.blame import blamed_json, definition, learn, located, place_of
-from rllm_core.discovery import Candidate, Settings, installed_plugins
 from rllm_core.errors import PluginError, UserError
-from rllm_core.foreign import ended_within
-from rllm_core.loading import LOAD_DEADLINE_SECONDS, HookImplementation, LoadedHooks, suggest
+from rllm_core.plugins.blame import blamed_json, definition, learn, located, place_of
+from rllm_core.plugins.discovery import Candidate, Settings, installed_plugins
+from rllm_core.plugins.foreign import ended_within
+from rllm_core.plugins.loading import LOAD_DEADLINE_SECONDS, HookImplementation, LoadedHooks, suggest
+from rllm_core.plugins.sections import WITH_SECTION, disagreement, wrong_model
 from rllm_core.providers import (
     BackendProvider,
     CommandProvider,
@@ -34,7 +35,6 @@ from rllm_core.providers import (
     WorkflowProvider,
     resolve,
 )
-from rllm_core.sections import WITH_SECTION, disagreement, wrong_model
 
 __all__ = ["PluginError", "PluginInfo", "PluginManager", "Provided", "Status"]
 
@@ -310,7 +310,7 @@ class PluginManager:
                 return provided
         error = self._unusable(kind, package, "", name)
         if error is None:
-            from rllm_core.requirements import pip_install
+            from rllm_core.plugins.requirements import pip_install
 
             install = pip_install(package)
             error = PluginError(
@@ -327,7 +327,7 @@ class PluginManager:
 
         Raises:
             PluginError: If the import fails; the cause is chained, and the message has the pip command. Also if class
-                and record disagree about the section of the run file (`rllm_core.sections`).
+                and record disagree about the section of the run file (`rllm_core.plugins.sections`).
         """
         record = provided.record
         target = path if path is not None else record.load
@@ -479,7 +479,7 @@ class PluginManager:
         wanted = f"{package}/{name}" if package else name
         parts = [f"no {kind.kind} named {wanted!r}"]
         if dist is not None and not package:
-            from rllm_core.requirements import pip_install
+            from rllm_core.plugins.requirements import pip_install
 
             parts.append(f"install it with: {pip_install(dist)}")
             parts.append("installed: " + (", ".join(names) or "none"))
@@ -510,7 +510,7 @@ class PluginManager:
         return None
 
     def _how_to_mend(self, plugin: PluginInfo, error: BaseException) -> str:
-        from rllm_core.requirements import remedy
+        from rllm_core.plugins.requirements import remedy
 
         for known in self._plugins:
             if known.info.package == plugin.package and known.candidate.entry_point is not None:

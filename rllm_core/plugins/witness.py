@@ -12,7 +12,7 @@ import faulthandler
 import os
 from collections.abc import Iterator
 
-from rllm_core.foreign import printable
+from rllm_core.text import printable
 
 SHELL = "/bin/sh"
 SCRIPT = 'last=; while IFS= read -r line; do last=$line; done; [ -z "$last" ] || printf "%s\\n" "$last" >&2'

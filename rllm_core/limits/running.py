@@ -10,9 +10,9 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rllm_core.blame import Frame, place_among
 from rllm_core.errors import RunError, StallError
-from rllm_core.training.deadlines import GRACE_SECONDS, first_of, stop, whereabouts, within
+from rllm_core.limits.timeouts import GRACE_SECONDS, first_of, stop, whereabouts, within
+from rllm_core.plugins.blame import Frame, place_among
 
 ResultT = TypeVar("ResultT")
 

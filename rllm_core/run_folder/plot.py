@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from rllm_core.training.journal import read_json_lines
+from rllm_core.run_folder.journal import read_json_lines
 
 _KEYS = {"reward": "reward_mean", "loss": "loss"}
 _VALIDATIONS = {

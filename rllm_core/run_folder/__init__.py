@@ -1,0 +1,1 @@
+"""Files of a run, and who reads and draws them."""

@@ -1,0 +1,46 @@
+"""Third-party text on one line of a message or a terminal: limited in length, without control characters."""
+
+from __future__ import annotations
+
+from rllm_core.errors import Overran, PluginError
+
+MAX_TEXT_CHARACTERS = 1_000
+
+
+def printable(text: str) -> str:
+    """Returns ``text`` as one line of limited length, without terminal control characters."""
+    cut = text[:MAX_TEXT_CHARACTERS]
+    line = " ".join("".join(character if character.isprintable() else " " for character in cut).split())
+    return f"{line} ... ({len(text):,} characters)" if len(text) > len(cut) else line
+
+
+def printable_lines(text: str) -> str:
+    """Returns ``text``, which may have several lines, without terminal control characters."""
+    return "".join(character if character.isprintable() or character == "\n" else " " for character in text)
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an exception as one line of text."""
+    try:
+        text = printable(_text(error))
+    except Exception as mute:  # __str__ may be third-party code
+        text = f"its message is not available: {type(mute).__name__}"
+    if isinstance(error, PluginError | Overran):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    from pydantic import ValidationError  # imported here: only errors need it, and listing commands should stay fast
+
+    if isinstance(error, BaseExceptionGroup):
+        more = f" (and {len(error.exceptions) - 1} more)" if len(error.exceptions) > 1 else ""
+        return f"{error.message}: {one_line(error.exceptions[0])}{more}"
+    if isinstance(error, ValidationError):
+        # Pydantic's own text has one line per field and ends in a URL.
+        problems = (
+            (".".join([error.title, *map(str, problem["loc"])]), problem["msg"].removeprefix("Value error, "))
+            for problem in error.errors()
+        )
+        return "; ".join(f"{field}: {message}" for field, message in problems)
+    return str(error)
