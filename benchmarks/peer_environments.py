@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PEER_ENVIRONMENT = ROOT / ".venv-bench"
 PEERS = ("trl==1.16.0", "cosmic-ray==8.7.0")
-PACKAGES = (".", "plugins/rllm-devkit", "plugins/rllm-local", "plugins/rllm-renderers", "plugins/rllm-workflows")
+PACKAGES = (".", *(f"plugins/rllm-{name}" for name in ("devkit", "local", "renderers", "viewer", "workflows")))
 
 SETTINGS = {
     "OMP_NUM_THREADS": "1",

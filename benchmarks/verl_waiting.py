@@ -24,8 +24,8 @@ from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
-from rllm_core.training.verify import verify
 from rllm_core.types import Episode, Messages, Task
+from rllm_viewer.verify import verify
 
 WAIT_SECONDS = 2.0
 TURNS = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable
@@ -43,6 +44,7 @@ MOVED: dict[str, str] = {
     "rllm_core.training.running": "rllm_core.limits.running",
     "rllm_core.training.shared_timer": "rllm_core.limits.shared_timer",
     "rllm_core.training.tasks": "rllm_core.assembly.tasks",
+    "rllm_core.training.verify": "rllm_viewer.verify",
     "rllm_core.witness": "rllm_core.plugins.witness",
     "rllm_core.supervised": "rllm_core.builtin.sft",
     "rllm_core.supervised.rows": "rllm_core.builtin.sft.rows",
@@ -73,6 +75,10 @@ class MovedModules:
     def exec_module(self, module: ModuleType) -> None:
         """Replaces the module by the one that it was moved to."""
         old = module.__name__
+        package = MOVED[old].partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            name = package.replace("_", "-")
+            raise ImportError(f"{old} has moved to {name}; install it with: pip install {name}")
         warnings.warn(f"{old} is now {MOVED[old]}; it will be removed in rllm-core 0.3", DeprecationWarning, 2)
         sys.modules[old] = importlib.import_module(MOVED[old])
 

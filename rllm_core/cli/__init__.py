@@ -36,11 +36,6 @@ CORE_COMMANDS = {
             load="rllm_core.cli.eval:evaluate",
             summary="Evaluate a model on a workflow (pass@k).",
         ),
-        CommandProvider(
-            name="verify",
-            load="rllm_core.cli.verify:verify",
-            summary="Verify that every rollout in a run is accounted for.",
-        ),
         CommandProvider(name="plugins", load="rllm_core.cli.plugins:plugins", summary="List and manage plugins."),
         CommandProvider(
             name="plugins show", load="rllm_core.cli.plugins:show", summary="Show all details of one plugin."

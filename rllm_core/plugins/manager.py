@@ -74,6 +74,7 @@ FIRST_PARTY: dict[tuple[type[Provider], str], str] = {
     (CommandProvider, "new"): "rllm-devkit",
     (CommandProvider, "parser check"): "rllm-devkit",
     (CommandProvider, "plugins check"): "rllm-devkit",
+    (CommandProvider, "verify"): "rllm-viewer",
 }
 
 logger = logging.getLogger(__name__)

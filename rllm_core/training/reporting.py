@@ -209,7 +209,7 @@ class Reporter:
 def _outcome(episode: Episode) -> str:
     """Formats the outcome of a rollout as fields of a JSON object.
 
-    `rllm_core.training.verify` checks metrics against it. It is written when the rollout ends, before other code can
+    ``rllm-core verify`` checks metrics against it. It is written when the rollout ends, before other code can
     change the episode.
     """
     parts = []

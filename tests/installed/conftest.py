@@ -28,8 +28,8 @@ def wheels(copies: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def clean(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CleanEnvironment:
-    """Our core, devkit, backend, parser and workflows, and two third-party workflows, one made by ``new``."""
-    names = ("rllm-core", "rllm-devkit", "rllm-local", "rllm-renderers", "rllm-workflows")
+    """Our core, devkit, backend, parser, viewer and workflows, and two third-party workflows, one made by ``new``."""
+    names = ("rllm-core", "rllm-devkit", "rllm-local", "rllm-renderers", "rllm-viewer", "rllm-workflows")
     ours = [wheels[name] for name in names]
     environment = CleanEnvironment(tmp_path_factory.mktemp("clean") / "environment", ours)
     environment.run("rllm-core", "new", "workflow", "tidy")

@@ -46,6 +46,7 @@ def test_the_environment_has_what_was_installed_and_is_healthy(clean: CleanEnvir
         "relay": ("rllm-relay", "available"),
         "renderers": ("rllm-renderers", "available"),
         "tidy": ("rllm-tidy", "available"),
+        "viewer": ("rllm-viewer", "available"),
         "workflows": ("rllm-workflows", "available"),
     }
     report = json.loads(clean.run("rllm-core", "doctor", "--json").stdout)
@@ -57,7 +58,7 @@ def test_the_environment_has_what_was_installed_and_is_healthy(clean: CleanEnvir
 def test_every_plugin_loads_and_is_light(clean: CleanEnvironment) -> None:
     found = rows(clean, "plugins", "--load")
     assert {name: (row["status"], row["warnings"]) for name, row in found.items()} == {
-        name: ("loaded", []) for name in ("devkit", "local", "relay", "renderers", "tidy", "workflows")
+        name: ("loaded", []) for name in ("devkit", "local", "relay", "renderers", "tidy", "viewer", "workflows")
     }
 
 
@@ -69,6 +70,10 @@ def test_the_core_alone_names_the_package_of_a_command(bare: CleanEnvironment) -
     assert "pip install rllm-devkit" in bare.run("rllm-core", "--help").stdout
     said = bare.run("python", "-c", "import rllm_core.testing.scripted", code=1).stderr
     assert said.splitlines()[-1].startswith("ImportError: rllm_core.testing has moved to rllm-devkit")
+    said = bare.run("rllm-core", "verify", "run", code=2).stderr
+    assert said.endswith("needs rllm-viewer, which is not installed; install it with: pip install rllm-viewer\n")
+    said = bare.run("python", "-c", "import rllm_core.training.verify", code=1).stderr
+    assert said.splitlines()[-1].endswith("has moved to rllm-viewer; install it with: pip install rllm-viewer")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rllm_core.training.verify import verify
+from rllm_viewer.verify import verify
 
 pytestmark = pytest.mark.slow
 

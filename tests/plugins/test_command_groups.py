@@ -18,6 +18,7 @@ from rllm_core.providers import COMMAND_GROUPS, CommandProvider
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 OF_THE_DEVKIT = ("new workflow mine", "plugins check workflows", "parser check some/model")
+OF_THE_VIEWER = ("verify run",)
 
 
 class Adding:
@@ -38,7 +39,7 @@ def called(line: str, plugins: PluginManager) -> Result:
     return CliRunner().invoke(cli.cli, line.split(), obj=session)
 
 
-def without_devkit() -> PluginManager:
+def core_only() -> PluginManager:
     return PluginManager(reserved_commands=CORE_COMMANDS)
 
 
@@ -56,9 +57,9 @@ def test_a_command_in_a_group_runs_and_is_listed(rllm_core: Run) -> None:
 
 @pytest.mark.parametrize("group", COMMAND_GROUPS)
 def test_every_group_is_a_group_of_the_core_with_its_prefix(group: str) -> None:
-    command = called(f"{group} --help", without_devkit())
+    command = called(f"{group} --help", core_only())
     assert command.exit_code == 0, command.output
-    plugins = without_devkit()
+    plugins = core_only()
     plugins.register(Adding(f"{group} added"), "adding")
     assert called(f"{group} added --help", plugins).exit_code == 0
     assert called(f"{group} ad", plugins).exit_code == 2
@@ -73,38 +74,45 @@ def test_other_names_of_several_words_are_no_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["plugins show", "plugins disable", "doctor"])
 def test_built_in_commands_of_a_group_are_reserved(name: str) -> None:
     with pytest.raises(PluginError, match=f"its command '{name}' has the name of a built-in command"):
-        without_devkit().register(Adding(name), "taker")
+        core_only().register(Adding(name), "taker")
 
 
 def test_an_unknown_command_of_a_group_suggests() -> None:
-    assert "no such command 'shwo'; did you mean 'show'?" in called("plugins shwo", without_devkit()).output
-    assert "run rllm-core plugins --help for a list" in called("plugins xyzzy", without_devkit()).output
+    assert "no such command 'shwo'; did you mean 'show'?" in called("plugins shwo", core_only()).output
+    assert "run rllm-core plugins --help for a list" in called("plugins xyzzy", core_only()).output
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # First-party commands
 
 
-@pytest.mark.parametrize("line", OF_THE_DEVKIT)
-def test_a_command_whose_package_is_missing_names_it(line: str) -> None:
-    error = called(line, without_devkit()).exception
+@pytest.mark.parametrize(
+    ("line", "package"),
+    [*((line, "rllm-devkit") for line in OF_THE_DEVKIT), *((line, "rllm-viewer") for line in OF_THE_VIEWER)],
+)
+def test_a_command_whose_package_is_missing_names_it(line: str, package: str) -> None:
+    error = called(line, core_only()).exception
     assert isinstance(error, PluginError)
     assert error.exit_code == 2
-    assert str(error).endswith("needs rllm-devkit, which is not installed; install it with: pip install rllm-devkit")
+    assert str(error).endswith(f"needs {package}, which is not installed; install it with: pip install {package}")
     assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize(
     ("line", "names"),
-    [("--help", ["new", "parser check", "plugins check"]), ("plugins --help", ["check"]), ("parser --help", ["check"])],
+    [
+        ("--help", ["new", "parser check", "plugins check", "verify"]),
+        ("plugins --help", ["check"]),
+        ("parser --help", ["check"]),
+    ],
 )
 def test_help_lists_what_is_missing_with_the_pip_command(line: str, names: list[str]) -> None:
-    result = called(line, without_devkit())
+    result = called(line, core_only())
     assert result.exit_code == 0
     listed = result.output.partition("Unavailable commands:\n")[2]
     for name in names:
         assert f"  {name} " in listed
-    assert " ".join(listed.split()).count("pip install rllm-devkit") == len(names)
+    assert " ".join(listed.split()).count("pip install rllm-") == len(names)
 
 
 @pytest.mark.parametrize("line", OF_THE_DEVKIT)
@@ -125,9 +133,8 @@ def test_first_party_commands_load_their_own_package_only(candidates: Callable[.
     assert {info.name: info.status for info in plugins.plugins()}["endless"] == "available"
 
 
-def test_first_party_commands_are_those_of_the_package() -> None:
+def test_first_party_commands_are_those_of_the_packages() -> None:
     plugins = PluginManager.from_environment()
-    provided = {
-        name for name, found in plugins.providers(CommandProvider).items() if found.plugin.package == "rllm-devkit"
-    }
-    assert provided == {name for kind, name in FIRST_PARTY if kind is CommandProvider}
+    provided = {name: found.plugin.package for name, found in plugins.providers(CommandProvider).items()}
+    ours = {name: package for name, package in provided.items() if package in ("rllm-devkit", "rllm-viewer")}
+    assert ours == {name: package for (kind, name), package in FIRST_PARTY.items() if kind is CommandProvider}

@@ -29,3 +29,10 @@ def test_a_module_that_moved_has_its_old_name(old: str, monkeypatch: pytest.Monk
     with pytest.warns(DeprecationWarning, match=f"{old} is now {MOVED[old]}"):
         assert importlib.import_module(old) is importlib.import_module(MOVED[old])
     monkeypatch.delitem(sys.modules, old)
+
+
+def test_without_its_package_a_module_that_moved_has_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "rllm_core.training.verify", raising=False)
+    monkeypatch.setitem(sys.modules, "rllm_viewer", None)
+    with pytest.raises(ImportError, match=r"rllm_core\.training\.verify has moved to .*: pip install rllm-viewer"):
+        importlib.import_module("rllm_core.training.verify")

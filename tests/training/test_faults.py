@@ -23,10 +23,10 @@ from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
 from rllm_core.training import launch, requests
 from rllm_core.training.progress import Progress
-from rllm_core.training.verify import verify
 from rllm_core.types import Episode, FinishReason, TokenOutput, TrainingSample, Trajectory
 from rllm_devkit import faults as fault
 from rllm_devkit.faults import Faults, at, blocks, cancels, changes, hangs, raises, returns, share, since
+from rllm_viewer.verify import verify
 
 pytestmark = pytest.mark.slow  # one run per fault
 STEPS = 6

@@ -14,9 +14,9 @@ from rllm_core.backend import OptimizerStep
 from rllm_core.errors import RunError
 from rllm_core.run_folder.difficulty import ALL, NONE, SOME, Difficulty
 from rllm_core.training import launch
-from rllm_core.training.verify import verify
 from rllm_core.types import Episode
 from rllm_devkit.scripted import ScriptedBackend, ScriptedBatch, ScriptedEngine
+from rllm_viewer.verify import verify
 
 RunScripted = Callable[..., Any]
 # Two rollouts agree about half the time.

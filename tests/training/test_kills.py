@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rllm_core.run_folder import checkpoint
-from rllm_core.training.verify import Verification, verify
+from rllm_viewer.verify import Verification, verify
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ import pytest
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import checkpoint
-from rllm_core.training.verify import verify
+from rllm_viewer.verify import verify
 
 STEPS = 40
 COMMAND = """

@@ -39,9 +39,9 @@ from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import plot as report
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
-from rllm_core.training.verify import verify
 from rllm_core.types import Episode, Step, Task, TrainingSample, Trajectory, TrajectoryGroup
 from rllm_core.workflow import Split, Workflow
+from rllm_viewer.verify import verify
 
 OWN = PluginManager.from_environment(no_plugins=True)
 

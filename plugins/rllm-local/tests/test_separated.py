@@ -36,9 +36,9 @@ from rllm_core.providers import WorkflowProvider
 from rllm_core.run_folder import checkpoint
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
-from rllm_core.training.verify import verify
 from rllm_core.types import Episode, SamplingParams, Task, TokenOutput, TrainingSample
 from rllm_core.workflow import Split, Workflow
+from rllm_viewer.verify import verify
 
 Build = Callable[..., RunConfig]
 SEPARATED = LocalConfig(device="cpu", generation="separated")

@@ -44,9 +44,9 @@ from rllm_core.providers import WorkflowProvider
 from rllm_core.run_folder import checkpoint
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
-from rllm_core.training.verify import verify
 from rllm_core.types import Episode, Task, TrainingSample, token_ids
 from rllm_core.workflow import Split, Workflow
+from rllm_viewer.verify import verify
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>"]
 TEMPLATE = """\

@@ -19,7 +19,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
-from rllm_core.training.verify import verify
+from rllm_viewer.verify import verify
 
 
 def write(path, rows):

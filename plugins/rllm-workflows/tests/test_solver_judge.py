@@ -26,10 +26,10 @@ from rllm_core.engine import EngineError, RolloutEngine, TITOCompleter
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.progress import Progress
-from rllm_core.training.verify import verify
 from rllm_core.types import FinishReason, Task, TerminationReason, TokenOutput, token_ids
 from rllm_devkit.checks.workflows import check_workflow
 from rllm_devkit.scripted import ByteParser
+from rllm_viewer.verify import verify
 
 TASK = Task(task_id="first-dbca", data={"word": "dbca", "answer": "a"})
 CUT_OFF = "[cut off]"

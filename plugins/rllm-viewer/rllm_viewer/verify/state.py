@@ -7,9 +7,11 @@ from collections import Counter
 from typing import Any
 
 from rllm_core.config import TrainingConfig
-from rllm_core.training.books import ACCOUNTS
-from rllm_core.training.verification.findings import Verification
-from rllm_core.training.verification.records import Block, Group, Snapshot
+from rllm_viewer.verify.findings import Verification
+from rllm_viewer.verify.records import Block, Group, Snapshot
+
+# Every rollout ends in one of them; the names are keys of ``books`` in summary.json.
+OUTCOMES = ("trained", "filtered", "failed", "cancelled")
 
 
 class RunState:
@@ -59,7 +61,7 @@ class RunState:
         self._consumed = self._consumed_in_window = 0
         self._synced_step = 0
         self._awaits_sync = False  # after a begin
-        self._books: dict[str, Counter[str]] = {account: Counter() for account in ACCOUNTS}
+        self._books: dict[str, Counter[str]] = {account: Counter() for account in OUTCOMES}
         self._number = 0
         self._max_age = math.ceil(training.staleness_threshold) if training.staleness == "strict" else None
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rllm_core.training.verification.findings import FLOAT32_TOLERANCE, RELATIVE_TOLERANCE, Verification, same
-from rllm_core.training.verification.measures import mean
-from rllm_core.training.verification.records import Rollout
+from rllm_viewer.verify.findings import FLOAT32_TOLERANCE, RELATIVE_TOLERANCE, Verification, same
+from rllm_viewer.verify.measures import mean
+from rllm_viewer.verify.records import Rollout
 
 
 @dataclass

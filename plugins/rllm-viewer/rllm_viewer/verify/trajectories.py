@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_core.training.verification.episodes import Told, check_episode, metric_means, of_step
-from rllm_core.training.verification.findings import Verification
-from rllm_core.training.verification.lines import Lines
-from rllm_core.training.verification.records import Block, Rollout
+from rllm_viewer.verify.episodes import Told, check_episode, metric_means, of_step
+from rllm_viewer.verify.findings import Verification
+from rllm_viewer.verify.lines import Lines
+from rllm_viewer.verify.records import Block, Rollout
 
 Kept = list[tuple[dict[str, Any], list[Told]]]
 

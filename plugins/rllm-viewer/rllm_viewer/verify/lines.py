@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rllm_core.training.verification.findings import Verification
+from rllm_viewer.verify.findings import Verification
 
 
 @dataclass

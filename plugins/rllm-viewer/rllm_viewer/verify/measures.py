@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rllm_core.training.verification.records import Group, Outcome, Part
+from rllm_viewer.verify.records import Group, Outcome, Part
 
 ROUNDING = 1e-9  # rewards of a group that differ by less are equal
 UNTOLD = "untold"

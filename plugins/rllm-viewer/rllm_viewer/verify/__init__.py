@@ -24,11 +24,11 @@ from typing import Any
 
 from rllm_core.config import TrainingConfig
 from rllm_core.errors import ConfigError
-from rllm_core.training.verification import comparisons
-from rllm_core.training.verification.findings import MAX_PROBLEMS, Verification
-from rllm_core.training.verification.lines import Lines
-from rllm_core.training.verification.replay import Replay
-from rllm_core.training.verification.trajectories import Trajectories
+from rllm_viewer.verify import comparisons
+from rllm_viewer.verify.findings import MAX_PROBLEMS, Verification
+from rllm_viewer.verify.lines import Lines
+from rllm_viewer.verify.replay import Replay
+from rllm_viewer.verify.trajectories import Trajectories
 
 __all__ = ["MAX_PROBLEMS", "Verification", "verify"]
 

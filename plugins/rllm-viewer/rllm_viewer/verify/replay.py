@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from rllm_core.training.verification import measures
-from rllm_core.training.verification.records import Block, Group, Outcome, Rollout, Snapshot
-from rllm_core.training.verification.state import RunState
+from rllm_viewer.verify import measures
+from rllm_viewer.verify.records import Block, Group, Outcome, Rollout, Snapshot
+from rllm_viewer.verify.state import RunState
 
 
 class Replay(RunState):

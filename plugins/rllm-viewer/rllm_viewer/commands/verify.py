@@ -21,7 +21,7 @@ def verify(context: click.Context, run: Path, as_json: bool) -> None:
     trained twice or before it is complete, steps and weight versions are consecutive, and staleness stays within its
     limit. Exits with 1 if a check fails.
     """
-    from rllm_core.training.verify import verify as check
+    from rllm_viewer.verify import verify as check
 
     result = check(run)
     if as_json:

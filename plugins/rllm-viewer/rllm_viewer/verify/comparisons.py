@@ -9,12 +9,12 @@ from typing import Any
 
 from rllm_core.errors import RunError
 from rllm_core.run_folder import checkpoint
-from rllm_core.training.verification.episodes import check_episode
-from rllm_core.training.verification.findings import Verification, same
-from rllm_core.training.verification.lines import Lines
-from rllm_core.training.verification.records import Block, Rollout, Snapshot
-from rllm_core.training.verification.replay import Replay
-from rllm_core.training.verification.trajectories import Trajectories
+from rllm_viewer.verify.episodes import check_episode
+from rllm_viewer.verify.findings import Verification, same
+from rllm_viewer.verify.lines import Lines
+from rllm_viewer.verify.records import Block, Rollout, Snapshot
+from rllm_viewer.verify.replay import Replay
+from rllm_viewer.verify.trajectories import Trajectories
 
 STATUSES = ("completed", "failed", "interrupted")
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
