@@ -236,6 +236,11 @@ class Replay(RunState):
         if group.rollouts > failed.total():
             self._books["filtered"][event["reason"]] += group.rollouts - failed.total()
         if not failed:
+            ended = len(group.outcomes)
+            self._require(
+                ended == group.rollouts,
+                f"group {group.ordinal} is filtered without failures, but {ended} rollouts ended",
+            )
             self._filtered[measures.solved_by(group.outcomes.values())] += 1
         del self.groups[event["group"]]
 
