@@ -44,6 +44,7 @@ MOVED: dict[str, str] = {
     "rllm_core.training.running": "rllm_core.limits.running",
     "rllm_core.training.shared_timer": "rllm_core.limits.shared_timer",
     "rllm_core.training.tasks": "rllm_core.assembly.tasks",
+    "rllm_core.training.trackers": "rllm_core.tracker",
     "rllm_core.training.verify": "rllm_viewer.verify",
     "rllm_core.witness": "rllm_core.plugins.witness",
     "rllm_core.supervised": "rllm_core.builtin.sft",

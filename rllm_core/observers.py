@@ -11,16 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
+import functools
 import inspect
 import json
 import logging
-import queue
 import sys
-import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -34,18 +33,14 @@ from rllm_core.plugins import PluginManager
 from rllm_core.plugins.blame import blamed
 from rllm_core.plugins.loading import HookImplementation
 from rllm_core.records import Record
+from rllm_core.third_party import DeadlineExceeded, Worker, within
 
 logger = logging.getLogger(__name__)
 
-_Job = Callable[[], None]
 _Copies = dict[int, tuple[object, object]]  # by id of the original, which is kept alive so that its id is not reused
 _IMMUTABLE = (str, int, float, bytes, PurePath, FrozenDict, FrozenList, MessageView)
 AcceptedT = TypeVar("AcceptedT")
 SAVE, LOAD = "save_plugin_state", "load_plugin_state"
-
-
-class Overran(TimeoutError):
-    """An observer did not return in time."""
 
 
 class Observers:
@@ -78,8 +73,7 @@ class Observers:
         self._turns = {name: asyncio.Lock() for name in names}
         self._owners = {info.name: info for info in plugins.plugins() if info.status == "loaded"}
         self._copies: dict[str, _Copies] = {name: {} for name in names}
-        self._workers: dict[str, queue.SimpleQueue[_Job | None]] = {}
-        self._abandoned: set[asyncio.Task[Any]] = set()
+        self._workers: dict[str, Worker] = {}
 
     def active(self, hook: str) -> bool:
         """Whether any plugin observes ``hook``."""
@@ -92,10 +86,7 @@ class Observers:
             hook: Name of the hook.
             **arguments: All arguments of its spec.
         """
-        implementations = self._implementations[hook]
-        if not implementations:
-            return
-        for implementation in implementations:
+        for implementation in self._implementations[hook]:
             await self._call(hook, implementation, arguments, _ignored)
 
     async def save_states(self, state: object) -> dict[str, dict[str, Any] | None]:
@@ -164,16 +155,11 @@ class Observers:
                 return None
             start = time.monotonic()
             try:
-                if inspect.iscoroutinefunction(implementation.function):
-                    result = await self._await(implementation.function(**wanted), self.deadline_seconds)
-                else:
-                    result = await self._run_in_worker(plugin, lambda: implementation.function(**wanted))
-                    if inspect.isawaitable(result):
-                        result = await self._await(result, self.deadline_seconds - (time.monotonic() - start))
+                result = await self._result_of(implementation, wanted)
                 if time.monotonic() - start > self.deadline_seconds:
-                    raise Overran  # it blocked the event loop, where no timeout could stop it
+                    raise DeadlineExceeded  # it blocked the event loop, where no timeout could stop it
                 accepted = accept(result)
-            except Overran:
+            except DeadlineExceeded:
                 self._disable(hook, plugin)
             except Exception as error:
                 self._report(hook, plugin, error)
@@ -181,71 +167,30 @@ class Observers:
                 print(f"[plugins] {hook} -> {plugin}: {(time.monotonic() - start) * 1e3:.1f} ms", file=sys.stderr)
         return accepted
 
-    async def _await(self, awaitable: Awaitable[Any], deadline_seconds: float) -> object:
-        task = asyncio.ensure_future(_contained(awaitable))
-        try:
-            await asyncio.wait({task}, timeout=max(0.0, deadline_seconds))
-        finally:
-            if not task.done():
-                # Do not await it: it may ignore its cancellation.
-                task.cancel()
-                self._abandoned.add(task)
-                task.add_done_callback(self._abandoned.discard)
-        if not task.done():
-            raise Overran
-        result, error = task.result()
-        if error is not None:
-            raise error
+    async def _result_of(self, implementation: HookImplementation, wanted: Mapping[str, Any]) -> object:
+        call: Callable[[], Any] = functools.partial(implementation.function, **wanted)
+        if inspect.iscoroutinefunction(implementation.function):
+            return await within(self.deadline_seconds, call())
+        start, context = time.monotonic(), contextvars.copy_context()
+        worker = self._worker(implementation.plugin)
+        result = await worker.call(functools.partial(context.run, call), self.deadline_seconds)
+        if inspect.isawaitable(result):
+            result = await within(self.deadline_seconds - (time.monotonic() - start), result)
         return result
 
-    async def _run_in_worker(self, plugin: str, call: Callable[[], object]) -> object:
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[tuple[object, Exception | None]] = loop.create_future()
-        context = contextvars.copy_context()
-
-        def settle(result: object, error: Exception | None) -> None:
-            if not outcome.done():
-                outcome.set_result((result, error))
-
-        def job() -> None:
-            result, error = None, None
-            try:
-                result = context.run(call)
-            except BaseException as raised:  # SystemExit in a thread would vanish silently
-                error = _as_exception(raised)
-            try:
-                loop.call_soon_threadsafe(settle, result, error)
-            except RuntimeError:
-                pass  # the run is over and its loop closed, so nothing waits for this result
-
-        self._worker(plugin).put(job)
-        done, _ = await asyncio.wait({outcome}, timeout=self.deadline_seconds)
-        if not done:
-            raise Overran
-        result, error = outcome.result()
-        if error is not None:
-            raise error
-        return result
-
-    def _worker(self, plugin: str) -> queue.SimpleQueue[_Job | None]:
+    def _worker(self, plugin: str) -> Worker:
         if plugin not in self._workers:
-            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-            # Daemon: a hanging observer must not keep the process from ending.
-            threading.Thread(target=_work, args=(jobs,), name=f"observer-{plugin}", daemon=True).start()
-            weakref.finalize(self, jobs.put, None)
-            self._workers[plugin] = jobs
+            worker = self._workers[plugin] = Worker(f"observer-{plugin}")
+            worker.start()
+            weakref.finalize(self, worker.close)
         return self._workers[plugin]
 
     def _disable(self, hook: str, plugin: str) -> None:
+        late = f"{hook} took longer than {self.deadline_seconds:g} s"
         self.failures[plugin] += 1
-        self.first_failures.setdefault(plugin, f"{hook} took longer than {self.deadline_seconds:g} s")
+        self.first_failures.setdefault(plugin, late)
         self.disabled.add(plugin)
-        logger.warning(
-            "plugin %r: %s took longer than %g s; its observers are disabled for the rest of the run",
-            plugin,
-            hook,
-            self.deadline_seconds,
-        )
+        logger.warning("plugin %r: %s; its observers are disabled for the rest of the run", plugin, late)
 
     def _report(self, hook: str, plugin: str, error: Exception) -> None:
         self.failures[plugin] += 1
@@ -257,29 +202,6 @@ class Observers:
         times = f" ({count} failures so far)" if count > 1 else ""
         show = error if logger.isEnabledFor(logging.DEBUG) else None
         logger.warning("%s%s", message, times, exc_info=show)
-
-
-def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job()
-
-
-async def _contained(awaitable: Awaitable[Any]) -> tuple[object, Exception | None]:
-    """Returns the result and the exception. A SystemExit that escaped a task would stop the event loop."""
-    try:
-        return await awaitable, None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return None, _as_exception(error)
-
-
-def _as_exception(error: BaseException) -> Exception:
-    if isinstance(error, Exception):
-        return error
-    contained = RuntimeError(f"raised {type(error).__name__}: {error}")
-    contained.__cause__ = error
-    return contained
 
 
 def private(value: Any, kept: _Copies) -> Any:

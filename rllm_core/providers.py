@@ -109,7 +109,7 @@ class WorkflowProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerProvider(Provider):
-    """A metrics tracker (`rllm_core.training.trackers.Tracker`)."""
+    """A metrics tracker (`rllm_core.tracker.Tracker`)."""
 
     kind: ClassVar[str] = "tracker"
     hook: ClassVar[str] = "trackers"

@@ -21,6 +21,7 @@ from rllm_core.assembly.imitation import check_imitation
 from rllm_core.assembly.support import backend_class, check_support
 from rllm_core.assembly.tasks import Tasks
 from rllm_core.assembly.teacher import open_teacher
+from rllm_core.assembly.trackers import construct
 from rllm_core.backend import BackendProtocol
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
@@ -36,10 +37,11 @@ from rllm_core.run_folder import first_failures
 from rllm_core.run_folder import plot as report
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.tracking import Trackers
 from rllm_core.services import Services
+from rllm_core.tracker import Tracker
 from rllm_core.training.books import Books
 from rllm_core.training.progress import Harmless, Progress
-from rllm_core.training.trackers import Tracker, Trackers, construct
 from rllm_core.training.trainer import Interrupted, Trainer, passes
 from rllm_core.workflow import Workflow
 

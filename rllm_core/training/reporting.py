@@ -16,10 +16,10 @@ from rllm_core.distillation.teacher import UNSCORED_TOKENS
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.metrics import CORE_METRICS, TEACHER_METRICS, MetricsAggregator
+from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.buffer import CompleteGroup
 from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import RolloutKey
-from rllm_core.training.trackers import Trackers
 from rllm_core.training.validation import ValidationResult, metric_means
 from rllm_core.types import Episode, FinishReason, TrainingSample, Trajectory
 

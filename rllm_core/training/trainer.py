@@ -30,6 +30,7 @@ from rllm_core.events import TrainerState
 from rllm_core.limits.timeouts import stop, watch, within
 from rllm_core.observers import Observers
 from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
@@ -40,7 +41,6 @@ from rllm_core.training.progress import Progress
 from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import Rollout, RolloutRunner
 from rllm_core.training.saving import Position, Saving
-from rllm_core.training.trackers import Trackers
 from rllm_core.training.validation import (
     ValidationResult,
     nll_per_token,

@@ -10,8 +10,8 @@ import pytest
 import readers
 
 from rllm_core.errors import ConfigError
+from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training import launch
-from rllm_core.training.trackers import Trackers
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard"])

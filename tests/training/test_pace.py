@@ -137,7 +137,7 @@ def test_nothing_is_promised_where_generation_and_training_take_turns(run_script
 
 
 def test_trackers_get_numbers_only(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rllm_core.training.trackers import Trackers
+    from rllm_core.run_folder.tracking import Trackers
 
     logged: list[dict[str, float]] = []
     monkeypatch.setattr(Trackers, "log", lambda self, step, metrics: logged.append(dict(metrics)))

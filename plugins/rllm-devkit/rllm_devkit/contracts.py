@@ -104,7 +104,7 @@ class WorkflowContract(_Contract):
 
 
 class TrackerContract(_Contract):
-    """The contract of `rllm_core.training.trackers.Tracker`.
+    """The contract of `rllm_core.tracker.Tracker`.
 
     Attributes:
         local: Whether it writes only below the run folder.

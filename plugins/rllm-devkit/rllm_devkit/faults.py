@@ -32,8 +32,8 @@ from rllm_core import hookspecs, providers
 from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, derive_seed
 from rllm_core.hookspecs import hookimpl
+from rllm_core.tracker import Status, Tracker
 from rllm_core.training.launch import Assembly
-from rllm_core.training.trackers import Status, Tracker
 from rllm_core.types import Task
 from rllm_core.workflow import Workflow
 from rllm_devkit.disk import OPERATIONS, InterceptedDisk, Operation

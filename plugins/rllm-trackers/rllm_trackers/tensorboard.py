@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from rllm_core.config import RunConfig, Section
-from rllm_core.training.trackers import Status, Tracker
+from rllm_core.tracker import Status, Tracker
 from rllm_trackers.identity import files_of
 from rllm_trackers.library import library
 from rllm_trackers.tables import flat

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rllm_core.config import RunConfig, Section
 from rllm_core.errors import ConfigError
-from rllm_core.training.trackers import Status, Tracker
+from rllm_core.tracker import Status, Tracker
 from rllm_trackers.identity import identity
 from rllm_trackers.library import library
 

@@ -202,7 +202,7 @@ def on_batch_end(metrics):
 EXPLODES = "import math\n\nmath.sqrt('x')\n"
 COMMAND = "import click\n\n\n@click.command()\ndef stumble():\n    {}['step']\n"
 LEAKY = """
-from rllm_core.training.trackers import Tracker
+from rllm_core.tracker import Tracker
 
 
 class Leaky(Tracker):

@@ -223,7 +223,7 @@ def _run_file(subject: _Subject) -> tuple[RunConfig, CheckResult]:
 
 
 def _tracker(subject: _Subject) -> _Checks:
-    from rllm_core.training.trackers import Tracker
+    from rllm_core.tracker import Tracker
     from rllm_devkit.checks.trackers import check_tracker
 
     tracker_class, section, request = subject.loaded(Tracker), subject.section(), subject.request

@@ -16,7 +16,8 @@ from pydantic import SecretStr
 
 from rllm_core.config import RunConfig, Section
 from rllm_core.providers import NAME_PATTERN
-from rllm_core.training.trackers import Status, Tracker, Trackers
+from rllm_core.run_folder.tracking import Trackers
+from rllm_core.tracker import Status, Tracker
 from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
 from rllm_devkit.disk import InterceptedDisk, Operation
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rllm_core.config import RunConfig, to_toml
-from rllm_core.training.trackers import Status, Tracker
+from rllm_core.tracker import Status, Tracker
 
 LIMIT_SECONDS = 1.0
 

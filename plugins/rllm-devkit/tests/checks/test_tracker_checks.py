@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from noncompliant_trackers import LIMIT_SECONDS, NONCOMPLIANT, Notebook, OneAtATime, WritingEarly, read
 
-from rllm_core.training.trackers import Tracker
+from rllm_core.tracker import Tracker
 from rllm_devkit.checks import check_tracker
 from rllm_devkit.checks.trackers import TRACKER_CHECKS
 

@@ -6,7 +6,7 @@ from pydantic import Field
 from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.config import Section
-from rllm_core.training.trackers import Tracker
+from rllm_core.tracker import Tracker
 from rllm_core.types import Task
 from rllm_core.workflow import Workflow, WorkflowConfig
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, TextIO
 
 from pydantic import Field
 from rllm_core.config import RunConfig, Section
-from rllm_core.training.trackers import Status, Tracker
+from rllm_core.tracker import Status, Tracker
 
 FILE = Path("trackers", "placeholder", "metrics.csv")
 
