@@ -14,15 +14,12 @@ import logging
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
 
-from rllm_core import providers
 from rllm_core.config import RunConfig
-from rllm_core.errors import ConfigError, PluginError, UserError
-from rllm_core.plugins import PluginManager
-from rllm_core.plugins.blame import blamed, located
+from rllm_core.plugins.blame import blamed
+from rllm_core.tracker import Status as Status
+from rllm_core.tracker import Tracker as Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -30,84 +27,7 @@ DEADLINE_SECONDS = 60.0
 MAX_WAITING_CALLS = 4096
 SETTLE_SECONDS = 0.005
 
-Status = Literal["completed", "interrupted", "failed"]
-_Call = Callable[["Tracker"], None]
-
-
-class Tracker(ABC):
-    """Sends metrics to a library or service.
-
-    A tracker is constructed before anything is allocated. The constructor raises if a library is missing or a setting
-    is not supported (`rllm_core.errors.PluginError`, `rllm_core.errors.ConfigError`), and has no side effects. The
-    calls then come in order, all from one thread that is not the main one: `start`, any number of `log`, `finish`.
-    After a call that raises or takes longer than a minute, no more follow; it never stops training. Runs in one process
-    must not mix: if the library supports one run at a time, the `start` of a second one must fail.
-
-    Args:
-        config: Section validated by its provider's ``config``, or None.
-
-    Attributes:
-        name: Name that run files select it by.
-    """
-
-    name: ClassVar[str]
-
-    def __init__(self, config: Any = None) -> None:
-        self.config = config
-
-    @abstractmethod
-    def start(self, config: RunConfig, run_dir: str) -> None:
-        """Starts or resumes a run.
-
-        A resumed run has the same ``run_dir``. To find its remote run again, a tracker stores the run's id in
-        ``trackers/NAME.json`` there, and its local files in ``trackers/NAME/``.
-
-        Args:
-            config: Run file. `RunConfig.to_tables` returns it as nested tables, with every `pydantic.SecretStr` masked.
-            run_dir: Run folder.
-        """
-
-    @abstractmethod
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs metrics of an optimizer step, or of a validation (whose names start with ``validation/``).
-
-        Steps never decrease, except that a resumed run repeats the steps after its checkpoint. A step may have both
-        kinds.
-
-        Args:
-            step: Optimizer steps done.
-            metrics: Finite numbers by name; a name may contain ``/``.
-        """
-
-    @abstractmethod
-    def finish(self, status: Status) -> None:
-        """Ends the run; everything logged must be sent when this returns."""
-
-
-def construct(config: RunConfig, plugins: PluginManager) -> dict[str, Tracker]:
-    """Constructs the trackers of a run file, by name.
-
-    Raises:
-        ConfigError: If a tracker is named twice, or rejects its settings.
-        PluginError: If a tracker cannot be imported or constructed.
-    """
-    chosen: dict[str, Tracker] = {}
-    for name in config.training.trackers:
-        if name in chosen:
-            raise ConfigError(f"training.trackers names {name!r} twice; leave one out")
-        provided = plugins.select(providers.TrackerProvider, name)
-        tracker_class: type[Tracker] = plugins.load(provided)
-        try:
-            chosen[name] = tracker_class(config.plugins.get(name))
-        except (UserError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # a SystemExit raised by a library is a failure of the tracker
-            what = located(error, provided.plugin.package)
-            raise PluginError(
-                f"tracker {name!r} ({provided.plugin.label}) cannot be set up: {what}; "
-                "fix it, or remove it from training.trackers"
-            ) from error
-    return chosen
+_Call = Callable[[Tracker], None]
 
 
 class Trackers:

@@ -1,0 +1,61 @@
+"""Contract of trackers, which send the metrics of a run to a library or service."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from rllm_core.config import RunConfig
+
+Status = Literal["completed", "interrupted", "failed"]
+
+
+class Tracker(ABC):
+    """Sends metrics to a library or service.
+
+    A tracker is constructed before anything is allocated. The constructor raises if a library is missing or a setting
+    is not supported (`rllm_core.errors.PluginError`, `rllm_core.errors.ConfigError`), and has no side effects. The
+    calls then come in order, all from one thread that is not the main one: `start`, any number of `log`, `finish`.
+    After a call that raises or takes longer than a minute, no more follow; it never stops training. Runs in one process
+    must not mix: if the library supports one run at a time, the `start` of a second one must fail.
+
+    Args:
+        config: Section validated by its provider's ``config``, or None.
+
+    Attributes:
+        name: Name that run files select it by.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config
+
+    @abstractmethod
+    def start(self, config: RunConfig, run_dir: str) -> None:
+        """Starts or resumes a run.
+
+        A resumed run has the same ``run_dir``. To find its remote run again, a tracker stores the run's id in
+        ``trackers/NAME.json`` there, and its local files in ``trackers/NAME/``.
+
+        Args:
+            config: Run file. `RunConfig.to_tables` returns it as nested tables, with every `pydantic.SecretStr` masked.
+            run_dir: Run folder.
+        """
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs metrics of an optimizer step, or of a validation (whose names start with ``validation/``).
+
+        Steps never decrease, except that a resumed run repeats the steps after its checkpoint. A step may have both
+        kinds.
+
+        Args:
+            step: Optimizer steps done.
+            metrics: Finite numbers by name; a name may contain ``/``.
+        """
+
+    @abstractmethod
+    def finish(self, status: Status) -> None:
+        """Ends the run; everything logged must be sent when this returns."""
