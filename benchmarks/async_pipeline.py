@@ -26,6 +26,7 @@ import rllm_devkit.scripted_plugin
 from benchmarks import virtual_clock
 from benchmarks.simulated import TRAIN_SECONDS, SimulatedBackend, SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
@@ -102,7 +103,7 @@ def simulate(mode: Mode, steps: int, seed: int, folder: Path, *, log_standard_de
     }
     overrides = [f"{key}={value}" for key, value in settings.items()]
     config = load_run_config("own_prompts", plugins, overrides=overrides, backend="simulated")
-    assembly = launch.assemble(config, plugins)
+    assembly = assemble(config, plugins)
     began, cpu = time.monotonic(), time.process_time()
     summary = virtual_clock.run(launch.train(assembly, folder, resume=False, progress=Progress()))
     real, cpu = time.monotonic() - began, time.process_time() - cpu

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import rllm_devkit.scripted_plugin
 from benchmarks.simulated import OwnPrompts, SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind
+from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.tasks import TaskStream
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.engine import TITOCompleter
@@ -35,7 +36,6 @@ from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.tracking import Trackers
-from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import Attempt, Rollout, RolloutKey, RolloutRunner
 from rllm_core.training.trainer import Trainer
@@ -194,7 +194,7 @@ class Groups:
 
     def __init__(self) -> None:
         self.plugins = _plugins()
-        self.assembly = launch.assemble(_config(self.plugins), self.plugins)
+        self.assembly = assemble(_config(self.plugins), self.plugins)
         self.engine = ScriptedEngine()
         self.runner = Played(
             self.assembly.workflow, self.engine, self.assembly.config, Observers(self.plugins), lockstep=False

@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.sides import Gate, serve
 from benchmarks.trials import Row
 from benchmarks.workloads import plugin_manager, run_config
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
@@ -61,7 +62,7 @@ def train(request: Row, gate: Gate) -> Row:
 
 def train_gated(config: RunConfig, plugins: PluginManager, gate: Gate) -> Row:
     """Trains a run that waits at the gate between steps; returns the result of its last validation."""
-    assembly = launch.assemble(config, plugins)
+    assembly = assemble(config, plugins)
     with tempfile.TemporaryDirectory() as folder:
         progress = _GatedProgress(gate, config)
         summary = asyncio.run(launch.train(assembly, Path(folder) / "run", resume=False, progress=progress))

@@ -27,6 +27,7 @@ from benchmarks import waiting
 from benchmarks.learning import outcome, read_lines
 from benchmarks.peer_environments import SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
@@ -98,7 +99,7 @@ def train(mode: Mode, seed: int, steps: int | None, folder: Path) -> Row:
     """
     plugins = PluginManager.from_environment()
     plugins.register(waiting, "waiting")
-    assembly = launch.assemble(configured(plugins, mode, seed, steps), plugins)
+    assembly = assemble(configured(plugins, mode, seed, steps), plugins)
     assembly.backend.model_path()  # creates the starter model, which is not part of the run
     wall, cpu = time.perf_counter(), time.process_time()
     summary = asyncio.run(launch.train(assembly, folder, resume=False, progress=Progress()))

@@ -31,6 +31,7 @@ from benchmarks import bookkeeping
 from benchmarks.peer_environments import ROOT, SETTINGS
 from benchmarks.simulated import SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
+from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
@@ -95,7 +96,7 @@ def carry(rollouts: int, turns: int, turn_seconds: float, *, spread: bool) -> Ro
     return {**about, "ideal_seconds": turns * turn_seconds + wait_seconds, **row}
 
 
-def _assembly(rollouts: int, turns: int, turn_seconds: float, wait_seconds: float) -> launch.Assembly:
+def _assembly(rollouts: int, turns: int, turn_seconds: float, wait_seconds: float) -> Parts:
     """Assembles a run that dispatches all rollouts at once: their groups form one sync window."""
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_devkit.scripted_plugin, "testing")
@@ -116,10 +117,10 @@ def _assembly(rollouts: int, turns: int, turn_seconds: float, wait_seconds: floa
         "punctual.turn_seconds": turn_seconds,
     }
     overrides = [f"{key}={value}" for key, value in settings.items()]
-    return launch.assemble(load_run_config("own_prompts", plugins, overrides=overrides, backend="punctual"), plugins)
+    return assemble(load_run_config("own_prompts", plugins, overrides=overrides, backend="punctual"), plugins)
 
 
-async def _watched(assembly: launch.Assembly, folder: Path) -> tuple[Row, dict[str, Any]]:
+async def _watched(assembly: Parts, folder: Path) -> tuple[Row, dict[str, Any]]:
     baseline, pulse = resident_bytes(), Pulse()
     beating = asyncio.create_task(pulse.beat())
     began, cpu = time.perf_counter(), time.process_time()

@@ -23,6 +23,7 @@ import numpy as np
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineError
 from rllm_core.plugins import PluginManager
@@ -115,7 +116,7 @@ async def _train(run_dir: Path, steps: int, failed_share: float, memory: MemoryO
         "training.staleness_threshold=1", "training.partial_rollout=true", "training.checkpoint_every_steps=50",
         "rollout.max_attempts=20", "say_yes.turns=2", "training.trajectories_per_step=1",
     )  # fmt: skip
-    assembly = launch.assemble(load_run_config("say_yes", plugins, overrides=overrides, backend="scripted"), plugins)
+    assembly = assemble(load_run_config("say_yes", plugins, overrides=overrides, backend="scripted"), plugins)
     faults = Faults()
     faults.inject("workflow.run", raises(ValueError("soaked")), when=share(failed_share / 2, seed=1))
     faults.inject("completer.complete", raises(EngineError("soaked")), when=share(failed_share / 4, seed=2))

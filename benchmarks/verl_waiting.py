@@ -19,6 +19,7 @@ from benchmarks.learning import read_lines
 from benchmarks.trials import Row
 from benchmarks.verl_workloads import SETTINGS
 from rllm_core import hookimpl, providers
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
@@ -107,7 +108,7 @@ def train(mode: str, folder: str, **request: Any) -> Row:
     """
     plugins = PluginManager.from_environment()
     plugins.register(sys.modules[__name__], "waiting")
-    assembly = launch.assemble(configured(plugins, mode, **request), plugins)
+    assembly = assemble(configured(plugins, mode, **request), plugins)
     asyncio.run(launch.train(assembly, Path(folder), resume=False, progress=Progress()))
     checked = verify(Path(folder))
     if not checked.holds:

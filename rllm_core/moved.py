@@ -57,10 +57,14 @@ SPLIT: dict[str, str] = {
     "rllm_core.algorithms.corrections": "rllm_core.builtin.off_policy_corrections",
     "rllm_core.algorithms.torch_losses": "rllm_core.builtin.losses",
     "rllm_core.sandbox": "rllm_core.builtin.sandbox",
+    "rllm_core.training.launch": "rllm_core.assembly.parts",
 }
 """Modules from which some names moved, with the module they moved to. Their ``__getattr__`` is `moved_names`."""
 
-RENAMED = {"rllm_core.algorithms.torch_losses.Reinforce": "ReinforceLoss"}
+RENAMED = {
+    "rllm_core.algorithms.torch_losses.Reinforce": "ReinforceLoss",
+    "rllm_core.training.launch.Assembly": "Parts",
+}
 
 
 class MovedModules:

@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 import rllm_devkit.scripted_plugin
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
@@ -81,7 +82,7 @@ def train(run_dir: Path, *overrides: str) -> BaseException | None:
              "training.validation_rollouts=4", "training.checkpoint_every_steps=1")  # fmt: skip
     config = load_run_config("say_yes", plugins, overrides=(*small, *overrides), backend="scripted")
     try:
-        asyncio.run(launch.train(launch.assemble(config, plugins), run_dir, resume=False, progress=Progress()))
+        asyncio.run(launch.train(assemble(config, plugins), run_dir, resume=False, progress=Progress()))
     except Exception as error:
         return error
     return None

@@ -65,10 +65,11 @@ def evaluate(
     pass@k is the unbiased estimate 1 - C(n-c, k) / C(n, k) per task (arXiv 2107.03374), averaged over tasks. Its 95 %
     confidence interval is a bootstrap over tasks. The sampling temperature is rollout.validation_temperature.
     """
+    from rllm_core.assembly.parts import assemble, workflow_of
     from rllm_core.config import load_run_config
     from rllm_core.limits.guard import guarded
     from rllm_core.limits.running import run
-    from rllm_core.training import evaluation, launch
+    from rllm_core.training import evaluation
 
     wanted = tuple(sorted(set(ks or (1, samples))))
     if wanted[-1] > samples:
@@ -77,12 +78,12 @@ def evaluate(
     plugins = context.obj.plugins
     config = load_run_config(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
     if engine_name is None:
-        assembly = launch.assemble(config, plugins)
+        assembly = assemble(config, plugins)
         workflow, opening = assembly.workflow, evaluation.engine_of_backend(assembly, checkpoint)
     elif checkpoint is not None:
         raise ConfigError("--checkpoint needs a backend; omit --engine, or export the model and use --model")
     else:
-        workflow = launch.workflow_of(config, plugins)
+        workflow = workflow_of(config, plugins)
         opening = evaluation.engine_by_name(engine_name, config, plugins)
     evaluating = evaluation.evaluate(
         config, plugins, workflow, opening, split=split, task_limit=tasks, samples=samples, ks=wanted

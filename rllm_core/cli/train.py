@@ -52,6 +52,7 @@ def train(
 
     Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
     """
+    from rllm_core.assembly.parts import assemble
     from rllm_core.config import load_run_config, to_toml
     from rllm_core.limits.guard import Guard
     from rllm_core.limits.running import run
@@ -69,7 +70,7 @@ def train(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     plugins = context.obj.plugins
     config = load_run_config(target, plugins, overrides=overrides, backend=backend, parser=parser)
-    assembly = launch.assemble(config, plugins)
+    assembly = assemble(config, plugins)
     if dry_run:
         _print_dry_run(assembly, to_toml(config.to_tables()), as_json)
         return
@@ -82,7 +83,7 @@ def train(
         summary = run(training, left)
     finally:
         context.obj.leave_behind(left)
-        context.obj.has_hung_threads |= assembly.is_hung
+        context.obj.has_hung_threads |= bool(assembly.left_running)
     if as_json:
         click.echo(json.dumps({**summary, "run": str(path)}))
         return

@@ -16,6 +16,7 @@ import numpy as np
 from rllm_core import providers
 from rllm_core.assembly.algorithm import Algorithm
 from rllm_core.assembly.engines import standalone_engine
+from rllm_core.assembly.parts import Parts
 from rllm_core.assembly.tasks import Tasks, spread
 from rllm_core.backend import PolicyUpdate
 from rllm_core.config import RunConfig
@@ -59,7 +60,7 @@ class OpenEngine:
 
 
 @asynccontextmanager
-async def engine_of_backend(assembly: launch.Assembly, checkpoint_dir: Path | None) -> AsyncIterator[OpenEngine]:
+async def engine_of_backend(assembly: Parts, checkpoint_dir: Path | None) -> AsyncIterator[OpenEngine]:
     """Opens the engine of the run's backend, optionally with the weights of a checkpoint.
 
     Raises:

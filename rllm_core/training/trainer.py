@@ -20,9 +20,9 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rllm_core.assembly.algorithm import Algorithm
+from rllm_core.assembly.algorithm import Algorithm, passes
 from rllm_core.assembly.tasks import Tasks, TaskStream
-from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, UpdateResult
+from rllm_core.backend import BackendProtocol, OptimizerStep, Policy, UpdateResult
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import RunError, UserError
@@ -67,18 +67,6 @@ class Interrupted(UserError):
     def __init__(self, signal_number: int, signal_name: str) -> None:
         super().__init__(f"interrupted by {signal_name}")
         self.exit_code = 128 + signal_number
-
-
-def passes(config: RunConfig, capabilities: Capabilities, algorithm: Algorithm) -> tuple[int, int]:
-    """Returns groups per forward-backward pass, and groups to wait for before the first pass of a step.
-
-    A backend that cannot normalize the loss after the passes gets a step in one pass. An estimator that needs the whole
-    batch, or a backend that shares its devices with the engine, waits for all groups of a step.
-    """
-    whole = config.training.groups_per_step
-    per_pass = config.groups_per_pass if capabilities.deferred_normalisation else whole
-    per_take = whole if capabilities.colocated or algorithm.estimators.scope == "batch" else per_pass
-    return per_pass, per_take
 
 
 class Trainer:

@@ -9,9 +9,9 @@ import pytest
 
 import rllm_devkit.scripted_plugin
 from rllm_core.algorithms.kl import kl_estimate
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
-from rllm_core.training import launch
 from rllm_devkit.scripted import ScriptedBackend
 
 
@@ -53,5 +53,5 @@ def test_k1_in_the_loss_is_noted(monkeypatch: pytest.MonkeyPatch, settings: tupl
     plugins.register(rllm_devkit.scripted_plugin, "testing")
     overrides = ["algorithm.kl.coefficient=0.1", *(f"algorithm.kl.{setting}" for setting in settings)]
     config = load_run_config("say_yes", plugins, overrides=overrides, backend="scripted")
-    notes = launch.assemble(config, plugins).notes
+    notes = assemble(config, plugins).notes
     assert any("gradient of zero on average" in note for note in notes) == is_noted

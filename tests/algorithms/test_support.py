@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import rllm_devkit.scripted_plugin
+from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.support import Support, default_capabilities
 from rllm_core.backend import Capabilities
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import BackendProvider
-from rllm_core.training import launch
 from rllm_devkit.scripted import ScriptedBackend
 
 EVERYTHING: dict[str, Any] = {
@@ -48,7 +48,7 @@ def able(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def check(plugins: PluginManager, *overrides: str) -> None:
-    launch.assemble(load_run_config("say_yes", plugins, overrides=overrides, backend="scripted"), plugins)
+    assemble(load_run_config("say_yes", plugins, overrides=overrides, backend="scripted"), plugins)
 
 
 def support(plugins: PluginManager, backend: str = "scripted") -> dict[str, Any]:
@@ -215,7 +215,7 @@ def test_options_of_a_replaced_piece_go_with_it(plugins: PluginManager, able: An
     )
     overrides = ("algorithm.corrections=['k3_rejection']", "algorithm.roles.judge.name=rloo")
     config = load_run_config(str(path), plugins, overrides=overrides)
-    algorithm = launch.assemble(config, plugins).algorithm
+    algorithm = assemble(config, plugins).algorithm
     assert config.algorithm.correction_options == {"k3_rejection": {"limit": 0.5}}
     assert config.algorithm.roles["judge"].estimator_options == {}
     assert algorithm.estimators.default.options.discount == 0.5

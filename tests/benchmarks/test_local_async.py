@@ -12,8 +12,8 @@ import rllm_renderers
 import rllm_workflows
 
 from benchmarks import local_async, waiting
+from rllm_core.assembly.parts import assemble
 from rllm_core.plugins import PluginManager
-from rllm_core.training import launch
 from rllm_core.types import Step, Task
 
 FILLING = [9.0] * local_async.WARM_UP_STEPS
@@ -62,7 +62,7 @@ def plugins() -> PluginManager:
 def test_every_mode_is_a_run_that_can_start(plugins: PluginManager, name: str) -> None:
     config = local_async.configured(plugins, local_async.MODES[name], 3, None)
     assert config.training.steps == 250, "the run file of guess"
-    capabilities = launch.assemble(config, plugins).backend.capabilities(config)
+    capabilities = assemble(config, plugins).backend.capabilities(config)
     assert capabilities.colocated == (name == "synchronous")
     assert config.training.partial_rollout == name.startswith("in_flight")
 

@@ -20,6 +20,7 @@ from pages import ROOT, Page, write_files
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
+from rllm_core.assembly.parts import assemble
 from rllm_core.backend import BackendProtocol, OptimizerStep, UpdateResult
 from rllm_core.config import load_run_config
 from rllm_core.engine import RolloutEngine
@@ -114,7 +115,7 @@ def test_the_examples_train_together(tmp_path: Path, example: Callable[[str], An
         plugins.register(example(name), f"x-{name}")
     overrides = ("training.steps=2", "training.trackers=['csv']", "algorithm.name=signs", "csv.delimiter=';'")
     config = load_run_config("parrot", plugins, overrides=overrides, backend="bandit")
-    assembly = launch.assemble(config, plugins)
+    assembly = assemble(config, plugins)
     assert isinstance(assembly.backend, BackendProtocol)
     assert isinstance(assembly.parser(), BaseParser)
     summary = asyncio.run(launch.train(assembly, tmp_path / "run", resume=False, progress=Progress()))
@@ -147,7 +148,7 @@ def train(
     for name, observer in observers.items():
         plugins.register(observer, name)
     config = load_run_config("say_yes", plugins, overrides=[*SMALL, f"training.steps={steps}"], backend="scripted")
-    assembly = launch.assemble(config, plugins)
+    assembly = assemble(config, plugins)
     update = assembly.backend.update_policy
     assembly.backend.update_policy = lambda step: (breaks if fails and step.step == steps else update)(step)  # type: ignore[method-assign]
     run = launch.train(assembly, folder, resume=resume, progress=Progress())

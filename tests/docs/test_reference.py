@@ -16,6 +16,7 @@ import pytest
 from pages import ROOT, Page
 
 import rllm_devkit.scripted_plugin
+from rllm_core.assembly.parts import assemble
 from rllm_core.backend import OptimizerStep
 from rllm_core.cli import CORE_COMMANDS, Session, cli
 from rllm_core.config import load_run_config
@@ -100,7 +101,7 @@ def failed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
         raise RunError("made to fail")
 
     def start(*, fails_at_step: int | None, resume: bool) -> dict[str, Any]:
-        assembly = launch.assemble(config, plugins)
+        assembly = assemble(config, plugins)
         original = assembly.backend.update_policy
         assembly.backend.update_policy = lambda s: breaks(s) if s.step == fails_at_step else original(s)  # type: ignore[method-assign]
         with pytest.MonkeyPatch.context() as patch:

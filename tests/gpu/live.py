@@ -13,11 +13,11 @@ import numpy as np
 from rllm_verl.backend import VerlBackend
 from rllm_verl.engine import VerlEngine
 
+from rllm_core.assembly.parts import assemble
 from rllm_core.backend import OptimizerStep, PolicyUpdate
 from rllm_core.config import load_run_config
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.training import launch
 from rllm_core.types import Floats, SamplingParams, TokenIds, TokenOutput, TrainingSample, token_ids
 
 SMALL = (
@@ -100,7 +100,7 @@ def live(model: Path, *overrides: str) -> Iterator[Live]:
     plugins = PluginManager.from_environment()
     given = [f"model.path={model}", *SMALL, *overrides]
     config = load_run_config("sort", plugins, overrides=given, backend="verl", parser="chat_template")
-    assembly = launch.assemble(config, plugins)
+    assembly = assemble(config, plugins)
     backend = assembly.backend
     assert isinstance(backend, VerlBackend)
     parser = assembly.parser()

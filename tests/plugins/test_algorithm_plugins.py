@@ -19,6 +19,7 @@ from rllm_core import providers
 from rllm_core.algorithms.corrections import Correction, Corrections
 from rllm_core.algorithms.torch_losses import LossInputs, losses_of
 from rllm_core.assembly.components import configured
+from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.backend import Capabilities
 from rllm_core.cli.algorithms import piece_rows
 from rllm_core.config import load_run_config
@@ -63,12 +64,12 @@ def scripted(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> Manager:
     return build
 
 
-def assembled(plugins: PluginManager, *overrides: str) -> launch.Assembly:
+def assembled(plugins: PluginManager, *overrides: str) -> Parts:
     config = load_run_config("say_yes", plugins, overrides=(*SMALL, *overrides), backend="scripted")
-    return launch.assemble(config, plugins)
+    return assemble(config, plugins)
 
 
-def trained(assembly: launch.Assembly, path: Path) -> dict[str, Any]:
+def trained(assembly: Parts, path: Path) -> dict[str, Any]:
     return asyncio.run(launch.train(assembly, path, resume=False, progress=Progress()))
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
@@ -437,7 +438,7 @@ def test_an_observer_that_rewrites_everything_it_is_given_changes_nothing(tmp_pa
         overrides = ["training.steps=3", "training.groups_per_step=2", "training.rollouts_per_group=2",
                      "training.validation_rollouts=2"]  # fmt: skip
         config = load_run_config("say_yes", manager, overrides=overrides, backend="scripted")
-        assembly = launch.assemble(config, manager)
+        assembly = assemble(config, manager)
         path = tmp_path / name / "run"
         asyncio.run(launch.train(assembly, path, resume=False, progress=Progress()))
         runs[name] = everything_of(path)

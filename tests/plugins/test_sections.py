@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl, providers
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import Section, load_run_config
 from rllm_core.errors import PluginError
 from rllm_core.plugins import PluginManager
@@ -142,13 +143,12 @@ FIXES = {
 def test_a_run_that_selects_it_is_refused(
     manager: Callable[..., PluginManager], overrides: list[str], words: str
 ) -> None:
-    from rllm_core.training import launch
 
     plugins = manager("rllm-unset")
     plugins.register(rllm_devkit.scripted_plugin, "testing")
     target = "unset" if overrides[0].startswith("unset") else "say_yes"
     with pytest.raises(PluginError) as raised:
-        launch.assemble(load_run_config(target, plugins, overrides=overrides, backend="scripted"), plugins)
+        assemble(load_run_config(target, plugins, overrides=overrides, backend="scripted"), plugins)
     assert words in str(raised.value)
     assert "(rllm-unset 0.1)" in str(raised.value)
 

@@ -24,10 +24,10 @@ import pytest
 from rllm_tinker.backend import TinkerBackend
 from server import PYTHON, TinkerServer, starter_model
 
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.training import launch
 from rllm_core.types import TrainingSample, token_ids
 
 CACHE = PYTHON.parents[1] / "cache"  # model and compiled programs; deleted together with the environment
@@ -211,7 +211,7 @@ def make_backend(plugins: PluginManager, run_config: Callable[..., RunConfig]) -
     """A backend in this process, checked but not yet connected."""
 
     def make(server: TinkerServer, *overrides: str) -> TinkerBackend:
-        backend = launch.assemble(run_config(server, *overrides), plugins).backend
+        backend = assemble(run_config(server, *overrides), plugins).backend
         assert isinstance(backend, TinkerBackend)
         return backend
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError
-from rllm_core.training import launch
 
 
 def test_the_default_says_what_to_install_or_what_to_choose_instead(plugins, model):
@@ -20,7 +20,7 @@ def test_the_default_says_what_to_install_or_what_to_choose_instead(plugins, mod
         "optimizer.max_grad_norm=1e6",
         "algorithm.entropy_coefficient=0",
     ]
-    assembly = launch.assemble(load_run_config("sort", plugins, overrides=overrides, backend="tinker"), plugins)
+    assembly = assemble(load_run_config("sort", plugins, overrides=overrides, backend="tinker"), plugins)
     assert assembly.config.parser == "tinker"
     expected = r"run: pip install 'rllm-tinker\[cookbook\]' .* set parser = \"chat_template\" or \"renderer\""
     with pytest.raises(ConfigError, match=expected):

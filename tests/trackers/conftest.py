@@ -33,6 +33,7 @@ import rllm_trackers  # noqa: E402
 from rllm_trackers.library import library  # noqa: E402
 
 import rllm_devkit.scripted_plugin  # noqa: E402 - after the environment
+from rllm_core.assembly.parts import Parts, assemble  # noqa: E402
 from rllm_core.config import load_run_config  # noqa: E402
 from rllm_core.plugins import PluginManager  # noqa: E402
 from rllm_core.training import launch  # noqa: E402
@@ -118,7 +119,7 @@ def train(plugins: PluginManager, runs: Path) -> Callable[..., Run]:
             f"training.trackers={json.dumps(trackers)}",
         )
         config = load_run_config("say_yes", plugins, overrides=(*small, *overrides), backend="scripted")
-        assembly = launch.assemble(config, plugins)
+        assembly = assemble(config, plugins)
         if fails_at:
             break_update(assembly, fails_at)
         folder = runs / path
@@ -133,7 +134,7 @@ def train(plugins: PluginManager, runs: Path) -> Callable[..., Run]:
     return run
 
 
-def break_update(assembly: launch.Assembly, step: int) -> None:
+def break_update(assembly: Parts, step: int) -> None:
     update, calls = assembly.backend.update_policy, iter(range(1, 1000))
 
     async def failing(*arguments: Any, **options: Any) -> Any:

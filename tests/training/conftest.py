@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import rllm_devkit.scripted_plugin
+from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
@@ -28,7 +29,7 @@ class Run:
 
     path: Path
     summary: dict[str, Any]
-    assembly: launch.Assembly
+    assembly: Parts
     error: BaseException | None
 
     def lines(self, name: str) -> list[dict[str, Any]]:
@@ -55,7 +56,7 @@ def run_scripted(plugins: PluginManager, tmp_path: Path) -> RunScripted:
         backend: str = "scripted",
         resume: bool = False,
         observers: object | None = None,
-        prepare: Callable[[launch.Assembly], None] | None = None,
+        prepare: Callable[[Parts], None] | None = None,
         progress: Progress | None = None,
         is_sound: bool = True,
         is_begun: bool = True,
@@ -70,7 +71,7 @@ def run_scripted(plugins: PluginManager, tmp_path: Path) -> RunScripted:
             "training.validation_rollouts=10",
         )
         config = load_run_config(target, plugins, overrides=(*small, *overrides), backend=backend)
-        assembly = launch.assemble(config, plugins)
+        assembly = assemble(config, plugins)
         if prepare is not None:
             prepare(assembly)
         folder = path or tmp_path / "run"

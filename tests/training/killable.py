@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import rllm_devkit.scripted_plugin
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.journal import JsonLines
@@ -38,7 +39,7 @@ def main() -> None:
     scripted.ScriptedBackend.script.latency_seconds = lambda generator: generator.uniform(0, MAX_LATENCY_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         config = load_run_config("say_yes", plugins, overrides=("training.steps=1",), backend="scripted")
-        asyncio.run(launch.train(launch.assemble(config, plugins), Path(folder), resume=False, progress=Progress()))
+        asyncio.run(launch.train(assemble(config, plugins), Path(folder), resume=False, progress=Progress()))
     gc.collect()
     gc.freeze()  # a garbage collection in a child would copy the pages of every imported module
     for line in sys.stdin:
@@ -57,7 +58,7 @@ def train(request: dict[str, Any], plugins: PluginManager) -> NoReturn:
     code = 1
     try:
         config = load_run_config("say_yes", plugins, overrides=request["overrides"], backend=request["backend"])
-        assembly = launch.assemble(config, plugins)
+        assembly = assemble(config, plugins)
         run_dir = Path(request["run_dir"])
         with planned(request).installed(assembly, run_dir):
             count_lines(killer(request.get("lines")))

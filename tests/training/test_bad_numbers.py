@@ -13,6 +13,7 @@ import pytest
 from rllm_core import hookimpl, providers
 from rllm_core.algorithms.advantages import AdvantageEstimator, Credit
 from rllm_core.algorithms.corrections import Correction
+from rllm_core.assembly.parts import Parts
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.types import Episode, TokenOutput, TrajectoryGroup
@@ -36,10 +37,10 @@ def trained(run: Any) -> bool:
 Change = Callable[[Episode], Episode]
 
 
-def changes(by_task: Mapping[str, Change]) -> Callable[[launch.Assembly], None]:
+def changes(by_task: Mapping[str, Change]) -> Callable[[Parts], None]:
     """Returns a preparation that changes the workflow's episodes for some tasks."""
 
-    def prepare(assembly: launch.Assembly) -> None:
+    def prepare(assembly: Parts) -> None:
         play = assembly.workflow.run
 
         async def run(task: Any, completer: Any) -> Episode:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineBusy, EngineError, RolloutEngine
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.parser import Vocabulary
 from rllm_core.plugins import PluginManager
-from rllm_core.training import launch
 from rllm_core.types import Floats, TokenIds, TrainingSample
 from rllm_devkit.scripted import (
     ByteParser,
@@ -299,7 +299,7 @@ def test_scale_and_clip(distil: Distil, teachers: Any, tmp_path: Path) -> None:
 )
 def test_what_does_not_go_together(plugins: PluginManager, overrides: list[str], complaint: str) -> None:
     with pytest.raises(Exception, match=complaint) as raised:
-        launch.assemble(load_run_config("say_yes", plugins, overrides=overrides, backend="scripted"), plugins)
+        assemble(load_run_config("say_yes", plugins, overrides=overrides, backend="scripted"), plugins)
     assert "\n" not in str(raised.value)
 
 
@@ -307,7 +307,7 @@ def test_an_engine_that_cannot_score_is_refused_early(plugins: PluginManager, mo
     monkeypatch.setattr(ScriptedEngine, "computes_logprobs", False)
     config = load_run_config("say_yes", plugins, overrides=DISTILL, backend="scripted")
     with pytest.raises(ConfigError, match=r"teacher.engine = 'scripted' cannot score given tokens"):
-        launch.assemble(config, plugins)
+        assemble(config, plugins)
     with pytest.raises(NotImplementedError, match="engine 'scripted' does not compute"):
         asyncio.run(RolloutEngine.compute_logprobs(ScriptedEngine(), np.array([1, 2]), start=1))
 
@@ -316,7 +316,7 @@ def test_a_resumed_run_is_one_that_was_never_stopped(distil: Distil, teachers: A
     teachers()
     whole = distil("training.steps=6", path=tmp_path / "whole")
 
-    def fails(assembly: launch.Assembly) -> None:
+    def fails(assembly: Parts) -> None:
         original = assembly.backend.update_policy
 
         async def update(step: Any) -> Any:

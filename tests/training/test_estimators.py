@@ -13,11 +13,11 @@ from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
 from rllm_core.algorithms.grouping import group_trajectories
 from rllm_core.algorithms.samples import training_samples
 from rllm_core.algorithms.shaping import OverlongPenalty
+from rllm_core.assembly.parts import Parts
 from rllm_core.builtin.estimators.batch import PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from rllm_core.builtin.estimators.outcome import GRPO, RLOO, DrGRPO, Reinforce
 from rllm_core.builtin.estimators.turns import ReturnToGo
 from rllm_core.errors import ConfigError, UserError
-from rllm_core.training import launch
 from rllm_core.training.progress import Progress
 from rllm_core.types import Episode, Floats, TrainingSample, Trajectory
 from rllm_devkit.scripted import ScriptedBackend, ScriptedBatch
@@ -62,7 +62,7 @@ class Watched:
     def on_episode_finished(self, episode: Episode) -> None:
         self.episodes[episode.rollout_id] = episode
 
-    def prepare(self, assembly: launch.Assembly) -> None:
+    def prepare(self, assembly: Parts) -> None:
         transform = assembly.backend.transform_to_backend_batch
 
         def transform_to_backend_batch(samples: Any) -> ScriptedBatch:
@@ -116,7 +116,7 @@ def test_the_same_groups_get_the_same_advantages(run_scripted: RunScripted, name
         assert len({float(value) for sample in watched.samples for value in sample.advantages}) > 2
 
 
-def solver_and_judge(assembly: launch.Assembly) -> None:
+def solver_and_judge(assembly: Parts) -> None:
     """Turns the workflow into two roles: the judge is rewarded for agreeing with the solver's reward."""
     play = assembly.workflow.run
 
@@ -146,7 +146,7 @@ def test_each_role_is_credited_by_its_own_estimator(run_scripted: RunScripted, m
     backend, overrides = MODES[mode]
     watched = Watched()
 
-    def prepare(assembly: launch.Assembly) -> None:
+    def prepare(assembly: Parts) -> None:
         solver_and_judge(assembly)
         watched.prepare(assembly)
 
@@ -169,7 +169,7 @@ def test_each_role_is_credited_by_its_own_estimator(run_scripted: RunScripted, m
 def test_a_weight_scales_the_advantages_of_its_role_only(run_scripted: RunScripted, name: str) -> None:
     watched = Watched()
 
-    def prepare(assembly: launch.Assembly) -> None:
+    def prepare(assembly: Parts) -> None:
         solver_and_judge(assembly)
         watched.prepare(assembly)
 
@@ -271,7 +271,7 @@ def test_what_does_not_trains_single_rollouts(run_scripted: RunScripted, name: s
 def test_a_lone_survivor_is_filtered_and_not_pushed(run_scripted: RunScripted) -> None:
     """If one of two rollouts is excluded by its termination reason, the other has no baseline."""
 
-    def prepare(assembly: launch.Assembly) -> None:
+    def prepare(assembly: Parts) -> None:
         play = assembly.workflow.run
 
         async def run(task: Any, completer: Any) -> Episode:

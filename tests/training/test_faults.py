@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import rllm_devkit.scripted_plugin
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineBusy, EngineError
 from rllm_core.errors import RunError, StallError, UserError
@@ -65,7 +66,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
             "training.validation_rollouts=6", "training.checkpoint_every_steps=2", 'training.trackers=["faults"]',
         )  # fmt: skip
         config = load_run_config("say_yes", plugins, overrides=(*small, *overrides), backend="scripted")
-        assembly = launch.assemble(config, plugins)
+        assembly = assemble(config, plugins)
         error: BaseException | None = None
         (path / "summary.json").unlink(missing_ok=True)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from rllm_core.assembly.parts import Parts
 from rllm_core.backend import OptimizerStep
 from rllm_core.errors import RunError
 from rllm_core.run_folder.difficulty import ALL, NONE, SOME, Difficulty
-from rllm_core.training import launch
 from rllm_core.types import Episode
 from rllm_devkit.scripted import ScriptedBackend, ScriptedBatch, ScriptedEngine
 from rllm_viewer.verify import verify
@@ -90,7 +90,7 @@ class CountingBackend(ScriptedBackend):
 
 
 def test_denominators_count_what_is_trained(run_scripted: RunScripted) -> None:
-    def counting(assembly: launch.Assembly) -> None:
+    def counting(assembly: Parts) -> None:
         assembly.backend.__class__ = CountingBackend
 
     run = run_scripted(*GO_WITHOUT, prepare=counting)
@@ -132,7 +132,7 @@ def test_with_refilling_the_same_policy_ends_the_run(
 
 
 def test_a_group_that_failed_is_replaced_in_any_case(run_scripted: RunScripted) -> None:
-    def failing(assembly: launch.Assembly) -> None:
+    def failing(assembly: Parts) -> None:
         play = assembly.workflow.run
 
         async def run(task: Any, completer: Any) -> Episode:
@@ -160,8 +160,8 @@ def test_rollouts_left_out_for_how_they_ended_may_leave_nothing(run_scripted: Ru
 def test_a_resumed_run_equals_one_that_was_never_stopped(run_scripted: RunScripted, tmp_path: Path) -> None:
     """Filtered groups of the step in progress are judged exactly once."""
 
-    def stops_at(step: int) -> Callable[[launch.Assembly], None]:
-        def prepare(assembly: launch.Assembly) -> None:
+    def stops_at(step: int) -> Callable[[Parts], None]:
+        def prepare(assembly: Parts) -> None:
             update = assembly.backend.update_policy
 
             async def update_policy(planned: OptimizerStep) -> Any:
@@ -193,7 +193,7 @@ def test_groups_that_wait_at_a_checkpoint_stay_filtered(run_scripted: RunScripte
     path = tmp_path / "run"
     options = (*GO_WITHOUT, "training.staleness_threshold=3", "training.checkpoint_every_steps=1")
 
-    def stopping(assembly: launch.Assembly) -> None:
+    def stopping(assembly: Parts) -> None:
         update = assembly.backend.update_policy
 
         async def update_policy(planned: OptimizerStep) -> Any:
@@ -233,7 +233,7 @@ def test_difficulty_by_hand() -> None:
 
 
 def test_without_is_correct_nobody_says_how_hard_it_was(run_scripted: RunScripted) -> None:
-    def silent(assembly: launch.Assembly) -> None:
+    def silent(assembly: Parts) -> None:
         play = assembly.workflow.run
 
         async def run(task: Any, completer: Any) -> Episode:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rllm_core import hookimpl
+from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.tasks import TaskStream
 from rllm_core.config import load_run_config
 from rllm_core.engine import TITOCompleter
@@ -264,11 +265,10 @@ def test_a_run_whose_groups_are_all_filtered_ends_with_the_reason(run_scripted: 
 
 def test_groups_too_small_for_the_estimator_are_refused_at_once(plugins: PluginManager, tmp_path: Path) -> None:
     from rllm_core.errors import ConfigError
-    from rllm_core.training import launch
 
     config = load_run_config("say_yes", plugins, overrides=["training.rollouts_per_group=1"], backend="scripted")
     with pytest.raises(ConfigError, match="rollouts_per_group = 1 is too small"):
-        launch.assemble(config, plugins)
+        assemble(config, plugins)
 
 
 def test_state_baseline_trains_groups_of_one(run_scripted: Any) -> None:

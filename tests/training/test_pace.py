@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import rllm_devkit.scripted_plugin
 from benchmarks import virtual_clock
 from benchmarks.simulated import TRAIN_SECONDS, SimulationPlugin
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
@@ -32,7 +33,7 @@ def simulated(folder: Path, *overrides: str) -> list[dict[str, Any]]:
                 "training.validation_rollouts=0", "rollout.max_concurrent_rollouts=16",
                 "own_prompts.tasks=80")  # fmt: skip
     config = load_run_config("own_prompts", plugins, overrides=(*settings, *overrides), backend="simulated")
-    virtual_clock.run(launch.train(launch.assemble(config, plugins), folder, resume=False, progress=Progress()))
+    virtual_clock.run(launch.train(assemble(config, plugins), folder, resume=False, progress=Progress()))
     return [json.loads(line) for line in (folder / "timings.jsonl").read_text().splitlines()]
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rllm_core.assembly.parts import assemble, workflow_of
 from rllm_core.assembly.tasks import TaskStream, spread
 from rllm_core.config import RolloutConfig, load_run_config
 from rllm_core.engine import EngineBusy, EngineError
@@ -19,7 +20,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.journal import JsonLines, cut_after, read_json_lines
 from rllm_core.run_folder.metrics import MetricsAggregator
-from rllm_core.training import evaluation, launch
+from rllm_core.training import evaluation
 from rllm_core.training.requests import RequestMerger, pause_seconds
 from rllm_core.types import SamplingParams, Task, token_ids
 from rllm_devkit.scripted import Script, ScriptedEngine
@@ -301,7 +302,7 @@ def test_evaluation_of_a_checkpoint(run_scripted: Any, plugins: PluginManager) -
     config = load_run_config("say_yes", plugins, backend="scripted")
 
     def measure(checkpoint: Path | None) -> dict[str, Any]:
-        assembly = launch.assemble(config, plugins)
+        assembly = assemble(config, plugins)
         return evaluate(assembly.workflow, evaluation.engine_of_backend(assembly, checkpoint))
 
     def evaluate(workflow: Any, opening: Any) -> dict[str, Any]:
@@ -309,7 +310,7 @@ def test_evaluation_of_a_checkpoint(run_scripted: Any, plugins: PluginManager) -
         return asyncio.run(evaluation.evaluate(config, plugins, workflow, opening, **options))
 
     before, after = measure(None), measure(run.path)
-    alone = evaluate(launch.workflow_of(config, plugins), evaluation.engine_by_name("scripted", config, plugins))
+    alone = evaluate(workflow_of(config, plugins), evaluation.engine_by_name("scripted", config, plugins))
     assert alone == before, "an engine without a backend plays the same rollouts"
     assert (before["tasks"], before["rollouts_per_task"], before["failed"]) == (4, 50, 0)
     [pass_1, pass_5] = after["pass_at_k"]
@@ -342,7 +343,7 @@ def test_lines_are_cut_where_the_checkpoint_was_made(tmp_path: Path) -> None:
 
 def test_dry_run_allocates_nothing_and_prints_what_follows(plugins: PluginManager) -> None:
     config = load_run_config("say_yes", plugins, backend="scripted", overrides=["training.groups_per_step=6"])
-    assembly = launch.assemble(config, plugins)
+    assembly = assemble(config, plugins)
     assert assembly.backend.rollout_engine is None  # type: ignore[attr-defined]
     assert json.loads(json.dumps(config.derived()))["rollouts_per_step"] == 48
 
@@ -363,7 +364,7 @@ def test_what_the_backend_cannot_honour_is_refused(plugins: PluginManager, overr
     from rllm_core.errors import UserError
 
     with pytest.raises(UserError) as caught:
-        launch.assemble(load_run_config("say_yes", plugins, backend="scripted", overrides=[override]), plugins)
+        assemble(load_run_config("say_yes", plugins, backend="scripted", overrides=[override]), plugins)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -373,4 +374,4 @@ def test_a_colocated_backend_refuses_asynchrony(plugins: PluginManager) -> None:
         "say_yes", plugins, backend="scripted_colocated", overrides=["training.staleness_threshold=1"]
     )
     with pytest.raises(ConfigError, match="take turns"):
-        launch.assemble(config, plugins)
+        assemble(config, plugins)

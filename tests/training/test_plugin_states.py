@@ -15,6 +15,7 @@ import pytest
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
+from rllm_core.assembly.parts import Parts
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
@@ -73,7 +74,7 @@ class Run:
         fresh.register(rllm_devkit.scripted_plugin, "testing")
         self.plugins.__dict__.update(fresh.__dict__)
 
-        def breaks(assembly: launch.Assembly) -> None:
+        def breaks(assembly: Parts) -> None:
             original = assembly.backend.update_policy
 
             async def update_policy(step: Any) -> Any:

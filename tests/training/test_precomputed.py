@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from rllm_core import hookimpl
+from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import plot as report
-from rllm_core.training import evaluation, launch
+from rllm_core.training import evaluation
 from rllm_core.types import Episode, Trajectory
 from rllm_devkit.scripted import ScriptedWorkflow
 
@@ -23,10 +24,10 @@ PRECOMPUTED = "algorithm.name=precomputed"
 FILTER = "algorithm.filter_uniform_groups=true"
 
 
-def credited(reward: float | None, role: str = "agent") -> Callable[[launch.Assembly], None]:
+def credited(reward: float | None, role: str = "agent") -> Callable[[Parts], None]:
     """Gives every token of "yes" credit 1 and every other token -1; the reward does not depend on the answer."""
 
-    def prepare(assembly: launch.Assembly) -> None:
+    def prepare(assembly: Parts) -> None:
         play = assembly.workflow.run
 
         async def run(task: Any, completer: Any) -> Episode:
@@ -91,7 +92,7 @@ def test_groups_with_equal_rewards_are_filtered_all_the_same(run_scripted: RunSc
 def test_a_role_without_rewards_stays_beside_one_with_them(run_scripted: RunScripted) -> None:
     """The filter drops the role whose equal rewards teach nothing, and keeps this one."""
 
-    def prepare(assembly: launch.Assembly) -> None:
+    def prepare(assembly: Parts) -> None:
         credited(None, role="critic")(assembly)
         play = assembly.workflow.run
 
@@ -105,7 +106,7 @@ def test_a_role_without_rewards_stays_beside_one_with_them(run_scripted: RunScri
 
     samples: list[str] = []
 
-    def watched(assembly: launch.Assembly) -> None:
+    def watched(assembly: Parts) -> None:
         prepare(assembly)
         transform = assembly.backend.transform_to_backend_batch
 
@@ -133,13 +134,13 @@ def test_a_role_without_rewards_stays_beside_one_with_them(run_scripted: RunScri
 def test_what_would_change_no_reward_is_refused(plugins: PluginManager, overrides: tuple[str, ...]) -> None:
     config = load_run_config("say_yes", plugins, overrides=(PRECOMPUTED, *overrides), backend="scripted")
     with pytest.raises(ConfigError, match=r"must be .*: estimator 'precomputed' uses no rewards"):
-        launch.assemble(config, plugins)
+        assemble(config, plugins)
 
 
 @pytest.mark.parametrize("engine", [None, "scripted"])
 def test_an_evaluation_without_rewards_says_so(plugins: PluginManager, engine: str | None) -> None:
     config = load_run_config("say_yes", plugins, overrides=(PRECOMPUTED,), backend="scripted")
-    assembly = launch.assemble(config, plugins)
+    assembly = assemble(config, plugins)
     credited(None)(assembly)
     workflow: ScriptedWorkflow = assembly.workflow  # type: ignore[assignment]
     opening = (

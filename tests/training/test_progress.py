@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rllm_core.assembly.parts import Parts
 from rllm_core.engine import EngineError
-from rllm_core.training import launch
 from rllm_core.training import progress as progress_module
 from rllm_core.training.pace import Now
 from rllm_core.training.progress import LiveProgress, PlainProgress, Progress
@@ -70,7 +70,7 @@ def test_plain_lines_say_that_a_long_step_goes_on(
 ) -> None:
     monkeypatch.setattr(progress_module, "PLAIN_BETWEEN_STEPS_SECONDS", 0.02)
 
-    def takes_long(assembly: launch.Assembly) -> None:
+    def takes_long(assembly: Parts) -> None:
         original = assembly.backend.update_policy
 
         async def update_policy(step: Any) -> Any:
@@ -130,7 +130,7 @@ def test_the_live_view_of_a_synchronous_run_is_short(run_scripted: Any) -> None:
 def test_what_is_in_flight_changes_while_a_step_is_trained(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     progress, shown = Watched(), []
 
-    def watches(assembly: launch.Assembly) -> None:
+    def watches(assembly: Parts) -> None:
         original = assembly.backend.update_policy
         monkeypatch.setattr(type(assembly.backend).script, "latency_seconds", lambda generator: 0.05)
 
@@ -149,7 +149,7 @@ def test_what_is_in_flight_changes_while_a_step_is_trained(run_scripted: Any, mo
 
 
 def test_a_resumed_run_shows_the_whole_of_it(run_scripted: Any) -> None:
-    def broken(assembly: launch.Assembly) -> None:
+    def broken(assembly: Parts) -> None:
         original = assembly.backend.update_policy
 
         async def update_policy(step: Any) -> Any:
@@ -201,7 +201,7 @@ class Broken(Progress):
 def test_a_display_that_fails_does_not_stop_a_run(
     run_scripted: Any, method: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tells_everything(assembly: launch.Assembly) -> None:
+    def tells_everything(assembly: Parts) -> None:
         def failure(number: int) -> Exception | None:
             return EngineError("no") if number == 20 else None
 

@@ -13,6 +13,7 @@ import pytest
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
+from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.builtin.sandbox import ChildSandbox
 from rllm_core.config import load_run_config
 from rllm_core.errors import PluginError, RunError, StallError
@@ -163,23 +164,23 @@ class Isolation:
 
 
 @pytest.fixture
-def assembly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., launch.Assembly]:
+def assembly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Parts]:
     monkeypatch.setattr(rllm_devkit.scripted, "ScriptedWorkflow", Recorded)
     monkeypatch.setattr(Recorded, "calls", [])
 
-    def assemble(*overrides: str) -> launch.Assembly:
+    def assembled(*overrides: str) -> Parts:
         plugins = PluginManager.from_environment(no_plugins=True)
         plugins.register(rllm_devkit.scripted_plugin, "testing")
         plugins.register(Isolation(), "isolation")
         small = ("training.steps=1", "training.groups_per_step=2", "training.rollouts_per_group=2",
                  "training.validation_rollouts=2")  # fmt: skip
         config = load_run_config("say_yes", plugins, overrides=(*small, *overrides), backend="scripted")
-        return launch.assemble(config, plugins)
+        return assemble(config, plugins)
 
-    return assemble
+    return assembled
 
 
-def train(assembly: launch.Assembly, folder: Path) -> dict[str, Any]:
+def train(assembly: Parts, folder: Path) -> dict[str, Any]:
     try:
         asyncio.run(launch.train(assembly, folder, resume=False, progress=Progress()))
     finally:
@@ -188,14 +189,14 @@ def train(assembly: launch.Assembly, folder: Path) -> dict[str, Any]:
 
 
 def test_a_workflow_is_opened_before_and_closed_after_all_rollouts(
-    assembly: Callable[..., launch.Assembly], tmp_path: Path
+    assembly: Callable[..., Parts], tmp_path: Path
 ) -> None:
     train(assembly(), tmp_path / "run")
     first, *between, last = Recorded.calls
     assert (first, set(between), last) == ("open", {"run"}, "close")
 
 
-def test_an_evaluation_opens_and_closes_it_too(assembly: Callable[..., launch.Assembly]) -> None:
+def test_an_evaluation_opens_and_closes_it_too(assembly: Callable[..., Parts]) -> None:
     a = assembly()
     opening = evaluation.engine_of_backend(a, None)
     asyncio.run(
@@ -206,7 +207,7 @@ def test_an_evaluation_opens_and_closes_it_too(assembly: Callable[..., launch.As
 
 
 def test_what_was_half_opened_is_closed(
-    assembly: Callable[..., launch.Assembly], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    assembly: Callable[..., Parts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
         raise RunError("the server does not start")
@@ -219,7 +220,7 @@ def test_what_was_half_opened_is_closed(
 
 
 def test_opening_has_a_deadline(
-    assembly: Callable[..., launch.Assembly], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    assembly: Callable[..., Parts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Recorded, "opening", staticmethod(lambda: 300))
     with pytest.raises(StallError, match=r"open\(\) of workflow 'say_yes' did not end within 1 s"):
@@ -229,7 +230,7 @@ def test_opening_has_a_deadline(
 
 @pytest.mark.parametrize("fault", ["raises", "hangs"])
 def test_a_workflow_that_does_not_close_changes_nothing_about_the_run(
-    assembly: Callable[..., launch.Assembly], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    assembly: Callable[..., Parts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     noted: list[str] = []
 
@@ -245,9 +246,7 @@ def test_a_workflow_that_does_not_close_changes_nothing_about_the_run(
     assert any("close() of workflow 'say_yes'" in text for text in noted), noted
 
 
-def test_the_sandbox_of_the_run_file_is_used_and_closed(
-    assembly: Callable[..., launch.Assembly], tmp_path: Path
-) -> None:
+def test_the_sandbox_of_the_run_file_is_used_and_closed(assembly: Callable[..., Parts], tmp_path: Path) -> None:
     a = assembly("rollout.sandbox=own")
     chosen: Any = type(a.workflow.services.sandbox)
     assert chosen.__name__ == "OwnSandbox"
@@ -256,7 +255,7 @@ def test_the_sandbox_of_the_run_file_is_used_and_closed(
 
 
 def test_a_sandbox_that_does_not_exist_is_an_error_before_anything_is_allocated(
-    assembly: Callable[..., launch.Assembly],
+    assembly: Callable[..., Parts],
 ) -> None:
     with pytest.raises(PluginError, match="no sandbox named 'gvisor'; installed: child, own"):
         assembly("rollout.sandbox=gvisor")

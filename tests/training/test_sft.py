@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
-from rllm_core.training import launch
 from rllm_core.types import Step
 from rllm_devkit.scripted import ScriptedBackend
 
@@ -84,7 +84,7 @@ def test_a_resumed_run_is_one_that_was_never_stopped(sft: Sft, tmp_path: Path, b
     whole = sft("training.steps=8", backend=backend, path=tmp_path / "whole")
     settings = ("training.steps=8", "training.checkpoint_every_steps=3")
 
-    def fails(assembly: launch.Assembly) -> None:
+    def fails(assembly: Parts) -> None:
         original = assembly.backend.update_policy
 
         async def update(step: Any) -> Any:
@@ -149,7 +149,7 @@ def test_what_does_not_go_together(
 ) -> None:
     train = write(tmp_path / "train.jsonl", ["yes"])
     with pytest.raises(ConfigError, match=complaint) as raised:
-        launch.assemble(
+        assemble(
             load_run_config("sft", plugins, overrides=[f"sft.train={train}", *overrides], backend="scripted"), plugins
         )
     assert "\n" not in str(raised.value)
@@ -159,7 +159,7 @@ def test_the_likelihood_of_a_workflow_that_samples_is_not_maximised(plugins: Plu
     overrides = ["algorithm.name=sft", "algorithm.loss=cross_entropy"]
     config = load_run_config("say_yes", plugins, overrides=overrides, backend="scripted")
     with pytest.raises(ConfigError, match=r"workflow 'say_yes' samples from the model; set workflow = 'sft'"):
-        launch.assemble(config, plugins)
+        assemble(config, plugins)
 
 
 def test_validation_needs_log_probabilities(
@@ -169,13 +169,13 @@ def test_validation_needs_log_probabilities(
     train = write(tmp_path / "train.jsonl", ["yes"])
     config = load_run_config("sft", plugins, overrides=[f"sft.train={train}"], backend="scripted")
     with pytest.raises(ConfigError, match=r"training.validation_rollouts must be 0: backend 'scripted'"):
-        launch.assemble(config, plugins)
+        assemble(config, plugins)
 
 
 def test_a_dry_run_says_how_many_epochs_it_is(plugins: PluginManager, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", ["yes"] * 10)
     overrides = [f"sft.train={train}", "training.steps=5", "training.groups_per_step=3"]
-    assembly = launch.assemble(load_run_config("sft", plugins, overrides=overrides, backend="scripted"), plugins)
+    assembly = assemble(load_run_config("sft", plugins, overrides=overrides, backend="scripted"), plugins)
     assert "5 steps train 15 rows, 1.5 epochs of 10" in assembly.notes
 
 
@@ -185,7 +185,7 @@ def test_it_is_not_evaluated(plugins: PluginManager, tmp_path: Path) -> None:
     config = load_run_config(
         "sft", plugins, overrides=[f"sft.train={write(tmp_path / 'a.jsonl', ['yes'])}"], backend="scripted"
     )
-    assembly = launch.assemble(config, plugins)
+    assembly = assemble(config, plugins)
     opening = evaluation.engine_of_backend(assembly, None)
     with pytest.raises(ConfigError, match="workflow 'sft' never asks the model"):
         asyncio.run(
@@ -196,7 +196,7 @@ def test_it_is_not_evaluated(plugins: PluginManager, tmp_path: Path) -> None:
 
 
 def test_a_mixed_workflow_learns_each_role_its_own_way(run_scripted: RunScripted) -> None:
-    def with_an_expert(assembly: launch.Assembly) -> None:
+    def with_an_expert(assembly: Parts) -> None:
         original = assembly.workflow.run
 
         async def run(task: Any, completer: Any) -> Any:

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from rllm_core.assembly import tasks as tasks_module
+from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.tasks import Tasks
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager
-from rllm_core.training import evaluation, launch
+from rllm_core.training import evaluation
 from rllm_core.types import Task
 from rllm_core.workflow import Split
 from rllm_devkit.scripted import ScriptedWorkflow
@@ -113,7 +114,7 @@ def test_what_is_no_list_of_tasks_is_refused_before_anything_is_made(
     tasks_return(returns)
     config = load_run_config("say_yes", plugins, backend="scripted")
     with pytest.raises(error, match="workflow 'say_yes'.*" + re.escape(message)) as raised:
-        launch.assemble(config, plugins)
+        assemble(config, plugins)
     assert "\n" not in str(raised.value)
 
 
@@ -123,7 +124,7 @@ def test_what_never_ends_is_refused(
     monkeypatch.setattr(tasks_module, "MAX_GENERATED_TASKS", 50)
     tasks_return(lambda split: (task(f"{split}-{number}") for number in itertools.count()))
     with pytest.raises(PluginError, match="yields more than 50 tasks, or never ends; end it, or return a sequence"):
-        launch.assemble(load_run_config("say_yes", plugins, backend="scripted"), plugins)
+        assemble(load_run_config("say_yes", plugins, backend="scripted"), plugins)
 
 
 def test_an_evaluation_refuses_the_same(plugins: PluginManager, tasks_return: Callable[[Any], None]) -> None:

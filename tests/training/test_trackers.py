@@ -15,6 +15,7 @@ import pytest
 from pydantic import SecretStr
 
 from rllm_core import hookimpl, providers
+from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.config import RunConfig, Section, load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
@@ -172,7 +173,7 @@ def test_a_tracker_that_hangs_does_not_keep_the_run(play: Any, method: str, rele
     assert board.calls[-1][0] == method
     assert "1 s" in run.summary["tracker_failures"]["board"]
     assert len(notes) == 1
-    assert run.assembly.is_hung, "its thread is left behind"
+    assert run.assembly.left_running, "its thread is left behind"
 
 
 def test_nobody_waits_for_a_slow_tracker(play: Any, released: threading.Event) -> None:
@@ -191,7 +192,7 @@ def test_nobody_waits_for_a_slow_tracker(play: Any, released: threading.Event) -
 
 
 def test_a_failed_run_tells_its_tracker_so(play: Any) -> None:
-    def break_it(assembly: launch.Assembly) -> None:
+    def break_it(assembly: Parts) -> None:
         async def update(*arguments: Any, **options: Any) -> Any:
             raise RuntimeError("out of memory")
 
@@ -206,7 +207,7 @@ def test_a_failed_run_tells_its_tracker_so(play: Any) -> None:
 def test_a_resumed_run_repeats_the_steps_after_its_checkpoint(play: Any, tmp_path: Path) -> None:
     every_two = "training.checkpoint_every_steps=2"
 
-    def prepare(assembly: launch.Assembly) -> None:
+    def prepare(assembly: Parts) -> None:
         original = assembly.backend.update_policy
         calls = 0
 
@@ -262,7 +263,7 @@ def test_a_tracker_that_cannot_be_constructed_ends_the_run_before_it_begins(
 ) -> None:
     Board.misbehave = raising("construct", error)
     with pytest.raises(PluginError) as caught:
-        assemble(plugins, '["board"]')
+        assembled(plugins, '["board"]')
     assert says in str(caught.value)
     assert caught.value.__cause__ is error
 
@@ -272,23 +273,23 @@ def test_what_a_constructor_says_about_the_run_file_is_said_as_it_is(
 ) -> None:
     Board.misbehave = raising("construct", ConfigError("board.colour: there is no paint"))
     with pytest.raises(ConfigError, match=r"^board\.colour: there is no paint$"):
-        assemble(plugins, '["board"]')
+        assembled(plugins, '["board"]')
 
 
 def test_a_tracker_that_cannot_be_imported_or_is_named_twice_is_an_error_at_the_start(
     plugins: PluginManager, released: threading.Event
 ) -> None:
     with pytest.raises(PluginError, match="rllm_nowhere"):
-        assemble(plugins, '["gone"]')
+        assembled(plugins, '["gone"]')
     with pytest.raises(ConfigError, match=r"training\.trackers names 'board' twice"):
-        assemble(plugins, '["board", "board"]')
+        assembled(plugins, '["board", "board"]')
 
 
-def assemble(plugins: PluginManager, names: str) -> None:
+def assembled(plugins: PluginManager, names: str) -> None:
     if "boards" not in {info.name for info in plugins.plugins()}:
         plugins.register(Plugin(), "boards")
     config = load_run_config("say_yes", plugins, overrides=[f"training.trackers={names}"], backend="scripted")
-    launch.assemble(config, plugins)
+    assemble(config, plugins)
 
 
 # --------------------------------------------------------------------------------------------------------------------

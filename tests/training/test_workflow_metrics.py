@@ -12,6 +12,7 @@ import pytest
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
+from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import TrackerProvider
@@ -53,7 +54,7 @@ class Plugin:
 
 
 @pytest.fixture
-def assembly(monkeypatch: pytest.MonkeyPatch) -> launch.Assembly:
+def assembly(monkeypatch: pytest.MonkeyPatch) -> Parts:
     monkeypatch.setattr(scripted, "ScriptedWorkflow", Measured)
     monkeypatch.setattr(scripted, "Collecting", Collecting, raising=False)
     plugins = PluginManager.from_environment(no_plugins=True)
@@ -61,10 +62,10 @@ def assembly(monkeypatch: pytest.MonkeyPatch) -> launch.Assembly:
     plugins.register(Plugin(), "collecting")
     small = ("training.steps=2", "training.groups_per_step=4", "training.rollouts_per_group=2", "say_yes.tasks=4",
              "training.validation_rollouts=10", "training.trackers=['collecting']")  # fmt: skip
-    return launch.assemble(load_run_config("say_yes", plugins, overrides=small, backend="scripted"), plugins)
+    return assemble(load_run_config("say_yes", plugins, overrides=small, backend="scripted"), plugins)
 
 
-def test_of_training_and_validation(assembly: launch.Assembly, tmp_path: Path) -> None:
+def test_of_training_and_validation(assembly: Parts, tmp_path: Path) -> None:
     asyncio.run(launch.train(assembly, tmp_path / "run", resume=False, progress=Progress()))
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["workflow/number"] for row in rows] == [1.5, 1.5], "the mean of tasks 0 to 3"
@@ -76,7 +77,7 @@ def test_of_training_and_validation(assembly: launch.Assembly, tmp_path: Path) -
     assert [metrics["workflow/number"] for _, metrics in Collecting.logged if "workflow/number" in metrics] == [1.5] * 2
 
 
-def test_of_an_evaluation(assembly: launch.Assembly) -> None:
+def test_of_an_evaluation(assembly: Parts) -> None:
     opening = evaluation.engine_of_backend(assembly, None)
     result = asyncio.run(
         evaluation.evaluate(

@@ -18,13 +18,13 @@ from rllm_verl.backend import VerlBackend
 from rllm_verl.engine import VerlEngine
 from verl_runs import SEPARATED, command_line, run_config
 
+from rllm_core.assembly.parts import assemble
 from rllm_core.backend import OptimizerStep, PolicyUpdate
 from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import KINDS
-from rllm_core.training import launch
 from rllm_core.types import Floats, MediaChunk, SamplingParams, TokenIds, TokenOutput, TrainingSample, token_ids
 
 GREATEST_GAP = 1e-5
@@ -112,7 +112,7 @@ class Session:
 @pytest.fixture(scope="module")
 def session(model: Path) -> Iterator[Session]:
     config = run_config(model, *SEPARATED, *LOSSES, *KL, *STALE, *FAST, "verl.mini_batches=2")
-    assembly = launch.assemble(config, PluginManager.from_environment())
+    assembly = assemble(config, PluginManager.from_environment())
     backend = assembly.backend
     assert isinstance(backend, VerlBackend)
     parser = assembly.parser()

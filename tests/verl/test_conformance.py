@@ -8,8 +8,8 @@ from pathlib import Path
 from rllm_verl.backend import VerlBackend
 from verl_runs import run_config
 
+from rllm_core.assembly.parts import assemble
 from rllm_core.plugins import PluginManager
-from rllm_core.training import launch
 from rllm_devkit.checks import check_backend
 
 GREATEST_GAP = 1e-5
@@ -24,7 +24,7 @@ def test_colocated_the_contracts_are_kept(model: Path, tmp_path: Path) -> None:
         "optimizer.warmup_steps=0",
         "rollout.max_response_tokens=6",
     )
-    parser = launch.assemble(config, plugins).parser()
+    parser = assemble(config, plugins).parser()
     results = asyncio.run(
         check_backend(
             lambda changed: VerlBackend(changed, plugins),

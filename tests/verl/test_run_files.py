@@ -16,11 +16,11 @@ from rllm_verl import verl_api
 from rllm_verl.backend import VerlBackend
 from rllm_verl.settings import verl_config
 
+from rllm_core.assembly.parts import assemble
 from rllm_core.cli import Session, cli
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
-from rllm_core.training import launch
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = sorted((REPOSITORY / "plugins" / "rllm-verl" / "examples").glob("*.toml"))
@@ -174,7 +174,7 @@ def test_another_version_of_verl_is_refused_with_both(
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {version}\n", encoding="utf-8")
     monkeypatch.syspath_prepend(about.parent)
     with pytest.raises(ConfigError) as caught:
-        launch.assemble(load_run_config(str(sort), plugins), plugins)
+        assemble(load_run_config(str(sort), plugins), plugins)
     [line] = str(caught.value).splitlines()
     assert f"{version} is installed" in line
     assert all(str(bound) in line for bound in verl_api.SUPPORTED)
@@ -243,7 +243,7 @@ REFUSED = {
 def test_what_cannot_work_is_refused(name: str, sort: Path, plugins: PluginManager) -> None:
     overrides, message = REFUSED[name]
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        launch.assemble(load_run_config(str(sort), plugins, overrides=overrides), plugins)
+        assemble(load_run_config(str(sort), plugins, overrides=overrides), plugins)
     assert "\n" not in str(caught.value)
 
 
@@ -266,7 +266,7 @@ def test_a_model_that_cannot_be_trained_is_refused(
     (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
     config = load_run_config(str(sort), plugins, overrides=[f"model.path={folder}"], parser=parser)
     with pytest.raises(ConfigError, match=message):
-        launch.assemble(config, plugins)
+        assemble(config, plugins)
 
 
 def test_a_refusal_is_one_line_and_allocates_nothing(sort: Path) -> None:

@@ -4,9 +4,9 @@
     faults.inject("engine.get_token_outputs_from_token_input", raises(EngineBusy("429")), when=share(0.2))
     faults.inject("backend.update_policy", raises(OSError("device lost"), after=True), when=at(3))
     plugins.register(faults.plugin(), "faults")
-    assembly = launch.assemble(load_run_config(...), plugins)
-    with faults.installed(assembly, run_dir):
-        asyncio.run(launch.train(assembly, run_dir, resume=False, progress=Progress()))
+    parts = assemble(load_run_config(...), plugins)
+    with faults.installed(parts, run_dir):
+        asyncio.run(launch.train(parts, run_dir, resume=False, progress=Progress()))
     assert verify(run_dir).holds
 
 A fault-injection point has the name of its method: ``workflow.run``, ``completer.complete``,
@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rllm_core import hookspecs, providers
+from rllm_core.assembly.parts import Parts
 from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, derive_seed
 from rllm_core.hookspecs import hookimpl
 from rllm_core.tracker import Status, Tracker
-from rllm_core.training.launch import Assembly
 from rllm_core.types import Task
 from rllm_core.workflow import Workflow
 from rllm_devkit.disk import OPERATIONS, InterceptedDisk, Operation
@@ -189,7 +189,7 @@ class Faults:
         return _Plugin(**hooks, trackers=_trackers)
 
     @contextlib.contextmanager
-    def installed(self, assembly: Assembly, run_dir: Path) -> Iterator[None]:
+    def installed(self, assembly: Parts, run_dir: Path) -> Iterator[None]:
         """Installs the faults in a run; disk faults end with the context."""
         self._install(assembly)
         token = _installed.set(self)
@@ -202,7 +202,7 @@ class Faults:
     # ----------------------------------------------------------------------------------------------------------------
     # Fault-injection points
 
-    def _install(self, assembly: Assembly) -> None:
+    def _install(self, assembly: Parts) -> None:
         backend, workflow = assembly.backend, assembly.workflow
         for seam in _BACKEND:
             self._wrap(backend, seam)

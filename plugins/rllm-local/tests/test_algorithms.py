@@ -32,6 +32,7 @@ from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.samples import training_samples
 from rllm_core.algorithms.torch_losses import LossInputs
+from rllm_core.assembly.parts import assemble
 from rllm_core.builtin.losses import ReinforceLoss
 from rllm_core.config import OptimizerConfig, load_run_config
 from rllm_core.engine import Completer
@@ -251,7 +252,7 @@ def play(monkeypatch: pytest.MonkeyPatch, model_folder: Path, tmp_path: Path) ->
             "optimizer.learning_rate=1e-3",
         )
         config = load_run_config("graded", plugins, overrides=(*settings, *overrides))
-        assembly = launch.assemble(config, plugins)
+        assembly = assemble(config, plugins)
         summary = asyncio.run(launch.train(assembly, tmp_path / folder, resume=False, progress=Progress()))
         assert summary["status"] == "completed"
         assert verify(tmp_path / folder).problems == []

@@ -27,6 +27,7 @@ from rllm_local.model import load_model, settings_for
 from rllm_local.sampler import generate
 
 from rllm_core import hookimpl
+from rllm_core.assembly.parts import assemble
 from rllm_core.backend import OptimizerStep, PolicyUpdate
 from rllm_core.config import RunConfig, load_run_config
 from rllm_core.engine import Completer, EngineError
@@ -298,7 +299,7 @@ def configured(plugins: PluginManager, model_folder: Path) -> Build:
 @pytest.fixture
 def play(plugins: PluginManager) -> Callable[..., dict[str, Any]]:
     def run(config: RunConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
-        assembly = launch.assemble(config, plugins)
+        assembly = assemble(config, plugins)
         summary = asyncio.run(launch.train(assembly, run_dir, resume=resume, progress=Progress()))
         checked = verify(run_dir)
         assert checked.problems == []
@@ -441,9 +442,9 @@ def test_synchronous_training_learns_as_colocated_does(
 @pytest.mark.parametrize("more", [(), ("training.partial_rollout=true",)], ids=["drained", "partial"])
 def test_asynchronous_training_needs_it(configured: Build, plugins: PluginManager, more: tuple[str, ...]) -> None:
     asynchronous = ("training.staleness_threshold=1", *more)
-    assert not launch.assemble(configured(*asynchronous), plugins).backend.capabilities(configured()).colocated
+    assert not assemble(configured(*asynchronous), plugins).backend.capabilities(configured()).colocated
     with pytest.raises(ConfigError, match=r"training\.staleness_threshold = 1\.0 must be 0: backend 'local' shares"):
-        launch.assemble(configured(*asynchronous, "local.generation=colocated"), plugins)
+        assemble(configured(*asynchronous, "local.generation=colocated"), plugins)
 
 
 def test_what_it_promises(configured: Build) -> None:

@@ -36,6 +36,7 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from rllm_core import hookimpl
+from rllm_core.assembly.parts import assemble
 from rllm_core.backend import OptimizerStep
 from rllm_core.config import load_run_config
 from rllm_core.engine import Completer
@@ -195,7 +196,7 @@ def train(plugins: PluginManager, folder: Path, run_dir: Path, *overrides: str, 
         "optimizer.warmup_steps=5",
     )
     config = load_run_config("colours", plugins, overrides=(*settings, *overrides))
-    return asyncio.run(launch.train(launch.assemble(config, plugins), run_dir, resume=resume, progress=Progress()))
+    return asyncio.run(launch.train(assemble(config, plugins), run_dir, resume=resume, progress=Progress()))
 
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:

@@ -15,11 +15,11 @@ from rllm_trackers.mlflow import metric_name
 from rllm_trackers.tables import flat
 
 import rllm_devkit.scripted_plugin
+from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import FIRST_PARTY, PluginManager
 from rllm_core.providers import TrackerProvider
-from rllm_core.training import launch
 
 LIBRARIES = {
     "mlflow": "mlflow",
@@ -39,9 +39,9 @@ def plugins() -> PluginManager:
     return manager
 
 
-def assemble(plugins: PluginManager, tracker: str, *overrides: str) -> launch.Assembly:
+def assembled(plugins: PluginManager, tracker: str, *overrides: str) -> Parts:
     named = (f'training.trackers=["{tracker}"]', *overrides)
-    return launch.assemble(load_run_config("say_yes", plugins, overrides=named, backend="scripted"), plugins)
+    return assemble(load_run_config("say_yes", plugins, overrides=named, backend="scripted"), plugins)
 
 
 def without(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_a_missing_library_is_one_line_with_the_command_that_installs_it(
     without(LIBRARIES[tracker], monkeypatch)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     with pytest.raises(PluginError) as caught:
-        assemble(plugins, tracker)
+        assembled(plugins, tracker)
     message = str(caught.value)
     assert message.startswith(f"tracker '{tracker}' needs {LIBRARIES[tracker]}")
     assert message.endswith(f"pip install 'rllm-trackers[{tracker}]'")
@@ -101,7 +101,7 @@ def test_each_extra_brings_the_library(tracker: str) -> None:
 )
 def test_sections_are_checked(override: str, says: str, plugins: PluginManager) -> None:
     with pytest.raises(ConfigError, match=says):
-        assemble(plugins, override.partition(".")[0], override)
+        assembled(plugins, override.partition(".")[0], override)
 
 
 @every_tracker

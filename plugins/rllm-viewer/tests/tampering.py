@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rllm_devkit.scripted_plugin
+from rllm_core.assembly.parts import assemble
 from rllm_core.backend import OptimizerStep
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineError
@@ -60,7 +61,7 @@ def train(
     own = [override for override in overrides if not override.startswith("backend=")]
     backend = next((o.removeprefix("backend=") for o in overrides if o.startswith("backend=")), "scripted")
     config = load_run_config("say_yes", plugins, overrides=(*SMALL, *own), backend=backend)
-    assembly = launch.assemble(config, plugins)
+    assembly = assemble(config, plugins)
     trained = assembly.backend.update_policy
 
     async def update_policy(step: OptimizerStep) -> Any:

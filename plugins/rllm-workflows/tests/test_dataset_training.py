@@ -14,6 +14,7 @@ import rllm_workflows
 from rllm_workflows.sort import is_held_out, prompt
 
 import rllm_devkit.scripted_plugin
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
@@ -33,7 +34,7 @@ def assembled(path, *overrides):
     plugins.register(rllm_workflows, "workflows")
     small = ("training.steps=3", "training.groups_per_step=4", "training.rollouts_per_group=4")
     chosen = (f"dataset.train_file={path}", "dataset.held_out_share=0.3", *small, *overrides)
-    return launch.assemble(load_run_config("dataset", plugins, overrides=chosen, backend="scripted"), plugins)
+    return assemble(load_run_config("dataset", plugins, overrides=chosen, backend="scripted"), plugins)
 
 
 @pytest.mark.slow

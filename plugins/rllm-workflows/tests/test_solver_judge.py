@@ -21,6 +21,7 @@ from rllm_workflows.solver_judge import (
 )
 
 from rllm_core.algorithms.grouping import group_trajectories
+from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.engine import EngineError, RolloutEngine, TITOCompleter
 from rllm_core.plugins import PluginManager
@@ -381,7 +382,7 @@ def test_three_steps_are_trained_and_the_books_balance(tmp_path):
     plugins = PluginManager.from_environment()
     config = load_run_config("solver_judge", plugins, overrides=overrides, backend="local")
     run_dir = tmp_path / "run"
-    summary = asyncio.run(launch.train(launch.assemble(config, plugins), run_dir, resume=False, progress=Progress()))
+    summary = asyncio.run(launch.train(assemble(config, plugins), run_dir, resume=False, progress=Progress()))
     assert (summary["status"], summary["books"]["trained"]) == ("completed", 3 * 2 * 4)
     assert verify(run_dir).problems == []
     written = [json.loads(line)["episode"] for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]

@@ -181,7 +181,7 @@ _Checks = Callable[[], list[CheckResult]]
 
 
 def _workflow(subject: _Subject) -> _Checks:
-    from rllm_core.training.launch import workflow_of
+    from rllm_core.assembly.parts import workflow_of
     from rllm_core.workflow import Workflow
     from rllm_devkit.checks.workflows import check_workflow
 
@@ -286,8 +286,8 @@ def _engine(subject: _Subject) -> _Checks:
 
 
 def _backend(subject: _Subject) -> _Checks:
+    from rllm_core.assembly.parts import assemble
     from rllm_core.backend import BackendProtocol
-    from rllm_core.training.launch import assemble
     from rllm_devkit.checks.backends import check_backend
 
     backend_class = subject.loaded(BackendProtocol)
