@@ -190,7 +190,12 @@ class Observers:
         self.failures[plugin] += 1
         self.first_failures.setdefault(plugin, late)
         self.disabled.add(plugin)
-        logger.warning("plugin %r: %s; its observers are disabled for the rest of the run", plugin, late)
+        logger.warning(
+            "plugin %r: %s took longer than %g s; its observers are disabled for the rest of the run",
+            plugin,
+            hook,
+            self.deadline_seconds,
+        )
 
     def _report(self, hook: str, plugin: str, error: Exception) -> None:
         self.failures[plugin] += 1
