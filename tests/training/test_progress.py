@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from rllm_core.engine import EngineError
+from rllm_core.run_folder import progress as progress_module
+from rllm_core.run_folder.progress import LiveProgress, PlainProgress, Progress
+from rllm_core.run_folder.results import Now
 from rllm_core.training import launch
-from rllm_core.training import progress as progress_module
-from rllm_core.training.pace import Now
-from rllm_core.training.progress import LiveProgress, PlainProgress, Progress
 
 AHEAD = ("training.staleness_threshold=1", "training.partial_rollout=true")
 
