@@ -35,8 +35,8 @@ from rllm_core.engine import TITOCompleter
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.tracking import Trackers
-from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import Attempt, Rollout, RolloutKey, RolloutRunner
 from rllm_core.training.trainer import Trainer
 from rllm_core.types import Episode, SamplingParams, Task, TokenOutput

@@ -14,9 +14,9 @@ from benchmarks.workloads import plugin_manager, run_config
 from rllm_core.assembly.parts import assemble
 from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.progress import Progress
+from rllm_core.run_folder.results import ValidationResult
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
-from rllm_core.training.validation import ValidationResult
 
 COUNTS = ("sampled_tokens", "trained_tokens", "reward_mean")
 

@@ -39,6 +39,8 @@ MOVED: dict[str, str] = {
     "rllm_core.training.guard_process": "rllm_core.limits.guard_process",
     "rllm_core.training.journal": "rllm_core.run_folder.journal",
     "rllm_core.training.metrics": "rllm_core.run_folder.metrics",
+    "rllm_core.training.progress": "rllm_core.run_folder.progress",
+    "rllm_core.training.reporting": "rllm_core.run_folder.reporting",
     "rllm_core.training.report": "rllm_core.run_folder.plot",
     "rllm_core.training.run_dir": "rllm_core.run_folder.folder",
     "rllm_core.training.running": "rllm_core.limits.running",

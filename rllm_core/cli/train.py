@@ -56,8 +56,8 @@ def train(
     from rllm_core.config import load_run_config, to_toml
     from rllm_core.limits.guard import Guard
     from rllm_core.limits.running import run
+    from rllm_core.run_folder.progress import for_terminal
     from rllm_core.training import launch
-    from rllm_core.training.progress import for_terminal
 
     if resume and run_dir is None:
         raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")

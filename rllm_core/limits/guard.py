@@ -59,6 +59,16 @@ def leave(exit_code: int, message: str = "") -> NoReturn:
     os._exit(exit_code)
 
 
+def stack_of(frame: FrameType | None) -> list[Frame]:
+    """Lists a frame and its callers, innermost first."""
+    frames = []
+    while frame is not None:
+        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+        frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name, module))
+        frame = frame.f_back
+    return frames
+
+
 def _beat_all() -> None:
     for guard in _active:
         guard.beat()
@@ -130,12 +140,7 @@ class Guard:
             os.write(self._beats, line)
 
     def _blocked(self, number: int, frame: FrameType | None) -> NoReturn:
-        frames = []
-        while frame is not None:
-            code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
-            frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name, module))
-            frame = frame.f_back
-        place, task = place_among(frames), asyncio.current_task(self._loop)
+        place, task = place_among(stack_of(frame)), asyncio.current_task(self._loop)
         what = task.get_name() if task is not None else "a callback"
         where = f" at {place.where} in {place.function}()" if place is not None else ""
         message = (

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from rllm_core.errors import RunError, StallError
+from rllm_core.limits.guard import stack_of
 from rllm_core.limits.timeouts import GRACE_SECONDS, first_of, stop, whereabouts, within
-from rllm_core.plugins.blame import Frame, place_among
+from rllm_core.plugins.blame import place_among
 
 ResultT = TypeVar("ResultT")
 
@@ -87,10 +88,5 @@ async def _stop_the_rest() -> list[str]:
 
 def standing_at(thread: threading.Thread) -> str:
     """Returns the line of plugin or user code that a thread is running."""
-    frame, frames = sys._current_frames().get(thread.ident or 0), []
-    while frame is not None:
-        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
-        frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name, module))
-        frame = frame.f_back
-    place = place_among(frames)
+    place = place_among(stack_of(sys._current_frames().get(thread.ident or 0)))
     return place.where if place is not None else "an unknown line"

@@ -44,10 +44,6 @@ CORE_METRICS: dict[str, Reduction] = {
 }
 
 
-# Metrics of runs with a teacher.
-TEACHER_METRICS: dict[str, Reduction] = {"teacher_kl_mean": "last", "teacher_unscored_tokens": "last"}
-
-
 class MetricsAggregator:
     """Collects values during a step, and reduces them at its end.
 
@@ -68,13 +64,15 @@ class MetricsAggregator:
         if self._declared.setdefault(name, reduction) != reduction:
             raise ValueError(f"metric {name!r} is declared as {self._declared[name]!r}, not {reduction!r}")
 
-    def record(self, name: str, *values: float) -> None:
-        """Records values.
+    def record(self, name: str, *values: float, reduction: Reduction | None = None) -> None:
+        """Records values; a ``reduction`` declares the metric first.
 
         Raises:
             KeyError: If the metric is not declared.
             ValueError: If a value is not a finite number.
         """
+        if reduction is not None:
+            self.declare(name, reduction)
         if name not in self._declared:
             raise KeyError(f"metric {name!r} has no declared reduction")
         for value in values:

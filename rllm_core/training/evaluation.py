@@ -28,9 +28,10 @@ from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.first_failures import of_episodes
+from rllm_core.run_folder.results import metric_means
 from rllm_core.training import launch
 from rllm_core.training.rollouts import RolloutRunner
-from rllm_core.training.validation import metric_means, play_all, rewards_of
+from rllm_core.training.validation import play_all, rewards_of
 from rllm_core.workflow import Split, Workflow
 
 BOOTSTRAP_RESAMPLES = 2000

@@ -16,11 +16,11 @@ from rllm_core.events import TrainerState
 from rllm_core.limits.timeouts import stop
 from rllm_core.observers import Observers
 from rllm_core.run_folder.difficulty import Difficulty
+from rllm_core.run_folder.reporting import Reporter
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.failures import CircuitBreaker, Quarantine
-from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Task
 

@@ -27,9 +27,9 @@ from rllm_core.run_folder import first_failures
 from rllm_core.run_folder import plot as report
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.progress import Harmless, Progress
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.books import Books
-from rllm_core.training.progress import Harmless, Progress
 from rllm_core.training.trainer import Interrupted, Trainer
 from rllm_core.workflow import Workflow
 

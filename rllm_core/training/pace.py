@@ -18,31 +18,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rllm_core.config import RunConfig
+from rllm_core.run_folder.results import Now
 from rllm_core.training.buffer import TrajectoryGroupBuffer
-from rllm_core.training.coordinator import Hold, SyncCoordinator
+from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.slots import Slots
 
 STEPS_AVERAGED = 16
 Purpose = Literal["generation_wait", "training", "drain", "sync"]
-
-
-@dataclass(frozen=True)
-class Now:
-    """Snapshot of the work in flight.
-
-    Attributes:
-        rollouts: Running rollouts, including those of a validation.
-        max_rollouts: Maximum concurrent rollouts for training.
-        groups_in_flight: Groups in generation.
-        groups_waiting: Complete groups waiting to be trained.
-        hold: Reason why no further group can start.
-    """
-
-    rollouts: int
-    max_rollouts: int
-    groups_in_flight: int
-    groups_waiting: int
-    hold: Hold | None
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from rllm_core.observers import LOAD, Observers
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.journal import writing
+from rllm_core.run_folder.reporting import Reporter
+from rllm_core.run_folder.results import ValidationResult
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import TrajectoryGroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.generation import Generation
-from rllm_core.training.reporting import Reporter
-from rllm_core.training.validation import ValidationResult
 
 ResultT = TypeVar("ResultT")
 

@@ -30,6 +30,9 @@ from rllm_core.events import TrainerState
 from rllm_core.limits.timeouts import stop, watch, within
 from rllm_core.observers import Observers
 from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.progress import Progress
+from rllm_core.run_folder.reporting import Reporter
+from rllm_core.run_folder.results import ValidationResult
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.books import Books
 from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
@@ -37,12 +40,9 @@ from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.crediting import Crediting
 from rllm_core.training.generation import Generation
 from rllm_core.training.pace import Pace
-from rllm_core.training.progress import Progress
-from rllm_core.training.reporting import Reporter
 from rllm_core.training.rollouts import Rollout, RolloutRunner
 from rllm_core.training.saving import Position, Saving
 from rllm_core.training.validation import (
-    ValidationResult,
     nll_per_token,
     plan,
     play_all,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -15,39 +12,9 @@ from rllm_core.algorithms.grouping import group_trajectories
 from rllm_core.algorithms.samples import training_samples
 from rllm_core.assembly.tasks import spread
 from rllm_core.limits.timeouts import stop
+from rllm_core.run_folder.results import ValidationResult, metric_means
 from rllm_core.training.rollouts import Rollout, RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Floats, Task, TrainingSample
-
-
-@dataclass(frozen=True)
-class ValidationResult:
-    """Result of one validation.
-
-    Attributes:
-        step: Optimizer steps of the weights.
-        weight_version: Weight version that was measured.
-        rollouts: Successful rollouts.
-        failed: Failed rollouts; excluded from the fields below.
-        reward_mean: Mean total reward; None if no rollout succeeded or there are no rewards.
-        solved: Share of rollouts that are correct; None if the workflow does not set ``is_correct``.
-        nll_per_token: Mean negative log-likelihood of the target tokens, in nats; None if there are none.
-        metrics: Means of the workflow's metrics (`rllm_core.types.Episode.metrics`), each over the rollouts with it.
-        retries: Failed attempts that were retried; excluded from all other fields.
-    """
-
-    step: int
-    weight_version: int
-    rollouts: int
-    failed: int
-    reward_mean: float | None
-    solved: float | None
-    nll_per_token: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    retries: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the content for ``summary.json``."""
-        return dict(self.__dict__)
 
 
 async def play_all(runner: RolloutRunner, plan: Sequence[tuple[Task, int]], purpose: str) -> list[Rollout]:
@@ -91,15 +58,6 @@ def nll_per_token(logprobs: Sequence[Floats]) -> float | None:
     """Computes the mean over all tokens, in nats; None without tokens."""
     tokens = sum(len(array) for array in logprobs)
     return -math.fsum(float(array.sum(dtype=np.float64)) for array in logprobs) / tokens if tokens else None
-
-
-def metric_means(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Averages the workflow's own metrics, each over the episodes that have it; sorted by name."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for episode in episodes:
-        for name, value in episode.metrics.items():
-            values[name].append(value)
-    return {name: math.fsum(found) / len(found) for name, found in sorted(values.items())}
 
 
 def summarise(

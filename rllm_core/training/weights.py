@@ -12,9 +12,9 @@ from rllm_core.errors import RunError
 from rllm_core.events import TrainerState
 from rllm_core.limits.timeouts import within
 from rllm_core.observers import Observers
+from rllm_core.run_folder.reporting import Reporter
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.pace import Pace
-from rllm_core.training.reporting import Reporter
 from rllm_core.training.saving import Position
 
 

@@ -28,8 +28,8 @@ from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import CommandProvider, Provider
+from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
 from rllm_viewer.verify import verify
 
 PAGES = {name: Page(hook_pages.FOLDER / f"{name}.md") for name in SPECS}

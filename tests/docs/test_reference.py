@@ -25,8 +25,8 @@ from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.folder import RESUMABLE
 from rllm_core.run_folder.metrics import CORE_METRICS
+from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
 from rllm_devkit.scripted import ScriptedBackend
 
 RUN_FOLDER = Page(ROOT / "docs" / "run-folder.md")

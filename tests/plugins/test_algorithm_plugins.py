@@ -25,8 +25,8 @@ from rllm_core.cli.algorithms import piece_rows
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
 from rllm_devkit.scripted import ScriptedBackend
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

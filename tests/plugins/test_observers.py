@@ -24,8 +24,8 @@ from rllm_core.config import load_run_config
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.discovery import Settings
+from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
 
 Build = Callable[..., PluginManager]
 

@@ -22,8 +22,8 @@ from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.journal import JsonLines
+from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
 from rllm_core.training.trainer import Interrupted
 from rllm_devkit import scripted
 from rllm_devkit.disk import OPERATIONS

@@ -18,7 +18,7 @@ from rllm_core.builtin.estimators.batch import PRPO, ReinforcePlusPlus, Reinforc
 from rllm_core.builtin.estimators.outcome import GRPO, RLOO, DrGRPO, Reinforce
 from rllm_core.builtin.estimators.turns import ReturnToGo
 from rllm_core.errors import ConfigError, UserError
-from rllm_core.training.progress import Progress
+from rllm_core.run_folder.progress import Progress
 from rllm_core.types import Episode, Floats, TrainingSample, Trajectory
 from rllm_devkit.scripted import ScriptedBackend, ScriptedBatch
 

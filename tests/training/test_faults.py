@@ -22,8 +22,8 @@ from rllm_core.errors import RunError, StallError, UserError
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
+from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch, requests
-from rllm_core.training.progress import Progress
 from rllm_core.types import Episode, FinishReason, TokenOutput, TrainingSample, Trajectory
 from rllm_devkit import faults as fault
 from rllm_devkit.faults import Faults, at, blocks, cancels, changes, hangs, raises, returns, share, since

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from rllm_core.assembly.parts import Parts
 from rllm_core.engine import EngineError
-from rllm_core.training import progress as progress_module
-from rllm_core.training.pace import Now
-from rllm_core.training.progress import LiveProgress, PlainProgress, Progress
+from rllm_core.run_folder import progress as progress_module
+from rllm_core.run_folder.progress import LiveProgress, PlainProgress, Progress
+from rllm_core.run_folder.results import Now
 
 AHEAD = ("training.staleness_threshold=1", "training.partial_rollout=true")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rllm_core.run_folder import plot as report
-from rllm_core.training.progress import Progress
+from rllm_core.run_folder.progress import Progress
 
 RunScripted = Callable[..., Any]
 

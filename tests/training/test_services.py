@@ -19,10 +19,10 @@ from rllm_core.config import load_run_config
 from rllm_core.errors import PluginError, RunError, StallError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import RewardFunctionProvider, SandboxProvider
+from rllm_core.run_folder.progress import Progress
 from rllm_core.sandbox import ChildRaised, ChildTimeout, Limits
 from rllm_core.services import Services
 from rllm_core.training import evaluation, launch
-from rllm_core.training.progress import Progress
 from rllm_core.types import Task
 from rllm_devkit.scripted import ScriptedWorkflow
 

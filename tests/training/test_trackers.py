@@ -19,10 +19,10 @@ from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.config import RunConfig, Section, load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.tracker import Status, Tracker
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
 
 HANGS_SECONDS = 30.0
 LIMIT_SECONDS = 1.0

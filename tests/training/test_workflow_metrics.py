@@ -16,9 +16,9 @@ from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.config import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import TrackerProvider
+from rllm_core.run_folder.progress import Progress
 from rllm_core.tracker import Tracker
 from rllm_core.training import evaluation, launch
-from rllm_core.training.progress import Progress
 from rllm_core.types import Task
 from rllm_devkit import scripted
 

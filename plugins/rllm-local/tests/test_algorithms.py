@@ -38,8 +38,8 @@ from rllm_core.config import OptimizerConfig, load_run_config
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import plot as report
+from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
 from rllm_core.types import Episode, Step, Task, TrainingSample, Trajectory, TrajectoryGroup
 from rllm_core.workflow import Split, Workflow
 from rllm_viewer.verify import verify

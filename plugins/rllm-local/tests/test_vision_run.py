@@ -43,8 +43,8 @@ from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import WorkflowProvider
 from rllm_core.run_folder import checkpoint
+from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
 from rllm_core.types import Episode, Task, TrainingSample, token_ids
 from rllm_core.workflow import Split, Workflow
 from rllm_viewer.verify import verify

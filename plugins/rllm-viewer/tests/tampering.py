@@ -18,8 +18,8 @@ from rllm_core.config import load_run_config
 from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
 from rllm_devkit import scripted
 
 Lines = list[dict[str, Any]]

@@ -18,8 +18,8 @@ from rllm_core.assembly.parts import assemble
 from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
-from rllm_core.training.progress import Progress
 from rllm_viewer.verify import verify
 
 

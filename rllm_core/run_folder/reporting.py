@@ -15,12 +15,10 @@ from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import UNSCORED_TOKENS
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
-from rllm_core.run_folder.metrics import CORE_METRICS, TEACHER_METRICS, MetricsAggregator
+from rllm_core.run_folder.metrics import CORE_METRICS, MetricsAggregator
+from rllm_core.run_folder.progress import Progress
+from rllm_core.run_folder.results import ConsumedGroup, StartedRollout, ValidationResult, metric_means
 from rllm_core.run_folder.tracking import Trackers
-from rllm_core.training.buffer import CompleteGroup
-from rllm_core.training.progress import Progress
-from rllm_core.training.rollouts import RolloutKey
-from rllm_core.training.validation import ValidationResult, metric_means
 from rllm_core.types import Episode, FinishReason, TrainingSample, Trajectory
 
 LENGTH = FinishReason.LENGTH
@@ -45,7 +43,7 @@ class Reporter:
 
     # Rollout lines are formatted by hand for speed: a run has hundreds of thousands, and their fields need no escaping.
 
-    def rollout_started(self, key: RolloutKey) -> None:
+    def rollout_started(self, key: StartedRollout) -> None:
         """Records the start of a rollout attempt."""
         self.run_dir.lines["events"].write_text(
             f'{{"event":"start","rollout":"{key.rollout_id}","group":{key.ordinal},"index":{key.index},'
@@ -66,7 +64,7 @@ class Reporter:
 
     def trained(
         self,
-        consumed: Sequence[CompleteGroup],
+        consumed: Sequence[ConsumedGroup],
         samples: Sequence[TrainingSample],
         backend_metrics: Mapping[str, float],
         weight_version: int,
@@ -98,42 +96,36 @@ class Reporter:
         record("trajectory_reward_max", *flat)
         if len(rewards) > 1:
             for role, of_role in rewards.items():
-                self.metrics.declare(f"reward_mean/{role}", "mean")
-                record(f"reward_mean/{role}", *of_role)
+                record(f"reward_mean/{role}", *of_role, reduction="mean")
         record("uniform_groups_share", *(is_uniform(of_group) for of_group in rewarded))
         record("turns_mean", *(len(t.steps) for t in trajectories))
         record("response_tokens_mean", *(sum(len(s.completion_ids) for s in t.steps) for t in trajectories))
         breaks = Counter(s.break_reason for t in trajectories for s in t.steps if s.break_reason is not None)
         record("segment_breaks", breaks.total())
         for reason, count in breaks.items():
-            self.metrics.declare(f"segment_breaks/{reason}", "sum")
-            record(f"segment_breaks/{reason}", count)
+            record(f"segment_breaks/{reason}", count, reduction="sum")
         record("control_tokens_in_text", sum(s.control_tokens for t in trajectories for s in t.steps))
         record("truncated_share", *(any(s.finish_reason is LENGTH for s in t.steps) for t in trajectories))
         for name, value in metric_means([episode for item in consumed for episode in item.episodes]).items():
-            self.metrics.declare(f"{WORKFLOW}/{name}", "last")
-            record(f"{WORKFLOW}/{name}", value)
+            record(f"{WORKFLOW}/{name}", value, reduction="last")
         record("sampled_tokens", sum(sample.sampled_tokens for sample in samples))
         if samples:
             record("distinct_samples_share", len({s.token_ids.tobytes() for s in samples}) / len(samples))
         if self.config.teacher.engine:
             self._teacher(trajectories)
         for name, value in backend_metrics.items():
-            self.metrics.declare(name, "last")
-            record(name, value)
+            record(name, value, reduction="last")
 
     def _teacher(self, trajectories: Sequence[Trajectory]) -> None:
         """Records how far the policy is from its teacher, over the scored tokens."""
-        for name, reduction in TEACHER_METRICS.items():
-            self.metrics.declare(name, reduction)
         sampled = [step for t in trajectories for step in t.steps if step.weight_version is not None]
         steps = [step for step in sampled if step.advantages is not None]
         unscored = sum(len(step.metadata.get(UNSCORED_TOKENS, ())) for step in steps)
         scored = sum(len(step.completion_ids) for step in steps) - unscored
-        self.metrics.record("teacher_unscored_tokens", unscored)
+        self.metrics.record("teacher_unscored_tokens", unscored, reduction="last")
         if scored:
             ratios = [float(s.advantages.sum(dtype=np.float64)) for s in steps if s.advantages is not None]
-            self.metrics.record("teacher_kl_mean", -sum(ratios) / scored)
+            self.metrics.record("teacher_kl_mean", -sum(ratios) / scored, reduction="last")
 
     def _look_for_roles(self, found: set[str]) -> None:
         """Notes configured roles that are missing from the first trained groups; roles are known only now."""
@@ -147,7 +139,7 @@ class Reporter:
         self._named_roles = set()
 
     def step(
-        self, step: int, weight_version: int, consumed: Sequence[CompleteGroup], pace: Mapping[str, float | None]
+        self, step: int, weight_version: int, consumed: Sequence[ConsumedGroup], pace: Mapping[str, float | None]
     ) -> dict[str, float]:
         """Writes the lines of an optimizer step; ``pace`` comes from `Pace.end_step`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from rllm_core.config import RunConfig
-    from rllm_core.training.pace import Now
-    from rllm_core.training.validation import ValidationResult
+    from rllm_core.run_folder.results import Now, ValidationResult
     from rllm_core.types import Episode
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,9 @@ class Progress:
         """Shows one final line, after `stop`."""
 
 
+EVENTS = tuple(name for name in vars(Progress) if not name.startswith("_"))
+
+
 class Harmless(Progress):
     """Forwards to a display; if the display fails, logs it and switches it off without affecting the run.
 
@@ -67,52 +70,18 @@ class Harmless(Progress):
 
     def __init__(self, display: Progress) -> None:
         self._display: Progress | None = display
+        for event in EVENTS:
+            setattr(self, event, functools.partial(self._forward, event))
 
-    def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
-        """See `Progress`."""
-        self._tell("start", config, run_dir, first_step)
-
-    def watch(self, now: Callable[[], Now]) -> None:
-        """See `Progress`."""
-        self._tell("watch", now)
-
-    def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """See `Progress`."""
-        self._tell("step", metrics, timings)
-
-    def validating(self, step: int, rollouts: int) -> None:
-        """See `Progress`."""
-        self._tell("validating", step, rollouts)
-
-    def validated(self, result: ValidationResult) -> None:
-        """See `Progress`."""
-        self._tell("validated", result)
-
-    def problem(self, episode: Episode) -> None:
-        """See `Progress`."""
-        self._tell("problem", episode)
-
-    def note(self, text: str) -> None:
-        """See `Progress`."""
-        self._tell("note", text)
-
-    def stop(self) -> None:
-        """See `Progress`."""
-        self._tell("stop")
-
-    def closing(self, text: str) -> None:
-        """See `Progress`."""
-        self._tell("closing", text)
-
-    def _tell(self, method: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         if self._display is None:
             return
         try:
-            getattr(self._display, method)(*arguments)
+            getattr(self._display, event)(*arguments)
         except Exception as error:  # a closed terminal, or a bug in the display
             failed, self._display = self._display, None
             logger.warning("the progress display failed and is switched off: %s: %s", type(error).__name__, error)
-            if method != "stop":
+            if event != "stop":
                 Harmless(failed).stop()  # restore the terminal
 
 
@@ -178,12 +147,10 @@ class PlainProgress(_Told):
         self._ended = threading.Event()
 
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
-        """See `Progress`."""
         self._doing = f"step {first_step + 1}"
         super().start(config, run_dir, first_step)
 
     def watch(self, now: Callable[[], Now]) -> None:
-        """See `Progress`."""
         super().watch(now)
         # In a thread: the event loop may be blocked by a batch.
         threading.Thread(target=self._speak_between_steps, args=(now,), name="progress", daemon=True).start()
@@ -197,16 +164,13 @@ class PlainProgress(_Told):
                     return  # stderr is closed, which the main loop will notice too
 
     def validating(self, step: int, rollouts: int) -> None:
-        """See `Progress`."""
         self._doing = f"validation after step {step}"
 
     def validated(self, result: ValidationResult) -> None:
-        """See `Progress`."""
         self._doing = f"step {result.step + 1}"
         super().validated(result)
 
     def stop(self) -> None:
-        """See `Progress`."""
         self._ended.set()
 
     def _say(self, text: str) -> None:
@@ -214,7 +178,6 @@ class PlainProgress(_Told):
         super()._say(text)
 
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """See `Progress`."""
         step, left = metrics["step"], self._left(metrics["step"], timings["step_seconds"])
         self._doing = f"step {step + 1}"
         now = time.monotonic()
@@ -242,7 +205,6 @@ class LiveProgress(_Told):
         self._console = console
 
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
-        """See `Progress`."""
         from rich import live
         from rich import progress as rich_progress
         from rich.console import Console
@@ -265,22 +227,18 @@ class LiveProgress(_Told):
         self._live.start()
 
     def step(self, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """See `Progress`."""
         left = self._left(metrics["step"], timings["step_seconds"])
         self._bar.update(self._task, completed=metrics["step"], left=f"{left} left")
         self._metrics, self._timings = metrics, timings
 
     def validating(self, step: int, rollouts: int) -> None:
-        """See `Progress`."""
         self._validation = f"{rollouts} rollouts after step {step}"
 
     def validated(self, result: ValidationResult) -> None:
-        """See `Progress`."""
         self._validation = ""
         super().validated(result)
 
     def stop(self) -> None:
-        """See `Progress`."""
         if hasattr(self, "_live"):
             self._now = None  # nothing is in flight now
             self._live.stop()

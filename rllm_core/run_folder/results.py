@@ -1,0 +1,110 @@
+"""What the loop reports: groups it trained, results of validations, and the work in flight."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rllm_core.types import Episode, TrajectoryGroup
+
+
+class StartedRollout(Protocol):
+    """Identity of a rollout attempt.
+
+    Attributes:
+        rollout_id: Id, unique in a run folder.
+        ordinal: Position of the task in the stream.
+        index: Number of the rollout of this task.
+        attempt: 0, plus one per retry.
+    """
+
+    @property
+    def rollout_id(self) -> str: ...
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+
+
+class ConsumedGroup(Protocol):
+    """Group of an optimizer step.
+
+    Attributes:
+        epoch: Epoch of its task.
+        episodes: Rollouts that succeeded.
+        groups: Advantage groups that survived filtering.
+        weight_version: Oldest weight version among its tokens.
+    """
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def episodes(self) -> Sequence[Episode]: ...
+    @property
+    def groups(self) -> Sequence[TrajectoryGroup]: ...
+    @property
+    def weight_version(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """Result of one validation.
+
+    Attributes:
+        step: Optimizer steps of the weights.
+        weight_version: Weight version that was measured.
+        rollouts: Successful rollouts.
+        failed: Failed rollouts; excluded from the fields below.
+        reward_mean: Mean total reward; None if no rollout succeeded or there are no rewards.
+        solved: Share of rollouts that are correct; None if the workflow does not set ``is_correct``.
+        nll_per_token: Mean negative log-likelihood of the target tokens, in nats; None if there are none.
+        metrics: Means of the workflow's metrics (`rllm_core.types.Episode.metrics`), each over the rollouts with it.
+        retries: Failed attempts that were retried; excluded from all other fields.
+    """
+
+    step: int
+    weight_version: int
+    rollouts: int
+    failed: int
+    reward_mean: float | None
+    solved: float | None
+    nll_per_token: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    retries: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the content for ``summary.json``."""
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class Now:
+    """Snapshot of the work in flight.
+
+    Attributes:
+        rollouts: Running rollouts, including those of a validation.
+        max_rollouts: Maximum concurrent rollouts for training.
+        groups_in_flight: Groups in generation.
+        groups_waiting: Complete groups waiting to be trained.
+        hold: Reason why no further group can start.
+    """
+
+    rollouts: int
+    max_rollouts: int
+    groups_in_flight: int
+    groups_waiting: int
+    hold: str | None
+
+
+def metric_means(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Averages the workflow's own metrics, each over the episodes that have it; sorted by name."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        for name, value in episode.metrics.items():
+            values[name].append(value)
+    return {name: math.fsum(found) / len(found) for name, found in sorted(values.items())}
