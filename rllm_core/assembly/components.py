@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
@@ -20,6 +20,8 @@ from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.plugins.blame import blamed, located
 from rllm_core.run_file import Section
+
+ProviderT = TypeVar("ProviderT", bound=providers.Provider)
 
 PIECE_KINDS: tuple[type[providers.Provider], ...] = (
     providers.AdvantageEstimatorProvider,
@@ -64,6 +66,28 @@ def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
     ]
 
 
+def select_component(plugins: PluginManager, kind: type[ProviderT], key: str, name: str) -> Provided[ProviderT]:
+    """Selects the component that the setting ``key = name`` names.
+
+    Raises:
+        PluginError: If no provider has the name, or its plugin is broken.
+    """
+    try:
+        return plugins.select(kind, name)
+    except PluginError as error:
+        raise PluginError(f"{key} = {name!r}: {error}") from error
+
+
+def select_corrections(config: RunConfig, plugins: PluginManager) -> dict[str, Provided[providers.CorrectionProvider]]:
+    """Selects the corrections of a run, by name.
+
+    Raises:
+        PluginError: If one is missing or broken.
+    """
+    kind, key = providers.CorrectionProvider, "algorithm.corrections"
+    return {name: select_component(plugins, kind, key, name) for name in config.algorithm.corrections}
+
+
 def configured(
     plugins: PluginManager, kind: type[providers.Provider], key: str, name: str, options: Mapping[str, Any], where: str
 ) -> Any:
@@ -73,18 +97,34 @@ def configured(
         ConfigError: If the options are wrong.
         PluginError: If no provider has the name, or the provider is broken.
     """
-    try:
-        provided = plugins.select(kind, name)
-    except PluginError as error:
-        raise PluginError(f"{key} = {name!r}: {error}") from error
+    return create(plugins, select_component(plugins, kind, key, name), f"{key} = {name!r}", options, where)
+
+
+def create(
+    plugins: PluginManager, provided: Provided[Any], setting: str, options: Mapping[str, Any], where: str
+) -> Any:
+    """Creates a selected component.
+
+    Args:
+        plugins: Plugin manager that loads it.
+        provided: The component.
+        setting: Setting that selects it, as ``key = name``, for messages.
+        options: Its options in the run file.
+        where: Position of these options.
+
+    Raises:
+        ConfigError: If the options are wrong.
+        PluginError: If the component is broken.
+    """
+    kind, key = type(provided.record), setting.partition(" ")[0]
     found = piece_class(plugins, provided)
-    label = f"{kind.kind} {name!r} ({provided.plugin.label})"
+    label = f"{kind.kind} {provided.record.name!r} ({provided.plugin.label})"
     for option in options:
         owners = [] if option in found.options_model.model_fields else _who_has(plugins, kind, option)
         if owners:
             raise ConfigError(
                 f"unknown key {f'{where}.{option}'!r}: it is an option of {' and '.join(map(repr, owners))}, but "
-                f"{key} = {name!r}; remove it, or change {key}"
+                f"{setting}; remove it, or change {key}"
             )
     try:
         component = found(options, where=where)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from rllm_core import providers
 from rllm_core.assembly.algorithm import Algorithm
+from rllm_core.assembly.resolution import Resolved
+from rllm_core.assembly.teacher import check_teacher
 from rllm_core.backend import Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
@@ -13,19 +15,18 @@ from rllm_core.plugins import PluginManager
 from rllm_core.workflow import Workflow
 
 
-def check_imitation(
-    config: RunConfig, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow, plugins: PluginManager
-) -> None:
+def check_imitation(resolved: Resolved, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow) -> None:
     """Rejects settings without a meaning, or with a different one, in training without rewards or sampling.
 
     Raises:
         ConfigError: For the first such setting.
     """
+    config = resolved.config
     _check_workflow(config, chosen, workflow)
     _check_rewards(config, chosen)
     if chosen.estimators.learns_written:
-        _check_written(config, capabilities, chosen, plugins)
-    _check_teacher(config, capabilities, chosen, plugins)
+        _check_written(config, capabilities, chosen, resolved.plugins)
+    _check_teacher(resolved, capabilities, chosen)
 
 
 def _names(config: RunConfig) -> list[str]:
@@ -104,9 +105,8 @@ def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algori
         )
 
 
-def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
-    from rllm_core.assembly.teacher import check_teacher
-
+def _check_teacher(resolved: Resolved, capabilities: Capabilities, chosen: Algorithm) -> None:
+    config = resolved.config
     wanting = [
         name for name, estimator in zip(_names(config), chosen.estimators.all, strict=True) if estimator.needs_teacher
     ]
@@ -127,4 +127,4 @@ def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algori
             f"training.staleness_threshold must be 0: backend {config.backend!r} computes no log-probabilities, which "
             "are needed to compare tokens of older weights with the teacher"
         )
-    check_teacher(config, plugins)
+    check_teacher(resolved)
