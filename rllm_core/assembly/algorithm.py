@@ -44,10 +44,9 @@ class Algorithm:
         algorithm = config.algorithm
 
         def estimator(chosen: AlgorithmConfig | RoleConfig, where: str) -> AdvantageEstimator:
-            setting = f"{where}.name = {chosen.name!r}"
-            options, options_at = chosen.estimator_options, f"{where}.estimator_options"
+            provided, options = resolved.estimators[chosen.name], chosen.estimator_options
             found: AdvantageEstimator = create(
-                resolved.plugins, resolved.estimators[chosen.name], setting, options, options_at
+                resolved.plugins, provided, f"{where}.name", chosen.name, options, f"{where}.estimator_options"
             )
             return found
 
@@ -75,7 +74,7 @@ def _corrections(
     found: list[Correction] = []
     for name in algorithm.corrections:
         options, where = algorithm.correction_options.get(name, {}), f"algorithm.correction_options.{name}"
-        found.append(create(plugins, chosen[name], f"algorithm.corrections = {name!r}", options, where))
+        found.append(create(plugins, chosen[name], "algorithm.corrections", name, options, where))
     if found and algorithm.proximal_policy == "rollout":
         raise ConfigError(
             f"algorithm.corrections = {list(algorithm.corrections)} needs algorithm.proximal_policy = 'forward' or "

@@ -67,11 +67,7 @@ def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
 
 
 def select_component(plugins: PluginManager, kind: type[ProviderT], key: str, name: str) -> Provided[ProviderT]:
-    """Selects the component that the setting ``key = name`` names.
-
-    Raises:
-        PluginError: If no provider has the name, or its plugin is broken.
-    """
+    """Selects the component that the setting ``key = name`` names."""
     try:
         return plugins.select(kind, name)
     except PluginError as error:
@@ -79,11 +75,7 @@ def select_component(plugins: PluginManager, kind: type[ProviderT], key: str, na
 
 
 def select_corrections(config: RunConfig, plugins: PluginManager) -> dict[str, Provided[providers.CorrectionProvider]]:
-    """Selects the corrections of a run, by name.
-
-    Raises:
-        PluginError: If one is missing or broken.
-    """
+    """Selects the corrections of a run, by name."""
     kind, key = providers.CorrectionProvider, "algorithm.corrections"
     return {name: select_component(plugins, kind, key, name) for name in config.algorithm.corrections}
 
@@ -91,40 +83,28 @@ def select_corrections(config: RunConfig, plugins: PluginManager) -> dict[str, P
 def configured(
     plugins: PluginManager, kind: type[providers.Provider], key: str, name: str, options: Mapping[str, Any], where: str
 ) -> Any:
-    """Creates the component that the setting ``key = name`` selects; ``where`` is the position of its options.
-
-    Raises:
-        ConfigError: If the options are wrong.
-        PluginError: If no provider has the name, or the provider is broken.
-    """
-    return create(plugins, select_component(plugins, kind, key, name), f"{key} = {name!r}", options, where)
+    """Selects and creates a component; see `create`."""
+    return create(plugins, select_component(plugins, kind, key, name), key, name, options, where)
 
 
 def create(
-    plugins: PluginManager, provided: Provided[Any], setting: str, options: Mapping[str, Any], where: str
+    plugins: PluginManager, provided: Provided[Any], key: str, name: str, options: Mapping[str, Any], where: str
 ) -> Any:
-    """Creates a selected component.
-
-    Args:
-        plugins: Plugin manager that loads it.
-        provided: The component.
-        setting: Setting that selects it, as ``key = name``, for messages.
-        options: Its options in the run file.
-        where: Position of these options.
+    """Creates the component that the setting ``key = name`` selects; ``where`` is the position of its options.
 
     Raises:
         ConfigError: If the options are wrong.
         PluginError: If the component is broken.
     """
-    kind, key = type(provided.record), setting.partition(" ")[0]
+    kind = type(provided.record)
     found = piece_class(plugins, provided)
-    label = f"{kind.kind} {provided.record.name!r} ({provided.plugin.label})"
+    label = f"{kind.kind} {name!r} ({provided.plugin.label})"
     for option in options:
         owners = [] if option in found.options_model.model_fields else _who_has(plugins, kind, option)
         if owners:
             raise ConfigError(
                 f"unknown key {f'{where}.{option}'!r}: it is an option of {' and '.join(map(repr, owners))}, but "
-                f"{setting}; remove it, or change {key}"
+                f"{key} = {name!r}; remove it, or change {key}"
             )
     try:
         component = found(options, where=where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rllm_core import providers
+from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.assembly.algorithm import Algorithm
 from rllm_core.assembly.resolution import Resolved
 from rllm_core.assembly.teacher import check_teacher
@@ -29,9 +30,8 @@ def check_imitation(resolved: Resolved, capabilities: Capabilities, chosen: Algo
     _check_teacher(resolved, capabilities, chosen)
 
 
-def _names(config: RunConfig) -> list[str]:
-    algorithm = config.algorithm
-    return [algorithm.name, *(role.name for role in algorithm.roles.values())]
+def _named(config: RunConfig, chosen: Algorithm) -> list[tuple[str, AdvantageEstimator]]:
+    return list(zip(config.algorithm.estimator_names().values(), chosen.estimators.all, strict=True))
 
 
 def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
@@ -39,14 +39,13 @@ def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
 
     The filter of uniform groups uses the workflow's rewards even if no estimator does.
     """
-    estimators = chosen.estimators.all
-    nobody_uses_them = not any(estimator.needs_rewards for estimator in estimators)
+    nobody_uses_them = not any(estimator.needs_rewards for estimator in chosen.estimators.all)
     for name, is_set, is_for_estimators in _about_rewards(config):
-        for key, estimator in zip(_names(config), estimators, strict=True):
+        for estimator_name, estimator in _named(config, chosen):
             has_none = estimator.learns_written or estimator.needs_teacher
             changes_nothing = is_for_estimators and nobody_uses_them
             if is_set and not estimator.needs_rewards and (has_none or changes_nothing):
-                raise ConfigError(f"{name}: estimator {key!r} uses no rewards")
+                raise ConfigError(f"{name}: estimator {estimator_name!r} uses no rewards")
 
 
 def _about_rewards(config: RunConfig) -> Iterator[tuple[str, bool, bool]]:
@@ -107,9 +106,7 @@ def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algori
 
 def _check_teacher(resolved: Resolved, capabilities: Capabilities, chosen: Algorithm) -> None:
     config = resolved.config
-    wanting = [
-        name for name, estimator in zip(_names(config), chosen.estimators.all, strict=True) if estimator.needs_teacher
-    ]
+    wanting = [name for name, estimator in _named(config, chosen) if estimator.needs_teacher]
     if config.teacher.engine and not wanting:
         raise ConfigError(
             f"[teacher] is set, but estimator {config.algorithm.name!r} uses no teacher; set algorithm.name = "

@@ -138,17 +138,14 @@ def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None =
         engine: Engine to use instead of the backend's.
 
     Raises:
-        ConfigError: If the backend does not work with the parser, or a tracker is named twice.
+        ConfigError: If the backend does not work with the parser.
         PluginError: If a provider is missing or broken.
     """
     workflow = plugins.select(WorkflowProvider, config.workflow)
     backend = plugins.select(BackendProvider, config.backend)
     config = _with_parser(config, backend.record)
-    teacher, algorithm = config.teacher, config.algorithm
+    teacher = config.teacher
     parsers = [config.parser, *([teacher.parser] if teacher.engine and teacher.parser else [])]
-    estimators = {"algorithm.name": algorithm.name} | {
-        f"algorithm.roles.{role}.name": chosen.name for role, chosen in algorithm.roles.items()
-    }
     return Resolved(
         config,
         plugins,
@@ -159,7 +156,8 @@ def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None =
         trackers={name: plugins.select(TrackerProvider, name) for name in config.training.trackers},
         sandbox=plugins.select(SandboxProvider, config.rollout.sandbox),
         estimators={
-            name: select_component(plugins, AdvantageEstimatorProvider, key, name) for key, name in estimators.items()
+            name: select_component(plugins, AdvantageEstimatorProvider, key, name)
+            for key, name in config.algorithm.estimator_names().items()
         },
         corrections=select_corrections(config, plugins),
     )

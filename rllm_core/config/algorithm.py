@@ -141,6 +141,11 @@ class AlgorithmConfig(Section):
     kl: KLConfig = Field(default_factory=KLConfig)
     overlong: OverlongConfig = Field(default_factory=OverlongConfig)
 
+    def estimator_names(self) -> dict[str, str]:
+        """Names of the estimators by their keys in the run file, the default one first."""
+        of_roles = {f"algorithm.roles.{role}.name": chosen.name for role, chosen in self.roles.items()}
+        return {"algorithm.name": self.name} | of_roles
+
     def entropy_coefficient_at(self, step: int, total_steps: int) -> float:
         """Weight of the entropy bonus in optimizer step ``step`` (from 1), linear from the first step to the last."""
         last = self.entropy_coefficient_final
