@@ -29,8 +29,9 @@ import rllm_devkit.scripted_plugin
 from benchmarks.simulated import OwnPrompts, SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind
 from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.assembly.tasks import TaskStream
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.config import RunConfig
 from rllm_core.engine import TITOCompleter
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager

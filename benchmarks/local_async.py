@@ -28,7 +28,8 @@ from benchmarks.learning import outcome, read_lines
 from benchmarks.peer_environments import SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.assembly.resolution import load_run_config
+from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch

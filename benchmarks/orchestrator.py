@@ -32,7 +32,7 @@ from benchmarks.peer_environments import ROOT, SETTINGS
 from benchmarks.simulated import SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 from rllm_core.assembly.parts import Parts, assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch

@@ -24,7 +24,7 @@ import numpy as np
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.engine import EngineError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress

@@ -25,7 +25,8 @@ from benchmarks.core_side import train_gated
 from benchmarks.sides import Gate, serve
 from benchmarks.trials import Row
 from benchmarks.workloads import training_tasks
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.assembly.resolution import load_run_config
+from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Task
 

@@ -20,7 +20,8 @@ from benchmarks.trials import Row
 from benchmarks.verl_workloads import SETTINGS
 from rllm_core import hookimpl, providers
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.assembly.resolution import load_run_config
+from rllm_core.config import RunConfig
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress

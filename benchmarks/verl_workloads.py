@@ -21,7 +21,8 @@ from benchmarks.peer_environments import ROOT
 from benchmarks.verl_processes import SIDE_VARIABLE
 from benchmarks.workloads import plugin_manager, training_tasks
 from rllm_core import providers
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.assembly.resolution import load_run_config
+from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Task
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import endless
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.assembly.tasks import TaskStream
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Task
 from rllm_core.workflow import Workflow

@@ -58,6 +58,7 @@ MOVED: dict[str, str] = {
 SPLIT: dict[str, str] = {
     "rllm_core.algorithms.corrections": "rllm_core.builtin.off_policy_corrections",
     "rllm_core.algorithms.torch_losses": "rllm_core.builtin.losses",
+    "rllm_core.config": "rllm_core.assembly.resolution",
     "rllm_core.sandbox": "rllm_core.builtin.sandbox",
     "rllm_core.training.launch": "rllm_core.assembly.parts",
 }

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
 from rllm_core.algorithms.corrections import Correction, Corrections
-from rllm_core.assembly.components import configured, overlong_penalty
+from rllm_core.assembly.components import configured, create, overlong_penalty, select_corrections
+from rllm_core.assembly.resolution import Resolved
 from rllm_core.backend import Capabilities
-from rllm_core.config import RunConfig
+from rllm_core.config import AlgorithmConfig, RoleConfig, RunConfig
 from rllm_core.errors import ConfigError
-from rllm_core.plugins import PluginManager
+from rllm_core.plugins import PluginManager, Provided
 
 if TYPE_CHECKING:
     from rllm_core.algorithms.torch_losses import PolicyLoss
@@ -31,49 +33,48 @@ class Algorithm:
     corrections: Corrections
 
     @classmethod
-    def of(cls, config: RunConfig, plugins: PluginManager) -> Algorithm:
+    def of(cls, resolved: Resolved) -> Algorithm:
         """Loads and configures the components of a run.
 
         Raises:
-            ConfigError: If a name is unknown, options are wrong, or corrections would count a ratio twice.
+            ConfigError: If options are wrong, or corrections would count a ratio twice.
             PluginError: If the plugin of a component is broken.
         """
+        config = resolved.config
         algorithm = config.algorithm
 
-        def estimator(name: str, options: dict[str, object], where: str) -> AdvantageEstimator:
-            found: AdvantageEstimator = configured(
-                plugins,
-                providers.AdvantageEstimatorProvider,
-                f"{where}.name",
-                name,
-                options,
-                f"{where}.estimator_options",
+        def estimator(chosen: AlgorithmConfig | RoleConfig, where: str) -> AdvantageEstimator:
+            provided, options = resolved.estimators[chosen.name], chosen.estimator_options
+            found: AdvantageEstimator = create(
+                resolved.plugins, provided, f"{where}.name", chosen.name, options, f"{where}.estimator_options"
             )
             return found
 
-        by_role = {
-            role: estimator(chosen.name, chosen.estimator_options, f"algorithm.roles.{role}")
-            for role, chosen in algorithm.roles.items()
-        }
-        default = estimator(algorithm.name, algorithm.estimator_options, "algorithm")
-        weights = {role: chosen.weight for role, chosen in algorithm.roles.items()}
-        estimators = RoleEstimators(default, by_role, overlong_penalty(config), weights)
-        return cls(estimators, corrections_of(config, plugins))
+        roles = algorithm.roles
+        by_role = {role: estimator(chosen, f"algorithm.roles.{role}") for role, chosen in roles.items()}
+        weights = {role: chosen.weight for role, chosen in roles.items()}
+        estimators = RoleEstimators(estimator(algorithm, "algorithm"), by_role, overlong_penalty(config), weights)
+        return cls(estimators, _corrections(config, resolved.plugins, resolved.corrections))
 
 
 def corrections_of(config: RunConfig, plugins: PluginManager) -> Corrections:
     """Returns the corrections of a run, for backends that apply them themselves.
 
     Raises:
-        ConfigError: If a name is unknown, options are wrong, or the corrections would count a ratio twice.
-        PluginError: If the plugin of a correction is broken.
+        ConfigError: If options are wrong, or the corrections would count a ratio twice.
+        PluginError: If the plugin of a correction is missing or broken.
     """
+    return _corrections(config, plugins, select_corrections(config, plugins))
+
+
+def _corrections(
+    config: RunConfig, plugins: PluginManager, chosen: Mapping[str, Provided[providers.CorrectionProvider]]
+) -> Corrections:
     algorithm = config.algorithm
     found: list[Correction] = []
     for name in algorithm.corrections:
-        options = algorithm.correction_options.get(name, {})
-        where = f"algorithm.correction_options.{name}"
-        found.append(configured(plugins, providers.CorrectionProvider, "algorithm.corrections", name, options, where))
+        options, where = algorithm.correction_options.get(name, {}), f"algorithm.correction_options.{name}"
+        found.append(create(plugins, chosen[name], "algorithm.corrections", name, options, where))
     if found and algorithm.proximal_policy == "rollout":
         raise ConfigError(
             f"algorithm.corrections = {list(algorithm.corrections)} needs algorithm.proximal_policy = 'forward' or "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
@@ -20,6 +20,8 @@ from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.plugins.blame import blamed, located
 from rllm_core.run_file import Section
+
+ProviderT = TypeVar("ProviderT", bound=providers.Provider)
 
 PIECE_KINDS: tuple[type[providers.Provider], ...] = (
     providers.AdvantageEstimatorProvider,
@@ -64,19 +66,37 @@ def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
     ]
 
 
+def select_component(plugins: PluginManager, kind: type[ProviderT], key: str, name: str) -> Provided[ProviderT]:
+    """Selects the component that the setting ``key = name`` names."""
+    try:
+        return plugins.select(kind, name)
+    except PluginError as error:
+        raise PluginError(f"{key} = {name!r}: {error}") from error
+
+
+def select_corrections(config: RunConfig, plugins: PluginManager) -> dict[str, Provided[providers.CorrectionProvider]]:
+    """Selects the corrections of a run, by name."""
+    kind, key = providers.CorrectionProvider, "algorithm.corrections"
+    return {name: select_component(plugins, kind, key, name) for name in config.algorithm.corrections}
+
+
 def configured(
     plugins: PluginManager, kind: type[providers.Provider], key: str, name: str, options: Mapping[str, Any], where: str
+) -> Any:
+    """Selects and creates a component; see `create`."""
+    return create(plugins, select_component(plugins, kind, key, name), key, name, options, where)
+
+
+def create(
+    plugins: PluginManager, provided: Provided[Any], key: str, name: str, options: Mapping[str, Any], where: str
 ) -> Any:
     """Creates the component that the setting ``key = name`` selects; ``where`` is the position of its options.
 
     Raises:
         ConfigError: If the options are wrong.
-        PluginError: If no provider has the name, or the provider is broken.
+        PluginError: If the component is broken.
     """
-    try:
-        provided = plugins.select(kind, name)
-    except PluginError as error:
-        raise PluginError(f"{key} = {name!r}: {error}") from error
+    kind = type(provided.record)
     found = piece_class(plugins, provided)
     label = f"{kind.kind} {name!r} ({provided.plugin.label})"
     for option in options:

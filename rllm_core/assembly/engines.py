@@ -1,23 +1,39 @@
-"""Standalone engines, for evaluations and teachers."""
+"""Parsers, and engines that need no backend: for evaluations and teachers."""
 
 from __future__ import annotations
 
-from rllm_core import providers
-from rllm_core.config import RunConfig
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rllm_core.assembly.resolution import Resolved
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import PluginError
+from rllm_core.limits.timeouts import within
 from rllm_core.parser import BaseParser
-from rllm_core.plugins import PluginManager
+
+CLOSING_TIMEOUT_SECONDS = 60.0
 
 
-def engine_class(plugins: PluginManager, name: str) -> type[RolloutEngine]:
+def build_parser(resolved: Resolved, name: str, model: str) -> BaseParser:
+    """Builds the parser called ``name`` for a model (reads its tokenizer).
+
+    Raises:
+        PluginError: If it is broken.
+    """
+    provided = resolved.parsers[name]
+    parser_class: type[BaseParser] = resolved.plugins.load(provided)
+    with provided.at_work("from_model", parser_class):
+        return parser_class.from_model(model, resolved.config.plugins.get(name))
+
+
+def engine_class(resolved: Resolved, name: str) -> type[RolloutEngine]:
     """Loads the class of a standalone engine.
 
     Raises:
-        PluginError: If no engine has this name, or it is broken.
+        PluginError: If it is broken.
     """
-    provided = plugins.select(providers.EngineProvider, name)
-    found: type[RolloutEngine] = plugins.load(provided)
+    provided = resolved.engines[name]
+    found: type[RolloutEngine] = resolved.plugins.load(provided)
     if not isinstance(found, type) or not issubclass(found, RolloutEngine):
         raise PluginError(
             f"engine {name!r} ({provided.plugin.label}): {provided.record.load} must be a subclass of "
@@ -26,22 +42,32 @@ def engine_class(plugins: PluginManager, name: str) -> type[RolloutEngine]:
     return found
 
 
-def standalone_engine(name: str, config: RunConfig, plugins: PluginManager, parser: BaseParser) -> RolloutEngine:
-    """Constructs a standalone engine from the run file.
+def standalone_engine(resolved: Resolved, name: str, parser: BaseParser) -> RolloutEngine:
+    """Constructs a standalone engine.
 
     Args:
+        resolved: Run file, with ``model`` as the model that the engine samples from.
         name: Name of the engine and of its section.
-        config: Run file, with ``model`` as the model that the engine samples from.
-        plugins: Plugin manager that provides the engine.
         parser: Parser of that model.
 
     Raises:
         ConfigError: If the engine rejects its settings.
-        PluginError: If no engine has this name, or it is broken.
+        PluginError: If it is broken.
     """
-    found = engine_class(plugins, name)
+    found, config = engine_class(resolved, name), resolved.config
     section = config.plugins.get(name)
     if section is not None and name != found.name:  # selected as distribution/name
         config = config.model_copy(update={"plugins": {**config.plugins, found.name: section}})
-    with plugins.select(providers.EngineProvider, name).at_work("from_config", found):
+    with resolved.engines[name].at_work("from_config", found):
         return found.from_config(config, parser)
+
+
+@asynccontextmanager
+async def open_engine(resolved: Resolved, name: str, parser: BaseParser, label: str) -> AsyncIterator[RolloutEngine]:
+    """Yields a standalone engine while it is awake; ``label`` names it in messages. See `standalone_engine`."""
+    engine = standalone_engine(resolved, name, parser)
+    await within(resolved.config.training.backend_timeout_seconds, f"wake_up of {label}", engine.wake_up())
+    try:
+        yield engine
+    finally:
+        await within(CLOSING_TIMEOUT_SECONDS, f"sleep of {label}", engine.sleep())

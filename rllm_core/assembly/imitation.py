@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rllm_core import providers
+from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.assembly.algorithm import Algorithm
+from rllm_core.assembly.resolution import Resolved
+from rllm_core.assembly.teacher import check_teacher
 from rllm_core.backend import Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
@@ -13,24 +16,22 @@ from rllm_core.plugins import PluginManager
 from rllm_core.workflow import Workflow
 
 
-def check_imitation(
-    config: RunConfig, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow, plugins: PluginManager
-) -> None:
+def check_imitation(resolved: Resolved, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow) -> None:
     """Rejects settings without a meaning, or with a different one, in training without rewards or sampling.
 
     Raises:
         ConfigError: For the first such setting.
     """
+    config = resolved.config
     _check_workflow(config, chosen, workflow)
     _check_rewards(config, chosen)
     if chosen.estimators.learns_written:
-        _check_written(config, capabilities, chosen, plugins)
-    _check_teacher(config, capabilities, chosen, plugins)
+        _check_written(config, capabilities, chosen, resolved.plugins)
+    _check_teacher(resolved, capabilities, chosen)
 
 
-def _names(config: RunConfig) -> list[str]:
-    algorithm = config.algorithm
-    return [algorithm.name, *(role.name for role in algorithm.roles.values())]
+def _named(config: RunConfig, chosen: Algorithm) -> list[tuple[str, AdvantageEstimator]]:
+    return list(zip(config.algorithm.estimator_names().values(), chosen.estimators.all, strict=True))
 
 
 def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
@@ -38,14 +39,13 @@ def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
 
     The filter of uniform groups uses the workflow's rewards even if no estimator does.
     """
-    estimators = chosen.estimators.all
-    nobody_uses_them = not any(estimator.needs_rewards for estimator in estimators)
+    nobody_uses_them = not any(estimator.needs_rewards for estimator in chosen.estimators.all)
     for name, is_set, is_for_estimators in _about_rewards(config):
-        for key, estimator in zip(_names(config), estimators, strict=True):
+        for estimator_name, estimator in _named(config, chosen):
             has_none = estimator.learns_written or estimator.needs_teacher
             changes_nothing = is_for_estimators and nobody_uses_them
             if is_set and not estimator.needs_rewards and (has_none or changes_nothing):
-                raise ConfigError(f"{name}: estimator {key!r} uses no rewards")
+                raise ConfigError(f"{name}: estimator {estimator_name!r} uses no rewards")
 
 
 def _about_rewards(config: RunConfig) -> Iterator[tuple[str, bool, bool]]:
@@ -104,12 +104,9 @@ def _check_written(config: RunConfig, capabilities: Capabilities, chosen: Algori
         )
 
 
-def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
-    from rllm_core.assembly.teacher import check_teacher
-
-    wanting = [
-        name for name, estimator in zip(_names(config), chosen.estimators.all, strict=True) if estimator.needs_teacher
-    ]
+def _check_teacher(resolved: Resolved, capabilities: Capabilities, chosen: Algorithm) -> None:
+    config = resolved.config
+    wanting = [name for name, estimator in _named(config, chosen) if estimator.needs_teacher]
     if config.teacher.engine and not wanting:
         raise ConfigError(
             f"[teacher] is set, but estimator {config.algorithm.name!r} uses no teacher; set algorithm.name = "
@@ -127,4 +124,4 @@ def _check_teacher(config: RunConfig, capabilities: Capabilities, chosen: Algori
             f"training.staleness_threshold must be 0: backend {config.backend!r} computes no log-probabilities, which "
             "are needed to compare tokens of older weights with the teacher"
         )
-    check_teacher(config, plugins)
+    check_teacher(resolved)

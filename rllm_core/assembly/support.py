@@ -166,9 +166,7 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
             "with its engine, so generation and training take turns; choose a backend, or a setting of it, that "
             "separates them (for local: local.generation = 'separated')"
         )
-    keys = ["algorithm.name", *(f"algorithm.roles.{role}.name" for role in algorithm.roles)]
-    names = [algorithm.name, *(role.name for role in algorithm.roles.values())]
-    for key, name, estimator in zip(keys, names, chosen.estimators.all, strict=True):
+    for (key, name), estimator in zip(algorithm.estimator_names().items(), chosen.estimators.all, strict=True):
         if estimator.per_token and not support.flags["per_token_advantages"]:
             raise ConfigError(
                 f"{key} = {name!r} returns advantages per token, but {backend} trains one advantage per turn; choose "

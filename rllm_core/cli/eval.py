@@ -65,8 +65,8 @@ def evaluate(
     pass@k is the unbiased estimate 1 - C(n-c, k) / C(n, k) per task (arXiv 2107.03374), averaged over tasks. Its 95 %
     confidence interval is a bootstrap over tasks. The sampling temperature is rollout.validation_temperature.
     """
-    from rllm_core.assembly.parts import assemble, workflow_of
-    from rllm_core.config import load_run_config
+    from rllm_core.assembly.parts import parts_of, workflow_of
+    from rllm_core.assembly.resolution import resolve_run
     from rllm_core.limits.guard import guarded
     from rllm_core.limits.running import run
     from rllm_core.training import evaluation
@@ -76,20 +76,20 @@ def evaluate(
         raise ConfigError(f"pass@{wanted[-1]} needs at least that many rollouts per task; -n is {samples}")
     given = [*overrides, *([f"model.path={json.dumps(model)}"] if model is not None else [])]
     plugins = context.obj.plugins
-    config = load_run_config(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
+    resolved = resolve_run(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
     if engine_name is None:
-        assembly = assemble(config, plugins)
-        workflow, opening = assembly.workflow, evaluation.engine_of_backend(assembly, checkpoint)
+        parts = parts_of(resolved)
+        workflow, opening = parts.workflow, evaluation.engine_of_backend(parts, checkpoint)
     elif checkpoint is not None:
         raise ConfigError("--checkpoint needs a backend; omit --engine, or export the model and use --model")
     else:
-        workflow = workflow_of(config, plugins)
-        opening = evaluation.engine_by_name(engine_name, config, plugins)
+        workflow = workflow_of(resolved)
+        opening = evaluation.engine_by_name(engine_name, resolved)
     evaluating = evaluation.evaluate(
-        config, plugins, workflow, opening, split=split, task_limit=tasks, samples=samples, ks=wanted
+        resolved, workflow, opening, split=split, task_limit=tasks, samples=samples, ks=wanted
     )
     if context.obj.owns_process:
-        evaluating = guarded(evaluating, config.training.stall_timeout_seconds)
+        evaluating = guarded(evaluating, resolved.config.training.stall_timeout_seconds)
     left: list[str] = []
     try:
         result = run(evaluating, left)

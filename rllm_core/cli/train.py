@@ -6,12 +6,15 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rllm_core.cli.completion import provided
 from rllm_core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from rllm_core.assembly.parts import Parts
 
 
 @click.command(short_help="Train a model on a workflow.")
@@ -52,8 +55,9 @@ def train(
 
     Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
     """
-    from rllm_core.assembly.parts import assemble
-    from rllm_core.config import load_run_config, to_toml
+    from rllm_core.assembly.parts import parts_of
+    from rllm_core.assembly.resolution import resolve_run
+    from rllm_core.config import to_toml
     from rllm_core.limits.guard import Guard
     from rllm_core.limits.running import run
     from rllm_core.run_folder.progress import for_terminal
@@ -69,21 +73,21 @@ def train(
         target = str(run_dir / "run.toml")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     plugins = context.obj.plugins
-    config = load_run_config(target, plugins, overrides=overrides, backend=backend, parser=parser)
-    assembly = assemble(config, plugins)
+    parts = parts_of(resolve_run(target, plugins, overrides=overrides, backend=backend, parser=parser))
+    config = parts.config
     if dry_run:
-        _print_dry_run(assembly, to_toml(config.to_tables()), as_json)
+        _print_dry_run(parts, to_toml(config.to_tables()), as_json)
         return
     path = run_dir if run_dir is not None else _new_run_dir(config.workflow)
     advice = f"To continue: rllm-core train --resume --run-dir {path}"
     guard = Guard(config.training.stall_timeout_seconds, advice) if context.obj.owns_process else None
-    training = launch.train(assembly, path, resume=resume, progress=for_terminal(), guard=guard)
+    training = launch.train(parts, path, resume=resume, progress=for_terminal(), guard=guard)
     left: list[str] = []
     try:
         summary = run(training, left)
     finally:
         context.obj.leave_behind(left)
-        context.obj.has_hung_threads |= bool(assembly.left_running)
+        context.obj.has_hung_threads |= bool(parts.left_running)
     if as_json:
         click.echo(json.dumps({**summary, "run": str(path)}))
         return
@@ -117,16 +121,16 @@ def _print_summary(summary: dict[str, Any]) -> None:
         click.echo(f"{label} validation (step {validation['step']}): {', '.join(numbers)}")
 
 
-def _print_dry_run(assembly: Any, resolved: str, as_json: bool) -> None:
-    derived, config = assembly.derived(), assembly.config
+def _print_dry_run(parts: Parts, resolved: str, as_json: bool) -> None:
+    derived, config = parts.derived(), parts.config
     if as_json:
         click.echo(
             json.dumps(
                 {
                     "resolved": config.to_tables(),
                     "derived": derived,
-                    "notes": assembly.notes,
-                    "not_checked": assembly.not_checked,
+                    "notes": parts.notes,
+                    "not_checked": parts.not_checked,
                 }
             )
         )
@@ -135,7 +139,7 @@ def _print_dry_run(assembly: Any, resolved: str, as_json: bool) -> None:
     click.echo("# derived")
     for key, value in derived.items():
         click.echo(f"# {key} = {value}")
-    for note in assembly.notes:
+    for note in parts.notes:
         click.echo(f"# note: {note}")
-    for line in assembly.not_checked:
+    for line in parts.not_checked:
         click.echo(f"# not checked: {line}")

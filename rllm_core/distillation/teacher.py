@@ -12,10 +12,10 @@ import numpy.typing as npt
 from rllm_core.algorithms.samples import trained_segments
 from rllm_core.config import RolloutConfig
 from rllm_core.distillation.alignment import Alignment, align, one_to_one
-from rllm_core.engine import EngineBusy, EngineError, RolloutEngine
+from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.errors import ConfigError
+from rllm_core.limits.retries import retried, unanswered
 from rllm_core.parser import BaseParser
-from rllm_core.training.requests import pause_seconds
 from rllm_core.types import Episode, Step, TokenIds, Trajectory, freeze, starts_with, token_ids
 
 ResultT = TypeVar("ResultT")
@@ -116,28 +116,23 @@ class Teacher:
     async def _ask(self, tokens: TokenIds, start: int) -> npt.NDArray[np.float32]:
         """Calls the engine, and retries after a pause while it is busy."""
         engine, limits = self.engine, self._limits
-        for attempt in range(1, limits.max_request_attempts + 1):
+
+        async def attempt() -> npt.NDArray[np.float32]:
             try:
                 async with self._slots, asyncio.timeout(limits.request_timeout_seconds) as deadline:
-                    known = await engine.compute_logprobs(tokens, start=start)
-            except EngineBusy as error:
-                busy = error
+                    return await engine.compute_logprobs(tokens, start=start)
             except TimeoutError as error:
                 if not deadline.expired():
                     raise
-                seconds = limits.request_timeout_seconds
-                busy = EngineBusy(f"the teacher, engine {engine.name!r}, did not answer within {seconds:g} s")
-                busy.__cause__ = error
-            else:
-                if known.shape != (len(tokens) - start,):
-                    raise EngineError(
-                        f"the teacher, engine {engine.name!r}, returned {known.shape} log-probabilities for "
-                        f"{len(tokens) - start} tokens"
-                    )
-                return known
-            if attempt < limits.max_request_attempts:
-                await asyncio.sleep(pause_seconds(attempt, int(tokens[-1]), busy.retry_after_seconds))
-        raise busy
+                raise unanswered(f"the teacher, engine {engine.name!r},", limits.request_timeout_seconds) from error
+
+        known = await retried(attempt, attempts=limits.max_request_attempts, seed=int(tokens[-1]))
+        if known.shape != (len(tokens) - start,):
+            raise EngineError(
+                f"the teacher, engine {engine.name!r}, returned {known.shape} log-probabilities for "
+                f"{len(tokens) - start} tokens"
+            )
+        return known
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:

@@ -13,19 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from rllm_core import providers
 from rllm_core.assembly.algorithm import Algorithm
-from rllm_core.assembly.engines import standalone_engine
+from rllm_core.assembly.engines import build_parser, open_engine
 from rllm_core.assembly.parts import Parts
+from rllm_core.assembly.resolution import Resolved
 from rllm_core.assembly.tasks import Tasks, spread
 from rllm_core.backend import PolicyUpdate
-from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.limits.timeouts import within
 from rllm_core.observers import Observers
-from rllm_core.parser import BaseParser
-from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.first_failures import of_episodes
 from rllm_core.run_folder.results import metric_means
@@ -93,23 +90,15 @@ async def engine_of_backend(assembly: Parts, checkpoint_dir: Path | None) -> Asy
 
 
 @asynccontextmanager
-async def engine_by_name(name: str, config: RunConfig, plugins: PluginManager) -> AsyncIterator[OpenEngine]:
+async def engine_by_name(name: str, resolved: Resolved) -> AsyncIterator[OpenEngine]:
     """Opens a standalone engine for the model and parser of the run file."""
-    provided = plugins.select(providers.ParserProvider, config.parser)
-    parser_class: type[BaseParser] = plugins.load(provided)
-    with provided.at_work("from_model", parser_class):
-        parser = parser_class.from_model(config.model.path, config.plugins.get(config.parser))
-    engine = standalone_engine(name, config, plugins, parser)
-    await within(config.training.backend_timeout_seconds, f"wake_up of engine {name!r}", engine.wake_up())
-    try:
+    parser = build_parser(resolved, resolved.config.parser, resolved.config.model.path)
+    async with open_engine(resolved, name, parser, f"engine {name!r}") as engine:
         yield OpenEngine(engine, lockstep=False)
-    finally:
-        await within(launch.SHUTDOWN_TIMEOUT_SECONDS, f"sleep of engine {name!r}", engine.sleep())
 
 
 async def evaluate(
-    config: RunConfig,
-    plugins: PluginManager,
+    resolved: Resolved,
     workflow: Workflow,
     opening: AbstractAsyncContextManager[OpenEngine],
     *,
@@ -130,6 +119,7 @@ async def evaluate(
         ConfigError: If there are no tasks.
         RunError: If every rollout failed.
     """
+    config = resolved.config
     if not workflow.samples:
         raise ConfigError(
             f"workflow {config.workflow!r} never asks the model, so there is nothing to evaluate; validations of "
@@ -138,14 +128,14 @@ async def evaluate(
     tasks = Tasks(workflow, config.workflow).of(split)
     if not len(tasks):
         raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks; choose the other split with --split")
-    estimators = Algorithm.of(config, plugins).estimators
+    estimators = Algorithm.of(resolved).estimators
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
     async with opening as opened, launch.opened(workflow, config, logger.warning):
         runner = RolloutRunner(
             workflow,
             opened.engine,
             config,
-            Observers(plugins),
+            Observers(resolved.plugins),
             lockstep=opened.lockstep,
             needs_reward=lambda group: estimators.of(group).needs_rewards,
         )

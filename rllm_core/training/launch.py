@@ -122,7 +122,7 @@ async def _train(
         gc.freeze()
         gc.set_threshold(2_000, 10, 300)
         async with (
-            open_teacher(config, assembly.plugins, engine.parser) as teacher,
+            open_teacher(assembly.resolved, engine.parser) as teacher,
             opened(assembly.workflow, config, progress.note),
         ):
             trainer = signals.trainer = Trainer(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 import types
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -12,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rllm_core.config import RolloutConfig
-from rllm_core.engine import EngineBusy, EngineError, RolloutEngine, derive_seed
+from rllm_core.engine import EngineError, RolloutEngine
+from rllm_core.limits.retries import retried, unanswered
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.timeouts import contained, stop
 from rllm_core.training.slots import Slots
@@ -22,18 +22,6 @@ from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 # start, this never happens, and garbage piles up until one collection blocks the event loop for 0.1 s.
 ANSWERS_PER_COLLECTION = 512
 LOCKSTEP_GRACE_SECONDS = 0.02
-FIRST_PAUSE_SECONDS = 0.5
-MAX_PAUSE_SECONDS = 30.0
-
-
-def pause_seconds(attempt: int, seed: int, retry_after_seconds: float = 0.0) -> float:
-    """Returns the pause after failed attempt number ``attempt``: doubling up to 30 s, times 0.5 to 1.5.
-
-    The random factor keeps requests that failed together from retrying together; it derives from the request's seed.
-    """
-    spread = random.Random(derive_seed(seed, "pause", attempt)).uniform(0.5, 1.5)
-    doubling = min(FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1), MAX_PAUSE_SECONDS)
-    return max(doubling, retry_after_seconds) * spread
 
 
 @types.coroutine
@@ -194,39 +182,34 @@ class RequestMerger:
 
     async def _outputs(self, merged: _Merged) -> list[TokenOutput]:
         """Calls the engine, and retries after a pause while it is busy."""
-        for attempt in range(1, self._limits.max_request_attempts + 1):
-            await self._slots.take(priority=merged.is_validation)
-            deadline = self._timer.deadline()
-            try:
-                with deadline:
-                    self.calls += 1
-                    outputs = await self.engine.get_token_outputs_from_token_input(
-                        merged.token_input,
-                        sampling_params=merged.sampling_params,
-                        seeds=merged.seeds,
-                        is_validation=merged.is_validation,
-                    )
-            except EngineBusy as error:
-                busy = error
-            except TimeoutError as error:
-                if not deadline.expired:
-                    raise
-                seconds = self._timer.seconds
-                busy = EngineBusy(f"engine {self.engine.name!r} did not answer within {seconds:g} s")
-                busy.__cause__ = error
-            else:
-                if len(outputs) != len(merged.seeds):
-                    raise EngineError(
-                        f"engine {self.engine.name!r} returned {len(outputs)} completions instead of "
-                        f"{len(merged.seeds)}"
-                    )
-                self._answered(len(outputs))
-                return outputs
-            finally:
-                self._slots.give_back()
-            if attempt < self._limits.max_request_attempts:
-                await asyncio.sleep(pause_seconds(attempt, merged.seeds[0], busy.retry_after_seconds))
-        raise busy
+        outputs = await retried(
+            lambda: self._attempt(merged), attempts=self._limits.max_request_attempts, seed=merged.seeds[0]
+        )
+        if len(outputs) != len(merged.seeds):
+            raise EngineError(
+                f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(merged.seeds)}"
+            )
+        self._answered(len(outputs))
+        return outputs
+
+    async def _attempt(self, merged: _Merged) -> list[TokenOutput]:
+        await self._slots.take(priority=merged.is_validation)
+        deadline = self._timer.deadline()
+        try:
+            with deadline:
+                self.calls += 1
+                return await self.engine.get_token_outputs_from_token_input(
+                    merged.token_input,
+                    sampling_params=merged.sampling_params,
+                    seeds=merged.seeds,
+                    is_validation=merged.is_validation,
+                )
+        except TimeoutError as error:
+            if not deadline.expired:
+                raise
+            raise unanswered(f"engine {self.engine.name!r}", self._timer.seconds) from error
+        finally:
+            self._slots.give_back()
 
     def _answered(self, answers: int) -> None:
         before, self._answers = self._answers, self._answers + answers

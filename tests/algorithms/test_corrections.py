@@ -15,6 +15,7 @@ import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl, providers
 from rllm_core.algorithms.corrections import Correction, Corrections
 from rllm_core.assembly.algorithm import Algorithm
+from rllm_core.assembly.resolution import load_run_config, providers_of
 from rllm_core.builtin.off_policy_corrections import (
     GeometricRejection,
     IcePop,
@@ -24,7 +25,7 @@ from rllm_core.builtin.off_policy_corrections import (
     SequenceTIS,
     TokenTIS,
 )
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.plugins import PluginManager
 
@@ -161,7 +162,7 @@ def configured(plugins: PluginManager, *overrides: str) -> RunConfig:
 
 
 def chosen(plugins: PluginManager, *overrides: str) -> Corrections:
-    return Algorithm.of(configured(plugins, *overrides), plugins).corrections
+    return Algorithm.of(providers_of(configured(plugins, *overrides), plugins)).corrections
 
 
 @pytest.mark.parametrize("names", ["'halving'", "'token_tis','k3_rejection'", "'geometric_rejection','k3_rejection'"])

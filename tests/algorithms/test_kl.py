@@ -10,7 +10,7 @@ import pytest
 import rllm_devkit.scripted_plugin
 from rllm_core.algorithms.kl import kl_estimate
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_devkit.scripted import ScriptedBackend
 

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
 from rllm_core import hookimpl
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.config import (
     OptimizerConfig,
     RunConfig,
     Section,
     TrainingConfig,
-    load_run_config,
     to_toml,
-    workflow_config,
 )
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
@@ -157,14 +156,14 @@ def test_a_presets_section_of_a_provider_that_is_not_here_is_skipped_but_a_users
 
 def test_sections_of_plugins(load: Load) -> None:
     config = load('workflow = "puzzle"\n[puzzle]\nlength = 3\nlevel = "hard"\nwords = ["x"]\nreward.correct = 2\n')
-    section = workflow_config(config)
+    section = config.plugins[config.workflow]
     assert section == PuzzleConfig(length=3, level=Level.HARD, words=("x",), reward=Reward(correct=2.0))
     assert config.plugins["local"] == ToyConfig()
     assert load.named("puzzle", "puzzle.reward.folder=/some/where").plugins["puzzle"].reward.folder == Path(
         "/some/where"
     )
     assert load.named("tuned").plugins["puzzle"].length == 2, "a section may speak to one that was not chosen"
-    assert workflow_config(load.named("tuned")) is None
+    assert "tuned" not in load.named("tuned").plugins
 
 
 def test_a_backend_and_its_parser_of_one_name_share_a_section(load: Load) -> None:

@@ -15,12 +15,6 @@ from architecture import PICTURE, ROOMS, Import, drawing, imports, modules, room
 
 # Imports of a later room. At most two of them may stay.
 BACK_UP: Mapping[str, str] = {
-    "assembly.teacher -> distillation.teacher": "until the teacher is opened above distillation",
-    "config -> plugins": "until load_run_config has moved to assembly",
-    "config -> plugins.sections": "until load_run_config has moved to assembly",
-    "config -> providers": "until load_run_config has moved to assembly",
-    "config -> workflow": "until workflow_config has moved to assembly",
-    "distillation.teacher -> training.requests": "until what repeats requests is below the loop",
     "plugins.probe -> assembly.support": "until the probe gets what it asks from its callers",
     "plugins.probe -> cli": "until the probe gets the core's commands from its callers",
     "plugins.probe -> sandbox.worker": "",

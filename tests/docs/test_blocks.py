@@ -21,7 +21,7 @@ from generate import first_party_plugins
 from in_process import run_in_process
 from pages import PAGES, ROOT, Block, Page, exists, texts
 
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins.discovery import GROUP
 
 # test_tutorial.py follows this page literally: every command, change and output.

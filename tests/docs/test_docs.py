@@ -17,8 +17,10 @@ from click.testing import CliRunner
 from generate import first_party_plugins
 from pages import PAGES, ROOT, Page, write_files
 
+from rllm_core import hookimpl
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.cli import Session, cli
-from rllm_core.config import load_run_config
+from rllm_core.providers import AdvantageEstimatorProvider, CorrectionProvider
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 README = Page(ROOT / "README.md")
@@ -111,6 +113,18 @@ def test_what_is_trained_resolves(command: str, parse: Callable[..., dict[str, A
     )
 
 
+class Ranks:
+    """The hooks of ``docs/writing-an-algorithm.md``, whose package is only installed where the page is followed."""
+
+    @hookimpl
+    def advantage_estimators(self) -> list[AdvantageEstimatorProvider]:
+        return [AdvantageEstimatorProvider(name="ranks", load="rllm_ranks.estimator:Ranks", summary="Of the page.")]
+
+    @hookimpl
+    def corrections(self) -> list[CorrectionProvider]:
+        return [CorrectionProvider(name="near_mask", load="rllm_ranks.correction:NearMask", summary="Of the page.")]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -123,7 +137,9 @@ def test_what_is_trained_resolves(command: str, parse: Callable[..., dict[str, A
 def test_run_files_load(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text, encoding="utf-8")
-    load_run_config(str(path), first_party_plugins())
+    plugins = first_party_plugins()
+    plugins.register(Ranks(), "ranks")
+    load_run_config(str(path), plugins)
 
 
 # test_hooks.py imports the examples of hooks and lets them observe a run.

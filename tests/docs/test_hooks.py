@@ -21,8 +21,8 @@ from pages import ROOT, Page, write_files
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.backend import BackendProtocol, OptimizerStep, UpdateResult
-from rllm_core.config import load_run_config
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser

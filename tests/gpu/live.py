@@ -14,8 +14,8 @@ from rllm_verl.backend import VerlBackend
 from rllm_verl.engine import VerlEngine
 
 from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.backend import OptimizerStep, PolicyUpdate
-from rllm_core.config import load_run_config
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Floats, SamplingParams, TokenIds, TokenOutput, TrainingSample, token_ids

@@ -20,9 +20,9 @@ from rllm_core.algorithms.corrections import Correction, Corrections
 from rllm_core.algorithms.torch_losses import LossInputs, losses_of
 from rllm_core.assembly.components import configured
 from rllm_core.assembly.parts import Parts, assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.backend import Capabilities
 from rllm_core.cli.algorithms import piece_rows
-from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress

@@ -14,7 +14,8 @@ from pydantic import Field
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.assembly.engines import standalone_engine
-from rllm_core.config import RunConfig, Section, load_run_config
+from rllm_core.assembly.resolution import load_run_config, resolve_run
+from rllm_core.config import RunConfig, Section
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
@@ -69,9 +70,9 @@ def plugins() -> PluginManager:
 @pytest.mark.parametrize("name", ["biased", "rllm-biased/biased"])
 def test_an_engine_that_is_asked_for_gets_its_section(plugins: PluginManager, name: str) -> None:
     for overrides, skill in (((), 0.25), ([f'"{name}".skill=0.75'], 0.75)):
-        config = load_run_config("say_yes", plugins, overrides=overrides, backend="scripted", engine=name)
-        assert config.to_tables()[name] == {"skill": skill}
-        engine = standalone_engine(name, config, plugins, ByteParser())
+        resolved = resolve_run("say_yes", plugins, overrides=overrides, backend="scripted", engine=name)
+        assert resolved.config.to_tables()[name] == {"skill": skill}
+        engine = standalone_engine(resolved, name, ByteParser())
         assert isinstance(engine, BiasedEngine)
         assert engine.skill == skill
 

@@ -20,7 +20,7 @@ import pytest
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.discovery import Settings

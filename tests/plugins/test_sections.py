@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl, providers
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import Section, load_run_config
+from rllm_core.assembly.resolution import load_run_config
+from rllm_core.config import Section
 from rllm_core.errors import PluginError
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.sections import WITH_OPTIONS, WITH_SECTION

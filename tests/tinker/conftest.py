@@ -25,7 +25,8 @@ from rllm_tinker.backend import TinkerBackend
 from server import PYTHON, TinkerServer, starter_model
 
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.assembly.resolution import load_run_config
+from rllm_core.config import RunConfig
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.types import TrainingSample, token_ids

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.errors import ConfigError
 
 

@@ -34,7 +34,7 @@ from rllm_trackers.library import library  # noqa: E402
 
 import rllm_devkit.scripted_plugin  # noqa: E402 - after the environment
 from rllm_core.assembly.parts import Parts, assemble  # noqa: E402
-from rllm_core.config import load_run_config  # noqa: E402
+from rllm_core.assembly.resolution import load_run_config  # noqa: E402
 from rllm_core.plugins import PluginManager  # noqa: E402
 from rllm_core.run_folder.progress import Progress  # noqa: E402
 from rllm_core.training import launch  # noqa: E402

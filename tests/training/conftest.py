@@ -14,7 +14,7 @@ import pytest
 
 import rllm_devkit.scripted_plugin
 from rllm_core.assembly.parts import Parts, assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import rllm_devkit.scripted_plugin
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.journal import JsonLines
 from rllm_core.run_folder.progress import Progress

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rllm_core.assembly.parts import Parts, assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.engine import EngineBusy, EngineError, RolloutEngine
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.parser import Vocabulary
@@ -166,7 +166,7 @@ def test_a_teacher_that_fails_is_asked_again_and_counted(distil: Distil, teacher
 
 
 def test_a_busy_teacher_is_waited_for(distil: Distil, teachers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rllm_core.distillation.teacher.pause_seconds", lambda *arguments: 0.0)
+    monkeypatch.setattr("rllm_core.limits.retries.pause_seconds", lambda *arguments: 0.0)
     teachers(failure=lambda request: EngineBusy("later") if request <= 20 else None)
     run = distil("training.steps=2")
     assert run.error is None

@@ -16,14 +16,15 @@ import pytest
 
 import rllm_devkit.scripted_plugin
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.engine import EngineBusy, EngineError
 from rllm_core.errors import RunError, StallError, UserError
+from rllm_core.limits import retries
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch, requests
+from rllm_core.training import launch
 from rllm_core.types import Episode, FinishReason, TokenOutput, TrainingSample, Trajectory
 from rllm_devkit import faults as fault
 from rllm_devkit.faults import Faults, at, blocks, cancels, changes, hangs, raises, returns, share, since
@@ -52,7 +53,7 @@ class Run:
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Trains the scripted policy with faults; checks the invariants of every run, however it ended."""
-    monkeypatch.setattr(requests, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(launch.report, "plot_reward", lambda path: path)  # plotting takes longer than the run
 
     def run(

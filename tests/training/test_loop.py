@@ -11,8 +11,8 @@ import pytest
 
 from rllm_core import hookimpl
 from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.assembly.tasks import TaskStream
-from rllm_core.config import load_run_config
 from rllm_core.engine import TITOCompleter
 from rllm_core.plugins import PluginManager
 from rllm_core.training.rollouts import RolloutKey

@@ -16,7 +16,7 @@ import rllm_devkit.scripted_plugin
 from benchmarks import virtual_clock
 from benchmarks.simulated import TRAIN_SECONDS, SimulationPlugin
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch

@@ -12,16 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm_core.assembly.parts import assemble, workflow_of
+from rllm_core.assembly.parts import assemble, parts_of, workflow_of
+from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.assembly.tasks import TaskStream, spread
-from rllm_core.config import RolloutConfig, load_run_config
+from rllm_core.config import RolloutConfig
 from rllm_core.engine import EngineBusy, EngineError
 from rllm_core.errors import ConfigError
+from rllm_core.limits.retries import pause_seconds
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.journal import JsonLines, cut_after, read_json_lines
 from rllm_core.run_folder.metrics import MetricsAggregator
 from rllm_core.training import evaluation
-from rllm_core.training.requests import RequestMerger, pause_seconds
+from rllm_core.training.requests import RequestMerger
 from rllm_core.types import SamplingParams, Task, token_ids
 from rllm_devkit.scripted import Script, ScriptedEngine
 
@@ -116,7 +118,7 @@ def test_a_busy_engine_is_asked_again_after_growing_pauses(monkeypatch: pytest.M
         merger = RequestMerger(engine, RolloutConfig(**limits), lockstep=False)
         return await ask(merger, [1], 5)
 
-    monkeypatch.setattr("rllm_core.training.requests.asyncio.sleep", no_time)
+    monkeypatch.setattr("rllm_core.limits.retries.asyncio.sleep", no_time)
     assert asyncio.run(run(4)).weight_version == 0
     assert len(pauses) == 4
     assert all(4.0 <= pause <= 12.0 for pause in pauses), "the engine asked for 8 seconds"
@@ -134,7 +136,7 @@ def test_pauses_grow_are_bounded_and_differ_between_requests() -> None:
 
 
 def test_an_engine_that_does_not_answer_is_an_engine_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rllm_core.training.requests.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("rllm_core.limits.retries.FIRST_PAUSE_SECONDS", 0.001)
 
     async def run() -> None:
         engine = ScriptedEngine(script=Script(latency_seconds=lambda _: 3600.0))
@@ -299,18 +301,18 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success() -> None:
 
 def test_evaluation_of_a_checkpoint(run_scripted: Any, plugins: PluginManager) -> None:
     run = run_scripted("training.steps=20")
-    config = load_run_config("say_yes", plugins, backend="scripted")
+    resolved = resolve_run("say_yes", plugins, backend="scripted", engine="scripted")
 
     def measure(checkpoint: Path | None) -> dict[str, Any]:
-        assembly = assemble(config, plugins)
+        assembly = parts_of(resolved)
         return evaluate(assembly.workflow, evaluation.engine_of_backend(assembly, checkpoint))
 
     def evaluate(workflow: Any, opening: Any) -> dict[str, Any]:
         options: dict[str, Any] = {"split": "validation", "task_limit": 4, "samples": 50, "ks": (1, 5)}
-        return asyncio.run(evaluation.evaluate(config, plugins, workflow, opening, **options))
+        return asyncio.run(evaluation.evaluate(resolved, workflow, opening, **options))
 
     before, after = measure(None), measure(run.path)
-    alone = evaluate(workflow_of(config, plugins), evaluation.engine_by_name("scripted", config, plugins))
+    alone = evaluate(workflow_of(resolved), evaluation.engine_by_name("scripted", resolved))
     assert alone == before, "an engine without a backend plays the same rollouts"
     assert (before["tasks"], before["rollouts_per_task"], before["failed"]) == (4, 50, 0)
     [pass_1, pass_5] = after["pass_at_k"]

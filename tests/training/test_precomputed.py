@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rllm_core import hookimpl
-from rllm_core.assembly.parts import Parts, assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.parts import Parts, assemble, parts_of
+from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import plot as report
@@ -139,16 +139,14 @@ def test_what_would_change_no_reward_is_refused(plugins: PluginManager, override
 
 @pytest.mark.parametrize("engine", [None, "scripted"])
 def test_an_evaluation_without_rewards_says_so(plugins: PluginManager, engine: str | None) -> None:
-    config = load_run_config("say_yes", plugins, overrides=(PRECOMPUTED,), backend="scripted")
-    assembly = assemble(config, plugins)
+    resolved = resolve_run("say_yes", plugins, overrides=(PRECOMPUTED,), backend="scripted", engine=engine)
+    assembly = parts_of(resolved)
     credited(None)(assembly)
     workflow: ScriptedWorkflow = assembly.workflow  # type: ignore[assignment]
     opening = (
-        evaluation.engine_of_backend(assembly, None)
-        if engine is None
-        else evaluation.engine_by_name(engine, config, plugins)
+        evaluation.engine_of_backend(assembly, None) if engine is None else evaluation.engine_by_name(engine, resolved)
     )
-    play = evaluation.evaluate(config, plugins, workflow, opening, split="validation", task_limit=3, samples=2, ks=(1,))
+    play = evaluation.evaluate(resolved, workflow, opening, split="validation", task_limit=3, samples=2, ks=(1,))
     result = asyncio.run(play)
     assert result["failed"] == 0
     assert result["reward_mean"] is None

@@ -14,8 +14,8 @@ import pytest
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.assembly.parts import Parts, assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.builtin.sandbox import ChildSandbox
-from rllm_core.config import load_run_config
 from rllm_core.errors import PluginError, RunError, StallError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import RewardFunctionProvider, SandboxProvider
@@ -199,9 +199,7 @@ def test_a_workflow_is_opened_before_and_closed_after_all_rollouts(
 def test_an_evaluation_opens_and_closes_it_too(assembly: Callable[..., Parts]) -> None:
     a = assembly()
     opening = evaluation.engine_of_backend(a, None)
-    asyncio.run(
-        evaluation.evaluate(a.config, a.plugins, a.workflow, opening, split="train", task_limit=2, samples=2, ks=(1,))
-    )
+    asyncio.run(evaluation.evaluate(a.resolved, a.workflow, opening, split="train", task_limit=2, samples=2, ks=(1,)))
     first, *between, last = Recorded.calls
     assert (first, set(between), last) == ("open", {"run"}, "close")
 

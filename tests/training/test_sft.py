@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rllm_core.assembly.parts import Parts, assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Step
@@ -190,7 +190,7 @@ def test_it_is_not_evaluated(plugins: PluginManager, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="workflow 'sft' never asks the model"):
         asyncio.run(
             evaluation.evaluate(
-                config, plugins, assembly.workflow, opening, split="train", task_limit=1, samples=1, ks=(1,)
+                assembly.resolved, assembly.workflow, opening, split="train", task_limit=1, samples=1, ks=(1,)
             )
         )
 

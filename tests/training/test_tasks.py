@@ -15,8 +15,8 @@ import pytest
 
 from rllm_core.assembly import tasks as tasks_module
 from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.assembly.tasks import Tasks
-from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager
 from rllm_core.training import evaluation
@@ -129,10 +129,10 @@ def test_what_never_ends_is_refused(
 
 def test_an_evaluation_refuses_the_same(plugins: PluginManager, tasks_return: Callable[[Any], None]) -> None:
     tasks_return(of_split("a", "a"))
-    config = load_run_config("say_yes", plugins, backend="scripted")
-    opening = evaluation.engine_by_name("scripted", config, plugins)
+    resolved = resolve_run("say_yes", plugins, backend="scripted", engine="scripted")
+    opening = evaluation.engine_by_name("scripted", resolved)
     play = evaluation.evaluate(
-        config, plugins, ScriptedWorkflow(), opening, split="validation", task_limit=None, samples=1, ks=(1,)
+        resolved, ScriptedWorkflow(), opening, split="validation", task_limit=None, samples=1, ks=(1,)
     )
     with pytest.raises(ConfigError, match="two 'validation' tasks with the id 'validation-a': task 0 and task 1"):
         asyncio.run(play)

@@ -16,7 +16,8 @@ from pydantic import SecretStr
 
 from rllm_core import hookimpl, providers
 from rllm_core.assembly.parts import Parts, assemble
-from rllm_core.config import RunConfig, Section, load_run_config
+from rllm_core.assembly.resolution import load_run_config
+from rllm_core.config import RunConfig, Section
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress

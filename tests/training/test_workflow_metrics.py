@@ -13,7 +13,7 @@ import pytest
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
 from rllm_core.assembly.parts import Parts, assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import TrackerProvider
 from rllm_core.run_folder.progress import Progress
@@ -81,7 +81,7 @@ def test_of_an_evaluation(assembly: Parts) -> None:
     opening = evaluation.engine_of_backend(assembly, None)
     result = asyncio.run(
         evaluation.evaluate(
-            assembly.config, assembly.plugins, assembly.workflow, opening,
+            assembly.resolved, assembly.workflow, opening,
             split="validation", task_limit=3, samples=2, ks=(1,),
         )
     )  # fmt: skip

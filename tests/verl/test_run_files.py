@@ -17,8 +17,8 @@ from rllm_verl.backend import VerlBackend
 from rllm_verl.settings import verl_config
 
 from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.cli import Session, cli
-from rllm_core.config import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 

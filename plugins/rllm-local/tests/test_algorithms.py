@@ -33,8 +33,9 @@ from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.samples import training_samples
 from rllm_core.algorithms.torch_losses import LossInputs
 from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.builtin.losses import ReinforceLoss
-from rllm_core.config import OptimizerConfig, load_run_config
+from rllm_core.config import OptimizerConfig
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import plot as report

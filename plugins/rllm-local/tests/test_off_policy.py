@@ -14,11 +14,13 @@ from rllm_local.training import Trainer
 from transformers import AutoModelForCausalLM
 
 from rllm_core import providers
+from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss
-from rllm_core.assembly.algorithm import Algorithm, policy_loss
+from rllm_core.assembly.algorithm import Algorithm, corrections_of, policy_loss
 from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import OptimizerStep
+from rllm_core.builtin.estimators.outcome import GRPO
 from rllm_core.builtin.losses import PPOClip, ReinforceLoss
 from rllm_core.config import AlgorithmConfig, KLConfig, OptimizerConfig, RunConfig
 from rllm_core.errors import RunError
@@ -70,7 +72,7 @@ def trainer_of(model_folder: Path) -> Callable[..., Trainer]:
             "model": AutoModelForCausalLM.from_pretrained(model_folder).eval(),
             "loss": policy_loss(config, PLUGINS),
             "aggregation": aggregation_of(config),
-            "corrections": Algorithm.of(config, PLUGINS).corrections,
+            "corrections": corrections_of(config, PLUGINS),
             "temperature": 1.0,
             "optimizer_config": OptimizerConfig(learning_rate=1e-3),
             "share_prefixes": True,
@@ -97,7 +99,7 @@ def trained(
         assert not forward_is_proximal, "one forward pass is enough"
         return trainer.logprobs(batch)
 
-    algorithm = Algorithm.of(config, PLUGINS)
+    algorithm = Algorithm(RoleEstimators(GRPO()), corrections_of(config, PLUGINS))
     crediting = Crediting(config, algorithm, compute, forward_is_proximal=forward_is_proximal)
     for samples in passes:
         ready = asyncio.run(crediting.corrected(list(samples), proximal_version=proximal_version))

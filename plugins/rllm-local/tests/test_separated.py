@@ -28,8 +28,9 @@ from rllm_local.sampler import generate
 
 from rllm_core import hookimpl
 from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.backend import OptimizerStep, PolicyUpdate
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, EngineError
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager

@@ -37,8 +37,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from rllm_core import hookimpl
 from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.backend import OptimizerStep
-from rllm_core.config import load_run_config
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import WorkflowProvider

@@ -16,7 +16,7 @@ from rllm_trackers.tables import flat
 
 import rllm_devkit.scripted_plugin
 from rllm_core.assembly.parts import Parts, assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import FIRST_PARTY, PluginManager
 from rllm_core.providers import TrackerProvider

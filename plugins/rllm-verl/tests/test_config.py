@@ -12,7 +12,7 @@ import rllm_verl
 from pydantic import ValidationError
 from rllm_verl.config import VerlConfig
 
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 

@@ -13,8 +13,8 @@ import pytest
 
 import rllm_devkit.scripted_plugin
 from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.backend import OptimizerStep
-from rllm_core.config import load_run_config
 from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager

@@ -15,7 +15,7 @@ from rllm_workflows.sort import is_held_out, prompt
 
 import rllm_devkit.scripted_plugin
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress

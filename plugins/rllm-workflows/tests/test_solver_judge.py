@@ -22,7 +22,7 @@ from rllm_workflows.solver_judge import (
 
 from rllm_core.algorithms.grouping import group_trajectories
 from rllm_core.assembly.parts import assemble
-from rllm_core.config import load_run_config
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.engine import EngineError, RolloutEngine, TITOCompleter
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress

@@ -16,7 +16,8 @@ from typing import Any
 
 import psutil
 
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.assembly.resolution import load_run_config
+from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 
 COMMAND = Path(sys.executable).with_name("rllm-core")

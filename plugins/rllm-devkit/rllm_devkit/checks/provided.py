@@ -9,12 +9,13 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rllm_core import providers
-from rllm_core.config import RunConfig, load_run_config
+from rllm_core.assembly.resolution import Resolved, resolve_run
+from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.plugins.blame import blamed
@@ -192,34 +193,34 @@ def _workflow(subject: _Subject) -> _Checks:
         section = subject.section()
     except NeedsSettings:
         section = subject.section(preset.get(record.name))
-    config, resolved = _run_file(subject)
+    resolved, of_run_file = _run_file(subject)
     if section is not None:  # defaults of the model instead of values from its own run file
-        config = config.model_copy(update={"plugins": {**config.plugins, subject.name: section}})
+        sections = {**resolved.config.plugins, subject.name: section}
+        resolved = replace(resolved, config=resolved.config.model_copy(update={"plugins": sections}))
     try:
-        workflow_of(config, subject.plugins).tasks("train")
+        workflow_of(resolved).tasks("train")
     except ConfigError as error:
         raise NeedsSettings(f"with these settings it has no tasks; pass -o SECTION.KEY=VALUE: {error}") from error
 
     def check() -> list[CheckResult]:
-        found = run(check_workflow(lambda: workflow_of(config, subject.plugins), answers=subject.request.answers))
-        return [resolved, *found]
+        found = run(check_workflow(lambda: workflow_of(resolved), answers=subject.request.answers))
+        return [of_run_file, *found]
 
     return check
 
 
-def _run_file(subject: _Subject) -> tuple[RunConfig, CheckResult]:
+def _run_file(subject: _Subject) -> tuple[Resolved, CheckResult]:
     """Resolves a workflow's own run file for the scripted backend, and reports whether it is valid."""
     from rllm_core.assembly.algorithm import Algorithm
 
-    def resolve(*more: str) -> RunConfig:
-        overrides = [*subject.overrides(), *more]
-        return load_run_config(subject.name, subject.plugins, overrides=overrides, backend="scripted", parser="bytes")
-
+    resolved = resolve_run(
+        subject.name, subject.plugins, overrides=subject.overrides(), backend="scripted", parser="bytes"
+    )
     if not subject.provided.record.run_file:
-        return resolve(), CheckResult(RUN_FILE, "skipped", "it has no run file of its own")
-    config = resolve()
-    Algorithm.of(config, subject.plugins)
-    return config, CheckResult(RUN_FILE, "passed", f"{config.training.steps} steps of {config.algorithm.name}")
+        return resolved, CheckResult(RUN_FILE, "skipped", "it has no run file of its own")
+    Algorithm.of(resolved)
+    training, algorithm = resolved.config.training, resolved.config.algorithm
+    return resolved, CheckResult(RUN_FILE, "passed", f"{training.steps} steps of {algorithm.name}")
 
 
 def _tracker(subject: _Subject) -> _Checks:
@@ -248,9 +249,8 @@ def _parser(subject: _Subject) -> _Checks:
 
 
 def _engine(subject: _Subject) -> _Checks:
-    from rllm_core.assembly.engines import standalone_engine
+    from rllm_core.assembly.engines import build_parser, standalone_engine
     from rllm_core.engine import RolloutEngine
-    from rllm_core.parser import BaseParser
     from rllm_devkit.checks.engines import check_engine
 
     subject.loaded(RolloutEngine)
@@ -264,14 +264,11 @@ def _engine(subject: _Subject) -> _Checks:
         given.append(f"backend={json.dumps(subject.name)}")
     else:
         given.append('backend="scripted"')
-    config = _or_needs(lambda: load_run_config("say_yes", subject.plugins, overrides=given, engine=subject.name))
-    parser_class: type[BaseParser] = subject.plugins.load(
-        subject.plugins.select(providers.ParserProvider, config.parser)
-    )
+    resolved = _or_needs(lambda: resolve_run("say_yes", subject.plugins, overrides=given, engine=subject.name))
 
     def build() -> RolloutEngine:
-        parser = parser_class.from_model(config.model.path, config.plugins.get(config.parser))
-        return standalone_engine(subject.name, config, subject.plugins, parser)
+        parser = build_parser(resolved, resolved.config.parser, resolved.config.model.path)
+        return standalone_engine(resolved, subject.name, parser)
 
     engine = _or_needs(build)
 
@@ -286,7 +283,7 @@ def _engine(subject: _Subject) -> _Checks:
 
 
 def _backend(subject: _Subject) -> _Checks:
-    from rllm_core.assembly.parts import assemble
+    from rllm_core.assembly.parts import parts_of
     from rllm_core.backend import BackendProtocol
     from rllm_devkit.checks.backends import check_backend
 
@@ -294,12 +291,12 @@ def _backend(subject: _Subject) -> _Checks:
     subject.section()
     given = [*BACKEND_SETTINGS, *subject.overrides()]
     plugins = subject.plugins
-    config = _or_needs(lambda: load_run_config("say_yes", plugins, overrides=given, backend=subject.name))
-    parser = _or_needs(lambda: assemble(config, plugins).parser())
+    resolved = _or_needs(lambda: resolve_run("say_yes", plugins, overrides=given, backend=subject.name))
+    parser = _or_needs(lambda: parts_of(resolved).parser())
     return lambda: run(
         check_backend(
             lambda changed: backend_class(changed, plugins),
-            config,
+            resolved.config,
             parser,
             subject.folder,
             resumes_in_another=True,

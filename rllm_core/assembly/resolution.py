@@ -1,0 +1,283 @@
+"""Reads a run file, and selects the providers that it names.
+
+Precedence, lowest first: the defaults of `rllm_core.config`, the workflow's own run file
+(`rllm_core.providers.WorkflowProvider.run_file`), the user's file, ``--backend``/``--parser``, and
+``-o section.key=value``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rllm_core.assembly.components import select_component, select_corrections
+from rllm_core.config import RunConfig
+from rllm_core.errors import ConfigError
+from rllm_core.plugins import PluginManager, Provided
+from rllm_core.plugins.sections import WITH_SECTION
+from rllm_core.providers import (
+    AdvantageEstimatorProvider,
+    BackendProvider,
+    CorrectionProvider,
+    EngineProvider,
+    ParserProvider,
+    SandboxProvider,
+    TrackerProvider,
+    WorkflowProvider,
+)
+from rllm_core.run_file import (
+    apply_override,
+    merged,
+    model_in,
+    read_toml,
+    shown,
+    toml_key,
+    unknown_key,
+    validated,
+)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A run file and the providers that it names, each selected once.
+
+    Providers of a kind that a run may need several of are mapped by their names in the run file.
+
+    Attributes:
+        config: Run file.
+        plugins: Plugin manager that loads the providers.
+        workflow: Workflow.
+        backend: Backend.
+        sandbox: Sandbox for model-written code.
+        parsers: Parser of the policy, and of the teacher.
+        engines: Engine of the teacher, and the one used instead of the backend's.
+        trackers: Trackers.
+        estimators: Advantage estimators of all roles.
+        corrections: Off-policy corrections.
+    """
+
+    config: RunConfig
+    plugins: PluginManager
+    workflow: Provided[WorkflowProvider]
+    backend: Provided[BackendProvider]
+    sandbox: Provided[SandboxProvider]
+    parsers: Mapping[str, Provided[ParserProvider]]
+    engines: Mapping[str, Provided[EngineProvider]]
+    trackers: Mapping[str, Provided[TrackerProvider]]
+    estimators: Mapping[str, Provided[AdvantageEstimatorProvider]]
+    corrections: Mapping[str, Provided[CorrectionProvider]]
+
+    def with_sections(self) -> Iterator[tuple[str, Provided[Any]]]:
+        """Yields the names in the run file, and the providers, whose sections the run reads."""
+        config = self.config
+        yield config.workflow, self.workflow
+        yield config.backend, self.backend
+        yield config.parser, self.parsers[config.parser]
+        yield from self.engines.items()
+        yield from self.trackers.items()
+
+
+def load_run_config(
+    target: str,
+    plugins: PluginManager,
+    *,
+    overrides: Sequence[str] = (),
+    backend: str | None = None,
+    parser: str | None = None,
+    engine: str | None = None,
+) -> RunConfig:
+    """Returns only the configuration of `resolve_run`."""
+    return resolve_run(target, plugins, overrides=overrides, backend=backend, parser=parser, engine=engine).config
+
+
+def resolve_run(
+    target: str,
+    plugins: PluginManager,
+    *,
+    overrides: Sequence[str] = (),
+    backend: str | None = None,
+    parser: str | None = None,
+    engine: str | None = None,
+) -> Resolved:
+    """Resolves ``rllm-core train TARGET`` into one validated configuration, and its providers.
+
+    Args:
+        target: Path of a run file (ending in ``.toml``), or name of a workflow.
+        plugins: Plugin manager that provides workflows, backends and their sections.
+        overrides: ``section.key=value`` strings with TOML values; a bare word is a string.
+        backend: Replacement for the file's ``backend``.
+        parser: Replacement for the file's ``parser``.
+        engine: Engine to use instead of the backend's (``rllm-core eval --engine``); its section is read, too.
+
+    Raises:
+        ConfigError: If the configuration is invalid; one line with the problem, the allowed values and the fix.
+        PluginError: If a selected plugin is missing or broken.
+    """
+    tables: dict[str, Any] = read_toml(Path(target)) if target.endswith(".toml") else {"workflow": target}
+    given: dict[str, Any] = {key: name for key, name in (("backend", backend), ("parser", parser)) if name is not None}
+    for override in overrides:
+        apply_override(given, override)
+    workflow = plugins.select(WorkflowProvider, _workflow_name(target, merged(tables, given)))
+    preset: dict[str, Any] = {}
+    if workflow.record.run_file:
+        preset = plugins.load(workflow, workflow.record.run_file)()
+    whole = _merged_by_choice(_merged_by_choice(preset, tables), given)
+    core = {key: whole.pop(key) for key in RunConfig.model_fields if key in whole and key != "plugins"}
+    config = validated(RunConfig, core, "", _core_keys())
+    return _with_sections(providers_of(config, plugins, engine), whole, asked_for=tables.keys() | given.keys())
+
+
+def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None = None) -> Resolved:
+    """Selects the providers that a run file names.
+
+    Args:
+        config: Run file; without a parser, it gets the default of its backend.
+        plugins: Plugin manager that has the providers.
+        engine: Engine to use instead of the backend's.
+
+    Raises:
+        ConfigError: If the backend does not work with the parser.
+        PluginError: If a provider is missing or broken.
+    """
+    workflow = plugins.select(WorkflowProvider, config.workflow)
+    backend = plugins.select(BackendProvider, config.backend)
+    config = _with_parser(config, backend.record)
+    teacher = config.teacher
+    parsers = [config.parser, *([teacher.parser] if teacher.engine and teacher.parser else [])]
+    return Resolved(
+        config,
+        plugins,
+        workflow,
+        backend,
+        parsers={name: plugins.select(ParserProvider, name) for name in parsers},
+        engines={name: plugins.select(EngineProvider, name) for name in (teacher.engine, engine) if name},
+        trackers={name: plugins.select(TrackerProvider, name) for name in config.training.trackers},
+        sandbox=plugins.select(SandboxProvider, config.rollout.sandbox),
+        estimators={
+            name: select_component(plugins, AdvantageEstimatorProvider, key, name)
+            for key, name in config.algorithm.estimator_names().items()
+        },
+        corrections=select_corrections(config, plugins),
+    )
+
+
+def _workflow_name(target: str, tables: Mapping[str, Any]) -> str:
+    name = tables.get("workflow")
+    if name is None or name == "":
+        raise ConfigError(f'{target}: workflow is not set; add workflow = "NAME" at the top of the run file')
+    if not isinstance(name, str):
+        raise ConfigError(f'workflow = {shown(name)}: must be the name of a workflow, such as workflow = "sort"')
+    return name
+
+
+def _with_sections(resolved: Resolved, sections: Mapping[str, Any], asked_for: Collection[str]) -> Resolved:
+    """Adds the validated sections of providers to the configuration.
+
+    Args:
+        resolved: Selected providers.
+        sections: Tables of the run file that are not the core's.
+        asked_for: Keys that the user wrote. The workflow's own run file may also mention providers that are not
+            installed.
+    """
+    plugins = resolved.plugins
+    owners = _section_owners(resolved.with_sections())
+    for kind in WITH_SECTION:
+        for key, provided in plugins.providers(kind).items():
+            if key in sections and provided.record.config is not None:
+                owners.setdefault(key, provided)
+    for key in sections:
+        if key not in owners and key in asked_for:
+            raise _unknown_section(key, resolved, owners)
+    tables = {key: table for key, table in sections.items() if key in owners}
+    tables |= {key: {} for key in owners if key not in tables}
+    checked = {
+        key: validated(plugins.load(owners[key], owners[key].record.config), table, toml_key(key), _core_keys())
+        for key, table in tables.items()
+    }
+    return replace(resolved, config=resolved.config.model_copy(update={"plugins": checked}))
+
+
+def _unknown_section(key: str, resolved: Resolved, owners: Mapping[str, Provided[Any]]) -> ConfigError:
+    for name, provided in resolved.with_sections():
+        if key == name:
+            resolved.plugins.load(provided)  # raises a better error if its class has settings that its record omits
+            return ConfigError(f"unknown key {key!r}; {provided.record.kind} {key!r} has no settings")
+    core = [name for name in RunConfig.model_fields if name != "plugins"]
+    return ConfigError(unknown_key(key, [*core, *owners], _core_keys()))
+
+
+def _merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges ``over`` into ``base``, without the options of algorithm components that ``over`` replaces."""
+    before, after = base.get("algorithm"), over.get("algorithm")
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        base = {**base, "algorithm": _still_chosen(before, after)}
+    return merged(base, over)
+
+
+def _still_chosen(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``[algorithm]``, or one of its roles, without the options of components that ``after`` replaces."""
+    left = dict(before)
+    for choice, options in (("name", "estimator_options"), ("loss", "loss_options")):
+        if choice in after and after[choice] != before.get(choice):
+            left.pop(options, None)
+    chosen, tables = after.get("corrections"), before.get("correction_options")
+    if isinstance(chosen, list) and isinstance(tables, Mapping):
+        left["correction_options"] = {name: tables[name] for name in tables if name in chosen}
+    roles, others = before.get("roles"), after.get("roles")
+    if isinstance(roles, Mapping) and isinstance(others, Mapping):
+        both = {role for role in roles if isinstance(roles[role], Mapping) and isinstance(others.get(role), Mapping)}
+        left["roles"] = {
+            role: _still_chosen(roles[role], others[role]) if role in both else roles[role] for role in roles
+        }
+    return left
+
+
+def _with_parser(config: RunConfig, backend: BackendProvider) -> RunConfig:
+    """Fills in the backend's default parser, or checks that the chosen parser works with the backend."""
+    if not config.parser:
+        if not backend.default_parser:
+            raise ConfigError(f'backend {backend.name!r} has no default parser; set parser = "NAME"')
+        return config.model_copy(update={"parser": backend.default_parser})
+    if backend.parsers and config.parser.rpartition("/")[2] not in backend.parsers:
+        raise ConfigError(
+            f"parser = {config.parser!r} does not work with backend {backend.name!r}; choose one of "
+            + ", ".join(backend.parsers)
+        )
+    return config
+
+
+def _section_owners(chosen: Iterable[tuple[str, Provided[Any]]]) -> dict[str, Provided[Any]]:
+    """Maps each section to the provider that validates it.
+
+    Providers with the same name share one section, so they must agree on its model.
+    """
+    owners: dict[str, Provided[Any]] = {}
+    for key, provided in chosen:
+        record = provided.record
+        if record.config is None:
+            continue
+        if key in RunConfig.model_fields:
+            raise ConfigError(
+                f"{record.kind} {key!r} cannot have settings: [{key}] is a section of the core; rename it"
+            )
+        other = owners.setdefault(key, provided).record
+        if other.config != record.config:
+            raise ConfigError(
+                f"{other.kind} {key!r} and {record.kind} {key!r} both have a section [{key}], with different keys; "
+                "they cannot be used together"
+            )
+    return owners
+
+
+def _core_keys() -> list[str]:
+    """Lists the core's keys as ``section.key``."""
+    keys = []
+    for section, field in RunConfig.model_fields.items():
+        nested = model_in(field.annotation)
+        if nested is not None:
+            keys += [f"{section}.{name}" for name in nested.model_fields]
+        elif not field.exclude:
+            keys.append(section)
+    return keys

@@ -1,0 +1,27 @@
+"""Schedules over the optimizer steps of a run, which are counted from 1."""
+
+from __future__ import annotations
+
+
+def learning_rate(step: int, total_steps: int, *, peak: float, warmup_steps: int, decay_to: float | None) -> float:
+    """Computes the learning rate of a step: linear warm-up from 0, then constant, or linear decay over the run.
+
+    Args:
+        step: Optimizer step.
+        total_steps: Steps in the run.
+        peak: Learning rate after warm-up and before decay.
+        warmup_steps: Steps of the warm-up; 0 disables it.
+        decay_to: Lower limit of the decay as a share of ``peak``; None is constant.
+    """
+    rate = peak * (min(1.0, step / warmup_steps) if warmup_steps else 1.0)
+    if decay_to is None:
+        return rate
+    left = 1.0 - step / total_steps if total_steps else 0.0
+    return rate * max(decay_to, left)
+
+
+def linear(step: int, total_steps: int, first: float, last: float) -> float:
+    """Changes linearly from ``first`` in the first step to ``last`` in the last one."""
+    if total_steps <= 1:
+        return first
+    return first + (last - first) * min(1.0, (step - 1) / (total_steps - 1))
