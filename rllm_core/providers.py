@@ -31,6 +31,7 @@ class Provider:
     """Base class of provider records.
 
     The class attribute ``kind`` names the kind of provider in errors; ``hook`` is the hook that returns such records.
+    ``contract`` is the dotted path of the class that the provider's class must extend; "" stands for any function.
 
     Attributes:
         name: Name by which users select it: lower-case letters, digits, ``_``, ``-`` and ``.``.
@@ -43,6 +44,7 @@ class Provider:
 
     kind: ClassVar[str] = "provider"
     hook: ClassVar[str] = ""
+    contract: ClassVar[str] = ""
     name_pattern: ClassVar[re.Pattern[str]] = NAME_PATTERN
 
     name: str
@@ -71,6 +73,7 @@ class BackendProvider(Provider):
 
     kind: ClassVar[str] = "backend"
     hook: ClassVar[str] = "backends"
+    contract: ClassVar[str] = "rllm_core.backend:BackendProtocol"
 
     parsers: tuple[str, ...] = ()
     default_parser: str | None = None
@@ -82,6 +85,7 @@ class EngineProvider(Provider):
 
     kind: ClassVar[str] = "engine"
     hook: ClassVar[str] = "rollout_engines"
+    contract: ClassVar[str] = "rllm_core.engine:RolloutEngine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,7 @@ class ParserProvider(Provider):
 
     kind: ClassVar[str] = "parser"
     hook: ClassVar[str] = "parsers"
+    contract: ClassVar[str] = "rllm_core.parser:BaseParser"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,7 @@ class WorkflowProvider(Provider):
 
     kind: ClassVar[str] = "workflow"
     hook: ClassVar[str] = "workflows"
+    contract: ClassVar[str] = "rllm_core.workflow:Workflow"
 
     run_file: str | None = None
 
@@ -113,6 +119,7 @@ class TrackerProvider(Provider):
 
     kind: ClassVar[str] = "tracker"
     hook: ClassVar[str] = "trackers"
+    contract: ClassVar[str] = "rllm_core.training.trackers:Tracker"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +128,7 @@ class AdvantageEstimatorProvider(Provider):
 
     kind: ClassVar[str] = "advantage estimator"
     hook: ClassVar[str] = "advantage_estimators"
+    contract: ClassVar[str] = "rllm_core.algorithms.advantages:AdvantageEstimator"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +141,7 @@ class PolicyLossProvider(Provider):
 
     kind: ClassVar[str] = "policy loss"
     hook: ClassVar[str] = "policy_losses"
+    contract: ClassVar[str] = "rllm_core.algorithms.torch_losses:PolicyLoss"
 
     learns_written: bool = False
 
@@ -143,6 +152,7 @@ class CorrectionProvider(Provider):
 
     kind: ClassVar[str] = "correction"
     hook: ClassVar[str] = "corrections"
+    contract: ClassVar[str] = "rllm_core.algorithms.corrections:Correction"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +169,7 @@ class SandboxProvider(Provider):
 
     kind: ClassVar[str] = "sandbox"
     hook: ClassVar[str] = "sandboxes"
+    contract: ClassVar[str] = "rllm_core.sandbox:Sandbox"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +182,7 @@ class CommandProvider(Provider):
 
     kind: ClassVar[str] = "command"
     hook: ClassVar[str] = "cli_commands"
+    contract: ClassVar[str] = "click:Command"
     name_pattern: ClassVar[re.Pattern[str]] = re.compile(f"(({'|'.join(COMMAND_GROUPS)}) )?{NAME_PATTERN.pattern}")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import faulthandler
 import json
 import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,7 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rllm_core.errors import PluginError, UserError
-from rllm_core.plugins.witness import WITNESS
+from rllm_core.plugins.watch import STANDARD_ERROR, own_process
 from rllm_core.providers import CommandProvider, resolve
 from rllm_core.text import printable
 from rllm_core.version import __version__
@@ -165,14 +167,15 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports one command."""
-        from rllm_core.plugins import FIRST_PARTY
+        from rllm_core.plugins.missing import first_party
 
+        command: click.Command
         name = self.prefix + cmd_name
         if name in CORE_COMMANDS:
-            command: click.Command = resolve(CORE_COMMANDS[name].load)
+            command = resolve(CORE_COMMANDS[name].load)
             return command
         plugins = session(ctx).plugins
-        is_first_party = (CommandProvider, name) in FIRST_PARTY
+        is_first_party = (CommandProvider, name) in first_party()
         if not is_first_party and name not in plugins.providers(CommandProvider):
             return None
         try:
@@ -181,15 +184,10 @@ class LazyGroup(click.Group):
                 if is_first_party
                 else plugins.providers(CommandProvider)[name]
             )
-            loaded = plugins.load(provided)
+            command = plugins.load(provided)
         except PluginError as error:
             return BrokenCommand(cmd_name, error)
-        if not isinstance(loaded, click.Command):
-            problem = (
-                f"{provided.record.load} ({provided.plugin.label}) is a {type(loaded).__name__}, not a click.Command"
-            )
-            return BrokenCommand(cmd_name, PluginError(problem))
-        return loaded
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -235,12 +233,12 @@ class LazyGroup(click.Group):
 
         A group loads first-party plugins only, so that listing the core's own commands never waits for another plugin.
         """
-        from rllm_core.plugins import FIRST_PARTY
+        from rllm_core.plugins.missing import first_party
 
         plugins = session(ctx).plugins
         added = {} if self.prefix else plugins.providers(CommandProvider)
         unavailable = {}
-        for name in (name for kind, name in FIRST_PARTY if kind is CommandProvider and name.startswith(self.prefix)):
+        for name in (name for kind, name in first_party() if kind is CommandProvider and name.startswith(self.prefix)):
             try:
                 added[name] = plugins.select_first_party(CommandProvider, name)
             except PluginError as error:
@@ -303,32 +301,28 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         # Pydantic reads the entry points of all installed packages, so one malformed entry_points.txt would break the
         # first model. Set the variable to an empty string to use pydantic plugins.
         os.environ.setdefault(PYDANTIC_VARIABLE, PYDANTIC_OFF)
-        WITNESS.call()
+        own_process()
     try:
         _run(current, args)
     except SystemExit as leaving:
         if current.owns_process:
-            _end_in_time(leaving.code if isinstance(leaving.code, int) else 1)
+            _leave_threads(leaving.code if isinstance(leaving.code, int) else 1, current.has_hung_threads)
         raise
 
 
 def _run(current: Session, args: Sequence[str] | None) -> NoReturn:
     try:
         cli.main(args=None if args is None else list(args), prog_name="rllm-core", obj=current)
-    except SystemExit as leaving:  # raised by click itself
-        if not current.has_hung_threads:
-            raise
-        _leave(current, leaving.code if isinstance(leaving.code, int) else 1)
     except UserError as error:
         _report(current, error, f"{error.label}{error}", args)
-        _leave(current, error.exit_code)
+        sys.exit(error.exit_code)
     except Exception as error:
         from rllm_core.plugins.blame import blamed
 
         hint = "" if current.verbose else " (run rllm-core -v ... for the traceback)"
         _report(current, error, f"error: {blamed(error)}{hint}", args)
-        _leave(current, 1)
-    _leave(current, 0)
+        sys.exit(1)
+    sys.exit(0)
 
 
 def _report(current: Session, error: Exception, line: str, args: Sequence[str] | None) -> None:
@@ -342,36 +336,45 @@ def _report(current: Session, error: Exception, line: str, args: Sequence[str] |
         click.echo(json.dumps({"failure": blamed_json(error)}))
 
 
-def _leave(current: Session, exit_code: int) -> NoReturn:
-    if current.has_hung_threads:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
-    sys.exit(exit_code)
+def _leave_threads(exit_code: int, is_hung: bool) -> None:
+    """Ends the process if threads keep running; otherwise it may end as usual, which is limited in time, too.
 
-
-def _end_in_time(exit_code: int) -> None:
-    """Exits after a timeout even if threads or exit handlers of plugins still run."""
-
-    def give_up() -> None:
-        click.echo(f"forced exit, still running after {EXIT_SECONDS:g} s: {printable(_kept_by())}", err=True)
-        os._exit(exit_code)
-
+    Args:
+        exit_code: Exit code of the command.
+        is_hung: Whether the command has already reported threads that do not stop.
+    """
+    latest = time.monotonic() + EXIT_SECONDS
+    kept_by = [] if is_hung else _lasting_threads()
+    while kept_by and time.monotonic() < latest:
+        kept_by[0].join(latest - time.monotonic())
+        kept_by = _lasting_threads()
+    if kept_by:
+        named = printable("; ".join(map(_started_by, kept_by)))
+        click.echo(f"forced exit, still running after {EXIT_SECONDS:g} s: {named}", err=True)
     sys.stdout.flush()
-    timer = threading.Timer(EXIT_SECONDS, give_up)
-    timer.daemon = True
-    timer.start()
+    sys.stderr.flush()
+    if is_hung or kept_by:
+        os._exit(exit_code)
+    # Exit handlers may be third-party code: if they never end, this prints where they are.
+    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=STANDARD_ERROR)
 
 
-def _kept_by() -> str:
-    """Names what keeps the process from exiting, and the plugins that started it."""
-    from rllm_core.plugins.loading import LEFT_HANDLERS, LEFT_THREADS
+def _lasting_threads() -> list[threading.Thread]:
+    """Threads that keep the process from ending, without those of thread pools, which Python stops by itself."""
+    from concurrent.futures.thread import _threads_queues
 
-    def of(plugin: str) -> str:
-        return f"plugin {plugin!r} (to disable it: rllm-core plugins disable {plugin})"
+    return [
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon and thread is not threading.main_thread() and thread not in _threads_queues
+    ]
 
-    threads = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
-    if threads:
-        owners = [(thread.name, LEFT_THREADS.get(thread)) for thread in threads]
-        return "; ".join(name if owner is None else f"{name}, started by {of(owner)}" for name, owner in owners)
-    return "exit handlers" + (f" of {'; '.join(map(of, LEFT_HANDLERS))}" if LEFT_HANDLERS else "")
+
+def _started_by(thread: threading.Thread) -> str:
+    """Names a thread, and the plugin whose import started it."""
+    from rllm_core.plugins.loading import LEFT_THREADS
+
+    plugin = LEFT_THREADS.get(thread)
+    if plugin is None:
+        return thread.name
+    return f"{thread.name}, started by plugin {plugin!r} (to disable it: rllm-core plugins disable {plugin})"

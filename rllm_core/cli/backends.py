@@ -10,7 +10,8 @@ import click
 
 from rllm_core.cli import no_plugins_option, session
 from rllm_core.cli.tables import echo_json, echo_table
-from rllm_core.plugins import FIRST_PARTY, PluginManager
+from rllm_core.plugins import PluginManager
+from rllm_core.plugins.missing import first_party
 from rllm_core.providers import BackendProvider
 
 DEADLINE_SECONDS = 120.0
@@ -108,7 +109,7 @@ def matrix(capabilities: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
 def _unusable(plugins: PluginManager) -> Iterator[dict[str, Any]]:
     """Yields rows for first-party backends whose plugin could not be registered."""
     for info in plugins.plugins():
-        for (kind, name), package in FIRST_PARTY.items():
+        for (kind, name), package in first_party().items():
             if kind is BackendProvider and package == info.package and info.status in ("broken", "conflict"):
                 yield {
                     "name": name,

@@ -71,7 +71,11 @@ class Candidate:
     def is_named(self, name: str) -> bool:
         """Whether ``name`` is this plugin's short name or ``distribution/name``."""
         package, slash, short = name.rpartition("/")
-        return short == self.name and (not slash or normalized(package) == normalized(self.package))
+        return short == self.name and (not slash or self.is_from(package))
+
+    def is_from(self, distribution: str) -> bool:
+        """Whether this plugin comes from a distribution."""
+        return normalized(distribution) == normalized(self.package)
 
 
 def normalized(distribution: str) -> str:

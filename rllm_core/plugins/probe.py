@@ -25,7 +25,7 @@ from rllm_core.plugins import PluginInfo, PluginManager, Provided
 from rllm_core.plugins.blame import Place, blamed, place_in
 from rllm_core.plugins.discovery import Settings, installed_plugins
 from rllm_core.plugins.loading import DECLARED_API_VERSION
-from rllm_core.plugins.witness import STANDARD_ERROR
+from rllm_core.plugins.watch import STANDARD_ERROR
 from rllm_core.providers import KINDS, BackendProvider
 from rllm_core.sandbox.worker import die_with_parent
 

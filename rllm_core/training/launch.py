@@ -18,13 +18,13 @@ from rllm_core import providers
 from rllm_core.assembly.algorithm import Algorithm
 from rllm_core.assembly.components import kl_notes
 from rllm_core.assembly.imitation import check_imitation
-from rllm_core.assembly.support import backend_class, check_support
+from rllm_core.assembly.support import check_support
 from rllm_core.assembly.tasks import Tasks
 from rllm_core.assembly.teacher import open_teacher
 from rllm_core.backend import BackendProtocol
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
-from rllm_core.errors import ConfigError, PluginError, RunError, StallError, UserError
+from rllm_core.errors import ConfigError, RunError, StallError, UserError
 from rllm_core.limits.guard import Guard, leave, patience
 from rllm_core.limits.timeouts import within
 from rllm_core.observers import Observers
@@ -102,7 +102,7 @@ def assemble(config: RunConfig, plugins: PluginManager) -> Assembly:
     _check_requirements(config)
     workflow = workflow_of(config, plugins)
     provided_backend = plugins.select(providers.BackendProvider, config.backend)
-    chosen_backend = backend_class(provided_backend, plugins)
+    chosen_backend = plugins.load(provided_backend)
     algorithm = Algorithm.of(config, plugins)
     capabilities = chosen_backend.capabilities(config)
     check_imitation(config, capabilities, algorithm, workflow, plugins)
@@ -141,11 +141,6 @@ def workflow_of(config: RunConfig, plugins: PluginManager) -> Workflow:
     """Constructs the workflow of a run file, with its own section."""
     provided = plugins.select(providers.WorkflowProvider, config.workflow)
     workflow_class: type[Workflow] = plugins.load(provided)
-    if not isinstance(workflow_class, type) or not issubclass(workflow_class, Workflow):
-        raise PluginError(
-            f"workflow {provided.record.name!r} ({provided.plugin.label}): {provided.record.load} must be a subclass "
-            "of rllm_core.workflow.Workflow"
-        )
     plugins.select(providers.SandboxProvider, config.rollout.sandbox)
     with provided.at_work("its construction", workflow_class):
         workflow = workflow_class(config.plugins.get(config.workflow))

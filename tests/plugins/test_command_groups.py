@@ -11,8 +11,9 @@ from click.testing import CliRunner, Result
 from rllm_core import cli, hookimpl
 from rllm_core.cli import CORE_COMMANDS, Session
 from rllm_core.errors import PluginError
-from rllm_core.plugins import FIRST_PARTY, PluginManager
+from rllm_core.plugins import PluginManager
 from rllm_core.plugins.discovery import Candidate, Settings, installed_plugins
+from rllm_core.plugins.missing import first_party
 from rllm_core.providers import COMMAND_GROUPS, CommandProvider
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -130,4 +131,4 @@ def test_first_party_commands_are_those_of_the_package() -> None:
     provided = {
         name for name, found in plugins.providers(CommandProvider).items() if found.plugin.package == "rllm-devkit"
     }
-    assert provided == {name for kind, name in FIRST_PARTY if kind is CommandProvider}
+    assert provided == {name for kind, name in first_party() if kind is CommandProvider}

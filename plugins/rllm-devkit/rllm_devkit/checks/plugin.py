@@ -18,10 +18,11 @@ from typing import Any
 
 from rllm_core.cli import CORE_COMMANDS
 from rllm_core.errors import ConfigError, PluginError
-from rllm_core.plugins import CORE_PACKAGE, FIRST_PARTY, PluginInfo, PluginManager
+from rllm_core.plugins import CORE_PACKAGE, PluginInfo, PluginManager
 from rllm_core.plugins.blame import Place
 from rllm_core.plugins.discovery import Settings, installed_plugins
 from rllm_core.plugins.loading import suggest
+from rllm_core.plugins.missing import first_party
 from rllm_core.plugins.probe import Health, in_children, probe_all, report, run_child
 from rllm_core.providers import KINDS, BackendProvider, EngineProvider, WorkflowProvider
 from rllm_core.types import well_formed
@@ -137,12 +138,12 @@ def _imported(health: Health) -> list[CheckResult]:
     if plugin.status != "loaded":
         return [CheckResult("import", "failed", plugin.error or plugin.status)]
     core = PluginManager()
-    first_party = {(kind.kind, name): CORE_PACKAGE for kind in KINDS for name in core.providers(kind)}
-    first_party |= {(kind.kind, name): package for (kind, name), package in FIRST_PARTY.items()}
+    owners = {(kind.kind, name): CORE_PACKAGE for kind in KINDS for name in core.providers(kind)}
+    owners |= {(kind.kind, name): package for (kind, name), package in first_party().items()}
     taken = [
         f"{kind} {name!r} is provided by {package}"
         for provided in health.provides
-        if (package := first_party.get((kind := provided["kind"], name := provided["name"]), plugin.package))
+        if (package := owners.get((kind := provided["kind"], name := provided["name"]), plugin.package))
         != plugin.package
     ]
     provides = ", ".join(f"{provided['kind']} {provided['name']!r}" for provided in health.provides)
