@@ -1,4 +1,4 @@
-"""Records that provider hooks return: a name, the path of the code, and a summary. This module imports nothing else.
+"""Records that provider hooks return: a name, the path of the code, and a summary. They import nothing else.
 
 A record names its class by a dotted path (``"rllm_local.backend:LocalBackend"``). The class is imported when it is
 selected, never when it is listed.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import re
-import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from rllm_core.moved import moved_names
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 PATH_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -18,10 +19,10 @@ COMMAND_GROUPS = ("parser", "plugins")
 
 
 def resolve(path: str) -> Any:
-    """Imports and returns the object at a dotted path, ``"package.module:Name"``."""
+    """Imports and returns the object at a dotted path, ``"package.module:Name"``, or the module itself."""
     module_name, _, attributes = path.partition(":")
     found: Any = importlib.import_module(module_name)
-    for attribute in attributes.split("."):
+    for attribute in filter(None, attributes.split(".")):
         found = getattr(found, attribute)
     return found
 
@@ -201,15 +202,4 @@ KINDS: tuple[type[Provider], ...] = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    """Returns a record class by its name before 0.2, such as ``Workflow`` for `WorkflowProvider`."""
-    renamed = {kind.__name__.removesuffix("Provider"): kind for kind in KINDS}
-    if name not in renamed:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = renamed[name]
-    warnings.warn(
-        f"rllm_core.providers.{name} is now {new.__name__}; it will be removed in rllm-core 0.3",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return new
+__getattr__ = moved_names(__name__)

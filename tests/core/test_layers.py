@@ -21,9 +21,7 @@ BACK_UP: Mapping[str, str] = {
     "config -> providers": "until load_run_config has moved to assembly",
     "config -> workflow": "until workflow_config has moved to assembly",
     "distillation.teacher -> training.requests": "until what repeats requests is below the loop",
-    "plugins.probe -> assembly.support": "until the probe gets what it asks from its callers",
-    "plugins.probe -> cli": "until the probe gets the core's commands from its callers",
-    "plugins.probe -> sandbox.worker": "",
+    "plugins.probe -> sandbox.worker": "to end a child process with its parent, on both sides of the contracts",
 }
 
 

@@ -99,7 +99,7 @@ def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishe
     if plugin.package == CORE_PACKAGE:
         raise PluginError("the core's own providers are not a plugin; choose one from rllm-core plugins")
     limit = min(IMPORT_DEADLINE_SECONDS, wishes.deadline_seconds)
-    [health] = probe_all([plugin], limit)
+    [health] = probe_all([plugin], limit, CORE_COMMANDS)
     about = _imported(health)
     if health.plugin.status == "loaded":
         _check_sections(health, wishes.overrides)
@@ -110,7 +110,7 @@ def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishe
     ]
     beside: list[PluginInfo] = []
     if any(provided["kind"] in NEED_OTHERS for provided in health.provides):
-        beside = [found.plugin for found in probe_all(others, limit) if found.plugin.status == "loaded"]
+        beside = [found.plugin for found in probe_all(others, limit, CORE_COMMANDS) if found.plugin.status == "loaded"]
     checked = in_children(
         lambda provided, running: _checked(plugin, beside, provided, wishes, running), health.provides
     )
