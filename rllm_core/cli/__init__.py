@@ -29,59 +29,26 @@ if TYPE_CHECKING:
 
 __all__ = ["CORE_COMMANDS", "LazyGroup", "Session", "cli", "main", "no_plugins_option", "session"]
 
+COMMANDS = {
+    "train": ("train:train", "Train a model on a workflow."),
+    "eval": ("eval:evaluate", "Evaluate a model on a workflow (pass@k)."),
+    "verify": ("verify:verify", "Verify that every rollout in a run is accounted for."),
+    "plugins": ("plugins:plugins", "List and manage plugins."),
+    "plugins show": ("plugins:show", "Show all details of one plugin."),
+    "plugins enable": ("plugins:enable", "Re-enable a disabled plugin."),
+    "plugins disable": ("plugins:disable", "Disable a plugin for all runs."),
+    "backends": ("backends:backends", "List backends and their capabilities."),
+    "engines": ("plugins:engines", "List rollout engines."),
+    "parsers": ("plugins:parsers", "List parsers."),
+    "parser": ("plugins:parser", "Check a parser with a model's tokenizer."),
+    "workflows": ("plugins:workflows", "List workflows."),
+    "algorithms": ("algorithms:algorithms", "List advantage estimators, losses and off-policy corrections."),
+    "doctor": ("doctor:doctor", "Check versions and known conflicts."),
+    "completion": ("completion:completion", "Print a shell completion script."),
+}
 CORE_COMMANDS = {
-    command.name: command
-    for command in (
-        CommandProvider(name="train", load="rllm_core.cli.train:train", summary="Train a model on a workflow."),
-        CommandProvider(
-            name="eval",
-            load="rllm_core.cli.eval:evaluate",
-            summary="Evaluate a model on a workflow (pass@k).",
-        ),
-        CommandProvider(
-            name="verify",
-            load="rllm_core.cli.verify:verify",
-            summary="Verify that every rollout in a run is accounted for.",
-        ),
-        CommandProvider(name="plugins", load="rllm_core.cli.plugins:plugins", summary="List and manage plugins."),
-        CommandProvider(
-            name="plugins show", load="rllm_core.cli.plugins:show", summary="Show all details of one plugin."
-        ),
-        CommandProvider(
-            name="plugins enable", load="rllm_core.cli.plugins:enable", summary="Re-enable a disabled plugin."
-        ),
-        CommandProvider(
-            name="plugins disable",
-            load="rllm_core.cli.plugins:disable",
-            summary="Disable a plugin for all runs.",
-        ),
-        CommandProvider(
-            name="backends",
-            load="rllm_core.cli.backends:backends",
-            summary="List backends and their capabilities.",
-        ),
-        CommandProvider(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
-        CommandProvider(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
-        CommandProvider(
-            name="parser", load="rllm_core.cli.plugins:parser", summary="Check a parser with a model's tokenizer."
-        ),
-        CommandProvider(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
-        CommandProvider(
-            name="algorithms",
-            load="rllm_core.cli.algorithms:algorithms",
-            summary="List advantage estimators, losses and off-policy corrections.",
-        ),
-        CommandProvider(
-            name="doctor",
-            load="rllm_core.cli.doctor:doctor",
-            summary="Check versions and known conflicts.",
-        ),
-        CommandProvider(
-            name="completion",
-            load="rllm_core.cli.completion:completion",
-            summary="Print a shell completion script.",
-        ),
-    )
+    name: CommandProvider(name=name, load=f"{__name__}.{path}", summary=summary)
+    for name, (path, summary) in COMMANDS.items()
 }
 
 ValueT = TypeVar("ValueT")
@@ -169,24 +136,17 @@ class LazyGroup(click.Group):
         """Imports one command."""
         from rllm_core.plugins.missing import first_party
 
-        command: click.Command
-        name = self.prefix + cmd_name
-        if name in CORE_COMMANDS:
-            command = resolve(CORE_COMMANDS[name].load)
-            return command
-        plugins = session(ctx).plugins
-        is_first_party = (CommandProvider, name) in first_party()
-        if not is_first_party and name not in plugins.providers(CommandProvider):
-            return None
+        command: click.Command | None = None
+        name, plugins = self.prefix + cmd_name, session(ctx).plugins
         try:
-            provided = (
-                plugins.select_first_party(CommandProvider, name)
-                if is_first_party
-                else plugins.providers(CommandProvider)[name]
-            )
-            command = plugins.load(provided)
+            if name in CORE_COMMANDS:
+                command = resolve(CORE_COMMANDS[name].load)
+            elif (CommandProvider, name) in first_party():
+                command = plugins.load(plugins.select_first_party(CommandProvider, name))
+            elif provided := plugins.providers(CommandProvider).get(name):
+                command = plugins.load(provided)
         except PluginError as error:
-            return BrokenCommand(cmd_name, error)
+            command = BrokenCommand(cmd_name, error)
         return command
 
     def resolve_command(

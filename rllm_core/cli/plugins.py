@@ -39,16 +39,14 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
     rows = _rows(infos, load=load, deadline_seconds=deadline_seconds, verbose=session(context).verbose)
     if as_json:
         echo_json(rows)
-    elif load and rows:
-        echo_table(
-            ["name", "package", "version", "status", "hooks", "provides", "note"],
-            [[*_identity(row), ", ".join(row["hooks"] or ()), _provides(row), _note(row)] for row in rows],
-        )
     elif rows:
-        echo_table(
-            ["name", "package", "version", "status", "value", "note"],
-            [[*_identity(row), row["value"], _note(row)] for row in rows],
-        )
+        details = ["hooks", "provides"] if load else ["value"]
+        cells = []
+        for row in rows:
+            shown = [row["name"], row["package"], row["version"], row["status"]]
+            shown += [", ".join(row["hooks"] or ()), _provides(row)] if load else [row["value"]]
+            cells.append([*shown, row["error"] or "; ".join(row["warnings"] or ())])
+        echo_table(["name", "package", "version", "status", *details, "note"], cells)
     else:
         first = "pip install rllm-local rllm-renderers rllm-workflows"
         click.echo(f"no plugins are installed; for a first run: {first}", err=True)
@@ -142,16 +140,8 @@ def _rows(
     return rows
 
 
-def _identity(row: dict[str, Any]) -> list[str]:
-    return [row["name"], row["package"], row["version"], row["status"]]
-
-
 def _provides(row: dict[str, Any]) -> str:
     return ", ".join(f"{provided['kind']} {provided['name']}" for provided in row["provides"] or ())
-
-
-def _note(row: dict[str, Any]) -> str:
-    return "; ".join([row["error"]] if row["error"] else row["warnings"] or ())
 
 
 def _fail_if_strict(context: click.Context, manager: PluginManager, rows: list[dict[str, Any]]) -> None:

@@ -39,21 +39,9 @@ LATEST_ANSWER_SECONDS = 1.0
 
 # Modules that take seconds to import: a plugin may need them, but its entry module must not import them.
 HEAVY_MODULES = (
-    "datasets",
-    "jax",
-    "megatron",
-    "pandas",
-    "ray",
-    "scipy",
-    "sglang",
-    "sklearn",
-    "tensorflow",
-    "tinker",
-    "torch",
-    "transformers",
-    "verl",
-    "vllm",
-)
+    "datasets", "jax", "megatron", "pandas", "ray", "scipy", "sglang", "sklearn", "tensorflow", "tinker", "torch",
+    "transformers", "verl", "vllm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
