@@ -136,12 +136,14 @@ class LazyGroup(click.Group):
         """Imports one command."""
         from rllm_core.plugins.missing import first_party
 
+        name = self.prefix + cmd_name
+        if name in CORE_COMMANDS:  # without looking for plugins
+            own: click.Command = resolve(CORE_COMMANDS[name].load)
+            return own
         command: click.Command | None = None
-        name, plugins = self.prefix + cmd_name, session(ctx).plugins
+        plugins = session(ctx).plugins
         try:
-            if name in CORE_COMMANDS:
-                command = resolve(CORE_COMMANDS[name].load)
-            elif (CommandProvider, name) in first_party():
+            if (CommandProvider, name) in first_party():
                 command = plugins.load(plugins.select_first_party(CommandProvider, name))
             elif provided := plugins.providers(CommandProvider).get(name):
                 command = plugins.load(provided)
@@ -321,13 +323,12 @@ def _leave_threads(exit_code: int, is_hung: bool) -> None:
 
 def _lasting_threads() -> list[threading.Thread]:
     """Threads that keep the process from ending, without those of thread pools, which Python stops by itself."""
-    from concurrent.futures.thread import _threads_queues
+    lasting = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    if lasting:
+        from concurrent.futures.thread import _threads_queues
 
-    return [
-        thread
-        for thread in threading.enumerate()
-        if not thread.daemon and thread is not threading.main_thread() and thread not in _threads_queues
-    ]
+        lasting = [thread for thread in lasting if thread not in _threads_queues]
+    return lasting
 
 
 def _started_by(thread: threading.Thread) -> str:

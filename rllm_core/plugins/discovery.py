@@ -302,20 +302,16 @@ def read_disabled(environ: Mapping[str, str] | None = None) -> frozenset[str]:
         PluginError: If the file exists but is invalid.
     """
     path = plugins_file(environ)
+    advice = "Fix or delete the file, or set RLLM_PLUGINS, which overrides it"
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError) as error:
-        raise PluginError(
-            f"cannot read {path}: {error}. Fix or delete the file, or set RLLM_PLUGINS, which overrides it"
-        ) from error
+        raise PluginError(f"cannot read {path}: {error}. {advice}") from error
     disabled = table.pop("disabled", [])
     if table or not isinstance(disabled, list) or not all(isinstance(name, str) for name in disabled):
-        raise PluginError(
-            f'{path} must contain only disabled = ["NAME", ...]. Fix or delete the file, or set RLLM_PLUGINS, which '
-            "overrides it"
-        )
+        raise PluginError(f'{path} must contain only disabled = ["NAME", ...]. {advice}')
     return frozenset(disabled)
 
 

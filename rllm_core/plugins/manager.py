@@ -59,13 +59,14 @@ class PluginManager:
         candidates = tuple(candidates)
         learn(candidates)
         self._core = Plugin(Candidate(CORE_PLUGIN, CORE_PACKAGE, __version__, CORE_MODULE))
-        self._plugins = [*map(Plugin, candidates), self._core]
-        for plugin in self._plugins[:-1]:
+        self._plugins = [*map(Plugin, candidates)]
+        for plugin in self._plugins:
             refusal = self.settings.refusal(plugin.candidate)
             if refusal is not None:
                 plugin.status, plugin.error = "disabled", refusal
             elif plugin.candidate.error is not None:
                 plugin.status, plugin.error = "broken", plugin.candidate.error
+        self._plugins.append(self._core)
         self._mark_conflicts()
         for source, name in self.settings.unknown(candidates):
             names = sorted({c.name for c in candidates})
@@ -158,7 +159,7 @@ class PluginManager:
                 f"{kind.kind} {name!r} is provided by {owners}; choose {forms}, "
                 f"or disable one: rllm-core plugins disable {found[-1].plugin.name}"
             )
-        from rllm_core.plugins.missing import not_found
+        from rllm_core.plugins.missing import not_found  # only errors need it
 
         raise not_found(kind, short, package, self._plugins, list(self.providers(kind)))
 
@@ -268,7 +269,7 @@ class PluginManager:
         self._adopt(self._core, lambda: importlib.import_module(CORE_MODULE))
         if self._core.failure is not None:
             raise self._core.failure  # a bug in the core, not in a plugin
-        for plugin in self._plugins[:-1]:
+        for plugin in self._plugins:
             self._adopt_installed(plugin)
         self._is_loaded = True
         for plugin in self._plugins:
