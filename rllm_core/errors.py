@@ -48,7 +48,3 @@ class RunError(UserError):
 
 class StallError(RunError):
     """Nothing made progress for too long. The message lists the position of every rollout."""
-
-
-class Overran(BaseException):
-    """Third-party code did not end in time. A BaseException, so that its own ``except Exception`` cannot catch it."""

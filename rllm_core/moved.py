@@ -11,6 +11,15 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+CHECKS = (
+    "algorithms", "answers", "backend_probe", "backends", "check_names", "completions", "drift", "engines", "losses",
+    "parsers", "provided", "sandboxes", "trackers", "watch", "workflow_faults", "workflow_probe", "workflows",
+)  # fmt: skip
+RECORDS = (
+    "AdvantageEstimator", "Backend", "Command", "Correction", "Engine", "Parser", "PolicyLoss", "RewardFunction",
+    "Sandbox", "Tracker", "Workflow",
+)  # fmt: skip
+
 MOVED: dict[str, str] = {
     "rllm_core.training.state": "rllm_core.events",
     "rllm_core.algorithms.advantages.batch": "rllm_core.builtin.estimators.batch",
@@ -25,7 +34,6 @@ MOVED: dict[str, str] = {
     "rllm_core.cli.probe": "rllm_core.plugins.probe",
     "rllm_core.discovery": "rllm_core.plugins.discovery",
     "rllm_core.distillation.opening": "rllm_core.assembly.teacher",
-    "rllm_core.foreign": "rllm_core.plugins.foreign",
     "rllm_core.loading": "rllm_core.plugins.loading",
     "rllm_core.requirements": "rllm_core.plugins.requirements",
     "rllm_core.sections": "rllm_core.plugins.sections",
@@ -48,26 +56,33 @@ MOVED: dict[str, str] = {
     "rllm_core.training.tasks": "rllm_core.assembly.tasks",
     "rllm_core.training.trackers": "rllm_core.tracker",
     "rllm_core.training.verify": "rllm_viewer.verify",
-    "rllm_core.witness": "rllm_core.plugins.witness",
+    **{f"rllm_core.testing.{name}": f"rllm_devkit.{name}" for name in ("contracts", "disk", "faults", "scripted")},
+    **{f"rllm_core.testing.{name}": f"rllm_devkit.checks.{name}" for name in CHECKS},
+    "rllm_core.testing.plugin": "rllm_devkit.scripted_plugin",
+    "rllm_core.testing.probe": "rllm_devkit.checks.engine_probe",
     "rllm_core.supervised": "rllm_core.builtin.sft",
     "rllm_core.supervised.rows": "rllm_core.builtin.sft.rows",
     "rllm_core.supervised.workflow": "rllm_core.builtin.sft.workflow",
 }
 """New names of modules by their old ones."""
 
-SPLIT: dict[str, str] = {
+SPLIT: dict[str, str | tuple[str, ...]] = {
     "rllm_core.algorithms.corrections": "rllm_core.builtin.off_policy_corrections",
     "rllm_core.algorithms.torch_losses": "rllm_core.builtin.losses",
     "rllm_core.config": "rllm_core.assembly.resolution",
-    "rllm_core.sandbox": "rllm_core.builtin.sandbox",
     "rllm_core.training.launch": "rllm_core.assembly.parts",
+    "rllm_core.providers": "rllm_core.providers",
+    "rllm_core.sandbox": "rllm_core.builtin.sandbox",
+    "rllm_core.testing": ("rllm_devkit.checks", "rllm_devkit.scripted"),
 }
-"""Modules from which some names moved, with the module they moved to. Their ``__getattr__`` is `moved_names`."""
+"""Modules with names that moved, and the modules they are in now. Their ``__getattr__`` is `moved_names`."""
 
 RENAMED = {
     "rllm_core.algorithms.torch_losses.Reinforce": "ReinforceLoss",
     "rllm_core.training.launch.Assembly": "Parts",
+    **{f"rllm_core.providers.{name}": f"{name}Provider" for name in RECORDS},
 }
+"""New names of classes by their old ones."""
 
 
 class MovedModules:
@@ -95,14 +110,17 @@ def moved_names(old: str) -> Callable[[str], Any]:
     """Returns a ``__getattr__`` for module ``old``, which finds names that moved and warns once for each."""
 
     def find(name: str) -> Any:
-        new, new_name = SPLIT[old], RENAMED.get(f"{old}.{name}", name)
-        found = None if name.startswith("_") else getattr(importlib.import_module(new), new_name, None)
-        if getattr(found, "__module__", None) != new:
-            raise AttributeError(f"module {old!r} has no attribute {name!r}")
-        message = f"{old}.{name} is now {new}.{new_name}; it will be removed in rllm-core 0.3"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        setattr(sys.modules[old], name, found)
-        return found
+        new_name, modules = RENAMED.get(f"{old}.{name}", name), SPLIT[old]
+        for new in (modules,) if isinstance(modules, str) else modules:
+            if name.startswith("_") or (new, new_name) == (old, name):
+                continue
+            found = getattr(importlib.import_module(new), new_name, None)
+            if f"{getattr(found, '__module__', None)}.".startswith(f"{new}."):  # not what the module imports itself
+                message = f"{old}.{name} is now {new}.{new_name}; it will be removed in rllm-core 0.3"
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                setattr(sys.modules[old], name, found)
+                return found
+        raise AttributeError(f"module {old!r} has no attribute {name!r}")
 
     return find
 

@@ -1,4 +1,4 @@
-"""Records that provider hooks return: a name, the path of the code, and a summary. This module imports nothing else.
+"""Records that provider hooks return: a name, the path of the code, and a summary. They import nothing else.
 
 A record names its class by a dotted path (``"rllm_local.backend:LocalBackend"``). The class is imported when it is
 selected, never when it is listed.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import re
-import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from rllm_core.moved import moved_names
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 PATH_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -18,10 +19,10 @@ COMMAND_GROUPS = ("parser", "plugins")
 
 
 def resolve(path: str) -> Any:
-    """Imports and returns the object at a dotted path, ``"package.module:Name"``."""
+    """Imports and returns the object at a dotted path, ``"package.module:Name"``, or the module itself."""
     module_name, _, attributes = path.partition(":")
     found: Any = importlib.import_module(module_name)
-    for attribute in attributes.split("."):
+    for attribute in filter(None, attributes.split(".")):
         found = getattr(found, attribute)
     return found
 
@@ -31,6 +32,7 @@ class Provider:
     """Base class of provider records.
 
     The class attribute ``kind`` names the kind of provider in errors; ``hook`` is the hook that returns such records.
+    ``contract`` is the dotted path of the class that the provider's class must extend; "" stands for any function.
 
     Attributes:
         name: Name by which users select it: lower-case letters, digits, ``_``, ``-`` and ``.``.
@@ -43,6 +45,7 @@ class Provider:
 
     kind: ClassVar[str] = "provider"
     hook: ClassVar[str] = ""
+    contract: ClassVar[str] = ""
     name_pattern: ClassVar[re.Pattern[str]] = NAME_PATTERN
 
     name: str
@@ -71,6 +74,7 @@ class BackendProvider(Provider):
 
     kind: ClassVar[str] = "backend"
     hook: ClassVar[str] = "backends"
+    contract: ClassVar[str] = "rllm_core.backend:BackendProtocol"
 
     parsers: tuple[str, ...] = ()
     default_parser: str | None = None
@@ -82,6 +86,7 @@ class EngineProvider(Provider):
 
     kind: ClassVar[str] = "engine"
     hook: ClassVar[str] = "rollout_engines"
+    contract: ClassVar[str] = "rllm_core.engine:RolloutEngine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +95,7 @@ class ParserProvider(Provider):
 
     kind: ClassVar[str] = "parser"
     hook: ClassVar[str] = "parsers"
+    contract: ClassVar[str] = "rllm_core.parser:BaseParser"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +109,7 @@ class WorkflowProvider(Provider):
 
     kind: ClassVar[str] = "workflow"
     hook: ClassVar[str] = "workflows"
+    contract: ClassVar[str] = "rllm_core.workflow:Workflow"
 
     run_file: str | None = None
 
@@ -113,6 +120,7 @@ class TrackerProvider(Provider):
 
     kind: ClassVar[str] = "tracker"
     hook: ClassVar[str] = "trackers"
+    contract: ClassVar[str] = "rllm_core.tracker:Tracker"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +129,7 @@ class AdvantageEstimatorProvider(Provider):
 
     kind: ClassVar[str] = "advantage estimator"
     hook: ClassVar[str] = "advantage_estimators"
+    contract: ClassVar[str] = "rllm_core.algorithms.advantages:AdvantageEstimator"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +142,7 @@ class PolicyLossProvider(Provider):
 
     kind: ClassVar[str] = "policy loss"
     hook: ClassVar[str] = "policy_losses"
+    contract: ClassVar[str] = "rllm_core.algorithms.torch_losses:PolicyLoss"
 
     learns_written: bool = False
 
@@ -143,6 +153,7 @@ class CorrectionProvider(Provider):
 
     kind: ClassVar[str] = "correction"
     hook: ClassVar[str] = "corrections"
+    contract: ClassVar[str] = "rllm_core.algorithms.corrections:Correction"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +170,7 @@ class SandboxProvider(Provider):
 
     kind: ClassVar[str] = "sandbox"
     hook: ClassVar[str] = "sandboxes"
+    contract: ClassVar[str] = "rllm_core.sandbox:Sandbox"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +183,7 @@ class CommandProvider(Provider):
 
     kind: ClassVar[str] = "command"
     hook: ClassVar[str] = "cli_commands"
+    contract: ClassVar[str] = "click:Command"
     name_pattern: ClassVar[re.Pattern[str]] = re.compile(f"(({'|'.join(COMMAND_GROUPS)}) )?{NAME_PATTERN.pattern}")
 
 
@@ -189,15 +202,4 @@ KINDS: tuple[type[Provider], ...] = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    """Returns a record class by its name before 0.2, such as ``Workflow`` for `WorkflowProvider`."""
-    renamed = {kind.__name__.removesuffix("Provider"): kind for kind in KINDS}
-    if name not in renamed:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = renamed[name]
-    warnings.warn(
-        f"rllm_core.providers.{name} is now {new.__name__}; it will be removed in rllm-core 0.3",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return new
+__getattr__ = moved_names(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllm_core.errors import Overran, PluginError
+from rllm_core.errors import PluginError
 
 MAX_TEXT_CHARACTERS = 1_000
 
@@ -25,7 +25,7 @@ def one_line(error: BaseException) -> str:
         text = printable(_text(error))
     except Exception as mute:  # __str__ may be third-party code
         text = f"its message is not available: {type(mute).__name__}"
-    if isinstance(error, PluginError | Overran):
+    if isinstance(error, PluginError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -10,9 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rllm_core import providers
-from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.aggregation import Aggregation
-from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.options import Configured
 from rllm_core.algorithms.shaping import OverlongPenalty
 from rllm_core.config import KLConfig, RunConfig
@@ -36,19 +34,14 @@ def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configu
     Raises:
         PluginError: If it cannot be imported, or has the wrong base class.
     """
-    record = provided.record
-    found: Any = plugins.load(provided)
-    base = _base(type(record))
-    if not isinstance(found, type) or not issubclass(found, base):
-        problem = f"{record.load} must be a subclass of {base.__module__}.{base.__name__}"
-    elif not issubclass(found.options_model, Section):
-        problem = "its options_model must be a subclass of rllm_core.config.Section, or unknown keys would be ignored"
-    else:
-        return found
-    raise PluginError(
-        f"{record.kind} {record.name!r} ({provided.plugin.label}): {problem}; choose another, and report this to its "
-        "authors"
-    )
+    found: type[Configured] = plugins.load(provided)
+    if not issubclass(found.options_model, Section):
+        raise PluginError(
+            f"{provided.record.kind} {provided.record.name!r} ({provided.plugin.label}): its options_model must be a "
+            "subclass of rllm_core.config.Section, or unknown keys would be ignored; choose another, and report this "
+            "to its authors"
+        )
+    return found
 
 
 def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
@@ -152,14 +145,6 @@ def kl_notes(kl: KLConfig) -> list[str]:
             "does not keep the policy near the reference model; use 'k2' or 'k3', or algorithm.kl.place = 'reward'"
         ]
     return []
-
-
-def _base(kind: type[providers.Provider]) -> type[Configured]:
-    if kind is providers.PolicyLossProvider:
-        from rllm_core.algorithms.torch_losses import PolicyLoss
-
-        return PolicyLoss
-    return AdvantageEstimator if kind is providers.AdvantageEstimatorProvider else Correction
 
 
 def _who_has(plugins: PluginManager, kind: type[providers.Provider], option: str) -> list[str]:

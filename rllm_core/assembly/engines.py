@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 from rllm_core.assembly.resolution import Resolved
 from rllm_core.engine import RolloutEngine
-from rllm_core.errors import PluginError
 from rllm_core.limits.timeouts import within
 from rllm_core.parser import BaseParser
 
@@ -32,13 +31,7 @@ def engine_class(resolved: Resolved, name: str) -> type[RolloutEngine]:
     Raises:
         PluginError: If it is broken.
     """
-    provided = resolved.engines[name]
-    found: type[RolloutEngine] = resolved.plugins.load(provided)
-    if not isinstance(found, type) or not issubclass(found, RolloutEngine):
-        raise PluginError(
-            f"engine {name!r} ({provided.plugin.label}): {provided.record.load} must be a subclass of "
-            "rllm_core.engine.RolloutEngine"
-        )
+    found: type[RolloutEngine] = resolved.plugins.load(resolved.engines[name])
     return found
 
 

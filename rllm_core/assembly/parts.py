@@ -10,7 +10,7 @@ from rllm_core.assembly.components import kl_notes
 from rllm_core.assembly.engines import build_parser
 from rllm_core.assembly.imitation import check_imitation
 from rllm_core.assembly.resolution import Resolved, providers_of
-from rllm_core.assembly.support import backend_class, check_support
+from rllm_core.assembly.support import check_support
 from rllm_core.assembly.tasks import Tasks
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
@@ -100,7 +100,7 @@ def parts_of(resolved: Resolved) -> Parts:
     if missing:
         raise ConfigError(f"requires: {missing[0]}; {pip_install(*(lack.requirement for lack in missing))}")
     workflow = workflow_of(resolved)
-    chosen_backend = backend_class(provided, plugins)
+    chosen_backend: type[BackendProtocol[Any]] = plugins.load(provided)
     algorithm = Algorithm.of(resolved)
     capabilities = chosen_backend.capabilities(config)
     check_imitation(resolved, capabilities, algorithm, workflow)

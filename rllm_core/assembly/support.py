@@ -74,22 +74,6 @@ class Support:
         return dict(sorted({**flat, **{name: list(values) for name, values in written.items()}}.items()))
 
 
-def backend_class(provided: Provided[providers.BackendProvider], plugins: PluginManager) -> type[BackendProtocol[Any]]:
-    """Returns the class of a backend.
-
-    Raises:
-        PluginError: If it is broken, or not a backend class.
-    """
-    found: Any = plugins.load(provided)
-    if not isinstance(found, type) or not issubclass(found, BackendProtocol):
-        record = provided.record
-        raise PluginError(
-            f"backend {record.name!r} ({provided.plugin.label}): {record.load} must be a subclass of "
-            "rllm_core.backend.BackendProtocol"
-        )
-    return found
-
-
 def default_capabilities(provided: Provided[providers.BackendProvider], plugins: PluginManager) -> Capabilities:
     """Returns a backend's capabilities with its default settings, which the run file may change.
 
@@ -99,7 +83,7 @@ def default_capabilities(provided: Provided[providers.BackendProvider], plugins:
     """
     record = provided.record
     label = f"backend {record.name!r} ({provided.plugin.label})"
-    found = backend_class(provided, plugins)
+    found: type[BackendProtocol[Any]] = plugins.load(provided)
     sections = {}
     if record.config is not None:
         sections[record.name] = validated(plugins.load(provided, record.config), {}, record.name, ())

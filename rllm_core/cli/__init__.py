@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import faulthandler
 import json
 import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,7 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rllm_core.errors import PluginError, UserError
-from rllm_core.plugins.witness import WITNESS
+from rllm_core.plugins.watch import STANDARD_ERROR, own_process
 from rllm_core.providers import CommandProvider, resolve
 from rllm_core.text import printable
 from rllm_core.version import __version__
@@ -27,54 +29,25 @@ if TYPE_CHECKING:
 
 __all__ = ["CORE_COMMANDS", "LazyGroup", "Session", "cli", "main", "no_plugins_option", "session"]
 
+COMMANDS = {
+    "train": ("train:train", "Train a model on a workflow."),
+    "eval": ("eval:evaluate", "Evaluate a model on a workflow (pass@k)."),
+    "plugins": ("plugins:plugins", "List and manage plugins."),
+    "plugins show": ("plugins:show", "Show all details of one plugin."),
+    "plugins enable": ("plugins:enable", "Re-enable a disabled plugin."),
+    "plugins disable": ("plugins:disable", "Disable a plugin for all runs."),
+    "backends": ("backends:backends", "List backends and their capabilities."),
+    "engines": ("plugins:engines", "List rollout engines."),
+    "parsers": ("plugins:parsers", "List parsers."),
+    "parser": ("plugins:parser", "Check a parser with a model's tokenizer."),
+    "workflows": ("plugins:workflows", "List workflows."),
+    "algorithms": ("algorithms:algorithms", "List advantage estimators, losses and off-policy corrections."),
+    "doctor": ("doctor:doctor", "Check versions and known conflicts."),
+    "completion": ("completion:completion", "Print a shell completion script."),
+}
 CORE_COMMANDS = {
-    command.name: command
-    for command in (
-        CommandProvider(name="train", load="rllm_core.cli.train:train", summary="Train a model on a workflow."),
-        CommandProvider(
-            name="eval",
-            load="rllm_core.cli.eval:evaluate",
-            summary="Evaluate a model on a workflow (pass@k).",
-        ),
-        CommandProvider(name="plugins", load="rllm_core.cli.plugins:plugins", summary="List and manage plugins."),
-        CommandProvider(
-            name="plugins show", load="rllm_core.cli.plugins:show", summary="Show all details of one plugin."
-        ),
-        CommandProvider(
-            name="plugins enable", load="rllm_core.cli.plugins:enable", summary="Re-enable a disabled plugin."
-        ),
-        CommandProvider(
-            name="plugins disable",
-            load="rllm_core.cli.plugins:disable",
-            summary="Disable a plugin for all runs.",
-        ),
-        CommandProvider(
-            name="backends",
-            load="rllm_core.cli.backends:backends",
-            summary="List backends and their capabilities.",
-        ),
-        CommandProvider(name="engines", load="rllm_core.cli.plugins:engines", summary="List rollout engines."),
-        CommandProvider(name="parsers", load="rllm_core.cli.plugins:parsers", summary="List parsers."),
-        CommandProvider(
-            name="parser", load="rllm_core.cli.plugins:parser", summary="Check a parser with a model's tokenizer."
-        ),
-        CommandProvider(name="workflows", load="rllm_core.cli.plugins:workflows", summary="List workflows."),
-        CommandProvider(
-            name="algorithms",
-            load="rllm_core.cli.algorithms:algorithms",
-            summary="List advantage estimators, losses and off-policy corrections.",
-        ),
-        CommandProvider(
-            name="doctor",
-            load="rllm_core.cli.doctor:doctor",
-            summary="Check versions and known conflicts.",
-        ),
-        CommandProvider(
-            name="completion",
-            load="rllm_core.cli.completion:completion",
-            summary="Print a shell completion script.",
-        ),
-    )
+    name: CommandProvider(name=name, load=f"{__name__}.{path}", summary=summary)
+    for name, (path, summary) in COMMANDS.items()
 }
 
 ValueT = TypeVar("ValueT")
@@ -160,31 +133,22 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports one command."""
-        from rllm_core.plugins import FIRST_PARTY
+        from rllm_core.plugins.missing import first_party
 
         name = self.prefix + cmd_name
-        if name in CORE_COMMANDS:
-            command: click.Command = resolve(CORE_COMMANDS[name].load)
-            return command
+        if name in CORE_COMMANDS:  # without looking for plugins
+            own: click.Command = resolve(CORE_COMMANDS[name].load)
+            return own
+        command: click.Command | None = None
         plugins = session(ctx).plugins
-        is_first_party = (CommandProvider, name) in FIRST_PARTY
-        if not is_first_party and name not in plugins.providers(CommandProvider):
-            return None
         try:
-            provided = (
-                plugins.select_first_party(CommandProvider, name)
-                if is_first_party
-                else plugins.providers(CommandProvider)[name]
-            )
-            loaded = plugins.load(provided)
+            if (CommandProvider, name) in first_party():
+                command = plugins.load(plugins.select_first_party(CommandProvider, name))
+            elif provided := plugins.providers(CommandProvider).get(name):
+                command = plugins.load(provided)
         except PluginError as error:
-            return BrokenCommand(cmd_name, error)
-        if not isinstance(loaded, click.Command):
-            problem = (
-                f"{provided.record.load} ({provided.plugin.label}) is a {type(loaded).__name__}, not a click.Command"
-            )
-            return BrokenCommand(cmd_name, PluginError(problem))
-        return loaded
+            command = BrokenCommand(cmd_name, error)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -230,12 +194,12 @@ class LazyGroup(click.Group):
 
         A group loads first-party plugins only, so that listing the core's own commands never waits for another plugin.
         """
-        from rllm_core.plugins import FIRST_PARTY
+        from rllm_core.plugins.missing import first_party
 
         plugins = session(ctx).plugins
         added = {} if self.prefix else plugins.providers(CommandProvider)
         unavailable = {}
-        for name in (name for kind, name in FIRST_PARTY if kind is CommandProvider and name.startswith(self.prefix)):
+        for name in (name for kind, name in first_party() if kind is CommandProvider and name.startswith(self.prefix)):
             try:
                 added[name] = plugins.select_first_party(CommandProvider, name)
             except PluginError as error:
@@ -298,32 +262,28 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         # Pydantic reads the entry points of all installed packages, so one malformed entry_points.txt would break the
         # first model. Set the variable to an empty string to use pydantic plugins.
         os.environ.setdefault(PYDANTIC_VARIABLE, PYDANTIC_OFF)
-        WITNESS.call()
+        own_process()
     try:
         _run(current, args)
     except SystemExit as leaving:
         if current.owns_process:
-            _end_in_time(leaving.code if isinstance(leaving.code, int) else 1)
+            _leave_threads(leaving.code if isinstance(leaving.code, int) else 1, current.has_hung_threads)
         raise
 
 
 def _run(current: Session, args: Sequence[str] | None) -> NoReturn:
     try:
         cli.main(args=None if args is None else list(args), prog_name="rllm-core", obj=current)
-    except SystemExit as leaving:  # raised by click itself
-        if not current.has_hung_threads:
-            raise
-        _leave(current, leaving.code if isinstance(leaving.code, int) else 1)
     except UserError as error:
         _report(current, error, f"{error.label}{error}", args)
-        _leave(current, error.exit_code)
+        sys.exit(error.exit_code)
     except Exception as error:
         from rllm_core.plugins.blame import blamed
 
         hint = "" if current.verbose else " (run rllm-core -v ... for the traceback)"
         _report(current, error, f"error: {blamed(error)}{hint}", args)
-        _leave(current, 1)
-    _leave(current, 0)
+        sys.exit(1)
+    sys.exit(0)
 
 
 def _report(current: Session, error: Exception, line: str, args: Sequence[str] | None) -> None:
@@ -337,36 +297,44 @@ def _report(current: Session, error: Exception, line: str, args: Sequence[str] |
         click.echo(json.dumps({"failure": blamed_json(error)}))
 
 
-def _leave(current: Session, exit_code: int) -> NoReturn:
-    if current.has_hung_threads:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
-    sys.exit(exit_code)
+def _leave_threads(exit_code: int, is_hung: bool) -> None:
+    """Ends the process if threads keep running; otherwise it may end as usual, which is limited in time, too.
 
-
-def _end_in_time(exit_code: int) -> None:
-    """Exits after a timeout even if threads or exit handlers of plugins still run."""
-
-    def give_up() -> None:
-        click.echo(f"forced exit, still running after {EXIT_SECONDS:g} s: {printable(_kept_by())}", err=True)
-        os._exit(exit_code)
-
+    Args:
+        exit_code: Exit code of the command.
+        is_hung: Whether the command has already reported threads that do not stop.
+    """
+    latest = time.monotonic() + EXIT_SECONDS
+    kept_by = [] if is_hung else _lasting_threads()
+    while kept_by and time.monotonic() < latest:
+        kept_by[0].join(latest - time.monotonic())
+        kept_by = _lasting_threads()
+    if kept_by:
+        named = printable("; ".join(map(_started_by, kept_by)))
+        click.echo(f"forced exit, still running after {EXIT_SECONDS:g} s: {named}", err=True)
     sys.stdout.flush()
-    timer = threading.Timer(EXIT_SECONDS, give_up)
-    timer.daemon = True
-    timer.start()
+    sys.stderr.flush()
+    if is_hung or kept_by:
+        os._exit(exit_code)
+    # Exit handlers may be third-party code: if they never end, this prints where they are.
+    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=STANDARD_ERROR)
 
 
-def _kept_by() -> str:
-    """Names what keeps the process from exiting, and the plugins that started it."""
-    from rllm_core.plugins.loading import LEFT_HANDLERS, LEFT_THREADS
+def _lasting_threads() -> list[threading.Thread]:
+    """Threads that keep the process from ending, without those of thread pools, which Python stops by itself."""
+    lasting = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    if lasting:
+        from concurrent.futures.thread import _threads_queues
 
-    def of(plugin: str) -> str:
-        return f"plugin {plugin!r} (to disable it: rllm-core plugins disable {plugin})"
+        lasting = [thread for thread in lasting if thread not in _threads_queues]
+    return lasting
 
-    threads = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
-    if threads:
-        owners = [(thread.name, LEFT_THREADS.get(thread)) for thread in threads]
-        return "; ".join(name if owner is None else f"{name}, started by {of(owner)}" for name, owner in owners)
-    return "exit handlers" + (f" of {'; '.join(map(of, LEFT_HANDLERS))}" if LEFT_HANDLERS else "")
+
+def _started_by(thread: threading.Thread) -> str:
+    """Names a thread, and the plugin whose import started it."""
+    from rllm_core.plugins.loading import LEFT_THREADS
+
+    plugin = LEFT_THREADS.get(thread)
+    if plugin is None:
+        return thread.name
+    return f"{thread.name}, started by plugin {plugin!r} (to disable it: rllm-core plugins disable {plugin})"

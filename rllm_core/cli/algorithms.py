@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rllm_core.cli import no_plugins_option, session
-from rllm_core.cli.tables import echo_json, echo_table
+from rllm_core.cli.tables import echo_json, echo_table, provider_row
 from rllm_core.errors import PluginError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import PolicyLossProvider
@@ -60,20 +60,8 @@ def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:
                     options = option_rows(piece_class(plugins, provided).options_model)
                 except PluginError as problem:
                     status, error = "broken", str(problem)
-            rows.append(
-                {
-                    "kind": kind.kind,
-                    "name": name,
-                    "summary": provided.record.summary,
-                    "options": options,
-                    "status": status,
-                    "error": error,
-                    "package": provided.plugin.package,
-                    "version": provided.plugin.version,
-                    "plugin": provided.plugin.name,
-                    "load": provided.record.load,
-                }
-            )
+            found = {"options": options, "status": status, "error": error}
+            rows.append({"kind": kind.kind, **provider_row(name, provided, **found)})
     return rows
 
 

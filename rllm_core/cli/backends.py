@@ -1,16 +1,22 @@
-"""``rllm-core backends``: backends and their capabilities."""
+"""``rllm-core backends``: backends and their capabilities, each asked in a child process."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from rllm_core.cli import no_plugins_option, session
-from rllm_core.cli.tables import echo_json, echo_table
-from rllm_core.plugins import FIRST_PARTY, PluginManager
+from rllm_core.cli import CORE_COMMANDS, no_plugins_option, session
+from rllm_core.cli.tables import echo_json, echo_table, provider_row
+from rllm_core.errors import ConfigError, PluginError
+from rllm_core.plugins import PluginManager, Provided
+from rllm_core.plugins.missing import first_party
+from rllm_core.plugins.probe import in_children, only, report, run_child
 from rllm_core.providers import BackendProvider
 
 DEADLINE_SECONDS = 120.0
@@ -59,38 +65,30 @@ def backend_rows(plugins: PluginManager, deadline_seconds: float) -> list[dict[s
     """Builds one JSON object per backend, by name; if ``capabilities`` is null, ``error`` has the reason."""
     from rllm_core.assembly.support import Support
     from rllm_core.backend import Capabilities
-    from rllm_core.plugins.probe import ask_backends
 
     provided = plugins.providers(BackendProvider)
     waiting = f"still importing {', '.join(provided)} (torch takes a while)"
     timer = threading.Timer(SLOW_SECONDS, click.echo, (waiting,), {"err": True})
     timer.daemon = True
     timer.start()
+
+    def ask(one: Provided[BackendProvider], running: set[subprocess.Popen[bytes]]) -> dict[str, Any]:
+        arguments = [one.plugin.package, one.plugin.name, one.plugin.value, one.record.name]
+        found = run_child(arguments, deadline_seconds, running, module=__name__)
+        return _broken(found) if isinstance(found, str) else found
+
     try:
-        answers = ask_backends(list(provided.values()), deadline_seconds)
+        answers = in_children(ask, list(provided.values()))
     finally:
         timer.cancel()
     rows = list(_unusable(plugins))
-    for (name, one), asked in zip(provided.items(), answers, strict=True):
-        capabilities = None
-        if asked.declared is not None:
+    for (name, one), found in zip(provided.items(), answers, strict=True):
+        if found["capabilities"] is not None:
             declared: dict[str, Any] = {
-                key: frozenset(v) if isinstance(v, list) else v for key, v in asked.declared.items()
+                key: frozenset(v) if isinstance(v, list) else v for key, v in found["capabilities"].items()
             }
-            capabilities = Support.of(Capabilities(**declared), plugins).to_json()
-        rows.append(
-            {
-                "name": name,
-                "status": asked.status,
-                "capabilities": capabilities,
-                "error": asked.error,
-                "summary": one.record.summary,
-                "package": one.plugin.package,
-                "version": one.plugin.version,
-                "plugin": one.plugin.name,
-                "load": one.record.load,
-            }
-        )
+            found["capabilities"] = Support.of(Capabilities(**declared), plugins).to_json()
+        rows.append(provider_row(name, one, **found))
     return sorted(rows, key=lambda row: (row["name"], row["package"]))
 
 
@@ -105,19 +103,36 @@ def matrix(capabilities: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
             yield [label, which, *("yes" if which in one[what] else "no" for one in capabilities)]
 
 
+def _broken(error: str) -> dict[str, Any]:
+    return {"status": "broken", "capabilities": None, "error": error}
+
+
 def _unusable(plugins: PluginManager) -> Iterator[dict[str, Any]]:
     """Yields rows for first-party backends whose plugin could not be registered."""
-    for info in plugins.plugins():
-        for (kind, name), package in FIRST_PARTY.items():
-            if kind is BackendProvider and package == info.package and info.status in ("broken", "conflict"):
-                yield {
-                    "name": name,
-                    "status": info.status,
-                    "capabilities": None,
-                    "error": info.error,
-                    "summary": "",
-                    "package": info.package,
-                    "version": info.version,
-                    "plugin": info.name,
-                    "load": None,
-                }
+    names = [(name, package) for (kind, name), package in first_party().items() if kind is BackendProvider]
+    unusable = [info for info in plugins.plugins() if info.status in ("broken", "conflict")]
+    for info in unusable:
+        for name in (name for name, package in names if package == info.package):
+            row = {"name": name, "status": info.status, "capabilities": None, "error": info.error, "summary": ""}
+            about = {"package": info.package, "version": info.version, "plugin": info.name, "load": None}
+            yield row | about
+
+
+def _declared(package: str, plugin: str, value: str, name: str) -> dict[str, Any]:
+    """Runs in a child process: loads the class of a backend and reads its capabilities."""
+    from rllm_core.assembly.support import default_capabilities
+
+    manager = only(package, plugin, value, CORE_COMMANDS)
+    try:
+        capabilities = default_capabilities(manager.select(BackendProvider, name), manager)
+    except ConfigError as error:  # not broken: its capabilities depend on required settings
+        return _broken(str(error)) | {"status": "loaded"}
+    except PluginError as error:
+        return _broken(str(error))
+    declared = {key: sorted(v) if isinstance(v, frozenset) else v for key, v in asdict(capabilities).items()}
+    return {"status": "loaded", "capabilities": declared, "error": None}
+
+
+if __name__ == "__main__":
+    path, *asked = sys.argv[1:]
+    report(path, lambda: _declared(*asked))

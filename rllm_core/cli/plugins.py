@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from rllm_core.cli import LazyGroup, no_plugins_option, session
+from rllm_core.cli import CORE_COMMANDS, LazyGroup, no_plugins_option, session
 from rllm_core.cli.completion import installed
-from rllm_core.cli.tables import echo_json, echo_table
+from rllm_core.cli.tables import echo_json, echo_table, provider_row
 from rllm_core.errors import PluginError
 from rllm_core.plugins import CORE_PLUGIN, PluginInfo, PluginManager
 from rllm_core.providers import EngineProvider, ParserProvider, Provider, WorkflowProvider
@@ -39,16 +39,14 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
     rows = _rows(infos, load=load, deadline_seconds=deadline_seconds, verbose=session(context).verbose)
     if as_json:
         echo_json(rows)
-    elif load and rows:
-        echo_table(
-            ["name", "package", "version", "status", "hooks", "provides", "note"],
-            [[*_identity(row), ", ".join(row["hooks"] or ()), _provides(row), _note(row)] for row in rows],
-        )
     elif rows:
-        echo_table(
-            ["name", "package", "version", "status", "value", "note"],
-            [[*_identity(row), row["value"], _note(row)] for row in rows],
-        )
+        details = ["hooks", "provides"] if load else ["value"]
+        cells = []
+        for row in rows:
+            shown = [row["name"], row["package"], row["version"], row["status"]]
+            shown += [", ".join(row["hooks"] or ()), _provides(row)] if load else [row["value"]]
+            cells.append([*shown, row["error"] or "; ".join(row["warnings"] or ())])
+        echo_table(["name", "package", "version", "status", *details, "note"], cells)
     else:
         first = "pip install rllm-local rllm-renderers rllm-workflows"
         click.echo(f"no plugins are installed; for a first run: {first}", err=True)
@@ -77,9 +75,9 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
         for row in rows:
             shown = {**row, "provides": _provides(row), "failure": None}  # repeats the error
             lines = [
-                [key, ", ".join(value) if isinstance(value, list) else str(value)]
+                [key, ", ".join(value) if isinstance(value, list | tuple) else str(value)]
                 for key, value in shown.items()
-                if value not in (None, "", [])
+                if value not in (None, "", [], ())
             ]
             echo_table(["plugin", row["name"]], [line for line in lines if line[0] != "name"])
     _fail_if_strict(context, manager, rows)
@@ -131,34 +129,19 @@ def _rows(
         return [{**info.to_json(), **unknown} for info in infos]
     from rllm_core.plugins.probe import probe_all
 
-    found = probe_all(infos, deadline_seconds)
-    if verbose:
-        for health in found:
-            if health.trace is not None:
-                label = f"plugin {health.plugin.name!r} ({health.plugin.label})"
-                click.echo(printable_lines(f"{label}:\n{health.trace}"), err=True)
-    return [
-        {
-            **health.plugin.to_json(),
-            "hooks": list(health.hooks),
-            "provides": list(health.provides),
-            "warnings": [*health.warnings, *(f"changes {what} when it is loaded" for what in health.changed)],
-            "load_seconds": health.load_seconds,
-        }
-        for health in found
-    ]
-
-
-def _identity(row: dict[str, Any]) -> list[str]:
-    return [row["name"], row["package"], row["version"], row["status"]]
+    rows = []
+    for health in probe_all(infos, deadline_seconds, CORE_COMMANDS):
+        plugin = health.plugin
+        if verbose and health.trace is not None:
+            click.echo(printable_lines(f"plugin {plugin.name!r} ({plugin.label}):\n{health.trace}"), err=True)
+        changes = [f"changes {what} when it is loaded" for what in health.changed]
+        found = {"hooks": health.hooks, "provides": health.provides, "warnings": [*health.warnings, *changes]}
+        rows.append({**plugin.to_json(), **found, "load_seconds": health.load_seconds})
+    return rows
 
 
 def _provides(row: dict[str, Any]) -> str:
     return ", ".join(f"{provided['kind']} {provided['name']}" for provided in row["provides"] or ())
-
-
-def _note(row: dict[str, Any]) -> str:
-    return "; ".join([row["error"]] if row["error"] else row["warnings"] or ())
 
 
 def _fail_if_strict(context: click.Context, manager: PluginManager, rows: list[dict[str, Any]]) -> None:
@@ -177,24 +160,10 @@ def _listing(name: str, kind: type[Provider], described: str) -> click.Command:
     def command(context: click.Context, as_json: bool) -> None:
         provided = session(context).plugins.providers(kind)
         if as_json:
-            echo_json(
-                [
-                    {
-                        "name": key,
-                        "summary": p.record.summary,
-                        "package": p.plugin.package,
-                        "version": p.plugin.version,
-                        "plugin": p.plugin.name,
-                        "load": p.record.load,
-                    }
-                    for key, p in provided.items()
-                ]
-            )
+            echo_json([provider_row(name, one) for name, one in provided.items()])
         elif provided:
-            echo_table(
-                ["name", "summary", "package"],
-                [[key, p.record.summary, p.plugin.label] for key, p in provided.items()],
-            )
+            rows = [[name, one.record.summary, one.plugin.label] for name, one in provided.items()]
+            echo_table(["name", "summary", "package"], rows)
         else:
             click.echo(
                 f"no {kind.kind}s are installed; run rllm-core plugins to see the status of every plugin", err=True

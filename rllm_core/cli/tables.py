@@ -10,6 +10,9 @@ from typing import Any
 
 import click
 
+from rllm_core.plugins import Provided
+from rllm_core.text import printable_lines
+
 MIN_COLUMN_CHARACTERS = 16
 
 
@@ -18,9 +21,16 @@ def echo_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def provider_row(name: str, provided: Provided[Any], **found: Any) -> dict[str, Any]:
+    """Builds the JSON object of a provider: its name, what was ``found`` out about it, and where it comes from."""
+    plugin = provided.plugin
+    about = {"package": plugin.package, "version": plugin.version, "plugin": plugin.name, "load": provided.record.load}
+    return {"name": name, **found, "summary": provided.record.summary, **about}
+
+
 def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints rows in columns; on a terminal with rich, which is imported only then."""
-    clean = [[_printable(cell) for cell in row] for row in rows]
+    clean = [[printable_lines(cell).replace("\n", " ") for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -59,8 +69,3 @@ def _echo_records(headers: Sequence[str], rows: Sequence[Sequence[str]], width: 
                 click.echo(
                     textwrap.fill(f"{header}: {cell}", max(width, 20), initial_indent="  ", subsequent_indent="    ")
                 )
-
-
-def _printable(text: str) -> str:
-    """Removes control characters: package metadata is third-party text."""
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -281,14 +281,9 @@ def _from_here(file: str) -> str:
 
 
 @cache
-def _library_folders() -> tuple[str, ...]:
-    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
-@cache
 def _is_library(file: str) -> bool:
-    path = Path(file)
-    folders = (*map(Path, _library_folders()), Path(__file__).parent)
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    path, folders = Path(file), (*map(Path, installed), Path(__file__).parent)
     return bool(SITE_FOLDERS & set(path.parts)) or any(path.is_relative_to(folder) for folder in folders)
 
 

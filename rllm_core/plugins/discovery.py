@@ -59,19 +59,25 @@ class Candidate:
     @property
     def requires(self) -> tuple[str, ...]:
         """Requirements that the distribution declares, verbatim."""
-        distribution = self.entry_point.dist if self.entry_point else None
-        return declared_requirements(cast("Distribution", distribution)) if distribution else ()
+        return declared_requirements(self._distribution) if self._distribution else ()
 
     @property
     def files(self) -> tuple[PurePosixPath, ...]:
         """Files that the distribution has installed; see `files_of`."""
-        distribution = self.entry_point.dist if self.entry_point else None
-        return files_of(cast("Distribution", distribution)) if distribution else ()
+        return files_of(self._distribution) if self._distribution else ()
+
+    @property
+    def _distribution(self) -> Distribution | None:
+        return cast("Distribution | None", self.entry_point.dist if self.entry_point else None)
 
     def is_named(self, name: str) -> bool:
         """Whether ``name`` is this plugin's short name or ``distribution/name``."""
         package, slash, short = name.rpartition("/")
-        return short == self.name and (not slash or normalized(package) == normalized(self.package))
+        return short == self.name and (not slash or self.is_from(package))
+
+    def is_from(self, distribution: str) -> bool:
+        """Whether this plugin comes from a distribution."""
+        return normalized(distribution) == normalized(self.package)
 
 
 def normalized(distribution: str) -> str:
@@ -116,26 +122,21 @@ def find_plugins(distributions: Iterable[Distribution]) -> tuple[Candidate, ...]
 
 def _candidates(distribution: Distribution) -> list[Candidate]:
     try:
-        text = distribution.read_text("entry_points.txt")
-        if not text:
-            return []
+        text = distribution.read_text("entry_points.txt") or ""
         # Check every distribution: libraries that read all entry points of this environment fail on a malformed line.
-        if (malformed := _malformed_line(text)) is not None:
-            raise MalformedMetadata(f"line {malformed[0]}, {malformed[1]!r}, has no '='")
-        if GROUP not in text:
-            return []
-        points = [point for point in distribution.entry_points if point.group == GROUP]
-    except Exception as error:
-        # One unreadable file must not hide every other plugin; it becomes a row of the listing.
-        name, version = identity(distribution)
+        problem = _malformed_line(text)
+        every = distribution.entry_points if problem is None and GROUP in text else ()
+        points = [point for point in every if point.group == GROUP]
+    except Exception as error:  # one unreadable file must not hide every other plugin
+        problem, points = f"{type(error).__name__}: {error}", []
+    if problem is None and not points:
+        return []
+    package, version = identity(distribution)  # reads another file, so only of plugins
+    if problem is not None:
         folder = getattr(distribution, "_path", None)
         where = f" ({folder})" if folder is not None else ""
-        what = str(error) if isinstance(error, MalformedMetadata) else f"{type(error).__name__}: {error}"
-        problem = printable(f"its entry_points.txt{where} cannot be read: {what}; fix it, or: pip uninstall {name}")
-        return [Candidate(name, name, version, "", error=problem, is_malformed=True)]
-    if not points:
-        return []
-    package, version = identity(distribution)
+        advice = f"its entry_points.txt{where} cannot be read: {problem}; fix it, or: pip uninstall {package}"
+        return [Candidate(package, package, version, "", error=printable(advice), is_malformed=True)]
     return [
         Candidate(
             name=printable(point.name),
@@ -149,17 +150,12 @@ def _candidates(distribution: Distribution) -> list[Candidate]:
     ]
 
 
-class MalformedMetadata(ValueError):
-    """An ``entry_points.txt`` is malformed."""
-
-
-def _malformed_line(text: str) -> tuple[int, str] | None:
-    """Number and text of the first line that is neither a section, a comment nor ``name = value``."""
-    for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
-        is_section = stripped.startswith("[") and stripped.endswith("]")
-        if stripped and not stripped.startswith("#") and not is_section and "=" not in stripped:
-            return number, stripped[:80]
+def _malformed_line(text: str) -> str | None:
+    """Describes the first line that is neither a section, a comment nor ``name = value``."""
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        is_section = line.startswith("[") and line.endswith("]")
+        if line and not line.startswith("#") and not is_section and "=" not in line:
+            return f"line {number}, {line[:80]!r}, has no '='"
     return None
 
 
@@ -306,20 +302,16 @@ def read_disabled(environ: Mapping[str, str] | None = None) -> frozenset[str]:
         PluginError: If the file exists but is invalid.
     """
     path = plugins_file(environ)
+    advice = "Fix or delete the file, or set RLLM_PLUGINS, which overrides it"
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError) as error:
-        raise PluginError(
-            f"cannot read {path}: {error}. Fix or delete the file, or set RLLM_PLUGINS, which overrides it"
-        ) from error
+        raise PluginError(f"cannot read {path}: {error}. {advice}") from error
     disabled = table.pop("disabled", [])
     if table or not isinstance(disabled, list) or not all(isinstance(name, str) for name in disabled):
-        raise PluginError(
-            f'{path} must contain only disabled = ["NAME", ...]. Fix or delete the file, or set RLLM_PLUGINS, which '
-            "overrides it"
-        )
+        raise PluginError(f'{path} must contain only disabled = ["NAME", ...]. {advice}')
     return frozenset(disabled)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import faulthandler
 import inspect
 import logging
 import re
@@ -20,27 +19,19 @@ import pluggy
 
 from rllm_core import hookspecs
 from rllm_core.errors import ApiVersionError, PluginError
-from rllm_core.plugins.foreign import ended_within, streams_kept
 from rllm_core.plugins.surroundings import Surroundings
-from rllm_core.plugins.witness import STANDARD_ERROR, WITNESS
+from rllm_core.plugins.watch import watched
 from rllm_core.providers import KINDS, CommandProvider, Provider
 from rllm_core.version import API_VERSION, __version__
 
 ProviderT = TypeVar("ProviderT", bound=Provider)
 
 DECLARED_API_VERSION = "RLLM_CORE_API"
-SLOW_IMPORT_SECONDS = 30.0
-PLUGIN_DEADLINE_SECONDS = 120.0
-LOAD_DEADLINE_SECONDS = 900.0  # for a class and its libraries, which take minutes on a network disk
-HELD_SECONDS = 20.0  # grace after the deadline, if C code holds the interpreter and cannot be interrupted
 
 _API_VERSION_PATTERN = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 
 LEFT_THREADS: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
 """Threads that keep the process from ending, with the plugin whose import started them."""
-
-LEFT_HANDLERS: list[str] = []
-"""Plugins whose import registered exit handlers."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +80,7 @@ class LoadedHooks:
             BaseException: Any error of the plugin. Nothing of it stays registered.
         """
         try:
-            with self.foreign_code(described, name, light=True), ended_within(PLUGIN_DEADLINE_SECONDS):
+            with self.foreign_code(described, name, light=True):
                 plugin = load()
                 check_api_version(getattr(plugin, DECLARED_API_VERSION, None))
                 self._pluggy.register(plugin, name)
@@ -118,8 +109,7 @@ class LoadedHooks:
     def foreign_code(self, described: str, plugin: str, *, light: bool) -> Iterator[None]:
         """Context in which code of plugins runs.
 
-        Its output goes to stderr, since a program may read stdout. A slow import is reported. Changes to process-wide
-        state are undone and reported with the plugin's name.
+        A slow import is reported. Changes to process-wide state are undone and reported with the plugin's name.
 
         Args:
             described: Description of the loaded code, for messages.
@@ -127,15 +117,10 @@ class LoadedHooks:
             light: Whether this is the plugin's entry module, rather than a class with the libraries it needs.
         """
         start, before = time.perf_counter(), Surroundings.now()
-        timer = threading.Timer(SLOW_IMPORT_SECONDS, _tell_slow, (described, plugin, light, threading.get_ident()))
-        timer.daemon = True
-        timer.start()
-        way_out = f"to disable the plugin: rllm-core plugins disable {plugin}, or RLLM_NO_PLUGINS={plugin}"
         try:
-            with streams_kept(), WITNESS.loading(described, way_out), _ended_if_held(light=light):
+            with watched(described, plugin, light=light):
                 yield
         finally:
-            timer.cancel()
             changed = before.put_back(strict=light)
             if changed:
                 self.changed.setdefault(plugin, []).extend(changed)
@@ -144,8 +129,6 @@ class LoadedHooks:
                 )
             for thread in before.left_threads():
                 LEFT_THREADS.setdefault(thread, plugin)
-            if light and before.has_new_exit_handlers():
-                LEFT_HANDLERS.append(plugin)
             if self._trace:
                 print(f"[plugins] {described}: {(time.perf_counter() - start) * 1e3:.1f} ms", file=sys.stderr)
 
@@ -179,29 +162,6 @@ class LoadedHooks:
                         raise PluginError(f"its command {record.name!r} has the name of a built-in command")
                     seen.add(record.name)
                     yield record
-
-
-@contextlib.contextmanager
-def _ended_if_held(*, light: bool) -> Iterator[None]:
-    """Ends the process with a stack trace if a plugin's module holds the interpreter and cannot be interrupted."""
-    if not (light and WITNESS.is_called):
-        yield
-        return
-    faulthandler.dump_traceback_later(PLUGIN_DEADLINE_SECONDS + HELD_SECONDS, exit=True, file=STANDARD_ERROR)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-def _tell_slow(described: str, plugin: str, light: bool, thread: int) -> None:
-    """Reports a slow import and the line it is at."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    where = f", now at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-    hint = f"if it never ends: rllm-core plugins disable {plugin}" if light else "large libraries can take minutes"
-    logger.warning("still importing %s after %g s%s; %s", described, SLOW_IMPORT_SECONDS, where, hint)
 
 
 def _checked(kind: type[ProviderT], answer: object) -> list[ProviderT]:

@@ -9,163 +9,28 @@ backend_class = plugins.load(chosen)        # imports the class, and with it tor
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import importlib
 import logging
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
-from rllm_core.errors import PluginError, UserError
-from rllm_core.plugins.blame import blamed_json, definition, learn, located, place_of
-from rllm_core.plugins.discovery import Candidate, Settings, installed_plugins
-from rllm_core.plugins.foreign import ended_within
-from rllm_core.plugins.loading import LOAD_DEADLINE_SECONDS, HookImplementation, LoadedHooks, suggest
-from rllm_core.plugins.sections import WITH_SECTION, disagreement, wrong_model
-from rllm_core.providers import (
-    BackendProvider,
-    CommandProvider,
-    EngineProvider,
-    ParserProvider,
-    Provider,
-    RewardFunctionProvider,
-    TrackerProvider,
-    WorkflowProvider,
-    resolve,
-)
-
-__all__ = ["PluginError", "PluginInfo", "PluginManager", "Provided", "Status"]
-
-ProviderT = TypeVar("ProviderT", bound=Provider)
-Status = Literal["available", "loaded", "disabled", "broken", "conflict"]
+from rllm_core.errors import PluginError
+from rllm_core.plugins.blame import learn, located
+from rllm_core.plugins.discovery import Candidate, Settings, installed_plugins, normalized
+from rllm_core.plugins.listing import Plugin, PluginInfo, Provided, ProviderT
+from rllm_core.plugins.loading import HookImplementation, LoadedHooks, suggest
+from rllm_core.plugins.sections import WITH_SECTION, breach, disagreement, wrong_model
+from rllm_core.providers import resolve
+from rllm_core.version import __version__
 
 MAX_TRACE_CHARACTERS = 8_000
 
 CORE_PLUGIN = "core"
 CORE_PACKAGE = "rllm-core"
-
-FIRST_PARTY: dict[tuple[type[Provider], str], str] = {
-    (BackendProvider, "local"): "rllm-local",
-    (BackendProvider, "tinker"): "rllm-tinker",
-    (BackendProvider, "verl"): "rllm-verl",
-    (ParserProvider, "chat_template"): "rllm-renderers",
-    (ParserProvider, "renderer"): "rllm-renderers",
-    (ParserProvider, "tinker"): "rllm-tinker",
-    (EngineProvider, "tinker"): "rllm-tinker",
-    (TrackerProvider, "mlflow"): "rllm-trackers",
-    (TrackerProvider, "swanlab"): "rllm-trackers",
-    (TrackerProvider, "tensorboard"): "rllm-trackers",
-    (TrackerProvider, "trackio"): "rllm-trackers",
-    (TrackerProvider, "wandb"): "rllm-trackers",
-    (WorkflowProvider, "calculator"): "rllm-workflows",
-    (WorkflowProvider, "countdown"): "rllm-workflows",
-    (WorkflowProvider, "dataset"): "rllm-workflows",
-    (WorkflowProvider, "guess"): "rllm-workflows",
-    (WorkflowProvider, "math"): "rllm-workflows",
-    (WorkflowProvider, "solver_judge"): "rllm-workflows",
-    (WorkflowProvider, "sort"): "rllm-workflows",
-    (RewardFunctionProvider, "contains"): "rllm-workflows",
-    (RewardFunctionProvider, "exact_match"): "rllm-workflows",
-    (RewardFunctionProvider, "f1"): "rllm-workflows",
-    (RewardFunctionProvider, "multiple_choice"): "rllm-workflows",
-    (RewardFunctionProvider, "numeric"): "rllm-workflows",
-    (CommandProvider, "new"): "rllm-devkit",
-    (CommandProvider, "parser check"): "rllm-devkit",
-    (CommandProvider, "plugins check"): "rllm-devkit",
-    (CommandProvider, "verify"): "rllm-viewer",
-}
+CORE_MODULE = "rllm_core.builtin"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PluginInfo:
-    """One row of the plugin listing.
-
-    Attributes:
-        name: Name of the plugin, which is the name of its entry point.
-        package: Distribution.
-        version: Version of the distribution.
-        value: Module with the hook implementations.
-        status: ``available`` (installed and allowed, not imported yet), ``loaded``, ``disabled``, ``broken`` or
-            ``conflict``.
-        error: Why it is disabled, broken or in conflict, in one line.
-        failure: Origin of the error that broke it: ``plugin``, ``distribution``, ``version``, ``file``, ``line`` and
-            ``error``.
-    """
-
-    name: str
-    package: str
-    version: str
-    value: str
-    status: Status
-    error: str | None = None
-    failure: dict[str, Any] | None = field(default=None, compare=False)
-
-    @property
-    def label(self) -> str:
-        """Distribution and version, for messages."""
-        return f"{self.package} {self.version}".rstrip()
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Provided(Generic[ProviderT]):
-    """A provider record and the plugin it comes from."""
-
-    record: ProviderT
-    plugin: PluginInfo
-
-    @contextlib.contextmanager
-    def at_work(self, what: str, code: type) -> Iterator[None]:
-        """Wraps a call of the provider's code, before anything is allocated.
-
-        Args:
-            what: Name of the call, for the message.
-            code: Class that is called. The message gives its location if the error has none (e.g. wrong arguments).
-
-        Raises:
-            PluginError: In place of any error that is not a `UserError`.
-        """
-        try:
-            yield
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            frame = definition(code)
-            if place_of(error) is None and frame is not None:
-                error.frames = (frame,)  # type: ignore[union-attr]
-            kind, name = self.record.kind, self.record.name
-            raise PluginError(
-                f"{kind} {name!r} ({self.plugin.label}): {what} failed: {located(error, self.plugin.package)}"
-            ) from error
-
-    @property
-    def qualified(self) -> str:
-        """``distribution/name``, which is unique even if two plugins provide the same name."""
-        return f"{self.plugin.package}/{self.record.name}"
-
-
-class _Plugin:
-    """A candidate and its current state."""
-
-    def __init__(self, candidate: Candidate, status: Status = "available", error: str | None = None) -> None:
-        self.candidate = candidate
-        self.status = status
-        self.error = error
-        self.failure: BaseException | None = None
-        self.records: tuple[Provider, ...] = ()
-
-    @property
-    def info(self) -> PluginInfo:
-        c = self.candidate
-        failure = None if self.failure is None else blamed_json(self.failure, c)
-        return PluginInfo(c.name, c.package, c.version, c.value, self.status, self.error, failure)
 
 
 class PluginManager:
@@ -193,13 +58,15 @@ class PluginManager:
         self._strict_error: PluginError | None = None
         candidates = tuple(candidates)
         learn(candidates)
-        self._plugins = [_Plugin(candidate) for candidate in candidates]
+        self._core = Plugin(Candidate(CORE_PLUGIN, CORE_PACKAGE, __version__, CORE_MODULE))
+        self._plugins = [*map(Plugin, candidates)]
         for plugin in self._plugins:
             refusal = self.settings.refusal(plugin.candidate)
             if refusal is not None:
                 plugin.status, plugin.error = "disabled", refusal
             elif plugin.candidate.error is not None:
                 plugin.status, plugin.error = "broken", plugin.candidate.error
+        self._plugins.append(self._core)
         self._mark_conflicts()
         for source, name in self.settings.unknown(candidates):
             names = sorted({c.name for c in candidates})
@@ -235,8 +102,6 @@ class PluginManager:
     def plugins(self) -> list[PluginInfo]:
         """Returns all plugins by name, as far as they are known without imports."""
         infos = [plugin.info for plugin in self._plugins]
-        if not any(info.name == CORE_PLUGIN and info.package == CORE_PACKAGE for info in infos):
-            infos.append(_Plugin(_core_candidate()).info)
         return sorted(infos, key=lambda info: (info.name, info.package, info.value))
 
     def find(self, name: str) -> list[PluginInfo]:
@@ -245,9 +110,9 @@ class PluginManager:
         Raises:
             PluginError: If there is none.
         """
-        found = [info for info in self.plugins() if _as_candidate(info).is_named(name)]
+        found = [plugin.info for plugin in self._plugins if plugin.candidate.is_named(name)]
         if not found:
-            names = sorted({info.name for info in self.plugins()})
+            names = sorted({plugin.candidate.name for plugin in self._plugins})
             raise PluginError(f"no plugin named {name!r}; {suggest(name, names)}")
         return found
 
@@ -283,7 +148,7 @@ class PluginManager:
             provided
             for provided in self._provided(kind)
             if provided.record.name == short
-            and (not package or _as_candidate(provided.plugin).is_named(f"{package}/{provided.plugin.name}"))
+            and (not package or normalized(provided.plugin.package) == normalized(package))
         ]
         if len(found) == 1:
             return found[0]
@@ -294,50 +159,50 @@ class PluginManager:
                 f"{kind.kind} {name!r} is provided by {owners}; choose {forms}, "
                 f"or disable one: rllm-core plugins disable {found[-1].plugin.name}"
             )
-        raise self._not_found(kind, package, short)
+        from rllm_core.plugins.missing import not_found  # only errors need it
+
+        raise not_found(kind, short, package, self._plugins, list(self.providers(kind)))
 
     def select_first_party(self, kind: type[ProviderT], name: str) -> Provided[ProviderT]:
-        """Returns a provider in `FIRST_PARTY`. Loads only its own distribution, so that no other plugin can interfere.
+        """Returns a provider of `first_party`. Loads only its own distribution, so that no other plugin can interfere.
 
         Raises:
             PluginError: If the distribution is missing, broken, disabled or in conflict.
         """
-        package = FIRST_PARTY[kind, name]
+        from rllm_core.plugins.missing import first_party, not_installed
+
+        package = first_party()[kind, name]
         for plugin in self._plugins:
             if plugin.candidate.package == package:
                 self._adopt_installed(plugin)
         for provided in self._selectable(kind):
             if provided.record.name == name and provided.plugin.package == package:
                 return provided
-        error = self._unusable(kind, package, "", name)
-        if error is None:
-            from rllm_core.plugins.requirements import pip_install
-
-            install = pip_install(package)
-            error = PluginError(
-                f"{kind.kind} {name!r} needs {package}, which is not installed; install it with: {install}"
-            )
-        raise error
+        raise not_installed(kind, name, package, self._plugins)
 
     def load(self, provided: Provided[Any], path: str | None = None) -> Any:
-        """Imports the object behind a record, and checks that record and class declare the same run-file section.
+        """Imports the object behind a record, and checks that it is what a run expects of its kind.
 
         Args:
             provided: The selected provider.
             path: Another dotted path of the record, e.g. ``record.config``. Defaults to ``record.load``.
 
         Raises:
-            PluginError: If the import fails; the cause is chained, and the message has the pip command. Also if class
-                and record disagree about the section of the run file (`rllm_core.plugins.sections`).
+            PluginError: If the import fails; the cause is chained, and the message has the pip command. Also if the
+                object breaks the contract of its kind, or if class and record disagree about the section of the run
+                file (`rllm_core.plugins.sections`).
         """
         record = provided.record
-        target = path if path is not None else record.load
-        found = self._resolved(provided, target)
-        if path is None:
-            has_section = record.config is not None and isinstance(record, WITH_SECTION)
-            wrong = disagreement(record, found, self.load(provided, record.config) if has_section else None)
-        else:
+        if path is not None and path != record.load:
+            found = self._resolved(provided, path)
             wrong = wrong_model(record, found) if path == record.config else None
+        else:
+            found = self._resolved(provided, record.load)
+            contract = self._resolved(provided, record.contract) if record.contract else None
+            wrong = breach(record, found, contract)
+            if wrong is None:
+                has_section = record.config is not None and isinstance(record, WITH_SECTION)
+                wrong = disagreement(record, found, self.load(provided, record.config) if has_section else None)
         if wrong is not None:
             raise PluginError(f"{record.kind} {record.name!r} ({provided.plugin.label}): {wrong}")
         return found
@@ -346,10 +211,7 @@ class PluginManager:
         record, plugin = provided.record, provided.plugin
         described = f"{target} of plugin {plugin.name!r} ({plugin.label})"
         try:
-            with (
-                self._loaded.foreign_code(described, plugin.name, light=False),
-                ended_within(LOAD_DEADLINE_SECONDS),
-            ):
+            with self._loaded.foreign_code(described, plugin.name, light=False):
                 return resolve(target)
         except KeyboardInterrupt:
             raise
@@ -368,7 +230,7 @@ class PluginManager:
         self._load_enabled()
         if any(p.candidate.name == name and p.status in ("loaded", "conflict") for p in self._plugins):
             raise PluginError(f"a plugin named {name!r} is already registered")
-        added = _Plugin(Candidate(name, name, "", getattr(plugin, "__name__", type(plugin).__name__)))
+        added = Plugin(Candidate(name, name, "", getattr(plugin, "__name__", type(plugin).__name__)))
         self._adopt(added, lambda: plugin)
         if added.status == "broken":
             raise PluginError(f"plugin {name!r} is broken: {added.error}") from added.failure
@@ -404,14 +266,11 @@ class PluginManager:
             if self._strict_error is not None:
                 raise self._strict_error
             return
-        builtin = importlib.import_module("rllm_core.builtin")
-        core = _Plugin(_core_candidate())
-        self._adopt(core, lambda: builtin)
-        if core.failure is not None:
-            raise core.failure  # a bug in the core, not in a plugin
+        self._adopt(self._core, lambda: importlib.import_module(CORE_MODULE))
+        if self._core.failure is not None:
+            raise self._core.failure  # a bug in the core, not in a plugin
         for plugin in self._plugins:
             self._adopt_installed(plugin)
-        self._plugins.append(core)
         self._is_loaded = True
         for plugin in self._plugins:
             if plugin.status in ("broken", "conflict"):
@@ -422,13 +281,13 @@ class PluginManager:
                 show = plugin.failure if logger.isEnabledFor(logging.DEBUG) else None
                 logger.warning("%s", message, exc_info=show)
 
-    def _adopt_installed(self, plugin: _Plugin) -> None:
+    def _adopt_installed(self, plugin: Plugin) -> None:
         if plugin.status == "available":
             point = plugin.candidate.entry_point
             assert point is not None, "only installed plugins are available"
             self._adopt(plugin, point.load)
 
-    def _adopt(self, plugin: _Plugin, load: Callable[[], object]) -> None:
+    def _adopt(self, plugin: Plugin, load: Callable[[], object]) -> None:
         """Adds one plugin, or records why it is broken."""
         c = plugin.candidate
         try:
@@ -454,61 +313,17 @@ class PluginManager:
         ]
 
     def _mark_conflicts(self) -> None:
-        enabled = [p for p in self._plugins if p.status == "available"]
+        enabled = [plugin for plugin in self._plugins if plugin.status == "available"]
         for plugin in enabled:
             name = plugin.candidate.name
             twins = [p.candidate for p in enabled if p.candidate.name == name]
-            if name == CORE_PLUGIN:
-                twins.append(_core_candidate())
-            if len(twins) > 1:
+            if len(twins) > 1 and plugin is not self._core:
                 labels = " and ".join(f"{twin.label} ({twin.value})" for twin in twins)
                 plugin.status = "conflict"
                 plugin.error = (
                     f"{labels} both provide a plugin {name!r}, so neither is loaded; uninstall one, "
                     f"or: rllm-core plugins disable {plugin.candidate.qualified}"
                 )
-
-    # ----------------------------------------------------------------------------------------------------------------
-    # Explaining
-
-    def _not_found(self, kind: type[Provider], package: str, name: str) -> PluginError:
-        dist = FIRST_PARTY.get((kind, name))
-        error = self._unusable(kind, dist, package, name)
-        if error is not None:
-            return error
-        names = list(self.providers(kind))
-        wanted = f"{package}/{name}" if package else name
-        parts = [f"no {kind.kind} named {wanted!r}"]
-        if dist is not None and not package:
-            from rllm_core.plugins.requirements import pip_install
-
-            parts.append(f"install it with: {pip_install(dist)}")
-            parts.append("installed: " + (", ".join(names) or "none"))
-        else:
-            known = [*names, *(first for owner, first in FIRST_PARTY if owner is kind and first not in names)]
-            near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
-            if near:
-                parts.append(f"did you mean {near[0]!r}?")
-            parts.append("installed: " + (", ".join(names) or "none"))
-        broken = [p for p in self._plugins if p.status in ("broken", "conflict")]
-        if broken:
-            parts.append("not usable: " + "; ".join(f"{p.candidate.label}: {p.error}" for p in broken))
-        error = PluginError("; ".join(parts))
-        if len(broken) == 1:
-            error.__cause__ = broken[0].failure
-        return error
-
-    def _unusable(self, kind: type[Provider], dist: str | None, package: str, name: str) -> PluginError | None:
-        """The reason if the plugin that probably has the provider is installed, but cannot be used."""
-        for plugin in self._plugins:
-            c = plugin.candidate
-            is_meant = c.is_named(f"{package}/{c.name}") if package else c.name == name or c.package == dist
-            if is_meant and plugin.status in ("broken", "conflict", "disabled"):
-                state = "in conflict" if plugin.status == "conflict" else plugin.status
-                error = PluginError(f"{kind.kind} {name!r}: plugin {c.name!r} ({c.label}) is {state}: {plugin.error}")
-                error.__cause__ = plugin.failure
-                return error
-        return None
 
     def _how_to_mend(self, plugin: PluginInfo, error: BaseException) -> str:
         from rllm_core.plugins.requirements import remedy
@@ -518,13 +333,3 @@ class PluginManager:
                 found = remedy(known.candidate, error)
                 return f"; {found}" if found is not None else ""
         return ""
-
-
-def _core_candidate() -> Candidate:
-    from rllm_core.version import __version__
-
-    return Candidate(CORE_PLUGIN, CORE_PACKAGE, __version__, "rllm_core.builtin")
-
-
-def _as_candidate(info: PluginInfo) -> Candidate:
-    return Candidate(info.name, info.package, info.version, info.value)

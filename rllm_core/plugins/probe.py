@@ -1,4 +1,4 @@
-"""Imports a plugin in a child process with a timeout, to report problems and the capabilities of its backends.
+"""Imports a plugin in a child process with a timeout, and reports its providers and problems.
 
 An import that hangs, exits, crashes, prints or imports torch affects only the child process.
 """
@@ -13,20 +13,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from rllm_core.cli import CORE_COMMANDS
-from rllm_core.errors import ConfigError, PluginError
-from rllm_core.plugins import PluginInfo, PluginManager, Provided
 from rllm_core.plugins.blame import Place, blamed, place_in
 from rllm_core.plugins.discovery import Settings, installed_plugins
+from rllm_core.plugins.listing import PluginInfo
 from rllm_core.plugins.loading import DECLARED_API_VERSION
-from rllm_core.plugins.witness import STANDARD_ERROR
-from rllm_core.providers import KINDS, BackendProvider
+from rllm_core.plugins.manager import PluginManager
+from rllm_core.plugins.watch import STANDARD_ERROR
+from rllm_core.providers import KINDS, resolve
 from rllm_core.sandbox.worker import die_with_parent
 
 ASKED_WHERE_ANSWER = "(most recent call first):"
@@ -40,21 +39,9 @@ LATEST_ANSWER_SECONDS = 1.0
 
 # Modules that take seconds to import: a plugin may need them, but its entry module must not import them.
 HEAVY_MODULES = (
-    "datasets",
-    "jax",
-    "megatron",
-    "pandas",
-    "ray",
-    "scipy",
-    "sglang",
-    "sklearn",
-    "tensorflow",
-    "tinker",
-    "torch",
-    "transformers",
-    "verl",
-    "vllm",
-)
+    "datasets", "jax", "megatron", "pandas", "ray", "scipy", "sglang", "sklearn", "tensorflow", "tinker", "torch",
+    "transformers", "verl", "vllm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,29 +79,15 @@ class NoReport(str):
     place: Place | None = None
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Capabilities that a backend declares.
+def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float, commands: Collection[str]) -> list[Health]:
+    """Imports every ``available`` plugin in a child process, a few at a time; passes the others through.
 
-    Attributes:
-        status: ``loaded``, or ``broken`` if it could not be imported.
-        declared: Its `rllm_core.backend.Capabilities` as JSON, or None.
-        error: Reason if there are none.
+    Args:
+        plugins: Plugins to import.
+        deadline_seconds: Timeout of one import.
+        commands: Command names that plugins must not use.
     """
-
-    status: str
-    declared: dict[str, Any] | None
-    error: str | None
-
-
-def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float) -> list[Health]:
-    """Imports every ``available`` plugin in a child process, a few at a time; passes the others through."""
-    return in_children(lambda plugin, running: _probe(plugin, deadline_seconds, running), plugins)
-
-
-def ask_backends(backends: Sequence[Provided[BackendProvider]], deadline_seconds: float) -> list[Asked]:
-    """Imports every backend's class in a child process, a few at a time, for its default capabilities."""
-    return in_children(lambda provided, running: _ask(provided, deadline_seconds, running), backends)
+    return in_children(lambda plugin, running: _probe(plugin, deadline_seconds, commands, running), plugins)
 
 
 def in_children(
@@ -132,30 +105,18 @@ def in_children(
             raise
 
 
-def _probe(plugin: PluginInfo, deadline_seconds: float, running: set[subprocess.Popen[bytes]]) -> Health:
+def _probe(
+    plugin: PluginInfo, deadline_seconds: float, commands: Collection[str], running: set[subprocess.Popen[bytes]]
+) -> Health:
     if plugin.status != "available":
         return Health(plugin)
-    found = run_child([plugin.package, plugin.name, plugin.value], deadline_seconds, running)
+    arguments = [plugin.package, plugin.name, plugin.value, *commands]
+    found = run_child(arguments, deadline_seconds, running)
     if isinstance(found, str):
         place = found.place or Place("", 0, "", plugin.name, plugin.package, plugin.version)
         return Health(replace(plugin, status="broken", error=found, failure=place.to_json(str(found))))
-    return Health(
-        replace(plugin, status=found["status"], error=found["error"], failure=found["failure"]),
-        tuple(found["hooks"]),
-        tuple(found["provides"]),
-        tuple(found["warnings"]),
-        found["load_seconds"],
-        found["api_version"],
-        tuple(found["changed"]),
-        found["trace"],
-    )
-
-
-def _ask(provided: Provided[BackendProvider], deadline_seconds: float, running: set[subprocess.Popen[bytes]]) -> Asked:
-    plugin = provided.plugin
-    arguments = [plugin.package, plugin.name, plugin.value, provided.record.name]
-    found = run_child(arguments, deadline_seconds, running)
-    return Asked("broken", None, found) if isinstance(found, str) else Asked(**found)
+    lists = {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
+    return Health(**{**found, **lists, "plugin": PluginInfo(**found["plugin"])})
 
 
 def run_child(
@@ -234,17 +195,16 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _only(package: str, name: str, value: str) -> PluginManager:
-    """Returns a manager with one plugin and the core."""
+def only(package: str, name: str, value: str, commands: Collection[str]) -> PluginManager:
+    """Returns a manager with one installed plugin and the core, for a child process."""
     chosen = [c for c in installed_plugins() if (c.package, c.name, c.value) == (package, name, value)]
-    return PluginManager(chosen, Settings(), reserved_commands=CORE_COMMANDS)
+    return PluginManager(chosen, Settings(), reserved_commands=commands)
 
 
-def _examine(package: str, name: str, value: str) -> dict[str, Any]:
-    """Runs in the child process of `probe_all`: loads the plugin and describes it."""
-    before = set(sys.modules)
-    start = time.perf_counter()
-    manager = _only(package, name, value)
+def _examine(package: str, name: str, value: str, *commands: str) -> dict[str, Any]:
+    """Runs in the child process: loads the plugin and describes it as `Health` does."""
+    before, start = set(sys.modules), time.perf_counter()
+    manager = only(package, name, value, commands)
     provides = [
         {"kind": kind.kind, "name": provided.record.name, "summary": provided.record.summary}
         for kind in KINDS
@@ -253,39 +213,17 @@ def _examine(package: str, name: str, value: str) -> dict[str, Any]:
     ]
     seconds = time.perf_counter() - start
     [info] = manager.find(f"{package}/{name}")
-    warnings = [f"imports {m} when it is loaded" for m in HEAVY_MODULES if m in sys.modules and m not in before]
-    declared = None
-    if info.status == "loaded":
-        [chosen] = [c for c in installed_plugins() if (c.package, c.name, c.value) == (package, name, value)]
-        assert chosen.entry_point is not None
-        declared = getattr(chosen.entry_point.load(), DECLARED_API_VERSION, None)
+    is_loaded = info.status == "loaded"
     return {
-        "status": info.status,
-        "error": info.error,
-        "hooks": manager.hooks(name) if info.status == "loaded" else [],
+        "plugin": info.to_json(),
+        "hooks": manager.hooks(name) if is_loaded else [],
         "provides": provides,
-        "warnings": warnings,
+        "warnings": [f"imports {m} when it is loaded" for m in HEAVY_MODULES if m in sys.modules and m not in before],
         "load_seconds": round(seconds, 4),
-        "api_version": declared,
-        "failure": info.failure,
+        "api_version": getattr(resolve(value), DECLARED_API_VERSION, None) if is_loaded else None,
         "changed": manager.changed(name),
         "trace": manager.trace(name),
     }
-
-
-def _declared(package: str, name: str, value: str, backend: str) -> dict[str, Any]:
-    """Runs in the child process of `ask_backends`: loads the backend's class and reads its capabilities."""
-    from rllm_core.assembly.support import default_capabilities
-
-    manager = _only(package, name, value)
-    try:
-        capabilities = default_capabilities(manager.select(BackendProvider, backend), manager)
-    except ConfigError as error:  # not broken: its capabilities depend on required settings
-        return asdict(Asked("loaded", None, str(error)))
-    except PluginError as error:
-        return asdict(Asked("broken", None, str(error)))
-    declared = {key: sorted(v) if isinstance(v, frozenset) else v for key, v in asdict(capabilities).items()}
-    return asdict(Asked("loaded", declared, None))
 
 
 def report(target: str, find: Callable[[], dict[str, Any]]) -> NoReturn:
@@ -311,4 +249,4 @@ def report(target: str, find: Callable[[], dict[str, Any]]) -> NoReturn:
 
 if __name__ == "__main__":
     path, *asked = sys.argv[1:]
-    report(path, lambda: _declared(*asked) if len(asked) > 3 else _examine(*asked))
+    report(path, lambda: _examine(*asked))

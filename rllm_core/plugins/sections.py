@@ -1,4 +1,4 @@
-"""Provider sections: checks that a provider's record and its class agree on the model of its settings."""
+"""Checks what a record names: its class against the contract of its kind, and both against its run-file section."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from rllm_core.providers import (
     AdvantageEstimatorProvider,
     BackendProvider,
+    CommandProvider,
     CorrectionProvider,
     EngineProvider,
     ParserProvider,
@@ -24,6 +25,24 @@ WITH_SECTION: tuple[type[Provider], ...] = (
     TrackerProvider,
 )
 WITH_OPTIONS: tuple[type[Provider], ...] = (AdvantageEstimatorProvider, PolicyLossProvider, CorrectionProvider)
+
+
+def breach(record: Provider, found: object, contract: Any) -> str | None:
+    """Describes why an object cannot be used as a provider of its kind; None if it can.
+
+    Args:
+        record: Provider record.
+        found: Object that ``record.load`` points at.
+        contract: Object that ``record.contract`` points at; None if any function will do.
+    """
+    name = record.contract.replace(":", ".")
+    if contract is None:
+        fits, wanted = callable(found), "a function"
+    elif isinstance(record, CommandProvider):
+        fits, wanted = isinstance(found, contract), f"a {name}"
+    else:
+        fits, wanted = isinstance(found, type) and issubclass(found, contract), f"a subclass of {name}"
+    return None if fits else f"{record.load} must be {wanted}"
 
 
 def wrong_model(record: Provider, model: object) -> str | None:

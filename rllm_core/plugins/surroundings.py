@@ -5,7 +5,6 @@ Otherwise, a plugin that clears ``os.environ`` breaks the next one imported, whi
 
 from __future__ import annotations
 
-import atexit
 import locale
 import os
 import signal
@@ -35,7 +34,6 @@ class Surroundings:
     locale: str
     filters: tuple[Any, ...]
     threads: frozenset[threading.Thread]
-    exit_handlers: int
 
     @classmethod
     def now(cls) -> Surroundings:
@@ -50,7 +48,6 @@ class Surroundings:
             locale=locale.setlocale(locale.LC_ALL),
             filters=tuple(warnings.filters),
             threads=frozenset(threading.enumerate()),
-            exit_handlers=_exit_handlers(),
         )
 
     def put_back(self, *, strict: bool) -> list[str]:
@@ -85,10 +82,6 @@ class Surroundings:
     def left_threads(self) -> list[threading.Thread]:
         """Threads started since the snapshot that keep the process from ending."""
         return [thread for thread in threading.enumerate() if not thread.daemon and thread not in self.threads]
-
-    def has_new_exit_handlers(self) -> bool:
-        """Whether exit handlers were registered since the snapshot; they may keep the process from ending."""
-        return _exit_handlers() > self.exit_handlers
 
     def _put_back_environ(self, changed: list[str], strict: bool) -> None:
         lost = [name for name in self.environ if name not in os.environ]
@@ -132,10 +125,6 @@ def _directory() -> str | None:
         return os.getcwd()  # noqa: PTH109 - compared as text
     except FileNotFoundError:
         return None
-
-
-def _exit_handlers() -> int:
-    return atexit._ncallbacks()
 
 
 def _some(names: Iterable[str]) -> str:

@@ -15,9 +15,7 @@ from architecture import PICTURE, ROOMS, Import, drawing, imports, modules, room
 
 # Imports of a later room. At most two of them may stay.
 BACK_UP: Mapping[str, str] = {
-    "plugins.probe -> assembly.support": "until the probe gets what it asks from its callers",
-    "plugins.probe -> cli": "until the probe gets the core's commands from its callers",
-    "plugins.probe -> sandbox.worker": "",
+    "plugins.probe -> sandbox.worker": "to end a child process with its parent, on both sides of the contracts",
 }
 
 

@@ -11,8 +11,9 @@ from click.testing import CliRunner, Result
 from rllm_core import cli, hookimpl
 from rllm_core.cli import CORE_COMMANDS, Session
 from rllm_core.errors import PluginError
-from rllm_core.plugins import FIRST_PARTY, PluginManager
+from rllm_core.plugins import PluginManager
 from rllm_core.plugins.discovery import Candidate, Settings, installed_plugins
+from rllm_core.plugins.missing import first_party
 from rllm_core.providers import COMMAND_GROUPS, CommandProvider
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -137,4 +138,4 @@ def test_first_party_commands_are_those_of_the_packages() -> None:
     plugins = PluginManager.from_environment()
     provided = {name: found.plugin.package for name, found in plugins.providers(CommandProvider).items()}
     ours = {name: package for name, package in provided.items() if package in ("rllm-devkit", "rllm-viewer")}
-    assert ours == {name: package for (kind, name), package in FIRST_PARTY.items() if kind is CommandProvider}
+    assert ours == {name: package for (kind, name), package in first_party().items() if kind is CommandProvider}

@@ -204,7 +204,7 @@ def test_a_command_that_cannot_be_loaded_explains_itself(rllm_core: Run) -> None
     assert "Cannot be loaded: command 'unloadable'" in " ".join(shown.stdout.split())
     wrong = rllm_core("no-command", packages=packages, RLLM_PLUGINS="good")
     assert wrong.returncode == 2
-    assert "is a type, not a click.Command" in wrong.stderr
+    assert "must be a click.Command" in wrong.stderr
 
 
 def test_core_commands_work_beside_plugins_that_hang(rllm_core: Run) -> None:

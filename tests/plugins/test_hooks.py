@@ -57,13 +57,14 @@ def plugin(name: str, function: Callable[..., object]) -> object:
 
 def provides(kind: type[providers.Provider]) -> None:
     """Checks that a record returned by the hook can be selected by name, and that its target loads."""
-    record = kind(name="made-up", load="rllm_core.errors:PluginError", summary="Made up.")
+    path = {"": "json:dumps", "click:Command": "rllm_core.cli.doctor:doctor"}.get(kind.contract, kind.contract)
+    record = kind(name="made-up", load=path, summary="Made up.")
     manager = PluginManager()
     manager.register(plugin(kind.hook, lambda: [record]), "mine")
     chosen = manager.select(kind, "made-up")
     assert chosen.record is record
     assert chosen.plugin.name == "mine"
-    assert manager.load(chosen).__name__ == "PluginError"
+    assert manager.load(chosen) is providers.resolve(path)
     for other in providers.KINDS:
         assert other is kind or "made-up" not in manager.providers(other)
 

@@ -15,8 +15,9 @@ from importlib_metadata import EntryPoint
 
 from rllm_core import hookimpl
 from rllm_core.errors import PluginError
-from rllm_core.plugins import FIRST_PARTY, PluginInfo, PluginManager, discovery, loading
+from rllm_core.plugins import PluginInfo, PluginManager, discovery, watch
 from rllm_core.plugins.discovery import Settings, find_plugins
+from rllm_core.plugins.missing import first_party
 from rllm_core.providers import (
     AdvantageEstimatorProvider,
     BackendProvider,
@@ -177,7 +178,7 @@ def test_one_provider_name_from_two_plugins_names_both_and_has_qualified_forms(m
     assert list(plugins.providers(BackendProvider)) == ["rllm-good/good", "rllm-rival/good"]
     with pytest.raises(PluginError, match=r"rllm-good 1\.2 \(plugin 'good'\) and rllm-rival 4\.0 \(plugin 'rival'\)"):
         plugins.select(BackendProvider, "good")
-    assert plugins.load(plugins.select(BackendProvider, "rllm-rival/good")).__module__ == "rllm_rival"
+    assert plugins.load(plugins.select(BackendProvider, "rllm-rival/good")).__module__ == "rllm_rival.stack"
     assert plugins.select(BackendProvider, "rllm-good/good").plugin.name == "good"
     with pytest.raises(PluginError, match="no backend named 'rllm-nobody/good'"):
         plugins.select(BackendProvider, "rllm-nobody/good")
@@ -224,7 +225,7 @@ def test_unknown_names_list_what_exists_and_suggest(manager: Build) -> None:
         plugins.select(BackendProvider, "vrel")
 
 
-@pytest.mark.parametrize(("kind", "name", "package"), [(*key, package) for key, package in FIRST_PARTY.items()])
+@pytest.mark.parametrize(("kind", "name", "package"), [(*key, package) for key, package in first_party().items()])
 def test_a_known_plugin_that_is_missing_comes_with_its_pip_command(kind: type, name: str, package: str) -> None:
     with pytest.raises(PluginError, match=f"no {kind.kind} named '{name}'; install it with: pip install {package}"):  # type: ignore[attr-defined]
         PluginManager().select(kind, name)
@@ -449,7 +450,7 @@ def test_a_scratch_environment_installed_with_pip_is_discovered(
 def test_a_slow_import_is_announced_while_it_lasts(
     manager: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loading, "SLOW_IMPORT_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "SLOW_IMPORT_SECONDS", 0.05)
 
     def wait_for_a_warning() -> object:
         deadline = time.monotonic() + 60

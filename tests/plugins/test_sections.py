@@ -6,8 +6,10 @@ import importlib
 import json
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import click
 import pytest
 from pydantic import BaseModel, Field
 
@@ -39,20 +41,31 @@ class MoreConfig(OneConfig):
     more: int = Field(default=1, description="A number.")
 
 
-class WithOne:
-    config_model = OneConfig
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "WithOne": {"config_model": OneConfig},
+    "WithEmpty": {"config_model": OtherConfig},
+    "WithNone": {},
+}
 
 
-class WithEmpty:
-    config_model = OtherConfig
-
-
-class WithNone:
-    pass
+@cache
+def made(kind: type[providers.Provider], name: str) -> Any:
+    """Makes a class, command or function that keeps the contract of a kind, and declares what its name says."""
+    attributes = ATTRIBUTES[name]
+    if kind is providers.CommandProvider:
+        found: Any = click.Command(name)
+    elif not kind.contract:
+        found = type(name, (), {"__call__": lambda self: 0.0})()
+    else:
+        return type(name, (providers.resolve(kind.contract),), {"__module__": __name__, **attributes})
+    vars(found).update(attributes)
+    return found
 
 
 def loaded(kind: type[providers.Provider], load: str, config: str | None) -> Any:
     """Selects and loads a record with these paths."""
+    if load in ATTRIBUTES:
+        globals()[load] = made(kind, load)
 
     def record() -> list[providers.Provider]:
         paths = {"load": f"{__name__}:{load}", "config": None if config is None else f"{__name__}:{config}"}
@@ -66,12 +79,23 @@ def loaded(kind: type[providers.Provider], load: str, config: str | None) -> Any
 
 @pytest.mark.parametrize("kind", providers.KINDS)
 def test_what_agrees_is_loaded(kind: type[providers.Provider]) -> None:
-    assert loaded(kind, "WithNone", None) is WithNone
-    assert loaded(kind, "WithEmpty", None) is WithEmpty
+    one, empty, none = (made(kind, name) for name in ATTRIBUTES)
+    assert loaded(kind, "WithNone", None) is none
+    assert loaded(kind, "WithEmpty", None) is empty
     if kind in WITH_SECTION:
-        assert loaded(kind, "WithOne", "OneConfig") is WithOne
-        assert loaded(kind, "WithNone", "OneConfig") is WithNone, "it need not declare it"
-        assert loaded(kind, "WithOne", "MoreConfig") is WithOne, "every key that it reads is there"
+        assert loaded(kind, "WithOne", "OneConfig") is one
+        assert loaded(kind, "WithOne", "MoreConfig") is one, "every key that it reads is there"
+    if kind in WITH_SECTION and kind is not providers.WorkflowProvider:
+        assert loaded(kind, "WithNone", "OneConfig") is none, "it need not declare it"
+
+
+@pytest.mark.parametrize("kind", providers.KINDS)
+def test_what_breaks_the_contract_of_its_kind_is_refused_in_one_line(kind: type[providers.Provider]) -> None:
+    wanted = {"": "a function", "click:Command": "a click.Command"}
+    contract = wanted.get(kind.contract, f"a subclass of {kind.contract.replace(':', '.')}")
+    with pytest.raises(PluginError) as raised:
+        loaded(kind, "ATTRIBUTES", None)
+    assert str(raised.value) == f"{kind.kind} 'made-up' (made): {__name__}:ATTRIBUTES must be {contract}"
 
 
 @pytest.mark.parametrize("kind", providers.KINDS)

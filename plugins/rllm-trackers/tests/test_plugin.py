@@ -18,7 +18,8 @@ import rllm_devkit.scripted_plugin
 from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.errors import ConfigError, PluginError
-from rllm_core.plugins import FIRST_PARTY, PluginManager
+from rllm_core.plugins import PluginManager
+from rllm_core.plugins.missing import first_party
 from rllm_core.providers import TrackerProvider
 
 LIBRARIES = {
@@ -54,7 +55,7 @@ def without(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_records(plugins: PluginManager) -> None:
     assert set(plugins.providers(TrackerProvider)) == set(LIBRARIES)
-    assert {name for kind, name in FIRST_PARTY if kind is TrackerProvider} == set(LIBRARIES)
+    assert {name for kind, name in first_party() if kind is TrackerProvider} == set(LIBRARIES)
 
 
 @every_tracker

@@ -102,6 +102,11 @@ MISFITS = {
         r"its import ended the process \(signal SIGSEGV\); it was in <module> \(misfits/crashes\.py:4\)$",
         dies=True,
     ),
+    "crashes-deeply": Misfit(
+        "import ctypes\n\ndef deep(left):\n    deep(left - 1) if left else ctypes.string_at(0)\n\ndeep(200)",
+        r"its import ended the process \(signal SIGSEGV\); it was in deep \(misfits/crashes_deeply\.py:6\)$",
+        dies=True,
+    ),
     "aborts": Misfit(
         "import os\n\ndef deep():\n    os.abort()\n\ndeep()",
         r"its import ended the process \(signal SIGABRT\); it was in deep \(misfits/aborts\.py:6\)$",

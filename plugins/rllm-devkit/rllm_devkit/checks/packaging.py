@@ -148,7 +148,7 @@ def _requirements(distribution: Distribution) -> CheckResult:
 
 def _typed(plugin: PluginInfo) -> CheckResult:
     top = plugin.value.partition(":")[0].partition(".")[0]
-    found = importlib.util.find_spec(top)
+    found = importlib.util.find_spec(top) if top else None  # none: its metadata cannot be read
     if found is None or found.origin is None:
         return CheckResult("types", WARNING, f"there is no module {top!r}")
     if not Path(found.origin).with_name("py.typed").is_file():

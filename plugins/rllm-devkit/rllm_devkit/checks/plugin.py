@@ -18,10 +18,11 @@ from typing import Any
 
 from rllm_core.cli import CORE_COMMANDS
 from rllm_core.errors import ConfigError, PluginError
-from rllm_core.plugins import CORE_PACKAGE, FIRST_PARTY, PluginInfo, PluginManager
+from rllm_core.plugins import CORE_PACKAGE, PluginInfo, PluginManager
 from rllm_core.plugins.blame import Place
 from rllm_core.plugins.discovery import Settings, installed_plugins
 from rllm_core.plugins.loading import suggest
+from rllm_core.plugins.missing import first_party
 from rllm_core.plugins.probe import Health, in_children, probe_all, report, run_child
 from rllm_core.providers import KINDS, BackendProvider, EngineProvider, WorkflowProvider
 from rllm_core.types import well_formed
@@ -98,7 +99,7 @@ def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishe
     if plugin.package == CORE_PACKAGE:
         raise PluginError("the core's own providers are not a plugin; choose one from rllm-core plugins")
     limit = min(IMPORT_DEADLINE_SECONDS, wishes.deadline_seconds)
-    [health] = probe_all([plugin], limit)
+    [health] = probe_all([plugin], limit, CORE_COMMANDS)
     about = _imported(health)
     if health.plugin.status == "loaded":
         _check_sections(health, wishes.overrides)
@@ -109,7 +110,7 @@ def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishe
     ]
     beside: list[PluginInfo] = []
     if any(provided["kind"] in NEED_OTHERS for provided in health.provides):
-        beside = [found.plugin for found in probe_all(others, limit) if found.plugin.status == "loaded"]
+        beside = [found.plugin for found in probe_all(others, limit, CORE_COMMANDS) if found.plugin.status == "loaded"]
     checked = in_children(
         lambda provided, running: _checked(plugin, beside, provided, wishes, running), health.provides
     )
@@ -137,12 +138,12 @@ def _imported(health: Health) -> list[CheckResult]:
     if plugin.status != "loaded":
         return [CheckResult("import", "failed", plugin.error or plugin.status)]
     core = PluginManager()
-    first_party = {(kind.kind, name): CORE_PACKAGE for kind in KINDS for name in core.providers(kind)}
-    first_party |= {(kind.kind, name): package for (kind, name), package in FIRST_PARTY.items()}
+    owners = {(kind.kind, name): CORE_PACKAGE for kind in KINDS for name in core.providers(kind)}
+    owners |= {(kind.kind, name): package for (kind, name), package in first_party().items()}
     taken = [
         f"{kind} {name!r} is provided by {package}"
         for provided in health.provides
-        if (package := first_party.get((kind := provided["kind"], name := provided["name"]), plugin.package))
+        if (package := owners.get((kind := provided["kind"], name := provided["name"]), plugin.package))
         != plugin.package
     ]
     provides = ", ".join(f"{provided['kind']} {provided['name']!r}" for provided in health.provides)

@@ -117,17 +117,15 @@ class _Subject:
             raise NeedsSettings(f"it has settings without a default; pass {' '.join(missing)}")
         return validated(model, table, toml_key(record.name), ())
 
-    def loaded(self, base: type[Any]) -> type[Any]:
+    def loaded(self) -> type[Any]:
         """Returns the provider's class.
 
         Raises:
-            PluginError: If it cannot be imported.
+            PluginError: If it cannot be imported, or breaks the contract of its kind.
             Broken: If it does not match the provider record.
         """
-        found: Any = self.plugins.load(self.provided)
+        found: type[Any] = self.plugins.load(self.provided)
         record = self.provided.record
-        if not isinstance(found, type) or not issubclass(found, base):
-            raise Broken(f"{record.load} must be a subclass of {base.__module__}.{base.__name__}")
         name = getattr(found, "name", None)
         if name != record.name:
             raise Broken(f"the class has the name {name!r}, but its record has {record.name!r}; make them equal")
@@ -183,10 +181,9 @@ _Checks = Callable[[], list[CheckResult]]
 
 def _workflow(subject: _Subject) -> _Checks:
     from rllm_core.assembly.parts import workflow_of
-    from rllm_core.workflow import Workflow
     from rllm_devkit.checks.workflows import check_workflow
 
-    subject.loaded(Workflow)
+    subject.loaded()
     record = subject.provided.record
     preset = subject.plugins.load(subject.provided, record.run_file)() if record.run_file else {}
     try:
@@ -224,10 +221,9 @@ def _run_file(subject: _Subject) -> tuple[Resolved, CheckResult]:
 
 
 def _tracker(subject: _Subject) -> _Checks:
-    from rllm_core.tracker import Tracker
     from rllm_devkit.checks.trackers import check_tracker
 
-    tracker_class, section, request = subject.loaded(Tracker), subject.section(), subject.request
+    tracker_class, section, request = subject.loaded(), subject.section(), subject.request
     _or_needs(lambda: tracker_class(section))
     return lambda: check_tracker(
         lambda: tracker_class(section), subject.folder / "runs", read=request.read, local=request.local
@@ -235,9 +231,8 @@ def _tracker(subject: _Subject) -> _Checks:
 
 
 def _parser(subject: _Subject) -> _Checks:
-    from rllm_core.parser import BaseParser
 
-    parser_class, section, model = subject.loaded(BaseParser), subject.section(), subject.request.model
+    parser_class, section, model = subject.loaded(), subject.section(), subject.request.model
     if not model:
         try:
             parser = parser_class.from_model(model, section)
@@ -253,7 +248,7 @@ def _engine(subject: _Subject) -> _Checks:
     from rllm_core.engine import RolloutEngine
     from rllm_devkit.checks.engines import check_engine
 
-    subject.loaded(RolloutEngine)
+    subject.loaded()
     subject.section()
     backend = subject.plugins.providers(providers.BackendProvider).get(subject.name)
     parser_name = (backend.record.default_parser if backend is not None else None) or "bytes"
@@ -284,10 +279,9 @@ def _engine(subject: _Subject) -> _Checks:
 
 def _backend(subject: _Subject) -> _Checks:
     from rllm_core.assembly.parts import parts_of
-    from rllm_core.backend import BackendProtocol
     from rllm_devkit.checks.backends import check_backend
 
-    backend_class = subject.loaded(BackendProtocol)
+    backend_class = subject.loaded()
     subject.section()
     given = [*BACKEND_SETTINGS, *subject.overrides()]
     plugins = subject.plugins
@@ -338,8 +332,6 @@ def _piece(key: str, options: Callable[[dict[str, Any], str], Any], check: str) 
 
 def _reward_function(subject: _Subject) -> _Checks:
     found: Any = subject.plugins.load(subject.provided)
-    if not callable(found):
-        raise Broken(f"{subject.provided.record.load} must be a function, got a {type(found).__name__}")
     try:
         inspect.signature(found).bind("task", "text")
     except TypeError as error:
@@ -350,20 +342,15 @@ def _reward_function(subject: _Subject) -> _Checks:
 
 
 def _sandbox(subject: _Subject) -> _Checks:
-    from rllm_core.sandbox import Sandbox
     from rllm_devkit.checks.sandboxes import check_sandbox
 
-    sandbox_class = subject.loaded(Sandbox)
+    sandbox_class = subject.loaded()
     sandbox_class()
     return lambda: run(check_sandbox(sandbox_class))
 
 
 def _command(subject: _Subject) -> _Checks:
-    import click
-
     found: Any = subject.plugins.load(subject.provided)
-    if not isinstance(found, click.Command):
-        raise Broken(f"{subject.provided.record.load} must be a click.Command, got a {type(found).__name__}")
     if not found.get_short_help_str():
         raise Broken("it has no help; add a docstring")
     return list

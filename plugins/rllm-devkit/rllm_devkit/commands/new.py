@@ -73,8 +73,9 @@ def _checked(name: str) -> PackageNames:
 def _check_free(context: click.Context, names: PackageNames, template: Mapping[str, str]) -> None:
     """Rejects a name that is taken, or that would be ambiguous in a run file or in the new modules."""
     from rllm_core.config import RunConfig
-    from rllm_core.plugins import CORE_PLUGIN, FIRST_PARTY
+    from rllm_core.plugins import CORE_PLUGIN
     from rllm_core.plugins.discovery import installed_plugins, installed_versions, normalized
+    from rllm_core.plugins.missing import first_party
     from rllm_core.providers import KINDS as PROVIDERS
 
     taken = dict.fromkeys(RunConfig.model_fields, "a key of the run file")
@@ -83,8 +84,8 @@ def _check_free(context: click.Context, names: PackageNames, template: Mapping[s
             taken[provided.record.name] = f"the {provider.kind} of {provided.plugin.label}"
     for plugin in installed_plugins():
         taken[plugin.name] = f"the plugin of {plugin.label}"
-    for (provider, first_party), package in FIRST_PARTY.items():
-        taken[first_party] = f"the {provider.kind} of {package}"
+    for (provider, name), package in first_party().items():
+        taken[name] = f"the {provider.kind} of {package}"
         taken[package.removeprefix("rllm-")] = f"the plugin of {package}"
     taken[CORE_PLUGIN] = "the plugin of rllm-core itself"
     for other, what in taken.items():

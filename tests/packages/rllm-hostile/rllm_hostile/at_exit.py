@@ -6,7 +6,10 @@ import threading
 from rllm_core import hookimpl
 from rllm_hostile.records import workflow
 
-atexit.register(threading.Event().wait)
+
+@atexit.register
+def forever():
+    threading.Event().wait()
 
 
 @hookimpl

@@ -1,15 +1,12 @@
-"""Writes to standard output bypassing ``sys.stdout``, directly and from a child process."""
-
-import os
-import subprocess
+"""Prints to standard output while it is loaded."""
 
 from rllm_core import hookimpl
 from rllm_hostile.records import workflow
 
-os.write(1, b"] straight to the descriptor\n")
+print("] printed by the module", flush=True)
 
 
 @hookimpl
 def workflows():
-    subprocess.run(["echo", "] from a child"], check=True)
+    print("] printed by a hook", flush=True)
     return workflow("writes")

@@ -6,8 +6,4 @@ from rllm_core.providers import BackendProvider
 
 @hookimpl
 def backends():
-    return [BackendProvider(name="good", load="rllm_rival:Stack", summary="A rival backend.")]
-
-
-class Stack:
-    pass
+    return [BackendProvider(name="good", load="rllm_rival.stack:Stack", summary="A rival backend.")]

@@ -1,0 +1,88 @@
+"""Explains why a provider cannot be selected: it is not installed, its name is wrong, or its plugin cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Collection, Sequence
+from functools import cache
+from pathlib import Path
+
+from rllm_core.errors import PluginError
+from rllm_core.plugins.listing import Plugin
+from rllm_core.providers import KINDS, Provider
+
+FIRST_PARTY_FILE = Path(__file__).with_name("first_party.toml")
+
+
+@cache
+def first_party() -> dict[tuple[type[Provider], str], str]:
+    """Distributions of our own plugins' providers, by kind and name."""
+    kinds = {kind.hook: kind for kind in KINDS}
+    written = tomllib.loads(FIRST_PARTY_FILE.read_text(encoding="utf-8"))
+    return {
+        (kinds[hook], name): distribution
+        for distribution, hooks in written.items()
+        for hook, names in hooks.items()
+        for name in names
+    }
+
+
+def not_found(
+    kind: type[Provider], name: str, package: str, plugins: Sequence[Plugin], names: Collection[str]
+) -> PluginError:
+    """Returns the error of a provider that is in no usable plugin.
+
+    Args:
+        kind: Kind of provider.
+        name: Its name.
+        package: Distribution that it was asked from, or "".
+        plugins: All plugins.
+        names: Providers of this kind that can be selected.
+    """
+    from rllm_core.plugins.requirements import pip_install
+
+    distribution = first_party().get((kind, name))
+    unusable = unusable_plugin(kind, name, package, distribution, plugins)
+    if unusable is not None:
+        return unusable
+    wanted = f"{package}/{name}" if package else name
+    parts = [f"no {kind.kind} named {wanted!r}"]
+    if distribution is not None and not package:
+        parts.append(f"install it with: {pip_install(distribution)}")
+    else:
+        known = [*names, *(first for owner, first in first_party() if owner is kind and first not in names)]
+        near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+        parts += [f"did you mean {near[0]!r}?"] if near else []
+    parts.append("installed: " + (", ".join(names) or "none"))
+    broken = [plugin for plugin in plugins if plugin.status in ("broken", "conflict")]
+    if broken:
+        parts.append("not usable: " + "; ".join(f"{one.candidate.label}: {one.error}" for one in broken))
+    error = PluginError("; ".join(parts))
+    if len(broken) == 1:
+        error.__cause__ = broken[0].failure
+    return error
+
+
+def not_installed(kind: type[Provider], name: str, distribution: str, plugins: Sequence[Plugin]) -> PluginError:
+    """Returns the error of one of our own providers that is not installed, or whose plugin cannot be used."""
+    from rllm_core.plugins.requirements import pip_install  # not to list plugins: it is slow to import
+
+    install = pip_install(distribution)
+    needs = f"{kind.kind} {name!r} needs {distribution}, which is not installed; install it with: {install}"
+    return unusable_plugin(kind, name, "", distribution, plugins) or PluginError(needs)
+
+
+def unusable_plugin(
+    kind: type[Provider], name: str, package: str, distribution: str | None, plugins: Sequence[Plugin]
+) -> PluginError | None:
+    """The reason if the plugin that probably has the provider is installed, but cannot be used."""
+    for plugin in plugins:
+        c = plugin.candidate
+        is_meant = c.is_from(package) if package else c.name == name or c.package == distribution
+        if is_meant and plugin.status in ("broken", "conflict", "disabled"):
+            state = "in conflict" if plugin.status == "conflict" else plugin.status
+            error = PluginError(f"{kind.kind} {name!r}: plugin {c.name!r} ({c.label}) is {state}: {plugin.error}")
+            error.__cause__ = plugin.failure
+            return error
+    return None
