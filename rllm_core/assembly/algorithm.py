@@ -9,6 +9,7 @@ from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator, RoleEstimators
 from rllm_core.algorithms.corrections import Correction, Corrections
 from rllm_core.assembly.components import configured, overlong_penalty
+from rllm_core.backend import Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
@@ -100,3 +101,15 @@ def policy_loss(config: RunConfig, plugins: PluginManager) -> PolicyLoss:
         plugins, providers.PolicyLossProvider, "algorithm.loss", name, options, "algorithm.loss_options"
     )
     return loss
+
+
+def passes(config: RunConfig, capabilities: Capabilities, algorithm: Algorithm) -> tuple[int, int]:
+    """Returns groups per forward-backward pass, and groups to wait for before the first pass of a step.
+
+    A backend that cannot normalize the loss after the passes gets a step in one pass. An estimator that needs the whole
+    batch, or a backend that shares its devices with the engine, waits for all groups of a step.
+    """
+    whole = config.training.groups_per_step
+    per_pass = config.groups_per_pass if capabilities.deferred_normalisation else whole
+    per_take = whole if capabilities.colocated or algorithm.estimators.scope == "batch" else per_pass
+    return per_pass, per_take

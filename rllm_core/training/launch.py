@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core import providers
-from rllm_core.assembly.algorithm import Algorithm
+from rllm_core.assembly.algorithm import Algorithm, passes
 from rllm_core.assembly.components import kl_notes
 from rllm_core.assembly.imitation import check_imitation
 from rllm_core.assembly.support import backend_class, check_support
@@ -25,6 +25,7 @@ from rllm_core.backend import BackendProtocol
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, PluginError, RunError, StallError, UserError
+from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.guard import Guard, leave, patience
 from rllm_core.limits.timeouts import within
 from rllm_core.observers import Observers
@@ -39,8 +40,9 @@ from rllm_core.run_folder.folder import RunDir
 from rllm_core.services import Services
 from rllm_core.training.books import Books
 from rllm_core.training.progress import Harmless, Progress
+from rllm_core.training.run_parts import RunParts
 from rllm_core.training.trackers import Tracker, Trackers, construct
-from rllm_core.training.trainer import Interrupted, Trainer, passes
+from rllm_core.training.trainer import Interrupted, Trainer
 from rllm_core.workflow import Workflow
 
 SHUTDOWN_TIMEOUT_SECONDS = 60.0  # for the backend
@@ -245,11 +247,11 @@ async def _train(
             open_teacher(config, assembly.plugins, engine.parser) as teacher,
             opened(assembly.workflow, config, progress.note),
         ):
-            trainer = signals.trainer = Trainer(
+            parts = RunParts(
                 config=config,
                 workflow=assembly.workflow,
                 tasks=assembly.tasks,
-                backend=assembly.backend,
+                backend=with_timeouts(assembly.backend, config),
                 engine=engine,
                 algorithm=assembly.algorithm,
                 observers=observers,
@@ -258,6 +260,7 @@ async def _train(
                 trackers=trackers,
                 teacher=teacher,
             )
+            trainer = signals.trainer = Trainer(parts)
             await trainer.run()
         summary["status"] = "completed"
     except Interrupted as error:
@@ -288,10 +291,10 @@ async def _train(
             if trainer is not None:
                 summary |= {
                     "optimizer_steps": trainer.step,
-                    "validation": [validation.to_dict() for validation in trainer.validations],
-                    "books": trainer.books.totals(),
-                    "books_by_reason": trainer.books.by_reason(),
-                    "retries": trainer.books.retries,
+                    "validation": [validation.to_dict() for validation in trainer.parts.position.validations],
+                    "books": trainer.ledger.books.totals(),
+                    "books_by_reason": trainer.ledger.books.by_reason(),
+                    "retries": trainer.ledger.books.retries,
                     "quarantined": dict(trainer.generation.quarantine.tasks),
                     "weight_version": trainer.coordinator.weight_version,
                 }

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rllm_core.config import RunConfig
-from rllm_core.training.buffer import TrajectoryGroupBuffer
+from rllm_core.training.buffer import GroupBuffer
 from rllm_core.training.coordinator import Hold, SyncCoordinator
 from rllm_core.training.slots import Slots
 
@@ -74,7 +74,7 @@ class Pace:
         colocated: bool,
         slots: Slots,
         coordinator: SyncCoordinator,
-        buffer: TrajectoryGroupBuffer,
+        buffer: GroupBuffer,
     ) -> None:
         derived, training = config.derived(), config.training
         self.slots = slots

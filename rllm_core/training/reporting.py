@@ -16,7 +16,7 @@ from rllm_core.distillation.teacher import UNSCORED_TOKENS
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.metrics import CORE_METRICS, TEACHER_METRICS, MetricsAggregator
-from rllm_core.training.buffer import CompleteGroup
+from rllm_core.training.group import Group
 from rllm_core.training.progress import Progress
 from rllm_core.training.rollouts import RolloutKey
 from rllm_core.training.trackers import Trackers
@@ -66,7 +66,7 @@ class Reporter:
 
     def trained(
         self,
-        consumed: Sequence[CompleteGroup],
+        consumed: Sequence[Group],
         samples: Sequence[TrainingSample],
         backend_metrics: Mapping[str, float],
         weight_version: int,
@@ -147,7 +147,7 @@ class Reporter:
         self._named_roles = set()
 
     def step(
-        self, step: int, weight_version: int, consumed: Sequence[CompleteGroup], pace: Mapping[str, float | None]
+        self, step: int, weight_version: int, consumed: Sequence[Group], pace: Mapping[str, float | None]
     ) -> dict[str, float]:
         """Writes the lines of an optimizer step; ``pace`` comes from `Pace.end_step`.
 

@@ -17,7 +17,6 @@ from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, 
 from rllm_core.errors import RefusedConversation, UserError
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.timeouts import Escaped, contained, stop, waiting_at, whereabouts
-from rllm_core.observers import Observers
 from rllm_core.plugins.blame import blamed
 from rllm_core.scope import RolloutScope
 from rllm_core.training.acceptance import Refused, accept
@@ -95,7 +94,6 @@ class RolloutRunner:
         workflow: Workflow to run.
         engine: Engine to sample from.
         config: Run file.
-        observers: Plugins' event hooks.
         lockstep: See `RequestMerger`.
         needs_reward: Whether the trajectories of a group (`Workflow.group_of`) must have a reward.
         teacher: Teacher that scores successful training rollouts, or None.
@@ -107,7 +105,6 @@ class RolloutRunner:
         workflow: Workflow,
         engine: RolloutEngine,
         config: RunConfig,
-        observers: Observers,
         *,
         lockstep: bool,
         needs_reward: Callable[[str], bool] = lambda group: True,
@@ -117,7 +114,6 @@ class RolloutRunner:
         self.workflow = workflow
         self.engine = engine
         self.config = config
-        self.observers = observers
         self._needs_reward = needs_reward
         self._teacher = teacher
         self._needs_teacher = needs_teacher
