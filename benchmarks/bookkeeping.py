@@ -238,7 +238,7 @@ class Groups:
         async def side() -> None:
             generating = asyncio.create_task(generation.run())
             for step in range(1, GROUPS // GROUPS_PER_STEP + 1):
-                await parts.ledger.take(GROUPS_PER_STEP)
+                await parts.ledger.take()
                 parts.coordinator.on_synced(step)
             await generating
 

@@ -33,7 +33,7 @@ class GroupBuffer:
         self._spill = spill
         self._running: set[int] = set()
         self._complete: list[tuple[int, Group | Path]] = []  # sorted by ordinal; groups on disk are paths
-        self._waiting: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
         self._failure: BaseException | None = None
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class GroupBuffer:
     def drop(self, ordinal: int) -> None:
         """Unregisters a group that will not complete."""
         self._running.discard(ordinal)
-        self._wake()
+        self._changed.set()
 
     def put(self, group: Group) -> None:
         """Adds a complete group, in any order."""
@@ -64,7 +64,7 @@ class GroupBuffer:
         self.size_bytes += group.size_bytes
         if self._spill is not None and self.is_full:
             self._move_newest_to(self._spill)
-        self._wake()
+        self._changed.set()
 
     def _move_newest_to(self, folder: Path) -> None:
         """Writes the latest groups to disk until the others fit; one group always stays in memory."""
@@ -88,8 +88,8 @@ class GroupBuffer:
             BaseException: The error that `fail` was called with.
         """
         while not self._holds(groups) and self._failure is None:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+            self._changed.clear()
+            await self._changed.wait()
         if self._failure is not None:
             raise self._failure
         waiting, self._complete = self._complete[:groups], self._complete[groups:]
@@ -130,8 +130,4 @@ class GroupBuffer:
     def fail(self, error: BaseException) -> None:
         """Makes every current and later `take` raise ``error``; only the first error counts."""
         self._failure = self._failure or error
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        self._changed.set()

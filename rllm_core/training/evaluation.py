@@ -140,7 +140,7 @@ async def evaluate(
             opened.engine,
             config,
             lockstep=opened.lockstep,
-            needs_reward=lambda group: estimators.of(group).needs_rewards,
+            estimators=estimators,
         )
         try:
             rollouts = await play_all(runner, spread(chosen, len(chosen) * samples), "eval")

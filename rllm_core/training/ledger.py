@@ -29,11 +29,7 @@ class Ledger:
     """Records what happens to the groups of a run.
 
     Args:
-        coordinator: Coordinator that counts groups per sync window.
-        buffer: Buffer of complete groups.
-        reporter: Reporter that writes the events.
-        rollouts_per_group: Number of rollouts of every group.
-        groups_per_take: Number of groups that training takes at once; even a full buffer may grow to it.
+        per_take: Number of groups that training takes at once; even a full buffer may grow to it.
 
     Attributes:
         books: Rollout accounting.
@@ -49,7 +45,7 @@ class Ledger:
         reporter: Reporter,
         *,
         rollouts_per_group: int,
-        groups_per_take: int,
+        per_take: int,
     ) -> None:
         self.coordinator = coordinator
         self.buffer = buffer
@@ -60,7 +56,7 @@ class Ledger:
         self._reporter = reporter
         self._event = reporter.event
         self._rollouts_per_group = rollouts_per_group
-        self._groups_per_take = groups_per_take
+        self._per_take = per_take
 
     # ----------------------------------------------------------------------------------------------------------------
     # Running groups
@@ -133,13 +129,9 @@ class Ledger:
     # ----------------------------------------------------------------------------------------------------------------
     # Complete and consumed groups
 
-    async def take(self, groups: int) -> list[Group]:
-        """Waits for complete groups and consumes the oldest.
-
-        Raises:
-            BaseException: The error that `GroupBuffer.fail` was called with.
-        """
-        taken = await self.buffer.take(groups)
+    async def take(self) -> list[Group]:
+        """Waits for complete groups and consumes the oldest; see `GroupBuffer.take`."""
+        taken = await self.buffer.take(self._per_take)
         self.coordinator.on_consumed(len(taken))
         self._throttle()
         self.consumed += taken
@@ -184,7 +176,7 @@ class Ledger:
         self.due = sorted({*self.due, *ordinals})
 
     def _throttle(self) -> None:
-        self.coordinator.throttle(self.buffer.is_full and len(self.buffer) >= self._groups_per_take)
+        self.coordinator.throttle(self.buffer.is_full and len(self.buffer) >= self._per_take)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Accounting and checkpoints

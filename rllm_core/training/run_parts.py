@@ -84,14 +84,9 @@ class RunParts:
         return self.backend.capabilities(self.config)
 
     @cached_property
-    def groups_per_pass(self) -> int:
-        """Groups per forward-backward pass."""
-        return passes(self.config, self.capabilities, self.algorithm)[0]
-
-    @cached_property
-    def groups_per_take(self) -> int:
-        """Groups that training waits for before the first pass of a step."""
-        return passes(self.config, self.capabilities, self.algorithm)[1]
+    def passes(self) -> tuple[int, int]:
+        """Groups per forward-backward pass, and groups that training waits for at once."""
+        return passes(self.config, self.capabilities, self.algorithm)
 
     @cached_property
     def position(self) -> Position:
@@ -132,38 +127,24 @@ class RunParts:
     @cached_property
     def ledger(self) -> Ledger:
         """Records what happens to every group."""
-        return Ledger(
-            self.coordinator,
-            self.buffer,
-            self.reporter,
-            rollouts_per_group=self.config.training.rollouts_per_group,
-            groups_per_take=self.groups_per_take,
-        )
+        _, per_take = self.passes
+        rollouts = self.config.training.rollouts_per_group
+        return Ledger(self.coordinator, self.buffer, self.reporter, rollouts_per_group=rollouts, per_take=per_take)
 
     @cached_property
     def runner(self) -> RolloutRunner:
         """Runs the workflow."""
+        lockstep = self.capabilities.colocated and self.capabilities.deterministic
         estimators = self.algorithm.estimators
         return RolloutRunner(
-            self.workflow,
-            self.engine,
-            self.config,
-            lockstep=self.capabilities.colocated and self.capabilities.deterministic,
-            needs_reward=lambda group: estimators.of(group).needs_rewards,
-            teacher=self.teacher,
-            needs_teacher=lambda group: estimators.of(group).needs_teacher,
+            self.workflow, self.engine, self.config, lockstep=lockstep, estimators=estimators, teacher=self.teacher
         )
 
     @cached_property
     def pace(self) -> Pace:
         """Measures the time that steps take."""
-        return Pace(
-            self.config,
-            colocated=self.capabilities.colocated,
-            slots=self.runner.slots,
-            coordinator=self.coordinator,
-            buffer=self.buffer,
-        )
+        colocated = self.capabilities.colocated
+        return Pace(self.config, self.runner.slots, self.coordinator, self.buffer, colocated=colocated)
 
     def state(self) -> TrainerState:
         """Returns a snapshot for hooks."""

@@ -215,11 +215,12 @@ class Trainer:
 
     async def _take(self) -> list[Group]:
         with self.pace.spending("generation_wait"):
-            return await self.ledger.take(self.parts.groups_per_take)
+            return await self.ledger.take()
 
     async def _process(self, taken: Sequence[Group]) -> list[TrainingSample]:
         """Computes advantages and samples of the groups, then runs the forward-backward passes."""
-        trained, per_pass, version = [], self.parts.groups_per_pass, self.coordinator.weight_version
+        trained, version = [], self.coordinator.weight_version
+        per_pass, _ = self.parts.passes
         since_sync = self.step - self.parts.position.synced_step
         proximal_version = version + since_sync / self.config.training.trigger_parameter_sync_step
         credited = await self.crediting.credited(taken, weight_version=version)
