@@ -1,10 +1,8 @@
-"""The life of every group: each change of its state is one method here, which counts its rollouts and writes its event.
+"""The life of every group: each change of its state is one method, which counts its rollouts and writes its event.
 
-running ──> complete ──> consumed ──> trained, filtered
-│  ▲        │  ▲          │
-│  │        │  └──────────┘  if the optimizer step is not finished
-│  └────────┴──> cancelled   and started again, in this launch or the next
-└──> filtered, failed
+A group is running, complete, consumed and finally trained. A running group can be filtered instead; its failed rollouts
+count as failed. Running and complete groups can be cancelled; they are started again, in this launch or the next. The
+consumed groups of an unfinished optimizer step become complete again.
 """
 
 from __future__ import annotations
