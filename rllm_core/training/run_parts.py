@@ -60,7 +60,7 @@ class RunParts:
     Attributes:
         config: Resolved run file.
         tasks: Tasks for training and validation.
-        backend: Backend `rllm_core.limits.backend_timeouts.with_timeouts`.
+        backend: Backend whose calls have timeouts (`rllm_core.limits.backend_timeouts.with_timeouts`).
         engine: Engine that its ``init_rollout_engine`` returned.
         algorithm: Advantage estimators and corrections.
         teacher: Teacher that scores rollouts, or None.
