@@ -38,8 +38,9 @@ from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.tracking import Trackers
+from rllm_core.training.generation import Generation
 from rllm_core.training.rollouts import Attempt, Rollout, RolloutKey, RolloutRunner
-from rllm_core.training.trainer import Trainer
+from rllm_core.training.run_parts import RunParts
 from rllm_core.types import Episode, SamplingParams, Task, TokenOutput
 from rllm_devkit.scripted import ByteParser, ScriptedEngine, ScriptedWorkflowConfig
 
@@ -129,7 +130,7 @@ def whole_rollouts(turns: int, engine: ScriptedEngine) -> Side:
     config, tasks = _config(plugins), workflow.tasks("train")
 
     async def side() -> list[Rollout]:
-        runner = RolloutRunner(workflow, engine, config, Observers(plugins), lockstep=False)
+        runner = RolloutRunner(workflow, engine, config, lockstep=False)
         played = (runner.run(task, RolloutKey("train", ordinal, 0)) for ordinal, task in enumerate(tasks))
         return await asyncio.gather(*played)
 
@@ -197,9 +198,7 @@ class Groups:
         self.plugins = _plugins()
         self.assembly = assemble(_config(self.plugins), self.plugins)
         self.engine = ScriptedEngine()
-        self.runner = Played(
-            self.assembly.workflow, self.engine, self.assembly.config, Observers(self.plugins), lockstep=False
-        )
+        self.runner = Played(self.assembly.workflow, self.engine, self.assembly.config, lockstep=False)
         self.stream = TaskStream(self.assembly.tasks.of("train"), self.assembly.config.training.seed)
         self.runner.episodes = asyncio.run(self._play())
 
@@ -222,7 +221,7 @@ class Groups:
 
     def whole(self, run_dir: RunDir) -> Side:
         """Generates as in a run, until training has taken a step's groups."""
-        trainer = Trainer(
+        parts = RunParts(
             config=self.assembly.config,
             workflow=self.assembly.workflow,
             tasks=self.assembly.tasks,
@@ -234,16 +233,14 @@ class Groups:
             progress=Progress(),
             trackers=Trackers({}),
         )
-        trainer.generation.runner = self.runner
+        generation = Generation(parts)
+        generation.runner = self.runner
 
         async def side() -> None:
-            generating = asyncio.create_task(trainer.generation.run())
+            generating = asyncio.create_task(generation.run())
             for step in range(1, GROUPS // GROUPS_PER_STEP + 1):
-                taken = await trainer.buffer.take(GROUPS_PER_STEP)
-                trainer.coordinator.on_consumed(len(taken))
-                groups, version = [item.ordinal for item in taken], trainer.coordinator.weight_version
-                trainer.reporter.event("consume", groups=groups, weight_version=version)
-                trainer.coordinator.on_synced(step)
+                await parts.ledger.take()
+                parts.coordinator.on_synced(step)
             await generating
 
         return side

@@ -148,11 +148,15 @@ def _sample(
         role=group.role,
         token_ids=np.concatenate((last.prompt_ids, last.completion_ids)),
         turn_spans=tuple((len(s.prompt_ids), len(s.prompt_ids) + len(s.completion_ids)) for s in sampled),
-        logprobs=np.concatenate(logprobs) if len(logprobs) == len(sampled) else None,
+        logprobs=_joined(logprobs) if len(logprobs) == len(sampled) else None,
         advantages=_spread(credit, segment.trained, [len(step.completion_ids) for step in sampled]),
         weight_versions=tuple(group.weight_version if s.weight_version is None else s.weight_version for s in sampled),
         media=last.prompt_media,
     )
+
+
+def _joined(arrays: Sequence[Floats]) -> Floats:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)  # which would copy even a single array
 
 
 def _spread(credit: Credit, positions: Sequence[int], lengths: Sequence[int]) -> Floats:

@@ -18,7 +18,7 @@ from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import UNSCORED_TOKENS
 from rllm_core.errors import RunError
 from rllm_core.tokens import logprobs
-from rllm_core.training.buffer import CompleteGroup
+from rllm_core.training.group import Group
 from rllm_core.types import Floats, Step, TrainingSample, TrajectoryGroup
 
 ComputeLogprobs = Callable[[Sequence[TrainingSample], Policy], Awaitable[list[Floats]]]
@@ -26,9 +26,6 @@ ComputeLogprobs = Callable[[Sequence[TrainingSample], Policy], Awaitable[list[Fl
 
 class Crediting:
     """Builds the samples of an optimizer step.
-
-    Advantages are computed when a group completes, if possible. They are computed when it is consumed if an estimator
-    needs the whole step, or if rewards need the trainer's log-probabilities. Their meaning is the same.
 
     Args:
         config: Run file.
@@ -57,15 +54,7 @@ class Crediting:
         kl = config.algorithm.kl
         self._kl_in: Literal["loss", "reward"] | None = kl.place if kl.coefficient > 0 else None
 
-    @staticmethod
-    def when_completed(config: RunConfig, algorithm: Algorithm) -> bool:
-        """Whether advantages are known as soon as a group is complete."""
-        kl = config.algorithm.kl
-        if algorithm.estimators.scope == "batch" or any(e.needs_teacher for e in algorithm.estimators.all):
-            return False
-        return not (kl.coefficient > 0 and kl.place == "reward")
-
-    async def credited(self, taken: Sequence[CompleteGroup], *, weight_version: int) -> list[list[TrainingSample]]:
+    async def credited(self, taken: Sequence[Group], *, weight_version: int) -> list[list[TrainingSample]]:
         """Returns the samples of each complete group, with advantages.
 
         Args:
@@ -74,13 +63,16 @@ class Crediting:
         """
         groups = [group for item in taken for group in item.groups]
         self._task_ids = {group.group_id: group.task_id for group in groups}
-        if self.when_completed(self.config, self.algorithm):
-            credits = [credit for item in taken for credit in item.advantages or []]
-        else:
-            rewarded = await self._less_kl(groups) if self._kl_in == "reward" and groups else groups
-            credits = self.algorithm.estimators(await self._compared_now(rewarded, weight_version))
-        remaining = iter(zip(groups, credits, strict=True))
+        rewarded = await self._less_kl(groups) if self._kl_in == "reward" and groups else groups
+        compared = await self._compared_now(rewarded, weight_version)
+        remaining = iter(zip(groups, self._advantages(compared), strict=True))
         return [[sample for _ in item.groups for sample in self._samples(*next(remaining))] for item in taken]
+
+    def _advantages(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:
+        estimators = self.algorithm.estimators
+        if estimators.scope == "batch":
+            return estimators(groups)
+        return [credits for group in groups for credits in estimators([group])]
 
     def _samples(self, group: TrajectoryGroup, credits: Sequence[Credit]) -> list[TrainingSample]:
         estimator = self.algorithm.estimators.of(group.role)

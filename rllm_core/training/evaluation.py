@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,8 @@ from rllm_core.assembly.tasks import Tasks, spread
 from rllm_core.backend import PolicyUpdate
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, RunError
+from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.timeouts import within
-from rllm_core.observers import Observers
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.first_failures import of_episodes
 from rllm_core.run_folder.results import metric_means
@@ -65,28 +65,24 @@ async def engine_of_backend(assembly: Parts, checkpoint_dir: Path | None) -> Asy
         ConfigError: If the checkpoint does not exist.
         RunError: If the checkpoint is damaged.
     """
-    backend, capabilities = assembly.backend, type(assembly.backend).capabilities(assembly.config)
+    config, backend = assembly.config, with_timeouts(assembly.backend, assembly.config)
+    capabilities = backend.capabilities(config)
     folder = _checkpoint(checkpoint_dir) if checkpoint_dir is not None else None
     manifest = checkpoint.read(folder) if folder is not None else None
-    named = f"backend {assembly.config.backend!r}"
-    limit = assembly.config.training.backend_timeout_seconds
-
-    async def call(method: str, awaitable: Awaitable[None]) -> None:
-        await within(limit, f"{method} of {named}", awaitable)
-
     try:
         engine = await assembly.engine()
         update = PolicyUpdate(0, 0, "start")
         if folder is not None and manifest is not None:
             backend.load_state_dict(manifest["backend"])
-            await call("load_checkpoint", backend.load_checkpoint(folder / "backend"))
+            await backend.load_checkpoint(folder / "backend")
             update = PolicyUpdate(manifest["coordinator"]["weight_version"], manifest["step"], "resume")
-        await call("on_policy_updated", backend.on_policy_updated(update))
+        await backend.on_policy_updated(update)
         if capabilities.colocated:
-            await call("enter_generation", backend.enter_generation())
+            await backend.enter_generation()
         yield OpenEngine(engine, capabilities.colocated and capabilities.deterministic)
     finally:
-        await within(launch.SHUTDOWN_TIMEOUT_SECONDS, f"shutdown of {named}", backend.shutdown())
+        what = f"shutdown of backend {config.backend!r}"
+        await within(launch.SHUTDOWN_TIMEOUT_SECONDS, what, assembly.backend.shutdown())
 
 
 @asynccontextmanager
@@ -135,9 +131,8 @@ async def evaluate(
             workflow,
             opened.engine,
             config,
-            Observers(resolved.plugins),
             lockstep=opened.lockstep,
-            needs_reward=lambda group: estimators.of(group).needs_rewards,
+            estimators=estimators,
         )
         try:
             rollouts = await play_all(runner, spread(chosen, len(chosen) * samples), "eval")

@@ -8,8 +8,8 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rllm_core.assembly.parts import Parts
 from rllm_core.assembly.teacher import open_teacher
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError, StallError, UserError
+from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.guard import Guard, leave
 from rllm_core.limits.timeouts import within
 from rllm_core.moved import moved_names
@@ -30,6 +31,7 @@ from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.progress import Harmless, Progress
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.books import Books
+from rllm_core.training.run_parts import RunParts
 from rllm_core.training.trainer import Interrupted, Trainer
 from rllm_core.workflow import Workflow
 
@@ -56,16 +58,23 @@ async def opened(workflow: Workflow, config: RunConfig, note: Callable[[str], No
         await within(config.training.backend_timeout_seconds, what, workflow.open())
         yield
     finally:
-        for what, closing in (
+        for what, close in (
             (f"close() of workflow {config.workflow!r}", workflow.close),
             ("close() of its services", workflow.services.close),
         ):
-            try:
-                await within(CLOSING_TIMEOUT_SECONDS, what, closing())
-            except StallError as stuck:
-                note(f"{stuck}; leaving it running")
-            except Exception as error:  # third-party code; the rollouts are done
-                note(f"{what} failed: {blamed(error)}")
+            await _close(what, close, CLOSING_TIMEOUT_SECONDS, note)
+
+
+async def _close(what: str, close: Callable[[], Awaitable[None]], seconds: float, note: Callable[[str], None]) -> bool:
+    """Closes third-party code after the rollouts, and notes a failure; returns False if it does not end in time."""
+    try:
+        await within(seconds, what, close())
+    except StallError as stuck:
+        note(f"{stuck}; leaving it running")
+        return False
+    except Exception as error:
+        note(f"{what} failed: {blamed(error)}")
+    return True
 
 
 async def train(
@@ -88,145 +97,175 @@ async def train(
     run_dir = RunDir(path, assembly.config, resume=resume)
     signals = _Signals(progress)
     with signals, guard or nullcontext():
-        return await _train(assembly, run_dir, signals, resume=resume, progress=progress)
+        launch = _Launch(assembly, run_dir, signals, progress)
+        await launch.train(restarted=resume and run_dir.manifest is None)
+    return launch.summary
 
 
-async def _train(
-    assembly: Parts, run_dir: RunDir, signals: _Signals, *, resume: bool, progress: Progress
-) -> dict[str, Any]:
-    config, path = assembly.config, run_dir.path
-    started = time.time()
-    summary: dict[str, Any] = {
-        "status": "failed",
-        "optimizer_steps": 0,
-        "planned_steps": config.training.steps,
-        "resumed_from_step": run_dir.manifest["step"] if run_dir.manifest else None,
-        "validation": [],
-        "books": Books().totals(),
-    }
-    trainer: Trainer | None = None
-    collection_thresholds = gc.get_threshold()
-    observers = Observers(assembly.plugins)
-    trackers = Trackers(assembly.trackers, note=progress.note)
-    try:
-        run_dir.write_json("plugins.json", [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)])
-        progress.start(config, path, summary["resumed_from_step"] or 0)
-        if resume and run_dir.manifest is None:
-            progress.note(f"{path} has no complete checkpoint: restarting at step 0")
-        trackers.start(config, str(path))
-        engine = await assembly.engine()
-        # Imported and allocated objects stay: no garbage collection needs to walk this half a million again.
-        # A collection blocks the event loop while it walks its generation, so young collections must be frequent
-        # to be short. Rollouts create hardly any reference cycles, so old ones can be rare.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(2_000, 10, 300)
-        async with (
-            open_teacher(assembly.resolved, engine.parser) as teacher,
-            opened(assembly.workflow, config, progress.note),
-        ):
-            trainer = signals.trainer = Trainer(
+class _Launch:
+    """One launch of a run, and its summary."""
+
+    def __init__(self, assembly: Parts, run_dir: RunDir, signals: _Signals, progress: Progress) -> None:
+        self.assembly = assembly
+        self.config = assembly.config
+        self.run_dir = run_dir
+        self.signals = signals
+        self.progress = progress
+        self.observers = Observers(assembly.plugins)
+        self.trackers = Trackers(assembly.trackers, note=progress.note)
+        self.trainer: Trainer | None = None
+        self.started = time.time()
+        self.summary: dict[str, Any] = {
+            "status": "failed",
+            "optimizer_steps": 0,
+            "planned_steps": self.config.training.steps,
+            "resumed_from_step": run_dir.manifest["step"] if run_dir.manifest else None,
+            "validation": [],
+            "books": Books().totals(),
+        }
+
+    async def train(self, *, restarted: bool) -> None:
+        """Trains; ``restarted`` says that there was no checkpoint to resume from."""
+        config, assembly, run_dir, progress = self.config, self.assembly, self.run_dir, self.progress
+        async with AsyncExitStack() as at_end:  # what is entered last ends first, even if something else fails
+            at_end.callback(self._conclude)
+            at_end.push_async_callback(lambda: self.trackers.finish(self.summary["status"]))
+            at_end.callback(self._count)
+            at_end.push_async_callback(self._shut_down)
+            at_end.callback(self.signals.close)
+            at_end.enter_context(self._outcome())
+
+            versions = [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)]
+            run_dir.write_json("plugins.json", versions)
+            progress.start(config, run_dir.path, self.summary["resumed_from_step"] or 0)
+            if restarted:
+                progress.note(f"{run_dir.path} has no complete checkpoint: restarting at step 0")
+            self.trackers.start(config, str(run_dir.path))
+            engine = await assembly.engine()
+            at_end.enter_context(_rare_collections())
+            teacher = await at_end.enter_async_context(open_teacher(assembly.resolved, engine.parser))
+            await at_end.enter_async_context(opened(assembly.workflow, config, progress.note))
+            parts = RunParts(
                 config=config,
                 workflow=assembly.workflow,
                 tasks=assembly.tasks,
-                backend=assembly.backend,
+                backend=with_timeouts(assembly.backend, config),
                 engine=engine,
                 algorithm=assembly.algorithm,
-                observers=observers,
+                observers=self.observers,
                 run_dir=run_dir,
                 progress=progress,
-                trackers=trackers,
+                trackers=self.trackers,
                 teacher=teacher,
             )
-            await trainer.run()
-        summary["status"] = "completed"
-    except Interrupted as error:
-        summary |= {"status": "interrupted", "error": str(error)}
-        raise
-    except asyncio.CancelledError as error:
-        if signals.interrupted is None:
-            summary["error"] = "cancelled"
-            raise
-        summary |= {"status": "interrupted", "error": str(signals.interrupted)}
-        raise signals.interrupted from error
-    except BaseException as error:
-        summary["error"] = f"{type(error).__name__}: {error}" if isinstance(error, UserError) else blamed(error)
-        raise
-    finally:
-        signals.trainer, signals.is_closing = None, True
-        gc.unfreeze()
-        gc.set_threshold(*collection_thresholds)
+            self.trainer = self.signals.trainer = Trainer(parts)
+            await self.trainer.run()
+
+    @contextmanager
+    def _outcome(self) -> Iterator[None]:
+        """Records how the run ends."""
+        summary, signals = self.summary, self.signals
         try:
-            what = f"shutdown of backend {config.backend!r}"
-            await within(SHUTDOWN_TIMEOUT_SECONDS, what, assembly.backend.shutdown())
-        except StallError as stuck:
-            assembly.left_running.append(f"backend {config.backend!r}")
-            progress.note(f"{stuck}; leaving it running")
-        except Exception as error:  # third-party code; the run is done
-            progress.note(f"{what} failed: {blamed(error)}")
-        finally:
-            if trainer is not None:
-                summary |= {
-                    "optimizer_steps": trainer.step,
-                    "validation": [validation.to_dict() for validation in trainer.validations],
-                    "books": trainer.books.totals(),
-                    "books_by_reason": trainer.books.by_reason(),
-                    "retries": trainer.books.retries,
-                    "quarantined": dict(trainer.generation.quarantine.tasks),
-                    "weight_version": trainer.coordinator.weight_version,
-                }
-            summary |= {
-                "incarnation": run_dir.incarnation,
-                "seconds": round(time.time() - started, 3),
-                "observer_failures": dict(observers.failures),
+            yield
+            summary["status"] = "completed"
+        except Interrupted as error:
+            summary |= {"status": "interrupted", "error": str(error)}
+            raise
+        except asyncio.CancelledError as error:
+            if signals.interrupted is None:
+                summary["error"] = "cancelled"
+                raise
+            summary |= {"status": "interrupted", "error": str(signals.interrupted)}
+            raise signals.interrupted from error
+        except BaseException as error:
+            summary["error"] = f"{type(error).__name__}: {error}" if isinstance(error, UserError) else blamed(error)
+            raise
+
+    async def _shut_down(self) -> None:
+        what = f"shutdown of backend {self.config.backend!r}"
+        if not await _close(what, self.assembly.backend.shutdown, SHUTDOWN_TIMEOUT_SECONDS, self.progress.note):
+            self.assembly.left_running.append(f"backend {self.config.backend!r}")
+
+    def _count(self) -> None:
+        trainer = self.trainer
+        if trainer is not None:
+            position, books = trainer.parts.position, trainer.ledger.books
+            self.summary |= {
+                "optimizer_steps": position.step,
+                "validation": [validation.to_dict() for validation in position.validations],
+                "books": books.totals(),
+                "books_by_reason": books.by_reason(),
+                "retries": books.retries,
+                "quarantined": dict(trainer.generation.quarantine.tasks),
+                "weight_version": trainer.coordinator.weight_version,
             }
-            try:
-                await trackers.finish(summary["status"])
-            finally:
-                summary["tracker_failures"] = trackers.failed
-                assembly.left_running.extend(trackers.hung)
-                summary["failures"] = _first_failures(trainer, observers, trackers)
-                _write_down(summary, run_dir, progress)
-            if summary["optimizer_steps"]:
-                _draw(path, progress)
-            for line in first_failures.lines(summary["failures"]):
-                progress.closing(line)
-            if summary["status"] == "interrupted":
-                progress.note(f"to continue: rllm-core train --resume --run-dir {path}")
-    return summary
+        self.summary |= {
+            "incarnation": self.run_dir.incarnation,
+            "seconds": round(time.time() - self.started, 3),
+            "observer_failures": dict(self.observers.failures),
+        }
 
+    def _conclude(self) -> None:
+        """Writes the summary, and reports how to continue."""
+        summary, progress = self.summary, self.progress
+        self.assembly.left_running.extend(self.trackers.hung)
+        summary |= {"tracker_failures": self.trackers.failed, "failures": self._first_failures()}
+        self._write_down()
+        if summary["optimizer_steps"]:
+            self._draw()
+        for line in first_failures.lines(summary["failures"]):
+            progress.closing(line)
+        if summary["status"] == "interrupted":
+            progress.note(f"to continue: rllm-core train --resume --run-dir {self.run_dir.path}")
 
-def _first_failures(trainer: Trainer | None, observers: Observers, trackers: Trackers) -> list[dict[str, Any]]:
-    failures = FirstFailures() if trainer is None else trainer.reporter.failures
-    for plugin, first in observers.first_failures.items():
-        failures.add("observer", first, count=observers.failures[plugin])
-    for name, first in trackers.failed.items():
-        failures.add("tracker", first, f"tracker {name!r}")
-    return failures.to_list()
+    def _first_failures(self) -> list[dict[str, Any]]:
+        failures = FirstFailures() if self.trainer is None else self.trainer.reporter.failures
+        for plugin, first in self.observers.first_failures.items():
+            failures.add("observer", first, count=self.observers.failures[plugin])
+        for name, first in self.trackers.failed.items():
+            failures.add("tracker", first, f"tracker {name!r}")
+        return failures.to_list()
 
-
-def _write_down(summary: dict[str, Any], run_dir: RunDir, progress: Progress) -> None:
-    """Writes the summary and closes the folder; a disk error does not hide an earlier error of the run."""
-    try:
+    def _write_down(self) -> None:
+        """Writes the summary and closes the folder; a disk error does not hide an earlier error of the run."""
         try:
-            run_dir.write_json("summary.json", summary)
+            try:
+                self.run_dir.write_json("summary.json", self.summary)
+            finally:
+                self.run_dir.close()
+        except RunError as error:
+            if "error" not in self.summary:
+                raise
+            self.progress.note(str(error))
         finally:
-            run_dir.close()
-    except RunError as error:
-        if "error" not in summary:
-            raise
-        progress.note(str(error))
-    finally:
-        progress.stop()
+            self.progress.stop()
+
+    def _draw(self) -> None:
+        try:
+            if report.plot_reward(self.run_dir.path) is None:
+                self.progress.note("no reward.png: pip install 'rllm-core[plots]'")
+        except Exception as error:  # a failed plot must not change the outcome of the run
+            reason = error.strerror if isinstance(error, OSError) else None
+            self.progress.note(" ".join(f"no reward.png: {reason or f'{type(error).__name__}: {error}'}".split())[:500])
 
 
-def _draw(path: Path, progress: Progress) -> None:
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Keeps garbage collections short.
+
+    Imported and allocated objects stay: no garbage collection needs to walk this half a million again. A collection
+    blocks the event loop while it walks its generation, so young collections must be frequent to be short. Rollouts
+    create hardly any reference cycles, so old ones can be rare.
+    """
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(2_000, 10, 300)
     try:
-        if report.plot_reward(path) is None:
-            progress.note("no reward.png: pip install 'rllm-core[plots]'")
-    except Exception as error:  # a failed plot must not change the outcome of the run
-        reason = error.strerror if isinstance(error, OSError) else None
-        progress.note(" ".join(f"no reward.png: {reason or f'{type(error).__name__}: {error}'}".split())[:500])
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 class _Signals:
@@ -256,6 +295,10 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number in self._numbers:
             self._loop.remove_signal_handler(number)
+
+    def close(self) -> None:
+        """Records that the run is over."""
+        self.trainer, self.is_closing = None, True
 
     def _stop(self, number: signal.Signals) -> None:
         if self.interrupted is not None:

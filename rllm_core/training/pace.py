@@ -19,7 +19,7 @@ from typing import Literal
 
 from rllm_core.config import RunConfig
 from rllm_core.run_folder.results import Now
-from rllm_core.training.buffer import TrajectoryGroupBuffer
+from rllm_core.training.buffer import GroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.slots import Slots
 
@@ -42,21 +42,11 @@ class Pace:
     """Measures a run, step by step.
 
     Args:
-        config: Resolved run file.
         colocated: Whether generation and training take turns on the same devices, so that nothing overlaps.
-        slots: Slots of rollouts.
-        coordinator: Coordinator that counts groups in flight.
-        buffer: Buffer of waiting groups.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        *,
-        colocated: bool,
-        slots: Slots,
-        coordinator: SyncCoordinator,
-        buffer: TrajectoryGroupBuffer,
+        self, config: RunConfig, slots: Slots, coordinator: SyncCoordinator, buffer: GroupBuffer, *, colocated: bool
     ) -> None:
         derived, training = config.derived(), config.training
         self.slots = slots
@@ -69,9 +59,8 @@ class Pace:
         windows = 0 if self._is_synchronous else math.ceil(1 + training.staleness_threshold)
         self._filling_steps = windows * training.trigger_parameter_sync_step
         self._steps: deque[_Step] = deque(maxlen=STEPS_AVERAGED)
-        self._batches: deque[float] = deque(
-            maxlen=STEPS_AVERAGED
-        )  # seconds that a synchronous loop would wait for a batch
+        # Seconds that a synchronous loop would wait for a batch.
+        self._batches: deque[float] = deque(maxlen=STEPS_AVERAGED)
         self._pending: list[tuple[float, float]] = []
         self.begin()
 
@@ -146,10 +135,8 @@ class Pace:
         steps = self._steps
         if self._colocated or not steps or not self._batches:
             return None, None
-        wall, training = (
-            statistics.fmean(step.wall for step in steps),
-            statistics.fmean(step.training for step in steps),
-        )
+        wall = statistics.fmean(step.wall for step in steps)
+        training = statistics.fmean(step.training for step in steps)
         generation = statistics.fmean(step.generation for step in steps)
         if self._is_synchronous:
             synchronous = wall

@@ -150,8 +150,8 @@ class RequestMerger:
 
     def _tick(self) -> None:
         self._scheduled = None
-        if not self.lockstep or self._pending_requests + self._requests_in_engine >= self._running_rollouts:
-            if not self.lockstep or not self._running_calls:
+        if self._pending_requests + self._requests_in_engine >= self._running_rollouts:
+            if not self._running_calls:
                 self._flush()
         elif self._grace is None:
             self._grace = asyncio.get_running_loop().call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over)

@@ -8,16 +8,16 @@ import os
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
 from rllm_core.errors import RefusedConversation, UserError
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.timeouts import Escaped, contained, stop, waiting_at, whereabouts
-from rllm_core.observers import Observers
 from rllm_core.plugins.blame import blamed
 from rllm_core.scope import RolloutScope
 from rllm_core.training.acceptance import Refused, accept
@@ -95,11 +95,10 @@ class RolloutRunner:
         workflow: Workflow to run.
         engine: Engine to sample from.
         config: Run file.
-        observers: Plugins' event hooks.
         lockstep: See `RequestMerger`.
-        needs_reward: Whether the trajectories of a group (`Workflow.group_of`) must have a reward.
+        estimators: Advantage estimators by group name (`Workflow.group_of`). They say whether trajectories need rewards
+            and a teacher; without estimators, all do.
         teacher: Teacher that scores successful training rollouts, or None.
-        needs_teacher: Whether the teacher scores the trajectories of a group.
     """
 
     def __init__(
@@ -107,34 +106,25 @@ class RolloutRunner:
         workflow: Workflow,
         engine: RolloutEngine,
         config: RunConfig,
-        observers: Observers,
         *,
         lockstep: bool,
-        needs_reward: Callable[[str], bool] = lambda group: True,
+        estimators: RoleEstimators | None = None,
         teacher: Teacher | None = None,
-        needs_teacher: Callable[[str], bool] = lambda group: True,
     ) -> None:
         self.workflow = workflow
         self.engine = engine
         self.config = config
-        self.observers = observers
-        self._needs_reward = needs_reward
+        self._estimators = estimators
         self._teacher = teacher
-        self._needs_teacher = needs_teacher
         self.merger = RequestMerger(engine, config.rollout, lockstep=lockstep)
-        self._slots = Slots(config.rollout.max_concurrent_rollouts)
+        self.slots = Slots(config.rollout.max_concurrent_rollouts)
         self._timer = SharedTimer(config.rollout.rollout_timeout_seconds)
         self._pid = os.getpid()
         self._running: set[asyncio.Task[Episode]] = set()  # including those that ignored their cancellation
         self._lingering: set[RolloutScope] = set()  # scopes of ended rollouts with requests in the engine
-        self._waiting: list[asyncio.Future[None]] = []
+        self._settled = asyncio.Event()  # set when the last of them has none
         self._train_params = self._params(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k)
         self._validation_params = self._params(config.rollout.validation_temperature, 1.0, 0)
-
-    @property
-    def slots(self) -> Slots:
-        """Slots of running rollouts, to observe how many are in use."""
-        return self._slots
 
     def _params(self, temperature: float, top_p: float, top_k: int) -> SamplingParams:
         stop = self.engine.parser.get_stop_token_ids() if self.engine.parser is not None else ()
@@ -180,7 +170,7 @@ class RolloutRunner:
     async def attempt(self, task: Task, key: RolloutKey) -> Attempt:
         """Runs one attempt; errors of the workflow or the engine become the episode's termination reason."""
         is_validation = key.purpose != "train"
-        async with self._slots.place(priority=is_validation):
+        async with self.slots.place(priority=is_validation):
             self.merger.rollout_started()
             try:
                 attempt = await self._limited(task, key, is_validation)
@@ -198,9 +188,8 @@ class RolloutRunner:
     async def idle(self) -> None:
         """Waits until the engine has no requests of ended rollouts."""
         while self._lingering:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
-            await future
+            self._settled.clear()
+            await self._settled.wait()
         await self.merger.idle()
 
     def whereabouts(self) -> str:
@@ -278,10 +267,7 @@ class RolloutRunner:
     def _idle_scope(self, scope: RolloutScope) -> None:
         self._lingering.discard(scope)
         if not self._lingering:
-            waiting, self._waiting = self._waiting, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+            self._settled.set()
 
     def _outcome(self, task: Task, work: asyncio.Task[Episode]) -> Attempt:
         """Converts the result of a rollout that ended by itself."""
@@ -305,15 +291,20 @@ class RolloutRunner:
     async def _scored(self, teacher: Teacher, task: Task, episode: Episode) -> Episode:
         """Lets the teacher score the episode; if that fails, the attempt has failed."""
         try:
-            return await teacher.score(
-                episode, lambda whole, part: self._needs_teacher(self.workflow.group_of(whole, part))
-            )
+            return await teacher.score(episode, self._needs_teacher)
         except RefusedConversation as error:
             return self._failure(task, error)
         except UserError:
             raise
         except Exception as error:  # third-party engine, parser and tokenizer
             return self._failure(task, error)
+
+    def _needs_teacher(self, episode: Episode, trajectory: Trajectory) -> bool:
+        group = self.workflow.group_of(episode, trajectory)
+        return self._estimators is None or self._estimators.of(group).needs_teacher
+
+    def _needs_reward(self, group: str) -> bool:
+        return self._estimators is None or self._estimators.of(group).needs_rewards
 
     def _failure(self, task: Task, error: Exception) -> Episode:
         """Builds the episode of a rollout that raised ``error``."""
@@ -337,28 +328,17 @@ class RolloutRunner:
         return Episode(task_id=task.task_id, termination_reason=reason, error=error)
 
     def _completer(self, key: RolloutKey, is_validation: bool, scope: RolloutScope) -> Completer:
-        params = self._validation_params if is_validation else self._train_params
-        seed = key.seed(self.config.training.seed)
-        limit = self.config.rollout.max_prompt_tokens
-        if self.engine.supports_token_in_token_out and self.engine.parser is not None:
-            return TITOCompleter(
-                self.engine,
-                sampling_params=params,
-                seed=seed,
-                is_validation=is_validation,
-                max_prompt_tokens=limit,
-                source=self.merger,
-                on_segment_break=self.config.rollout.on_segment_break,
-                scope=scope,
-            )
-        return Completer(
-            self.engine,
-            sampling_params=params,
-            seed=seed,
-            is_validation=is_validation,
-            max_prompt_tokens=limit,
-            scope=scope,
-        )
+        options: dict[str, Any] = {
+            "sampling_params": self._validation_params if is_validation else self._train_params,
+            "seed": key.seed(self.config.training.seed),
+            "is_validation": is_validation,
+            "max_prompt_tokens": self.config.rollout.max_prompt_tokens,
+            "scope": scope,
+        }
+        if not self.engine.supports_token_in_token_out or self.engine.parser is None:
+            return Completer(self.engine, **options)
+        on_segment_break = self.config.rollout.on_segment_break
+        return TITOCompleter(self.engine, source=self.merger, on_segment_break=on_segment_break, **options)
 
 
 def _is_final(error: Exception) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from types import TracebackType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 
 class Slots:
@@ -27,9 +28,17 @@ class Slots:
         self._counted_at = time.monotonic()
         self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
 
-    def place(self, *, priority: bool) -> _Place:
-        """Returns an asynchronous context that holds a slot."""
-        return _Place(self, priority)
+    @asynccontextmanager
+    async def place(self, *, priority: bool) -> AsyncIterator[None]:
+        """Holds a slot during the context."""
+        await self.take(priority=priority)
+        since = time.monotonic()
+        try:
+            yield
+        finally:
+            if not priority:
+                self.held.append((since, time.monotonic() - since))
+            self.give_back()
 
     @property
     def in_use(self) -> int:
@@ -75,22 +84,3 @@ class Slots:
                     return
         self._count()
         self._free += 1
-
-
-class _Place:
-    __slots__ = ("_priority", "_since", "_slots")
-
-    def __init__(self, slots: Slots, priority: bool) -> None:
-        self._slots = slots
-        self._priority = priority
-
-    async def __aenter__(self) -> None:
-        await self._slots.take(priority=self._priority)
-        self._since = time.monotonic()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._priority:
-            self._slots.held.append((self._since, time.monotonic() - self._since))
-        self._slots.give_back()

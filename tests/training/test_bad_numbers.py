@@ -274,8 +274,8 @@ def test_a_logprob_of_the_backend_that_is_none(
     monkeypatch.setattr(ScriptedBackend, "compute_logprobs", compute_logprobs)
     build = launch.Trainer.__init__
 
-    def remember(self: Any, **parts: Any) -> None:
-        build(self, **parts)
+    def remember(self: Any, parts: Any) -> None:
+        build(self, parts)
         stream = self.generation.stream
         bad_groups.update(ordinal for ordinal in range(12) if stream[ordinal].task_id == BAD_TASK)
 

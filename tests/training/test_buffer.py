@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rllm_core.errors import RunError
-from rllm_core.training.buffer import Assembly, CompleteGroup, TrajectoryGroupBuffer
+from rllm_core.training.buffer import GroupBuffer
+from rllm_core.training.group import Group, GroupRules
 from rllm_core.types import Episode, PlacedMedia, Step, Trajectory
 from rllm_devkit.scripted import ScriptedBackend, ScriptedWorkflow
 
@@ -34,36 +36,38 @@ def episode(index: int, *, tokens: int = 50, media: bool = False) -> Episode:
     return Episode(task_id="t", rollout_index=index, trajectories=[Trajectory(steps=[step], reward=float(index))])
 
 
-def complete(buffer: TrajectoryGroupBuffer, ordinal: int, **options: Any) -> CompleteGroup:
-    episodes = {index: episode(index, **options) for index in range(4)}
-    group = buffer.close_group(Assembly(ordinal, "t", 1, 4, episodes))
-    assert isinstance(group, CompleteGroup)
+RULES = GroupRules(RoleEstimators(GRPO()), drop_uniform=False)
+
+
+def complete(ordinal: int, **options: Any) -> Group:
+    group = Group(ordinal, "t", 1, 4)
+    for index in range(4):
+        group.add(episode(index, **options))
+    assert RULES.close(group) is None
     return group
 
 
-def make(**options: Any) -> TrajectoryGroupBuffer:
-    return TrajectoryGroupBuffer(RoleEstimators(GRPO()), credits_groups=True, drop_uniform=False, **options)
+def make(**options: Any) -> GroupBuffer:
+    return GroupBuffer(RULES, **options)
 
 
 def test_a_written_group_is_restored_to_the_last_bit() -> None:
-    buffer = make()
-    group = complete(buffer, 5)
-    restored = buffer.restore(group.to_json())
+    group = complete(5)
+    restored = RULES.restore(group.to_json())
     assert (restored.ordinal, restored.task_id, restored.epoch) == (5, "t", 1)
     assert restored.episodes == group.episodes
     assert restored.groups == group.groups
-    assert restored.advantages is not None
-    assert group.advantages is not None
-    for mine, theirs in zip(restored.advantages, group.advantages, strict=True):
-        assert [credit.tobytes() for credit in mine] == [credit.tobytes() for credit in theirs]
+    advantages = [RULES.estimators(each.groups) for each in (restored, group)]
+    for mine, theirs in zip(*advantages, strict=True):
+        assert [np.asarray(credit).tobytes() for credit in mine] == [np.asarray(credit).tobytes() for credit in theirs]
 
 
 def test_groups_beyond_the_memory_go_to_the_disk_and_come_back_in_order(tmp_path: Path) -> None:
-    size = complete(make(), 0).size_bytes
+    size = complete(0).size_bytes
     buffer = make(max_bytes=2 * size + size // 2, spill=tmp_path / "spill")
     whole = make()
     for ordinal in (4, 1, 3, 0, 2):
-        group = complete(whole, ordinal)
+        group = complete(ordinal)
         whole.put(group)
         buffer.put(group)
         assert buffer.size_bytes <= buffer.max_bytes
@@ -79,7 +83,7 @@ def test_groups_beyond_the_memory_go_to_the_disk_and_come_back_in_order(tmp_path
 def test_images_are_not_written_to_files(tmp_path: Path) -> None:
     buffer = make(max_bytes=1, spill=tmp_path / "spill")
     for ordinal in range(3):
-        buffer.put(complete(buffer, ordinal, media=ordinal == 2))
+        buffer.put(complete(ordinal, media=ordinal == 2))
     assert [path.name for path in (tmp_path / "spill").iterdir()] == ["group-1.jsonl"]
     assert buffer.write(tmp_path / "buffer.jsonl") == [0, 1]
     assert len((tmp_path / "buffer.jsonl").read_bytes().splitlines()) == 2
@@ -87,7 +91,7 @@ def test_images_are_not_written_to_files(tmp_path: Path) -> None:
 
 
 def test_the_size_counts_shared_prompts_once() -> None:
-    short, long = complete(make(), 0, tokens=10).size_bytes, complete(make(), 0, tokens=1010).size_bytes
+    short, long = complete(0, tokens=10).size_bytes, complete(0, tokens=1010).size_bytes
     assert long - short == 4 * (1000 * 4 + 1000)  # four rollouts: ids of four bytes each, plus the text of the message
 
 

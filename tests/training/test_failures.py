@@ -12,11 +12,11 @@ from benchmarks import virtual_clock
 from rllm_core.config import RolloutConfig, RunConfig
 from rllm_core.engine import Completer, EngineError, Terminated
 from rllm_core.errors import ConfigError, RunError, StallError
-from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.books import Books
 from rllm_core.training.failures import CircuitBreaker, Quarantine
+from rllm_core.training.group import Group
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 from rllm_core.workflow import Workflow
@@ -60,8 +60,7 @@ def play(task_id: str, script: Script | None = None, **rollout: Any) -> Episode:
     config = RunConfig.model_validate({"workflow": "misbehaving", "rollout": rollout})
 
     async def run() -> Episode:
-        observers = Observers(PluginManager.from_environment(no_plugins=True))
-        runner = RolloutRunner(Misbehaving(), ScriptedEngine(script=script), config, observers, lockstep=False)
+        runner = RolloutRunner(Misbehaving(), ScriptedEngine(script=script), config, lockstep=False)
         return (await runner.attempt(Task(task_id=task_id), RolloutKey("train", 3, 1))).episode
 
     return asyncio.run(run())
@@ -107,8 +106,7 @@ def test_each_of_many_rollouts_has_its_own_deadline() -> None:
 
     async def run() -> list[str]:
         config = RunConfig.model_validate({"workflow": "m", "rollout": {"rollout_timeout_seconds": 0.2}})
-        observers = Observers(PluginManager.from_environment(no_plugins=True))
-        runner = RolloutRunner(Mixed(), ScriptedEngine(), config, observers, lockstep=False)
+        runner = RolloutRunner(Mixed(), ScriptedEngine(), config, lockstep=False)
 
         async def play(name: str, after: float) -> str:
             await asyncio.sleep(after)
@@ -126,8 +124,7 @@ def test_each_of_many_rollouts_has_its_own_deadline() -> None:
 def test_cancelling_a_rollout_is_not_a_timeout() -> None:
     async def run() -> None:
         config = RunConfig.model_validate({"workflow": "m"})
-        observers = Observers(PluginManager.from_environment(no_plugins=True))
-        runner = RolloutRunner(Misbehaving(), ScriptedEngine(), config, observers, lockstep=False)
+        runner = RolloutRunner(Misbehaving(), ScriptedEngine(), config, lockstep=False)
         task = asyncio.create_task(runner.run(Task(task_id="hang"), RolloutKey("train", 0, 0)))
         await asyncio.sleep(0.01)
         task.cancel()
@@ -383,11 +380,10 @@ def test_books_notice_what_is_lost_and_what_is_counted_twice() -> None:
 
 
 def test_an_episode_is_taken_in_once() -> None:
-    from rllm_core.training.buffer import Assembly
-
-    assembly = Assembly(0, "t", 0, 2)
+    group = Group(0, "t", 0, 2)
     step = Step(prompt_ids=[1], completion_ids=[2], logprobs=[-1.0], weight_version=0)
     episode = Episode(task_id="t", trajectories=[Trajectory(steps=[step], reward=0.0)])
-    assert not assembly.add(episode)
+    group.add(episode)
+    assert group.running == [1]
     with pytest.raises(ValueError, match="was added twice"):
-        assembly.add(episode)
+        group.add(episode)

@@ -23,20 +23,21 @@ from hypothesis.stateful import (
 from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.builtin.estimators.outcome import GRPO
 from rllm_core.config import TrainingConfig
-from rllm_core.training.buffer import CompleteGroup, TrajectoryGroupBuffer
+from rllm_core.training.buffer import GroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
+from rllm_core.training.group import Group, GroupRules
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 ROLLOUTS = 2
 
 
-def complete_group(ordinal: int, version: int) -> CompleteGroup:
+def complete_group(ordinal: int, version: int) -> Group:
     step = Step(prompt_ids=[1], completion_ids=[2], weight_version=version)
     trajectories = [Trajectory(steps=[step], reward=0.0)] * ROLLOUTS
     group = TrajectoryGroup(
         group_id=ordinal, task_id="t", trajectories=trajectories, rollout_ids=["r"] * ROLLOUTS, weight_version=version
     )
-    return CompleteGroup(ordinal, "t", 0, [], [group])
+    return Group(ordinal, "t", 0, ROLLOUTS, groups=[group])
 
 
 async def _three_rounds() -> None:
@@ -76,14 +77,12 @@ class Loop(RuleBasedStateMachine):
         self.coordinator = SyncCoordinator(
             window_quota=self.training.window_quota, groups_needed=steps * groups_per_step
         )
-        self.buffer = TrajectoryGroupBuffer(
-            RoleEstimators(GRPO()), credits_groups=True, drop_uniform=False, in_order=strict
-        )
+        self.buffer = GroupBuffer(GroupRules(RoleEstimators(GRPO()), drop_uniform=False), in_order=strict)
         self.in_flight: dict[int, int] = {}  # ordinal: weight version at dispatch
         self.ordinal = self.step = self.trained = self.given_up = 0
         self.syncing = False
         self.admission: asyncio.Task[bool] | None = None
-        self.taking: asyncio.Task[list[CompleteGroup]] | None = None
+        self.taking: asyncio.Task[list[Group]] | None = None
         self.draining: asyncio.Task[None] | None = None
         self.validations: set[int] = set()
         self.wait_for_groups()
