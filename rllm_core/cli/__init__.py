@@ -54,6 +54,7 @@ ValueT = TypeVar("ValueT")
 
 ALL_PLUGINS = "*"
 EXIT_SECONDS = 20.0
+EXIT_HANDLERS_SECONDS = 120.0  # they may upload something
 PYDANTIC_VARIABLE, PYDANTIC_OFF = "PYDANTIC_DISABLE_PLUGINS", "__all__"
 
 
@@ -100,7 +101,6 @@ class BrokenCommand(click.Command):
         super().__init__(
             name,
             help=f"Cannot be loaded: {error}",
-            add_help_option=True,
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
         )
         self.error = error
@@ -317,7 +317,7 @@ def _leave_threads(exit_code: int, is_hung: bool) -> None:
     if is_hung or kept_by:
         os._exit(exit_code)
     # Exit handlers may be third-party code: if they never end, this prints where they are.
-    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=STANDARD_ERROR)
+    faulthandler.dump_traceback_later(EXIT_HANDLERS_SECONDS, exit=True, file=STANDARD_ERROR)
 
 
 def _lasting_threads() -> list[threading.Thread]:

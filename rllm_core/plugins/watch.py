@@ -51,13 +51,15 @@ def watched(described: str, plugin: str, *, light: bool) -> Iterator[None]:
     stands, ended = threading.Event(), threading.Event()
     wait = FunctionType(_wait.__code__.replace(co_name=loaded), globals())
     arguments = (stands, ended, described, plugin, light, threading.get_ident())
-    threading.Thread(target=wait, args=arguments, daemon=True).start()
+    beside = threading.Thread(target=wait, args=arguments, daemon=True)
+    beside.start()
     stands.wait()
     try:
         with contextlib.redirect_stdout(sys.stderr), _ended_in_time(loaded, light=light):
             yield
     finally:
         ended.set()
+        beside.join()  # or a crash of the next one would name this one, too
 
 
 def _wait(

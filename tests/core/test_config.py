@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from rllm_core import hookimpl
 from rllm_core.assembly.resolution import load_run_config
+from rllm_core.backend import BackendProtocol
 from rllm_core.config import (
     OptimizerConfig,
     RunConfig,
@@ -23,9 +24,11 @@ from rllm_core.config import (
     to_toml,
 )
 from rllm_core.errors import ConfigError, PluginError
+from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import BackendProvider, ParserProvider, TrackerProvider, WorkflowProvider
-from rllm_core.workflow import WorkflowConfig
+from rllm_core.tracker import Tracker
+from rllm_core.workflow import Workflow, WorkflowConfig
 
 
 class Level(StrEnum):
@@ -52,6 +55,26 @@ class ToyConfig(Section):
     scale: float = 1.0
 
 
+class Puzzle(Workflow):
+    config_model = PuzzleConfig
+
+
+class Tuned(Workflow):
+    """Without settings."""
+
+
+class Toy(BackendProtocol[Any]):
+    """A backend that no test creates."""
+
+
+class ToyParser(BaseParser):
+    """A parser that no test creates."""
+
+
+class Paper(Tracker):
+    """A tracker that no test creates."""
+
+
 def preset() -> dict[str, Any]:
     return {
         "training": {"steps": 11, "seed": 11},
@@ -64,10 +87,12 @@ def preset() -> dict[str, Any]:
 class Provided:
     @hookimpl
     def workflows(self) -> list[WorkflowProvider]:
-        here = {"load": f"{__name__}:PuzzleConfig", "summary": "A puzzle."}
+        here = {"load": f"{__name__}:Puzzle", "summary": "A puzzle."}
         return [
             WorkflowProvider(name="puzzle", config=f"{__name__}:PuzzleConfig", **here),
-            WorkflowProvider(name="tuned", run_file=f"{__name__}:preset", **here),
+            WorkflowProvider(
+                name="tuned", load=f"{__name__}:Tuned", run_file=f"{__name__}:preset", summary="A puzzle."
+            ),
             WorkflowProvider(name="twin", config=f"{__name__}:PuzzleConfig", **here),
             WorkflowProvider(name="model", config=f"{__name__}:PuzzleConfig", **here),
             WorkflowProvider(name="ghost", config="no_such_module_anywhere:Config", **here),
@@ -75,7 +100,7 @@ class Provided:
 
     @hookimpl
     def backends(self) -> list[BackendProvider]:
-        here = {"load": f"{__name__}:ToyConfig", "summary": "A toy."}
+        here = {"load": f"{__name__}:Toy", "summary": "A toy."}
         toy = f"{__name__}:ToyConfig"
         return [
             BackendProvider(name="local", config=toy, parsers=("plain", "both"), default_parser="plain", **here),
@@ -86,15 +111,13 @@ class Provided:
 
     @hookimpl
     def parsers(self) -> list[ParserProvider]:
-        here = {"load": f"{__name__}:ToyConfig", "summary": "A parser."}
+        here = {"load": f"{__name__}:ToyParser", "summary": "A parser."}
         return [ParserProvider(name=name, **here) for name in ("plain", "fancy", "both")]
 
     @hookimpl
     def trackers(self) -> list[TrackerProvider]:
         return [
-            TrackerProvider(
-                name="paper", load=f"{__name__}:ToyConfig", summary="Paper.", config=f"{__name__}:ToyConfig"
-            )
+            TrackerProvider(name="paper", load=f"{__name__}:Paper", summary="Paper.", config=f"{__name__}:ToyConfig")
         ]
 
 

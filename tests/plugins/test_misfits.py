@@ -198,7 +198,7 @@ def test_when_the_process_dies_it_says_what_was_being_loaded(site: str, tmp_path
         assert run.stderr.splitlines()[-1] == f"the process ended while {named}"
     else:  # faulthandler has written where it was, and what was being loaded
         assert f"misfits/{name}.py" in run.stderr
-        assert named in run.stderr
+        assert re.findall(r"line \d+ in (plugin .*)", run.stderr) == [named], "and nothing else"
     left_out = process("workflows", path=site, cwd=tmp_path, RLLM_PLUGINS=f"testing,{name}", RLLM_NO_PLUGINS=name)
     assert left_out.returncode == 0
     assert "being loaded" not in left_out.stderr
