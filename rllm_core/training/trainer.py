@@ -250,10 +250,7 @@ class Trainer:
         finally:
             self.generation.discard("run_failed")  # groups of a checkpoint, if the launch failed before training them
             await self.runner.aclose()
-            try:
-                self.run_dir.flush()
-            finally:
-                await self.observers.notify("on_train_end", state=self.state(), status=status)
+            await self.observers.notify("on_train_end", state=self.state(), status=status)
 
     def interrupt(self, error: Interrupted) -> None:
         """Stops the run without loss: generation and validation immediately, training after the current step."""
