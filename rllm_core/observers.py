@@ -166,11 +166,12 @@ class Observers:
         return self._workers[plugin]
 
     def _disable(self, hook: str, plugin: str) -> None:
-        late = f"{hook} took longer than {self.deadline_seconds:g} s"
+        seconds = self.deadline_seconds
         self.failures[plugin] += 1
-        self.first_failures.setdefault(plugin, late)
+        self.first_failures.setdefault(plugin, f"{hook} took longer than {seconds:g} s")
         self.disabled.add(plugin)
-        logger.warning("plugin %r: %s; its observers are disabled for the rest of the run", plugin, late)
+        late = "plugin %r: %s took longer than %g s; its observers are disabled for the rest of the run"
+        logger.warning(late, plugin, hook, seconds)
 
     def _report(self, hook: str, plugin: str, error: Exception) -> None:
         self.failures[plugin] += 1
