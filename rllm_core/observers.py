@@ -80,24 +80,12 @@ class Observers:
         return any(implementation.plugin not in self.disabled for implementation in self._implementations[hook])
 
     async def notify(self, hook: str, **arguments: Any) -> None:
-        """Calls every observer of an event hook. Returns when each has returned, failed or overrun.
-
-        Args:
-            hook: Name of the hook.
-            **arguments: All arguments of its spec.
-        """
+        """Calls every observer of an event hook with all arguments of its spec, until each has returned or failed."""
         for implementation in self._implementations[hook]:
-            await self._call(hook, implementation, arguments, _ignored)
+            await self._call(hook, implementation, arguments, _done)
 
     async def save_states(self, state: object) -> dict[str, dict[str, Any] | None]:
-        """Collects the state of every plugin that implements ``save_plugin_state``.
-
-        Args:
-            state: Argument of the hook.
-
-        Returns:
-            State by plugin, sorted by name. None if the plugin saves nothing or failed.
-        """
+        """Collects plugin states with the hook ``save_plugin_state``: by name; None if it saves nothing or failed."""
         answers: dict[str, dict[str, Any] | None] = {}
         implementations = self._implementations[SAVE]
         for plugin, times in Counter(implementation.plugin for implementation in implementations).items():
@@ -111,20 +99,12 @@ class Observers:
         return answers
 
     async def load_states(self, state: object, saved: Mapping[str, dict[str, Any]]) -> set[str]:
-        """Passes state collected by `save_states` back to the plugins that implement ``load_plugin_state``.
-
-        Args:
-            state: Argument of the hook.
-            saved: State by plugin name.
-
-        Returns:
-            Plugins that restored their state.
-        """
+        """Passes saved states back with the hook ``load_plugin_state``; returns the plugins that restored theirs."""
         taken = set()
         for implementation in self._implementations[LOAD]:
             plugin = implementation.plugin
             if plugin in saved:
-                arguments = {"state": state, "saved": copy.deepcopy(saved[plugin])}
+                arguments = {"state": state, "saved": saved[plugin]}
                 if await self._call(LOAD, implementation, arguments, _done):
                     taken.add(plugin)
         return taken
@@ -186,16 +166,12 @@ class Observers:
         return self._workers[plugin]
 
     def _disable(self, hook: str, plugin: str) -> None:
-        late = f"{hook} took longer than {self.deadline_seconds:g} s"
+        seconds = self.deadline_seconds
         self.failures[plugin] += 1
-        self.first_failures.setdefault(plugin, late)
+        self.first_failures.setdefault(plugin, f"{hook} took longer than {seconds:g} s")
         self.disabled.add(plugin)
-        logger.warning(
-            "plugin %r: %s took longer than %g s; its observers are disabled for the rest of the run",
-            plugin,
-            hook,
-            self.deadline_seconds,
-        )
+        late = "plugin %r: %s took longer than %g s; its observers are disabled for the rest of the run"
+        logger.warning(late, plugin, hook, seconds)
 
     def _report(self, hook: str, plugin: str, error: Exception) -> None:
         self.failures[plugin] += 1
@@ -240,10 +216,6 @@ def private(value: Any, kept: _Copies) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return type(value)(**{field.name: private(getattr(value, field.name), kept) for field in fields(value)})
     return copy.deepcopy(value)
-
-
-def _ignored(result: object) -> None:
-    pass
 
 
 def _done(result: object) -> bool:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import tomllib
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +26,7 @@ from typing import IO, Any
 from rllm_core.config import RunConfig, to_toml
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import checkpoint
-from rllm_core.run_folder.journal import JsonLines, cut_after, writing
+from rllm_core.run_folder.journal import JsonLines, cut_after, write_whole, writing
 
 LINES = ("events", "metrics", "timings", "trajectories")
 # Keys that may change on resume, because nothing trained so far depends on them.
@@ -92,7 +91,7 @@ class RunDir:
             try:
                 if resume:
                     self._continue(config)
-                self._write_whole("run.toml", to_toml(config.to_tables()))
+                write_whole(path / "run.toml", to_toml(config.to_tables()))
                 for name in LINES:
                     self.lines[name] = JsonLines(path / f"{name}.jsonl")
             except BaseException:
@@ -114,25 +113,12 @@ class RunDir:
         """
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         with writing(self.path / name):
-            self._write_whole(name, text)
-
-    def _write_whole(self, name: str, text: str) -> None:
-        temporary = self.path / f".{name}.tmp"
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self.path / name)
+            write_whole(self.path / name, text)
 
     def read_json(self, name: str) -> Any:
         """Reads a JSON file; None if it does not exist."""
         path = self.path / name
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-    def flush(self) -> None:
-        """Flushes all lines to the operating system."""
-        for lines in self.lines.values():
-            lines.flush()
 
     def sync(self) -> dict[str, int]:
         """Syncs all lines to disk and returns the files' lengths in bytes."""

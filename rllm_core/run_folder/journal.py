@@ -1,11 +1,11 @@
-"""Append-only JSON lines of a run, which a resume truncates to match its checkpoint."""
+"""Writes to disk: whole files, and append-only JSON lines, which a resume truncates to match its checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +27,16 @@ def writing(path: Path) -> Iterator[None]:
 
 def _cannot_be_written(path: Path, error: OSError) -> RunError:
     return RunError(f"{error.filename or path} cannot be written: {error.strerror or error}")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file atomically: a crash leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
 
 
 class JsonLines:
@@ -51,11 +61,7 @@ class JsonLines:
             self._file.write(line.encode() + b"\n")
             self._file.flush()
         except OSError as error:
-            self._tell(error)
-
-    def flush(self) -> None:
-        """Flushes to the operating system."""
-        self._unless_told(self._file.flush)
+            self._fail(error)
 
     def sync(self) -> int:
         """Syncs everything to disk.
@@ -68,22 +74,18 @@ class JsonLines:
         """
         if self._failure is not None:
             raise _cannot_be_written(self.path, self._failure)
-        self.flush()
         with writing(self.path):
             os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
-        """Flushes and closes the file."""
-        self._unless_told(self._file.close)
-
-    def _unless_told(self, operation: Callable[[], None]) -> None:
+        """Closes the file."""
         try:
-            operation()
+            self._file.close()
         except OSError as error:
-            self._tell(error)
+            self._fail(error)
 
-    def _tell(self, error: OSError) -> None:
+    def _fail(self, error: OSError) -> None:
         if self._failure is None:
             self._failure = error
             raise _cannot_be_written(self.path, error) from error

@@ -125,8 +125,7 @@ class _Told(Progress):
     def note(self, text: str) -> None:
         self._say(text)
 
-    def closing(self, text: str) -> None:
-        self._say(text)
+    closing = note
 
     def _left(self, step: int, step_seconds: float) -> str:
         """Estimates the time left from the pace since the first step, without loading and validation."""

@@ -157,7 +157,6 @@ class Reporter:
         self.run_dir.lines["metrics"].write(metrics)
         self.run_dir.lines["timings"].write(timings)
         self._keep(step, [episode for item in consumed for episode in item.episodes])
-        self.run_dir.flush()
         self.progress.step(metrics, timings)
         self.trackers.log(step, {**metrics, **{name: value for name, value in timings.items() if value is not None}})
         return metrics
@@ -178,7 +177,6 @@ class Reporter:
         outcomes = ",".join(f"{{{_outcome(episode)}}}" for episode in episodes)
         self.run_dir.lines["events"].write_text(f'{head[:-1]},"episodes":[{outcomes}]}}')
         self._keep(result.step, episodes)
-        self.run_dir.flush()
         self.progress.validated(result)
         fields = result.to_dict()
         fields |= {f"{WORKFLOW}/{name}": value for name, value in fields.pop("metrics").items()}

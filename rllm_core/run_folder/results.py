@@ -12,14 +12,7 @@ from rllm_core.types import Episode, TrajectoryGroup
 
 
 class StartedRollout(Protocol):
-    """Identity of a rollout attempt.
-
-    Attributes:
-        rollout_id: Id, unique in a run folder.
-        ordinal: Position of the task in the stream.
-        index: Number of the rollout of this task.
-        attempt: 0, plus one per retry.
-    """
+    """Identity of a rollout attempt, such as `rllm_core.training.rollouts.RolloutKey`."""
 
     @property
     def rollout_id(self) -> str: ...
@@ -32,14 +25,7 @@ class StartedRollout(Protocol):
 
 
 class ConsumedGroup(Protocol):
-    """Group of an optimizer step.
-
-    Attributes:
-        epoch: Epoch of its task.
-        episodes: Rollouts that succeeded.
-        groups: Advantage groups that survived filtering.
-        weight_version: Oldest weight version among its tokens.
-    """
+    """Group of an optimizer step, such as `rllm_core.training.buffer.CompleteGroup`."""
 
     @property
     def epoch(self) -> int: ...

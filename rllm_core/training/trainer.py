@@ -116,10 +116,7 @@ class Trainer:
         finally:
             self.ledger.cancel_complete("run_failed")  # groups of a checkpoint, if the launch failed before training
             await parts.runner.aclose()
-            try:
-                parts.run_dir.flush()
-            finally:
-                await parts.notify("on_train_end", status=status)
+            await parts.notify("on_train_end", status=status)
 
     def interrupt(self, error: Interrupted) -> None:
         """Stops the run without loss: generation and validation immediately, training after the current step."""

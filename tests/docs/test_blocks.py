@@ -155,7 +155,7 @@ def shape(line: str) -> str:
 
 def test_the_live_view() -> None:
     [block] = [b for b in Page(ROOT / "docs" / "asynchronous-training.md").blocks if b.language == "text"]
-    said = " ".join(text for path in (ROOT / "rllm_core" / "training").glob("*.py") for text in texts(path))
+    said = " ".join(text for path in (ROOT / "rllm_core" / "run_folder").glob("*.py") for text in texts(path))
     for word in {*re.findall(r"[a-z][a-z-]+", block.text)} - {"s"}:
         assert word in said, word
 
