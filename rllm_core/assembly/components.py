@@ -31,11 +31,7 @@ PIECE_KINDS: tuple[type[providers.Provider], ...] = (
 
 
 def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configured]:
-    """Returns the class behind a record. Loading a loss imports torch.
-
-    Raises:
-        PluginError: If it cannot be imported, or has the wrong base class.
-    """
+    """Returns the class behind a record. Loading a loss imports torch."""
     record = provided.record
     found: Any = plugins.load(provided)
     base = _base(type(record))
@@ -90,12 +86,7 @@ def configured(
 def create(
     plugins: PluginManager, provided: Provided[Any], key: str, name: str, options: Mapping[str, Any], where: str
 ) -> Any:
-    """Creates the component that the setting ``key = name`` selects; ``where`` is the position of its options.
-
-    Raises:
-        ConfigError: If the options are wrong.
-        PluginError: If the component is broken.
-    """
+    """Creates the component that the setting ``key = name`` selects; ``where`` is the position of its options."""
     kind = type(provided.record)
     found = piece_class(plugins, provided)
     label = f"{kind.kind} {name!r} ({provided.plugin.label})"
@@ -127,11 +118,7 @@ def aggregation_of(config: RunConfig) -> Aggregation:
 
 
 def overlong_penalty(config: RunConfig) -> OverlongPenalty | None:
-    """Returns the overlong penalty of a run, or None.
-
-    Raises:
-        ConfigError: If it would start before the first token.
-    """
+    """Returns the overlong penalty of a run, or None."""
     overlong = config.algorithm.overlong
     if not overlong.penalty_tokens:
         return None

@@ -74,11 +74,7 @@ class Support:
 
 
 def backend_class(provided: Provided[providers.BackendProvider], plugins: PluginManager) -> type[BackendProtocol[Any]]:
-    """Returns the class of a backend.
-
-    Raises:
-        PluginError: If it is broken, or not a backend class.
-    """
+    """Returns the class of a backend."""
     found: Any = plugins.load(provided)
     if not isinstance(found, type) or not issubclass(found, BackendProtocol):
         record = provided.record
@@ -90,12 +86,7 @@ def backend_class(provided: Provided[providers.BackendProvider], plugins: Plugin
 
 
 def default_capabilities(provided: Provided[providers.BackendProvider], plugins: PluginManager) -> Capabilities:
-    """Returns a backend's capabilities with its default settings, which the run file may change.
-
-    Raises:
-        ConfigError: If the backend cannot declare them without settings.
-        PluginError: If it is broken.
-    """
+    """Returns a backend's capabilities with its default settings, which the run file may change."""
     record = provided.record
     found = backend_class(provided, plugins)
     sections = {}
@@ -110,12 +101,7 @@ def default_capabilities(provided: Provided[providers.BackendProvider], plugins:
 
 
 def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
-    """Rejects settings that the backend does not support.
-
-    Raises:
-        ConfigError: For the first unsupported setting, or if options of the loss are wrong.
-        PluginError: If the loss is broken, or two plugins provide a loss with this name.
-    """
+    """Rejects settings that the backend does not support."""
     support = Support.of(capabilities, plugins)
     algorithm, training, backend = config.algorithm, config.training, f"backend {config.backend!r}"
     elsewhere = "or use another backend (rllm-core backends lists what each supports)"
