@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rllm_core import providers
 from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.assembly.algorithm import Algorithm
@@ -17,11 +15,7 @@ from rllm_core.workflow import Workflow
 
 
 def check_imitation(resolved: Resolved, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow) -> None:
-    """Rejects settings without a meaning, or with a different one, in training without rewards or sampling.
-
-    Raises:
-        ConfigError: For the first such setting.
-    """
+    """Rejects settings without a meaning, or with a different one, in training without rewards or sampling."""
     config = resolved.config
     _check_workflow(config, chosen, workflow)
     _check_rewards(config, chosen)
@@ -39,22 +33,19 @@ def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
 
     The filter of uniform groups uses the workflow's rewards even if no estimator does.
     """
+    algorithm = config.algorithm
+    kl_in_reward = algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"
     nobody_uses_them = not any(estimator.needs_rewards for estimator in chosen.estimators.all)
-    for name, is_set, is_for_estimators in _about_rewards(config):
+    for name, is_set, is_for_estimators in (
+        ("algorithm.filter_uniform_groups must be false", algorithm.filter_uniform_groups, False),
+        ("algorithm.kl.place must be 'loss'", kl_in_reward, True),
+        ("algorithm.overlong.penalty_tokens must be 0", algorithm.overlong.penalty_tokens > 0, True),
+    ):
+        changes_nothing = is_for_estimators and nobody_uses_them
         for estimator_name, estimator in _named(config, chosen):
             has_none = estimator.learns_written or estimator.needs_teacher
-            changes_nothing = is_for_estimators and nobody_uses_them
             if is_set and not estimator.needs_rewards and (has_none or changes_nothing):
                 raise ConfigError(f"{name}: estimator {estimator_name!r} uses no rewards")
-
-
-def _about_rewards(config: RunConfig) -> Iterator[tuple[str, bool, bool]]:
-    """Yields the required value of a setting, whether it differs, and whether it affects the estimators' input."""
-    algorithm = config.algorithm
-    yield "algorithm.filter_uniform_groups must be false", algorithm.filter_uniform_groups, False
-    kl_in_reward = algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"
-    yield "algorithm.kl.place must be 'loss'", kl_in_reward, True
-    yield "algorithm.overlong.penalty_tokens must be 0", algorithm.overlong.penalty_tokens > 0, True
 
 
 def _check_workflow(config: RunConfig, chosen: Algorithm, workflow: Workflow) -> None:

@@ -79,22 +79,12 @@ class Parts:
 
 
 def assemble(config: RunConfig, plugins: PluginManager) -> Parts:
-    """Selects the providers of a run file, and returns `parts_of` them.
-
-    Args:
-        config: Run file, such as `rllm_core.assembly.resolution.load_run_config` returns.
-        plugins: Plugin manager that has the providers.
-    """
+    """Selects the providers of a run file, and returns `parts_of` them."""
     return parts_of(providers_of(config, plugins))
 
 
 def parts_of(resolved: Resolved) -> Parts:
-    """Loads and checks the parts of a run without allocating anything.
-
-    Raises:
-        ConfigError: If a setting is invalid or the backend does not support it.
-        PluginError: If a part is missing or broken.
-    """
+    """Loads and checks the parts of a run without allocating anything."""
     config, plugins, provided = resolved.config, resolved.plugins, resolved.backend
     missing = unmet("the run file", config.requires)
     if missing:
@@ -141,12 +131,7 @@ def workflow_of(resolved: Resolved) -> Workflow:
 
 
 def _trackers_of(resolved: Resolved) -> dict[str, Tracker]:
-    """Constructs the trackers of a run file, by name.
-
-    Raises:
-        ConfigError: If a tracker rejects its settings.
-        PluginError: If a tracker cannot be imported or constructed.
-    """
+    """Constructs the trackers of a run file, by name."""
     trackers: dict[str, Tracker] = {}
     for name, provided in resolved.trackers.items():
         tracker_class: type[Tracker] = resolved.plugins.load(provided)

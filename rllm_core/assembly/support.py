@@ -11,9 +11,8 @@ from rllm_core import providers
 from rllm_core.assembly.algorithm import Algorithm, policy_loss
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
-from rllm_core.errors import ConfigError, PluginError, UserError
+from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager, Provided
-from rllm_core.plugins.blame import located
 from rllm_core.run_file import validated
 
 
@@ -75,36 +74,23 @@ class Support:
 
 
 def default_capabilities(provided: Provided[providers.BackendProvider], plugins: PluginManager) -> Capabilities:
-    """Returns a backend's capabilities with its default settings, which the run file may change.
-
-    Raises:
-        ConfigError: If the backend cannot declare them without settings.
-        PluginError: If it is broken.
-    """
+    """Returns a backend's capabilities with its default settings, which the run file may change."""
     record = provided.record
     label = f"backend {record.name!r} ({provided.plugin.label})"
     found: type[BackendProtocol[Any]] = plugins.load(provided)
     sections = {}
     if record.config is not None:
         sections[record.name] = validated(plugins.load(provided, record.config), {}, record.name, ())
-    try:
+    with provided.at_work("its capabilities()", found):
         declared = found.capabilities(RunConfig(workflow="any", backend=record.name, plugins=sections))
-    except UserError:
-        raise
-    except Exception as error:  # the backend may come from any plugin
-        raise PluginError(f"{label}: its capabilities() failed: {located(error, provided.plugin.package)}") from error
     if not isinstance(declared, Capabilities):
+        label = f"backend {record.name!r} ({provided.plugin.label})"
         raise PluginError(f"{label}: its capabilities() returned {declared!r:.80}, not rllm_core.backend.Capabilities")
     return declared
 
 
 def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
-    """Rejects settings that the backend does not support.
-
-    Raises:
-        ConfigError: For the first unsupported setting, or if options of the loss are wrong.
-        PluginError: If the loss is broken, or two plugins provide a loss with this name.
-    """
+    """Rejects settings that the backend does not support."""
     support = Support.of(capabilities, plugins)
     algorithm, training, backend = config.algorithm, config.training, f"backend {config.backend!r}"
     elsewhere = "or use another backend (rllm-core backends lists what each supports)"

@@ -15,11 +15,7 @@ from rllm_core.parser import BaseParser
 
 
 def check_teacher(resolved: Resolved) -> None:
-    """Checks that the teacher can score.
-
-    Raises:
-        ConfigError: If its engine cannot score tokens, or its model is not set.
-    """
+    """Checks that the teacher can score."""
     name = resolved.config.teacher.engine
     if not engine_class(resolved, name).computes_logprobs:
         raise ConfigError(
@@ -33,11 +29,7 @@ def check_teacher(resolved: Resolved) -> None:
 
 @asynccontextmanager
 async def open_teacher(resolved: Resolved, student: BaseParser | None) -> AsyncIterator[Teacher | None]:
-    """Yields the run's teacher with its engine awake, or None if the run has no teacher.
-
-    Raises:
-        ConfigError: If the teacher's tokens cannot be compared with the policy's.
-    """
+    """Yields the run's teacher with its engine awake, or None if the run has no teacher."""
     config = resolved.config
     teacher = config.teacher
     if not teacher.engine:
