@@ -34,7 +34,12 @@ class Algorithm:
 
     @classmethod
     def of(cls, resolved: Resolved) -> Algorithm:
-        """Loads and configures the components of a run."""
+        """Loads and configures the components of a run.
+
+        Raises:
+            ConfigError: If options are wrong, or corrections would count a ratio twice.
+            PluginError: If the plugin of a component is broken.
+        """
         config = resolved.config
         algorithm = config.algorithm
 
@@ -53,7 +58,12 @@ class Algorithm:
 
 
 def corrections_of(config: RunConfig, plugins: PluginManager) -> Corrections:
-    """Returns the corrections of a run, for backends that apply them themselves."""
+    """Returns the corrections of a run, for backends that apply them themselves.
+
+    Raises:
+        ConfigError: If options are wrong, or the corrections would count a ratio twice.
+        PluginError: If the plugin of a correction is missing or broken.
+    """
     return _corrections(config, plugins, select_corrections(config, plugins))
 
 
@@ -81,7 +91,12 @@ def _corrections(
 
 
 def policy_loss(config: RunConfig, plugins: PluginManager) -> PolicyLoss:
-    """Returns the loss of a run, for backends that train with torch."""
+    """Returns the loss of a run, for backends that train with torch.
+
+    Raises:
+        ConfigError: If its name is unknown or its options are wrong.
+        PluginError: If its plugin is broken.
+    """
     name, options = config.algorithm.loss, config.algorithm.loss_options
     loss: PolicyLoss = configured(
         plugins, providers.PolicyLossProvider, "algorithm.loss", name, options, "algorithm.loss_options"

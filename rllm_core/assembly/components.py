@@ -83,7 +83,12 @@ def configured(
 def create(
     plugins: PluginManager, provided: Provided[Any], key: str, name: str, options: Mapping[str, Any], where: str
 ) -> Any:
-    """Creates the component that the setting ``key = name`` selects; ``where`` is the position of its options."""
+    """Creates the component that the setting ``key = name`` selects; ``where`` is the position of its options.
+
+    Raises:
+        ConfigError: If the options are wrong.
+        PluginError: If the component is broken.
+    """
     kind = type(provided.record)
     found = piece_class(plugins, provided)
     label = f"{kind.kind} {name!r} ({provided.plugin.label})"
@@ -115,7 +120,11 @@ def aggregation_of(config: RunConfig) -> Aggregation:
 
 
 def overlong_penalty(config: RunConfig) -> OverlongPenalty | None:
-    """Returns the overlong penalty of a run, or None."""
+    """Returns the overlong penalty of a run, or None.
+
+    Raises:
+        ConfigError: If it would start before the first token.
+    """
     overlong = config.algorithm.overlong
     if not overlong.penalty_tokens:
         return None

@@ -14,7 +14,11 @@ CLOSING_TIMEOUT_SECONDS = 60.0
 
 
 def build_parser(resolved: Resolved, name: str, model: str) -> BaseParser:
-    """Builds the parser called ``name`` for a model (reads its tokenizer)."""
+    """Builds the parser called ``name`` for a model (reads its tokenizer).
+
+    Raises:
+        PluginError: If it is broken.
+    """
     provided = resolved.parsers[name]
     parser_class: type[BaseParser] = resolved.plugins.load(provided)
     with provided.at_work("from_model", parser_class):
@@ -32,7 +36,17 @@ def engine_class(resolved: Resolved, name: str) -> type[RolloutEngine]:
 
 
 def standalone_engine(resolved: Resolved, name: str, parser: BaseParser) -> RolloutEngine:
-    """Constructs the standalone engine called ``name`` for the model of the run file, which ``parser`` must fit."""
+    """Constructs a standalone engine.
+
+    Args:
+        resolved: Run file, with ``model`` as the model that the engine samples from.
+        name: Name of the engine and of its section.
+        parser: Parser of that model.
+
+    Raises:
+        ConfigError: If the engine rejects its settings.
+        PluginError: If it is broken.
+    """
     found, config = engine_class(resolved, name), resolved.config
     section = config.plugins.get(name)
     if section is not None and name != found.name:  # selected as distribution/name

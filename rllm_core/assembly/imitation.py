@@ -15,7 +15,11 @@ from rllm_core.workflow import Workflow
 
 
 def check_imitation(resolved: Resolved, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow) -> None:
-    """Rejects settings without a meaning, or with a different one, in training without rewards or sampling."""
+    """Rejects settings without a meaning, or with a different one, in training without rewards or sampling.
+
+    Raises:
+        ConfigError: For the first such setting.
+    """
     config = resolved.config
     _check_workflow(config, chosen, workflow)
     _check_rewards(config, chosen)

@@ -79,12 +79,22 @@ class Parts:
 
 
 def assemble(config: RunConfig, plugins: PluginManager) -> Parts:
-    """Selects the providers of a run file, and returns `parts_of` them."""
+    """Selects the providers of a run file, and returns `parts_of` them.
+
+    Args:
+        config: Run file, such as `rllm_core.assembly.resolution.load_run_config` returns.
+        plugins: Plugin manager that has the providers.
+    """
     return parts_of(providers_of(config, plugins))
 
 
 def parts_of(resolved: Resolved) -> Parts:
-    """Loads and checks the parts of a run without allocating anything."""
+    """Loads and checks the parts of a run without allocating anything.
+
+    Raises:
+        ConfigError: If a setting is invalid or the backend does not support it.
+        PluginError: If a part is missing or broken.
+    """
     config, plugins, provided = resolved.config, resolved.plugins, resolved.backend
     missing = unmet("the run file", config.requires)
     if missing:
@@ -119,11 +129,6 @@ def workflow_of(resolved: Resolved) -> Workflow:
     """Constructs the workflow of a run file, with its own section."""
     config, provided = resolved.config, resolved.workflow
     workflow_class: type[Workflow] = resolved.plugins.load(provided)
-    if not isinstance(workflow_class, type) or not issubclass(workflow_class, Workflow):
-        raise PluginError(
-            f"workflow {provided.record.name!r} ({provided.plugin.label}): {provided.record.load} must be a subclass "
-            "of rllm_core.workflow.Workflow"
-        )
     with provided.at_work("its construction", workflow_class):
         workflow = workflow_class(config.plugins.get(config.workflow))
     workflow.services = Services(resolved.plugins, config.rollout.sandbox)
@@ -131,7 +136,12 @@ def workflow_of(resolved: Resolved) -> Workflow:
 
 
 def _trackers_of(resolved: Resolved) -> dict[str, Tracker]:
-    """Constructs the trackers of a run file, by name."""
+    """Constructs the trackers of a run file, by name.
+
+    Raises:
+        ConfigError: If a tracker rejects its settings.
+        PluginError: If a tracker cannot be imported or constructed.
+    """
     trackers: dict[str, Tracker] = {}
     for name, provided in resolved.trackers.items():
         tracker_class: type[Tracker] = resolved.plugins.load(provided)

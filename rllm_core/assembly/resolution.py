@@ -12,12 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rllm_core import providers
 from rllm_core.assembly.components import select_component, select_corrections
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.plugins.sections import WITH_SECTION
+from rllm_core.providers import (
+    AdvantageEstimatorProvider,
+    BackendProvider,
+    CorrectionProvider,
+    EngineProvider,
+    ParserProvider,
+    SandboxProvider,
+    TrackerProvider,
+    WorkflowProvider,
+)
 from rllm_core.run_file import (
     apply_override,
     merged,
@@ -34,22 +43,31 @@ from rllm_core.run_file import (
 class Resolved:
     """A run file and the providers that it names, each selected once.
 
+    Providers of a kind that a run may need several of are mapped by their names in the run file.
+
     Attributes:
-        parsers: Parsers of the policy and of the teacher. These and the following are by their names in the run file.
-        engines: Engines of the teacher, and in place of the backend's.
+        config: Run file.
+        plugins: Plugin manager that loads the providers.
+        workflow: Workflow.
+        backend: Backend.
+        sandbox: Sandbox for model-written code.
+        parsers: Parser of the policy, and of the teacher.
+        engines: Engine of the teacher, and the one used instead of the backend's.
+        trackers: Trackers.
         estimators: Advantage estimators of all roles.
+        corrections: Off-policy corrections.
     """
 
     config: RunConfig
     plugins: PluginManager
-    workflow: Provided[providers.WorkflowProvider]
-    backend: Provided[providers.BackendProvider]
-    sandbox: Provided[providers.SandboxProvider]
-    parsers: Mapping[str, Provided[providers.ParserProvider]]
-    engines: Mapping[str, Provided[providers.EngineProvider]]
-    trackers: Mapping[str, Provided[providers.TrackerProvider]]
-    estimators: Mapping[str, Provided[providers.AdvantageEstimatorProvider]]
-    corrections: Mapping[str, Provided[providers.CorrectionProvider]]
+    workflow: Provided[WorkflowProvider]
+    backend: Provided[BackendProvider]
+    sandbox: Provided[SandboxProvider]
+    parsers: Mapping[str, Provided[ParserProvider]]
+    engines: Mapping[str, Provided[EngineProvider]]
+    trackers: Mapping[str, Provided[TrackerProvider]]
+    estimators: Mapping[str, Provided[AdvantageEstimatorProvider]]
+    corrections: Mapping[str, Provided[CorrectionProvider]]
 
     def with_sections(self) -> Iterator[tuple[str, Provided[Any]]]:
         """Yields the names in the run file, and the providers, whose sections the run reads."""
@@ -61,9 +79,17 @@ class Resolved:
         yield from self.trackers.items()
 
 
-def load_run_config(target: str, plugins: PluginManager, **options: Any) -> RunConfig:
-    """Returns only the configuration of `resolve_run`, which has the same arguments."""
-    return resolve_run(target, plugins, **options).config
+def load_run_config(
+    target: str,
+    plugins: PluginManager,
+    *,
+    overrides: Sequence[str] = (),
+    backend: str | None = None,
+    parser: str | None = None,
+    engine: str | None = None,
+) -> RunConfig:
+    """Returns only the configuration of `resolve_run`."""
+    return resolve_run(target, plugins, overrides=overrides, backend=backend, parser=parser, engine=engine).config
 
 
 def resolve_run(
@@ -84,12 +110,16 @@ def resolve_run(
         backend: Replacement for the file's ``backend``.
         parser: Replacement for the file's ``parser``.
         engine: Engine to use instead of the backend's (``rllm-core eval --engine``); its section is read, too.
+
+    Raises:
+        ConfigError: If the configuration is invalid; one line with the problem, the allowed values and the fix.
+        PluginError: If a selected plugin is missing or broken.
     """
     tables: dict[str, Any] = read_toml(Path(target)) if target.endswith(".toml") else {"workflow": target}
     given: dict[str, Any] = {key: name for key, name in (("backend", backend), ("parser", parser)) if name is not None}
     for override in overrides:
         apply_override(given, override)
-    workflow = plugins.select(providers.WorkflowProvider, _workflow_name(target, merged(tables, given)))
+    workflow = plugins.select(WorkflowProvider, _workflow_name(target, merged(tables, given)))
     preset: dict[str, Any] = {}
     if workflow.record.run_file:
         preset = plugins.load(workflow, workflow.record.run_file)()
@@ -100,9 +130,19 @@ def resolve_run(
 
 
 def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None = None) -> Resolved:
-    """Selects the providers that a run file names; without a parser, it gets the default of its backend."""
-    workflow = plugins.select(providers.WorkflowProvider, config.workflow)
-    backend = plugins.select(providers.BackendProvider, config.backend)
+    """Selects the providers that a run file names.
+
+    Args:
+        config: Run file; without a parser, it gets the default of its backend.
+        plugins: Plugin manager that has the providers.
+        engine: Engine to use instead of the backend's.
+
+    Raises:
+        ConfigError: If the backend does not work with the parser.
+        PluginError: If a provider is missing or broken.
+    """
+    workflow = plugins.select(WorkflowProvider, config.workflow)
+    backend = plugins.select(BackendProvider, config.backend)
     config = _with_parser(config, backend.record)
     teacher = config.teacher
     parsers = [config.parser, *([teacher.parser] if teacher.engine and teacher.parser else [])]
@@ -111,12 +151,12 @@ def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None =
         plugins,
         workflow,
         backend,
-        parsers={name: plugins.select(providers.ParserProvider, name) for name in parsers},
-        engines={name: plugins.select(providers.EngineProvider, name) for name in (teacher.engine, engine) if name},
-        trackers={name: plugins.select(providers.TrackerProvider, name) for name in config.training.trackers},
-        sandbox=plugins.select(providers.SandboxProvider, config.rollout.sandbox),
+        parsers={name: plugins.select(ParserProvider, name) for name in parsers},
+        engines={name: plugins.select(EngineProvider, name) for name in (teacher.engine, engine) if name},
+        trackers={name: plugins.select(TrackerProvider, name) for name in config.training.trackers},
+        sandbox=plugins.select(SandboxProvider, config.rollout.sandbox),
         estimators={
-            name: select_component(plugins, providers.AdvantageEstimatorProvider, key, name)
+            name: select_component(plugins, AdvantageEstimatorProvider, key, name)
             for key, name in config.algorithm.estimator_names().items()
         },
         corrections=select_corrections(config, plugins),
@@ -133,7 +173,14 @@ def _workflow_name(target: str, tables: Mapping[str, Any]) -> str:
 
 
 def _with_sections(resolved: Resolved, sections: Mapping[str, Any], asked_for: Collection[str]) -> Resolved:
-    """Adds the validated sections of providers; only those that the user wrote must belong to one."""
+    """Adds the validated sections of providers to the configuration.
+
+    Args:
+        resolved: Selected providers.
+        sections: Tables of the run file that are not the core's.
+        asked_for: Keys that the user wrote. The workflow's own run file may also mention providers that are not
+            installed.
+    """
     plugins = resolved.plugins
     owners = _section_owners(resolved.with_sections())
     for kind in WITH_SECTION:
@@ -187,7 +234,7 @@ def _still_chosen(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[s
     return left
 
 
-def _with_parser(config: RunConfig, backend: providers.BackendProvider) -> RunConfig:
+def _with_parser(config: RunConfig, backend: BackendProvider) -> RunConfig:
     """Fills in the backend's default parser, or checks that the chosen parser works with the backend."""
     if not config.parser:
         if not backend.default_parser:

@@ -74,9 +74,13 @@ class Support:
 
 
 def default_capabilities(provided: Provided[providers.BackendProvider], plugins: PluginManager) -> Capabilities:
-    """Returns a backend's capabilities with its default settings, which the run file may change."""
+    """Returns a backend's capabilities with its default settings, which the run file may change.
+
+    Raises:
+        ConfigError: If the backend cannot declare them without settings.
+        PluginError: If it is broken.
+    """
     record = provided.record
-    label = f"backend {record.name!r} ({provided.plugin.label})"
     found: type[BackendProtocol[Any]] = plugins.load(provided)
     sections = {}
     if record.config is not None:
@@ -90,7 +94,12 @@ def default_capabilities(provided: Provided[providers.BackendProvider], plugins:
 
 
 def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:
-    """Rejects settings that the backend does not support."""
+    """Rejects settings that the backend does not support.
+
+    Raises:
+        ConfigError: For the first unsupported setting, or if options of the loss are wrong.
+        PluginError: If the loss is broken, or two plugins provide a loss with this name.
+    """
     support = Support.of(capabilities, plugins)
     algorithm, training, backend = config.algorithm, config.training, f"backend {config.backend!r}"
     elsewhere = "or use another backend (rllm-core backends lists what each supports)"

@@ -38,13 +38,22 @@ class Tasks:
 
         Lists and tuples are checked completely. In other sequences, which may create tasks on demand, the first
         `MAX_LAZY_TASKS_CHECKED` are checked. Other iterables become a list.
+
+        Raises:
+            ConfigError: If two tasks have the same id.
+            PluginError: If ``tasks`` fails, or returns anything but tasks.
         """
         if split not in self._known:
             self._ask(split)
         return self._known[split]
 
     def check_apart(self) -> None:
-        """Rejects ids that are in both splits."""
+        """Rejects ids that are in both splits.
+
+        Raises:
+            ConfigError: If there are any; names the first and its positions.
+            PluginError: See `of`.
+        """
         train, validation = self._ask("train"), self._ask("validation")
         shared = [task_id for task_id in validation if task_id in train]
         if shared:

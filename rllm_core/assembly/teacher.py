@@ -15,7 +15,11 @@ from rllm_core.parser import BaseParser
 
 
 def check_teacher(resolved: Resolved) -> None:
-    """Checks that the teacher can score."""
+    """Checks that the teacher can score.
+
+    Raises:
+        ConfigError: If its engine cannot score tokens, or its model is not set.
+    """
     name = resolved.config.teacher.engine
     if not engine_class(resolved, name).computes_logprobs:
         raise ConfigError(
@@ -29,7 +33,11 @@ def check_teacher(resolved: Resolved) -> None:
 
 @asynccontextmanager
 async def open_teacher(resolved: Resolved, student: BaseParser | None) -> AsyncIterator[Teacher | None]:
-    """Yields the run's teacher with its engine awake, or None if the run has no teacher."""
+    """Yields the run's teacher with its engine awake, or None if the run has no teacher.
+
+    Raises:
+        ConfigError: If the teacher's tokens cannot be compared with the policy's.
+    """
     config = resolved.config
     teacher = config.teacher
     if not teacher.engine:

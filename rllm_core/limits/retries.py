@@ -28,7 +28,13 @@ def pause_seconds(attempt: int, seed: int, retry_after_seconds: float = 0.0) -> 
 async def retried(call: Callable[[], Awaitable[ResultT]], *, attempts: int, seed: int) -> ResultT:
     """Returns the result of ``call``, which is repeated after a pause while it raises `EngineBusy`.
 
-    After the last of ``attempts``, the error is raised. Pauses derive from ``seed``.
+    Args:
+        call: Makes one attempt.
+        attempts: Maximum attempts.
+        seed: Seed of the pauses.
+
+    Raises:
+        EngineBusy: If the engine was busy in the last attempt, too.
     """
     for attempt in range(1, attempts):
         try:
