@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import RunError
-from rllm_core.run_folder.journal import write_whole
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -52,8 +51,13 @@ def commit(folder: Path, state: dict[str, Any]) -> None:
         _fsync(path)
     for directory in sorted({path.parent for path in _files(folder)} | {folder}, reverse=True):
         _fsync(directory)
-    manifest = {"format": FORMAT, **state, "files": files}
-    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False) + "\n")
+    temporary = folder / f"{MANIFEST}.tmp"
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump({"format": FORMAT, **state, "files": files}, file, indent=1, sort_keys=True, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(folder / MANIFEST)
     _fsync(folder)
     _fsync(folder.parent)
 
@@ -109,7 +113,7 @@ def prune(root: Path, keep: int) -> list[Path]:
 
 def _files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != MANIFEST:
+        if path.is_file() and path.name not in (MANIFEST, f"{MANIFEST}.tmp"):
             yield path
 
 
