@@ -93,7 +93,7 @@ def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, str]]:
     documented = attributes(inspect.getdoc(model) or "")
     for name, field in model.model_fields.items():
         if not field.exclude and _section_model(field) is None:
-            yield name, field, field.description or documented.get(name, "")
+            yield name, field, " ".join((field.description or documented.get(name, "")).split())
 
 
 def reference(plugins: PluginManager) -> str:

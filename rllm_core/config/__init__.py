@@ -37,51 +37,47 @@ __all__ = [
 __getattr__ = moved_names(__name__)
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, use_attribute_docstrings=True):
     """``[model]``: the model to train."""
 
-    path: Annotated[str, Field(description="Model folder, or Hugging Face model ID.")] = ""
+    path: str = ""
+    """Model folder, or Hugging Face model ID."""
 
 
-class TeacherConfig(Section):
+class TeacherConfig(Section, use_attribute_docstrings=True):
     """``[teacher]``: the model that scores the policy's tokens, for estimators that need one (``distill``)."""
 
-    engine: Annotated[
-        str, Field(description="Name of a rollout engine that computes log-probabilities. Defaults to no teacher.")
-    ] = ""
-    model: Annotated[str, Field(description="Folder or Hugging Face model ID of the teacher model.")] = ""
-    parser: Annotated[
-        str,
-        Field(
-            description="Name of the parser for the teacher's prompts. By default, the teacher reads the policy's "
-            "tokens if both share one vocabulary. Otherwise it reads messages, rendered by the run's parser for the "
-            "teacher's model."
-        ),
-    ] = ""
+    engine: str = ""
+    """Name of a rollout engine that computes log-probabilities. Defaults to no teacher."""
+    model: str = ""
+    """Folder or Hugging Face model ID of the teacher model."""
+    parser: str = ""
+    """Name of the parser for the teacher's prompts. By default, the teacher reads the policy's tokens if both share one
+    vocabulary. Otherwise it reads messages, rendered by the run's parser for the teacher's model.
+    """
 
 
-class OptimizerConfig(Section):
+class OptimizerConfig(Section, use_attribute_docstrings=True):
     """``[optimizer]``: AdamW and its learning-rate schedule."""
 
-    learning_rate: Annotated[
-        float,
-        Field(gt=0, allow_inf_nan=False, description="Peak learning rate, after warm-up and before decay."),
-    ] = 1e-5
-    schedule: Annotated[
-        Literal["constant", "linear"],
-        Field(description="Schedule after warm-up: constant, or linear decay over the run."),
-    ] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0, description="Steps of linear warm-up from 0. 0 disables it.")] = 0
-    final_learning_rate_fraction: Annotated[
-        float, Field(ge=0, le=1, description="Lower limit of the linear decay, as a share of learning_rate.")
-    ] = 0.0
-    beta1: Annotated[float, Field(ge=0, lt=1, description="Decay rate of the first moment.")] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="Decay rate of the second moment.")] = 0.95
-    epsilon: Annotated[float, Field(gt=0, description="Term added to the root of the second moment.")] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, description="Weight decay, decoupled from the gradient.")] = 0.0
-    max_grad_norm: Annotated[
-        float, Field(gt=0, description="Maximum gradient norm; larger gradients are scaled down to it.")
-    ] = 1.0
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    """Peak learning rate, after warm-up and before decay."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Schedule after warm-up: constant, or linear decay over the run."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up from 0. 0 disables it."""
+    final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Lower limit of the linear decay, as a share of learning_rate."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay rate of the first moment."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay rate of the second moment."""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Term added to the root of the second moment."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay, decoupled from the gradient."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Maximum gradient norm; larger gradients are scaled down to it."""
 
     def learning_rate_at(self, step: int, total_steps: int) -> float:
         """Learning rate of optimizer step ``step`` (from 1): linear warm-up, then constant or linear decay."""
@@ -94,13 +90,17 @@ class OptimizerConfig(Section):
         )
 
 
-class RunConfig(Section):
+class RunConfig(Section, use_attribute_docstrings=True):
     """A complete run file. Plugin sections are under ``plugins``, by provider name."""
 
-    workflow: Annotated[str, Field(description="Name of the workflow.")]
-    backend: Annotated[str, Field(description="Name of the backend.")] = "local"
-    parser: Annotated[str, Field(description="Name of the parser. Defaults to the backend's.")] = ""
-    requires: Annotated[tuple[str, ...], Field(description='Required distributions, such as "rllm-local>=0.1".')] = ()
+    workflow: str
+    """Name of the workflow."""
+    backend: str = "local"
+    """Name of the backend."""
+    parser: str = ""
+    """Name of the parser. Defaults to the backend's."""
+    requires: tuple[str, ...] = ()
+    """Required distributions, such as "rllm-local>=0.1"."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
