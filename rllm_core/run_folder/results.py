@@ -25,7 +25,7 @@ class StartedRollout(Protocol):
 
 
 class ConsumedGroup(Protocol):
-    """Group of an optimizer step, such as `rllm_core.training.buffer.CompleteGroup`."""
+    """Group of an optimizer step, such as `rllm_core.training.group.Group`."""
 
     @property
     def epoch(self) -> int: ...
