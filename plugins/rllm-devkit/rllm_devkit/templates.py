@@ -19,7 +19,7 @@ class Kind:
         description: Description of the package.
         dependencies: What the package requires.
         commands: Commands to try it. ``{provider}`` is its name or, for a single file, its path and `target`;
-            ``{folder}`` is the package, ``{examples}`` a file with questions.
+            ``{examples}`` is a file with questions.
         target: Function or class that a run file names, if one file serves without a package.
         examples: File with questions, relative to the package.
         shares: Folders of files that several kinds have in common.
@@ -108,16 +108,16 @@ KINDS: dict[str, Kind] = {
         "A command for rllm-core: the rewards of a run as bars",
         (CLICK, CORE),
         (
-            "rllm-core train sort --backend local --run-dir {folder}/run",
-            "rllm-core {provider} {folder}/run",
+            "rllm-core train sort --backend local --run-dir runs/{provider}",
+            "rllm-core {provider} runs/{provider}",
         ),
     ),
     "observer": Kind(
         "An observer for rllm-core: one line per optimizer step",
         (CORE,),
         (
-            "rllm-core train sort --backend local --run-dir {folder}/run",
-            "cat {folder}/run/{provider}.log",
+            "rllm-core train sort --backend local --run-dir runs/{provider}",
+            "cat runs/{provider}/{provider}.log",
         ),
     ),
 }
@@ -183,21 +183,17 @@ def single_file(kind: str) -> str:
 
 def try_package(kind: str, names: PackageNames, folder: str) -> list[str]:
     """Returns the commands that try a package in ``folder``."""
-    return _commands(kind, names.name, folder=folder, examples=f"{folder}/{KINDS[kind].examples}")
+    return _commands(kind, names.name, f"{folder}/{KINDS[kind].examples}")
 
 
 def try_file(kind: str, names: PackageNames, path: str) -> list[str]:
     """Returns the commands that try a single file."""
-    return _commands(kind, f"{path}:{names.fill(KINDS[kind].target)}", examples="QUESTIONS.jsonl")
+    return _commands(kind, f"{path}:{names.fill(KINDS[kind].target)}", "QUESTIONS.jsonl")
 
 
-def _commands(kind: str, provider: str, folder: str = "", examples: str = "") -> list[str]:
-    given = {"{provider}": provider, "{folder}": folder, "{examples}": examples}
-
+def _commands(kind: str, provider: str, examples: str) -> list[str]:
     def filled(word: str) -> str:
-        for placeholder, text in given.items():
-            word = word.replace(placeholder, text)
-        return word
+        return word.replace("{provider}", provider).replace("{examples}", examples)
 
     return [shlex.join(map(filled, command.split())) for command in KINDS[kind].commands]
 
