@@ -14,11 +14,11 @@ from hook_pages import CONTRACT_PAGES, RECORDS
 from pages import ROOT, Page, write_files
 
 from rllm_devkit import checks as devkit
-from rllm_devkit.checks import algorithms, backends, engines, losses, parsers, sandboxes, trackers, workflows
+from rllm_devkit.checks import algorithms, backends, engines, losses, parsers, rewards, sandboxes, trackers, workflows
 from rllm_devkit.checks.provided import checks_of
 
 FOLDER = ROOT / "docs" / "contracts"
-# Page of each set of checks. A reward function has none.
+# Page of each set of checks.
 CHECKS = {
     "backend": (devkit.check_backend, {**backends.BEFORE_TRAINING, **backends.TRAINING}),
     "correction": (devkit.check_correction, {"options": None, **algorithms.CORRECTION_CHECKS}),
@@ -26,6 +26,7 @@ CHECKS = {
     "estimator": (devkit.check_estimator, {"options": None, **algorithms.ESTIMATOR_CHECKS}),
     "loss": (devkit.check_policy_loss, {"options": None, **losses.LOSS_CHECKS}),
     "parser": (devkit.check_parser, parsers.CHECKS),
+    "reward-function": (devkit.check_reward_function, rewards.REWARD_CHECKS),
     "sandbox": (devkit.check_sandbox, sandboxes.SANDBOX_CHECKS),
     "tracker": (devkit.check_tracker, trackers.TRACKER_CHECKS),
     "workflow": (devkit.check_workflow, workflows.WORKFLOW_CHECKS),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -29,10 +29,12 @@ from rllm_devkit.checks.results import CheckResult
 __all__ = [
     "AdvantageEstimatorContract",
     "BackendContract",
+    "CommandContract",
     "CorrectionContract",
     "EngineContract",
     "ParserContract",
     "PolicyLossContract",
+    "RewardFunctionContract",
     "SandboxContract",
     "TrackerContract",
     "WorkflowContract",
@@ -177,6 +179,27 @@ class CorrectionContract(_Contract):
     """The contract of `rllm_core.algorithms.corrections.Correction`."""
 
     kind: ClassVar[type[providers.Provider]] = providers.CorrectionProvider
+
+
+class RewardFunctionContract(_Contract):
+    """The contract of a reward function; see `rllm_devkit.checks.check_reward_function`.
+
+    Attributes:
+        tasks: Data of tasks that the function can reward.
+    """
+
+    kind: ClassVar[type[providers.Provider]] = providers.RewardFunctionProvider
+    tasks: ClassVar[Sequence[Mapping[str, Any]]] = ()
+
+    @classmethod
+    def _request(cls) -> Request:
+        return Request(overrides=tuple(cls.overrides), tasks=tuple(cls.tasks))
+
+
+class CommandContract(_Contract):
+    """The contract of a command: it can be loaded and has help."""
+
+    kind: ClassVar[type[providers.Provider]] = providers.CommandProvider
 
 
 class SandboxContract(_Contract):

@@ -1,22 +1,125 @@
-"""Templates of ``rllm-core new``, and the names of a package that is made from one."""
+"""Templates of ``rllm-core new``, and the names in what is made from them."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-# The command to try each kind, with placeholders as in the templates.
-KINDS: dict[str, str] = {
-    "workflow": "rllm-core train placeholder --backend local",
-    "backend": "rllm-core train sort --backend placeholder -o algorithm.entropy_coefficient=0 "
-    "-o optimizer.learning_rate=0.3",
-    "engine": "rllm-core eval sort --engine placeholder --parser placeholder",
-    "parser": "rllm-core train sort --backend local --parser placeholder",
-    "tracker": "rllm-core train sort --backend local -o \"training.trackers=['placeholder']\"",
-    "loss": "rllm-core train sort --backend local -o algorithm.loss=placeholder",
+
+@dataclass(frozen=True)
+class Kind:
+    """What ``rllm-core new`` makes.
+
+    Attributes:
+        description: Description of the package.
+        dependencies: What the package requires.
+        commands: Commands to try it. ``{provider}`` is its name or, for a single file, its path and `target`;
+            ``{examples}`` is a file with questions.
+        target: Function or class that a run file names, if one file serves without a package.
+        examples: File with questions, relative to the package.
+        shares: Folders of files that several kinds have in common.
+    """
+
+    description: str
+    dependencies: tuple[str, ...]
+    commands: tuple[str, ...]
+    target: str = ""
+    examples: str = ""
+    shares: tuple[str, ...] = ("common",)
+
+
+CORE = "rllm-core>=0.1"
+CLICK, NUMPY, PYDANTIC = "click>=8.1", "numpy>=1.26", "pydantic>=2.7"
+
+KINDS: dict[str, Kind] = {
+    "workflow": Kind(
+        "A workflow for rllm-core: spell a word backwards",
+        (PYDANTIC, CORE),
+        ("rllm-core train {provider} --backend local",),
+        target="PlaceholderWorkflow",
+    ),
+    "reward": Kind(
+        "A reward function for rllm-core: the answer, or characters in the right place",
+        (CORE,),
+        (
+            "rllm-core train dataset --backend local -o dataset.train_file={examples} -o dataset.reward={provider} "
+            "-o optimizer.learning_rate=1e-3 -o rollout.max_response_tokens=6",
+        ),
+        target="score",
+        examples="tests/examples.jsonl",
+    ),
+    "estimator": Kind(
+        "An advantage estimator for rllm-core: distance from the median",
+        (NUMPY, PYDANTIC, CORE),
+        ("rllm-core train sort --backend local -o algorithm.name={provider}",),
+        target="PlaceholderEstimator",
+    ),
+    "loss": Kind(
+        "A policy loss for rllm-core: policy gradient with a saturating ratio",
+        (PYDANTIC, "rllm-core[torch]>=0.1"),
+        ("rllm-core train sort --backend local -o algorithm.loss={provider}",),
+        target="PlaceholderLoss",
+    ),
+    "correction": Kind(
+        "An off-policy correction for rllm-core: fades out tokens that have moved",
+        (NUMPY, PYDANTIC, CORE),
+        (
+            "rllm-core train sort --backend local -o training.trigger_parameter_sync_step=2 "
+            '-o algorithm.proximal_policy=forward -o algorithm.corrections=["{provider}"]',
+        ),
+        target="PlaceholderCorrection",
+    ),
+    "backend": Kind(
+        "A training backend for rllm-core: a table of logits in numpy",
+        (NUMPY, PYDANTIC, CORE),
+        (
+            "rllm-core train sort --backend {provider} -o algorithm.entropy_coefficient=0 "
+            "-o optimizer.learning_rate=0.3",
+        ),
+        shares=("common", "bytes"),
+    ),
+    "engine": Kind(
+        "A rollout engine for rllm-core: a table of logits in numpy",
+        (NUMPY, PYDANTIC, CORE),
+        ("rllm-core eval sort --engine {provider} --parser {provider}",),
+        shares=("common", "bytes"),
+    ),
+    "parser": Kind(
+        "A parser for rllm-core: ChatML with the model's own tokenizer",
+        (PYDANTIC, CORE, "tokenizers>=0.21", "transformers>=5.0"),
+        ("rllm-core train sort --backend local --parser {provider}",),
+    ),
+    "tracker": Kind(
+        "A metrics tracker for rllm-core: one CSV file per run",
+        (PYDANTIC, CORE),
+        ('rllm-core train sort --backend local -o training.trackers=["{provider}"]',),
+    ),
+    "sandbox": Kind(
+        "A sandbox for rllm-core: programs in processes with limits",
+        (CORE,),
+        ("rllm-core plugins check {provider}",),
+    ),
+    "command": Kind(
+        "A command for rllm-core: the rewards of a run as bars",
+        (CLICK, CORE),
+        (
+            "rllm-core train sort --backend local --run-dir runs/{provider}",
+            "rllm-core {provider} runs/{provider}",
+        ),
+    ),
+    "observer": Kind(
+        "An observer for rllm-core: one line per optimizer step",
+        (CORE,),
+        (
+            "rllm-core train sort --backend local --run-dir runs/{provider}",
+            "cat runs/{provider}/{provider}.log",
+        ),
+    ),
 }
 
 # Templates are working files, so that they can be formatted and type-checked. These words in the files and their paths
@@ -64,7 +167,35 @@ class PackageNames:
 
 def template(kind: str) -> dict[str, str]:
     """Returns the template files of a kind by path, with placeholders for names."""
-    return _read(files("rllm_devkit") / "scaffold" / kind)
+    chosen = KINDS[kind]
+    found: dict[str, str] = {}
+    for folder in (*chosen.shares, kind):
+        found |= _read(files("rllm_devkit") / "scaffold" / folder)
+    project = found["pyproject.toml"].replace('"DESCRIPTION"', json.dumps(chosen.description))
+    found["pyproject.toml"] = project.replace('["DEPENDENCIES"]', json.dumps(list(chosen.dependencies)))
+    return found
+
+
+def single_file(kind: str) -> str:
+    """Returns the template of a single file, which is that of the package's module."""
+    return template(kind)[f"rllm_placeholder/{kind}.py"]
+
+
+def try_package(kind: str, names: PackageNames, folder: str) -> list[str]:
+    """Returns the commands that try a package in ``folder``."""
+    return _commands(kind, names.name, f"{folder}/{KINDS[kind].examples}")
+
+
+def try_file(kind: str, names: PackageNames, path: str) -> list[str]:
+    """Returns the commands that try a single file."""
+    return _commands(kind, f"{path}:{names.fill(KINDS[kind].target)}", "QUESTIONS.jsonl")
+
+
+def _commands(kind: str, provider: str, examples: str) -> list[str]:
+    def filled(word: str) -> str:
+        return word.replace("{provider}", provider).replace("{examples}", examples)
+
+    return [shlex.join(map(filled, command.split())) for command in KINDS[kind].commands]
 
 
 def _read(folder: Traversable, prefix: str = "") -> dict[str, str]:

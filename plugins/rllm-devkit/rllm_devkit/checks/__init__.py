@@ -6,6 +6,7 @@ from rllm_devkit.checks.drift import Drift, probe_drift
 from rllm_devkit.checks.engines import check_engine
 from rllm_devkit.checks.parsers import check_parser
 from rllm_devkit.checks.results import CheckResult
+from rllm_devkit.checks.rewards import check_reward_function
 from rllm_devkit.checks.sandboxes import check_sandbox
 from rllm_devkit.checks.trackers import check_tracker
 from rllm_devkit.checks.workflows import check_workflow
@@ -19,6 +20,7 @@ __all__ = [
     "check_estimator",
     "check_parser",
     "check_policy_loss",
+    "check_reward_function",
     "check_sandbox",
     "check_tracker",
     "check_workflow",

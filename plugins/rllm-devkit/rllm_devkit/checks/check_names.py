@@ -63,6 +63,12 @@ def _loss_names() -> list[str]:
     return ["options", *LOSS_CHECKS]
 
 
+def _reward_names() -> list[str]:
+    from rllm_devkit.checks.rewards import REWARD_CHECKS
+
+    return list(REWARD_CHECKS)
+
+
 def _sandbox_names() -> list[str]:
     from rllm_devkit.checks.sandboxes import SANDBOX_CHECKS
 
@@ -78,5 +84,6 @@ _NAMES: dict[type[providers.Provider], Callable[[], list[str]]] = {
     providers.AdvantageEstimatorProvider: _estimator_names,
     providers.PolicyLossProvider: _loss_names,
     providers.CorrectionProvider: _correction_names,
+    providers.RewardFunctionProvider: _reward_names,
     providers.SandboxProvider: _sandbox_names,
 }

@@ -86,20 +86,23 @@ def _leftovers(plugin: PluginInfo, health: Health, summary: str, readme: str) ->
         for paragraph in (first, _TO_AUTHORS):
             if paragraph in readme:
                 found["README.md"] = " ".join(paragraph.split())
+        unchanged = _summary(files)
         for provided in health.provides:
-            if provided["summary"] == _summary(files):
+            if provided["summary"] == unchanged:
                 found[f"summary of {provided['kind']} {provided['name']!r}"] = provided["summary"]
     told = "; ".join(f"{where}: {text!r:.80}" for where, text in found.items())
     problem = f"replace the text left over from the template of rllm-core new: {told}" if found else None
     return _verdict("template", problem, "no text left over from a template")
 
 
-def _summary(files: dict[str, str]) -> str:
-    """Returns the template's first summary; any second provider is a helper that most packages keep."""
+def _summary(files: dict[str, str]) -> str | None:
+    """Returns the template's first summary; any second provider is a helper that most packages keep.
+
+    An observer provides nothing, so it has no summary.
+    """
     [light_module] = [text for path, text in files.items() if path.endswith("/__init__.py")]
     found = re.search(r'summary="([^"]*)"', light_module)
-    assert found is not None, "a template has a summary"
-    return found[1]
+    return found[1] if found is not None else None
 
 
 def _verdict(name: str, problem: str | None, seen: str) -> CheckResult:

@@ -54,6 +54,7 @@ class Request:
         overrides: Settings as ``section.key=value``, like ``-o``.
         model: Folder or Hugging Face model ID, for providers that need a model.
         answers: For workflows; see `rllm_devkit.checks.check_workflow`.
+        tasks: For reward functions: data of the tasks to reward.
         read: For trackers; see `rllm_devkit.checks.check_tracker`.
         local: For trackers; see `rllm_devkit.checks.check_tracker`.
         logprob_tolerance: For engines and backends; see `rllm_devkit.checks.check_backend`.
@@ -62,6 +63,7 @@ class Request:
     overrides: tuple[str, ...] = ()
     model: str = ""
     answers: tuple[str, ...] = ()
+    tasks: tuple[Mapping[str, Any], ...] = ()
     read: Callable[[Path], Mapping[str, Sequence[tuple[int, float]]]] | None = None
     local: bool = False
     logprob_tolerance: float = 1e-4
@@ -331,6 +333,8 @@ def _piece(key: str, options: Callable[[dict[str, Any], str], Any], check: str) 
 
 
 def _reward_function(subject: _Subject) -> _Checks:
+    from rllm_devkit.checks.rewards import check_selected
+
     found: Any = subject.plugins.load(subject.provided)
     try:
         inspect.signature(found).bind("task", "text")
@@ -338,7 +342,7 @@ def _reward_function(subject: _Subject) -> _Checks:
         raise Broken(f"it must accept a task and a text: {error}") from error
     if inspect.iscoroutinefunction(found):
         raise Broken("it is async; reward functions must be plain functions")
-    return list
+    return lambda: run(check_selected(subject.plugins, subject.name, subject.request.tasks))
 
 
 def _sandbox(subject: _Subject) -> _Checks:

@@ -1,4 +1,4 @@
-"""``rllm-core new``: creates a package with one working provider, ready to publish."""
+"""``rllm-core new``: creates a package or a file that works, to be adapted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import click
 from rllm_core.cli import session
 from rllm_core.cli.tables import echo_json
 from rllm_core.errors import ConfigError
-from rllm_devkit.templates import KINDS, PackageNames, template
+from rllm_devkit.templates import KINDS, PackageNames, single_file, template, try_file, try_package
 
 _NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
 _LONGEST_NAME = 32  # other names contain it, and must fit on a line
 
 
-@click.command("new", short_help="Create a plugin package from a template.")
-@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.command("new", short_help="Create a plugin package or file from a template.")
+@click.argument("kind", type=click.Choice(list(KINDS)), metavar="KIND")
 @click.argument("name", metavar="NAME")
 @click.option(
     "--into", type=click.Path(path_type=Path), metavar="FOLDER", help="Output folder. Defaults to ./rllm-NAME."
@@ -28,24 +28,21 @@ _LONGEST_NAME = 32  # other names contain it, and must fit on a line
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def new(context: click.Context, kind: str, name: str, into: Path | None, as_json: bool) -> None:
-    """Create a plugin package from a template.
+    """Create a plugin package, or a single file, from a template.
 
-    The package provides one workflow, backend, engine, parser, tracker or loss. It works and has tests: adapt it and
-    publish it. Users select it by NAME; the distribution is called rllm-NAME.
+    KIND is workflow, reward, estimator, loss, correction, backend, engine, parser, tracker, sandbox, command or
+    observer. The result works: adapt it. A package has tests and can be published; users select it by NAME, and the
+    distribution is called rllm-NAME.
+
+    A NAME that ends in .py creates only that file, for a workflow, reward, estimator, loss or correction of your own.
     """
-    names = _checked(name)
-    files_of_kind = template(kind)
-    _check_free(context, names, files_of_kind)
-    folder = into if into is not None else Path(names.distribution)
-    made = {names.fill(path): names.fill(text) for path, text in files_of_kind.items()} | {"LICENSE": _license()}
-    _write(folder, made)
-    commands = [
-        f"pip install -e {shlex.quote(f'{folder}[dev]')}",
-        f"pytest {shlex.quote(str(folder))}",
-        names.fill(KINDS[kind]),
-    ]
+    if name.endswith(".py"):
+        folder, made, commands = _file(context, kind, Path(name), into)
+    else:
+        folder, made, commands = _package(context, kind, name, into)
     if as_json:
-        echo_json({"kind": kind, "name": name, "folder": str(folder), "files": sorted(made), "next": commands})
+        stem = Path(name).stem if name.endswith(".py") else name
+        echo_json({"kind": kind, "name": stem, "folder": str(folder), "files": sorted(made), "next": commands})
         return
     click.echo(f"created {kind} {name!r} in {folder}:")
     for path in sorted(made):
@@ -53,6 +50,44 @@ def new(context: click.Context, kind: str, name: str, into: Path | None, as_json
     click.echo("next:")
     for command in commands:
         click.echo(f"  {command}")
+
+
+def _package(context: click.Context, kind: str, name: str, into: Path | None) -> tuple[Path, dict[str, str], list[str]]:
+    """Writes a package; returns its folder, its files and the commands to run next."""
+    names = _checked(name)
+    files_of_kind = template(kind)
+    _check_free(context, names, files_of_kind)
+    folder = into if into is not None else Path(names.distribution)
+    made = {names.fill(path): names.fill(text) for path, text in files_of_kind.items()} | {"LICENSE": _license()}
+    _write(folder, made)
+    install = f"pip install -e {shlex.quote(f'{folder}[dev]')}"
+    return folder, made, [install, f"pytest {shlex.quote(str(folder))}", *try_package(kind, names, str(folder))]
+
+
+def _file(context: click.Context, kind: str, path: Path, into: Path | None) -> tuple[Path, dict[str, str], list[str]]:
+    """Writes a single file; returns its folder, itself and the commands to run next."""
+    if not KINDS[kind].target:
+        alone = ", ".join(name for name, chosen in KINDS.items() if chosen.target)
+        raise ConfigError(f"a {kind} needs a package; give a name without .py. One file is enough for: {alone}")
+    if into is not None:
+        raise ConfigError("--into is the folder of a package; write the folder of a file into its name: FOLDER/NAME.py")
+    names = _checked(path.stem)
+    if "-" in names.name:
+        raise ConfigError(
+            f"name {path.name!r} must be one that Python can import; use {names.name.replace('-', '_')}.py"
+        )
+    text = single_file(kind)
+    _check_free(context, names, {path.name: text})
+    if path.exists():
+        raise ConfigError(f"{path} exists; choose another name")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(names.fill(text))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+    shown = str(path) if path.is_absolute() else f"./{path}"
+    return path.parent, {path.name: names.fill(text)}, try_file(kind, names, shown)
 
 
 def _checked(name: str) -> PackageNames:

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from made import NAMES, environment
 
+from rllm_core.cli import main
+
 
 @pytest.fixture(scope="session")
 def rllm_core() -> Callable[..., subprocess.CompletedProcess[str]]:
@@ -36,12 +38,13 @@ def rllm_core() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
-def packages(
-    rllm_core: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Creates a package of each kind; returns the folders by kind."""
     root = tmp_path_factory.mktemp("packages")
-    for kind, name in NAMES.items():
-        made = rllm_core("new", kind, name, cwd=root)
-        assert made.returncode == 0, made.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for kind, name in NAMES.items():
+            with pytest.raises(SystemExit) as leaving:
+                main(["new", kind, name])
+            assert not leaving.value.code
     return {kind: root / f"rllm-{name.replace('_', '-')}" for kind, name in NAMES.items()}

@@ -13,6 +13,12 @@ NAMES = {
     "parser": "plain-chatml",
     "tracker": "csv_file",
     "loss": "soft_ratio",
+    "reward": "letters-in-place",
+    "estimator": "from_median",
+    "correction": "slow-fade",
+    "sandbox": "own_folder",
+    "command": "reward-bars",
+    "observer": "step_lines",
 }
 
 

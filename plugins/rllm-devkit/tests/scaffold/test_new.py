@@ -13,10 +13,18 @@ from typing import Any
 import pytest
 
 from rllm_core.cli import main
-from rllm_devkit.templates import KINDS, PackageNames
+from rllm_devkit.templates import KINDS, PackageNames, template
 
 ROOT = Path(__file__).parents[4]
 LONGEST = "abcdefgh-abcdefgh-abcdefgh-abcd1"
+
+# Files besides those that every package has.
+MORE = {
+    "backend": ["rllm_word_count/parser.py"],
+    "engine": ["rllm_word_count/parser.py"],
+    "reward": ["tests/examples.jsonl"],
+}
+ALONE = ["workflow", "reward", "estimator", "loss", "correction"]
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -57,6 +65,7 @@ def test_what_is_written(new: Callable[..., tuple[int, str, str]], kind: str) ->
         f"rllm_word_count/{kind}.py",
         "rllm_word_count/py.typed",
         f"tests/test_{kind}.py",
+        *MORE.get(kind, ()),
     }
     assert [line[2:] for line in printed.splitlines()[1 : len(made) + 1]] == sorted(made)
     assert not [path for path, text in made.items() if "placeholder" in (path + text).lower()]
@@ -184,6 +193,74 @@ def test_a_folder_with_something_in_it_stays_as_it_is(new: Callable[..., tuple[i
         assert "is not an empty folder" in said
     assert files(Path()) == {"rllm-words/notes.txt": "mine"}
     assert new("tracker", "words", "--into", "rllm-words/empty")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_single_file(new: Callable[..., tuple[int, str, str]], kind: str) -> None:
+    code, printed, said = new(kind, "games/word_count.py")
+    assert (code, said) == (0, "")
+    made = files(Path())
+    assert list(made) == ["games/word_count.py"]
+    assert made["games/word_count.py"] == PackageNames("word_count").fill(template(kind)[f"rllm_placeholder/{kind}.py"])
+    target = "score" if kind == "reward" else f"WordCount{kind.capitalize()}"
+    assert f"./games/word_count.py:{target}" in printed.splitlines()[-1]
+    assert f" {target}(" in made["games/word_count.py"]
+    for check in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *check, "--config", str(ROOT / "pyproject.toml"), "--no-cache", "."]
+        result = subprocess.run(ruff, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout
+
+
+def test_a_single_file_as_json(new: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    path = tmp_path / "it's" / "mine.py"
+    said = json.loads(new("loss", str(path), "--json")[1])
+    [use] = said.pop("next")
+    assert said == {"kind": "loss", "name": "mine", "folder": str(path.parent), "files": ["mine.py"]}
+    shown = subprocess.run(["bash", "-c", f"printf '%s\\n' {use}"], capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines()[-1] == f"algorithm.loss={path}:MineLoss"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["backend", "mine.py"], "a backend needs a package; give a name without .py"),
+        (["observer", "mine.py"], "One file is enough for: workflow, reward, estimator, loss, correction"),
+        (["reward", "mine.py", "--into", "here"], "FOLDER/NAME.py"),
+        (["reward", "my-score.py"], "use my_score.py"),
+        (["reward", "Score.py"], "lowercase letters"),
+        (["reward", ".py"], "lowercase letters"),
+        (["workflow", "sort.py"], "the workflow of rllm-workflows"),
+        (["loss", "policy.py"], "class PolicyLoss would shadow"),
+    ],
+)
+def test_single_files_that_are_refused(
+    new: Callable[..., tuple[int, str, str]], arguments: list[str], expected: str
+) -> None:
+    code, printed, said = new(*arguments)
+    assert (code, printed) == (2, "")
+    assert said.startswith("error: ")
+    assert expected in said
+    assert said.count("\n") == 1
+    assert not list(Path.cwd().iterdir())
+
+
+def test_a_file_that_exists_stays_as_it_is(new: Callable[..., tuple[int, str, str]]) -> None:
+    Path("mine.py").write_text("mine")
+    code, printed, said = new("reward", "mine.py")
+    assert (code, printed) == (2, "")
+    assert "mine.py exists" in said
+    assert files(Path()) == {"mine.py": "mine"}
+    assert "cannot be written" in new("reward", "mine.py/other.py")[2]
+
+
+@every_kind
+def test_nothing_needs_the_devkit_at_run_time(kind: str) -> None:
+    for path, text in template(kind).items():
+        if not path.startswith("tests/"):
+            assert "rllm_devkit" not in text
+    project = tomllib.loads(template(kind)["pyproject.toml"])["project"]
+    assert not [requirement for requirement in project["dependencies"] if "devkit" in requirement]
+    assert "rllm-devkit>=0.1" in project["optional-dependencies"]["dev"]
 
 
 def test_a_kind_that_does_not_exist(new: Callable[..., tuple[int, str, str]]) -> None:

@@ -15,7 +15,7 @@ from statistics import fmean
 import pytest
 from made import NAMES, environment
 
-from rllm_devkit.templates import KINDS, PackageNames
+from rllm_devkit.templates import PackageNames, try_package
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +54,7 @@ def test_the_wheel(wheels: dict[str, Path], kind: str) -> None:
         f"{module}/__init__.py",
         f"{module}/{kind}.py",
         f"{module}/py.typed",
+        *([f"{module}/parser.py"] if kind in ("backend", "engine") else []),
         *(about + name for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")),
     }
 
@@ -65,7 +66,10 @@ def test_it_is_listed_healthy_and_light(rllm_core: Run, site: Path, tmp_path: Pa
     assert name in {plugin["name"] for plugin in listed}
     [plugin] = json.loads(rllm_core("plugins", "show", name, "--json", cwd=tmp_path, site=site).stdout)
     assert (plugin["status"], plugin["error"], plugin["warnings"]) == ("loaded", None, [])
-    assert name in {provided["name"] for provided in plugin["provides"]}
+    if kind == "observer":  # it provides nothing
+        assert "on_batch_end" in plugin["hooks"]
+    else:
+        assert name in {provided["name"] for provided in plugin["provides"]}
     light = (
         f"import sys, rllm_{name.replace('-', '_')}; assert not {{'torch', 'transformers', 'numpy'}} & set(sys.modules)"
     )
@@ -85,12 +89,13 @@ def test_its_own_tests_pass(packages: dict[str, Path], site: Path, tmp_path: Pat
     )
     assert result.returncode == 0, result.stdout
     last = result.stdout.splitlines()[-1]
-    assert int(last.partition(" passed")[0]) > 10
+    # A command and an observer have no contract beyond being loaded.
+    assert int(last.partition(" passed")[0]) > (2 if kind in ("command", "observer") else 10)
     assert "warning" not in last
 
 
 # The other kinds are covered by their own tests: they have one provider, and all share one project file.
-@pytest.mark.parametrize("kind", ["workflow", "backend", "engine"])
+@pytest.mark.parametrize("kind", ["workflow", "backend", "engine", "reward", "command", "observer"])
 def test_rllm_core_finds_nothing_wrong_but_what_is_the_templates(
     rllm_core: Run, site: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -101,13 +106,15 @@ def test_rllm_core_finds_nothing_wrong_but_what_is_the_templates(
     [packaging] = [group for group in document["groups"] if group["kind"] == "packaging"]
     [warning] = [check for check in packaging["checks"] if check["outcome"] == "warning"]
     assert warning["name"] == "template"
-    for leftover in ("description of pyproject.toml", "README.md", f"summary of {kind} {NAMES[kind]!r}"):
+    for leftover in ("description of pyproject.toml", "README.md"):
         assert f"{leftover}: " in warning["detail"]
+    [provider] = [group["kind"] for group in document["groups"][2:3]] or [None]
+    assert provider is None or f"summary of {provider} {NAMES[kind]!r}: " in warning["detail"]
 
 
-def go_on(kind: str) -> list[str]:
-    """Returns the arguments of the command printed as the next step."""
-    program, *arguments = shlex.split(PackageNames(NAMES[kind]).fill(KINDS[kind]))
+def go_on(kind: str, folder: str = "") -> list[str]:
+    """Returns the arguments of the first command printed as the next step."""
+    program, *arguments = shlex.split(try_package(kind, PackageNames(NAMES[kind]), folder)[0])
     assert program == "rllm-core"
     return arguments
 
@@ -115,11 +122,11 @@ def go_on(kind: str) -> list[str]:
 def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = go_on("workflow")
-    for kind in ("parser", "loss", "tracker"):
+    for kind in ("parser", "loss", "tracker", "estimator", "correction"):
         command, workflow, *options = go_on(kind)
         assert (command, workflow, options[:2]) == ("train", "sort", ["--backend", "local"])
         arguments += options[2:]
-    workflow, loss, tracker = (NAMES[kind] for kind in ("workflow", "loss", "tracker"))
+    workflow, loss, tracker, estimator = (NAMES[kind] for kind in ("workflow", "loss", "tracker", "estimator"))
     trained = rllm_core(
         *arguments, "--run-dir", str(run_dir), "-o", "algorithm.loss_options.width=0.3",
         "-o", f"{tracker}.metrics=['reward_mean']", "-o", "training.steps=3", "-o", f"{workflow}.letters=abcde",
@@ -128,13 +135,41 @@ def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_pa
     assert trained.returncode == 0, trained.stderr
     config = tomllib.loads((run_dir / "run.toml").read_text())
     assert (config["workflow"], config["parser"], config["algorithm"]["loss"]) == (workflow, NAMES["parser"], loss)
+    assert (config["algorithm"]["name"], config["algorithm"]["corrections"]) == (estimator, [NAMES["correction"]])
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == 3
     assert all(step["grad_norm"] > 0 for step in metrics)
     assert all(step["segment_breaks"] == 0 for step in metrics)
+    assert all(0 < step["correction_weight_mean"] <= 1 for step in metrics)
     written = (run_dir / "trackers" / tracker / "metrics.csv").read_text().splitlines()
     assert written == ["step,metric,value", *(f"{step['step']},reward_mean,{step['reward_mean']}" for step in metrics)]
     assert rllm_core("verify", str(run_dir), cwd=tmp_path, site=site).returncode == 0
+    lines = (run_dir / f"{NAMES['observer']}.log").read_text().splitlines()
+    assert (len(lines), lines[0], lines[-1]) == (5, "start 0 at step 0", "completed at step 3")
+    for step in metrics:
+        assert lines[step["step"]].startswith(f"step {step['step']}: reward {step['reward_mean']:.3f}; rollouts: ")
+    drawn = rllm_core(NAMES["command"], str(run_dir), cwd=tmp_path, site=site)
+    assert [float(line.split()[1]) for line in drawn.stdout.splitlines()] == [
+        pytest.approx(step["reward_mean"], abs=1e-3) for step in metrics
+    ]
+
+
+def rewards(run_dir: Path) -> list[float]:
+    return [json.loads(line)["reward_mean"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_reward_is_learned_with_an_estimator(
+    rllm_core: Run, packages: dict[str, Path], site: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    _, _, *with_estimator = go_on("estimator")
+    arguments = [*go_on("reward", str(packages["reward"])), *with_estimator[2:], "--run-dir", str(run_dir)]
+    fewer = ("-o", "training.steps=20", "-o", "training.validation_rollouts=0")
+    trained = rllm_core(*arguments, *fewer, cwd=tmp_path, site=site)
+    assert trained.returncode == 0, trained.stderr
+    algorithm = tomllib.loads((run_dir / "run.toml").read_text())["algorithm"]
+    assert algorithm["name"] == NAMES["estimator"]
+    assert fmean(rewards(run_dir)[-3:]) > fmean(rewards(run_dir)[:3]) + 0.1
 
 
 def test_the_engine_is_evaluated(rllm_core: Run, site: Path, tmp_path: Path) -> None:
@@ -150,5 +185,4 @@ def test_the_backend_learns(rllm_core: Run, site: Path, tmp_path: Path) -> None:
     fewer = ("-o", "sort.letters=abcd", "-o", "training.steps=30")
     trained = rllm_core(*go_on("backend"), *fewer, "--run-dir", str(run_dir), cwd=tmp_path, site=site)
     assert trained.returncode == 0, trained.stderr
-    rewards = [json.loads(line)["reward_mean"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert fmean(rewards[-5:]) > 3 * fmean(rewards[:5]) > 0
+    assert fmean(rewards(run_dir)[-5:]) > 3 * fmean(rewards(run_dir)[:5]) > 0

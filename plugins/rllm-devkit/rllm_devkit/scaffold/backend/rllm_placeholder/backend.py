@@ -25,7 +25,6 @@ from rllm_core.types import (
     text_only,
     token_ids,
 )
-from rllm_devkit.scripted import ByteParser
 
 Table = npt.NDArray[np.float64]
 
@@ -56,12 +55,6 @@ def log_softmax(logits: Table) -> Table:
     shifted = logits - logits.max(-1, keepdims=True)
     normalised: Table = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return normalised
-
-
-class PlaceholderParser(ByteParser):
-    """Bytes as tokens."""
-
-    name: ClassVar[str] = "placeholder"
 
 
 class PlaceholderEngine(RolloutEngine):

@@ -27,7 +27,7 @@ def parsers() -> list[ParserProvider]:
     return [
         ParserProvider(
             name="placeholder",
-            load="rllm_placeholder.engine:PlaceholderParser",
+            load="rllm_placeholder.parser:PlaceholderParser",
             summary="Bytes as tokens.",
         )
     ]

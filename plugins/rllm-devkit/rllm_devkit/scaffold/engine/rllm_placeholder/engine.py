@@ -21,7 +21,6 @@ from rllm_core.types import (
     text_only,
     token_ids,
 )
-from rllm_devkit.scripted import ByteParser
 
 Logits = npt.NDArray[np.float64]
 
@@ -32,12 +31,6 @@ class PlaceholderConfig(Section):
     """Section ``[placeholder]`` of the run file."""
 
     stop_bonus: Annotated[float, Field(description="Bonus for logits of stop tokens. Higher values stop sooner.")] = 3.0
-
-
-class PlaceholderParser(ByteParser):
-    """Bytes as tokens."""
-
-    name: ClassVar[str] = "placeholder"
 
 
 class PlaceholderEngine(RolloutEngine):

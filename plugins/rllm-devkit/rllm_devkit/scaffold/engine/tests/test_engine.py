@@ -7,13 +7,13 @@ import asyncio
 import numpy as np
 from rllm_core.types import SamplingParams, TokenOutput, token_ids
 from rllm_devkit.contracts import EngineContract
-from rllm_devkit.scripted import ByteParser
 
 from rllm_placeholder.engine import (
     PlaceholderConfig,
     PlaceholderEngine,
     log_softmax,
 )
+from rllm_placeholder.parser import PlaceholderParser
 
 PROMPT = token_ids(list(b"ab"))
 
@@ -29,7 +29,7 @@ def answers(engine: PlaceholderEngine, params: SamplingParams, count: int) -> li
 
 
 def test_tokens_come_as_often_as_they_should() -> None:
-    engine = PlaceholderEngine(ByteParser())
+    engine = PlaceholderEngine(PlaceholderParser())
     drawn = [int(output.token_ids[0]) for output in answers(engine, SamplingParams(max_response_tokens=1), 2000)]
     expected = np.exp(log_softmax(engine.logits[PROMPT[-1]]))
     found = np.bincount(drawn, minlength=len(expected)) / len(drawn)
@@ -37,15 +37,15 @@ def test_tokens_come_as_often_as_they_should() -> None:
 
 
 def test_the_section_changes_the_table() -> None:
-    [stop, *_] = ByteParser().get_stop_token_ids()
+    [stop, *_] = PlaceholderParser().get_stop_token_ids()
     for bonus, is_likeliest in ((50.0, True), (-50.0, False)):
         config = PlaceholderConfig(stop_bonus=bonus)
-        logits = PlaceholderEngine(ByteParser(), config).logits[PROMPT[-1]]
+        logits = PlaceholderEngine(PlaceholderParser(), config).logits[PROMPT[-1]]
         assert (logits.argmax() == stop) == is_likeliest
 
 
 def test_unlikely_tokens_are_cut() -> None:
-    engine = PlaceholderEngine(ByteParser())
+    engine = PlaceholderEngine(PlaceholderParser())
     likeliest = np.argsort(-engine.logits[PROMPT[-1]])
     for cut, kept in (({"top_k": 3}, 3), ({"top_p": 1e-9}, 1)):
         params = SamplingParams(max_response_tokens=1).model_copy(update=cut)
