@@ -7,9 +7,9 @@
 
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
-PLUGINS := rllm-devkit rllm-local rllm-renderers rllm-workflows
+PLUGINS := rllm-devkit rllm-local rllm-renderers rllm-viewer rllm-workflows
 EDITABLE_PLUGINS := -e plugins/rllm-devkit -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
-	-e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
+	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
 TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \

@@ -56,7 +56,7 @@ BOUNDS = (
 
 def first_party_plugins() -> PluginManager:
     """Plugins of this repository, and no others."""
-    plugins = PluginManager(installed_plugins(), Settings(only=frozenset({"devkit"})))
+    plugins = PluginManager(installed_plugins(), Settings(only=frozenset({"devkit", "viewer"})))
     for name, module in FIRST_PARTY.items():
         plugins.register(importlib.import_module(module), name)
     return plugins

@@ -1,0 +1,29 @@
+"""Tools for finished runs of rllm-core; importing this module imports none of them."""
+
+from __future__ import annotations
+
+from rllm_core import hookimpl
+from rllm_core.providers import CommandProvider
+
+__all__ = ["__version__", "cli_commands"]
+
+__version__ = "0.1.0"
+
+RLLM_CORE_API = "1.0"
+
+
+@hookimpl
+def cli_commands() -> list[CommandProvider]:
+    """``export-model`` and ``chat``."""
+    return [
+        CommandProvider(
+            name="export-model",
+            load="rllm_viewer.commands.export_model:export_model",
+            summary="Export a trained model or its adapters for transformers, PEFT and vLLM.",
+        ),
+        CommandProvider(
+            name="chat",
+            load="rllm_viewer.commands.chat:chat",
+            summary="Talk to a trained model in the terminal.",
+        ),
+    ]

@@ -1,0 +1,1 @@
+"""Commands that the viewer adds to ``rllm-core``."""
