@@ -226,7 +226,7 @@ def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command
 
 
 # Other plugins document their commands on their own pages.
-DOCUMENTED = [*CORE_COMMANDS, "new"]
+DOCUMENTED = [*CORE_COMMANDS, "new", "export-model", "chat"]
 COMMANDS = dict(commands(cli, "rllm-core"))
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError, RunError
-from rllm_core.plugins import PluginManager
-from rllm_core.plugins.manager import Provided
+from rllm_core.plugins import PluginManager, Provided
 from rllm_core.providers import BackendProvider
 from rllm_core.run_folder import checkpoint
 from rllm_viewer.merging import merge_adapters
