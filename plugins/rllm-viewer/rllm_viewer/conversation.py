@@ -63,6 +63,8 @@ class Conversation:
                 raise RunError(f"the model cannot answer: {error}") from error
             self.messages.append(step.response)
             calls = step.response.get("tool_calls") or ()
+            if calls and self._tools is None:
+                self._note("the model called a tool, but its workflow offers none in chat")
             if not calls or self._tools is None:
                 return step.text
             for call in calls:
