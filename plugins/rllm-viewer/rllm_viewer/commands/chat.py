@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import concurrent.futures
 import sys
 import threading
 from pathlib import Path
@@ -57,20 +57,17 @@ async def _read_line() -> str | None:
 
     In a thread that does not keep the process alive, because Ctrl-C does not end a read.
     """
-    loop = asyncio.get_running_loop()
-    line: asyncio.Future[str] = loop.create_future()
-
-    def deliver(text: str) -> None:
-        if not line.done():
-            line.set_result(text)
-
-    def read() -> None:
-        text = sys.stdin.readline()
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(deliver, text)
-
     if sys.stdin.isatty():
         click.echo(PROMPT, nl=False, err=True)
+    line: concurrent.futures.Future[str] = concurrent.futures.Future()
+    line.set_running_or_notify_cancel()  # a line that comes after Ctrl-C is lost, and no error
+
+    def read() -> None:
+        try:
+            line.set_result(sys.stdin.readline())
+        except (OSError, ValueError) as error:
+            line.set_exception(error)
+
     threading.Thread(target=read, name="chat-input", daemon=True).start()
-    text = await line
+    text = await asyncio.wrap_future(line)
     return text.removesuffix("\n") if text else None
