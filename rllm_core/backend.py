@@ -9,6 +9,15 @@ Calls within one optimizer step (``[]``: once per pass; several passes accumulat
     compute_logprobs?  [transform_to_backend_batch, process_backend_batch]  update_policy  on_policy_updated?
 
 A backend that shares devices with its engine also gets ``enter_generation ... enter_training ...`` around them.
+
+For ``rllm-core export-model``, the record of a backend names a function::
+
+    def export(checkpoint: Path, config: RunConfig, target: Path) -> None: ...
+
+``checkpoint`` is the folder that `BackendProtocol.save_checkpoint` filled, checked against its manifest, and ``config``
+the run file. The function fills the empty folder ``target`` with the trained model and its tokenizer in the format of
+transformers, or with PEFT adapters whose ``adapter_config.json`` names the base model. It raises a `UserError` if it
+cannot.
 """
 
 from __future__ import annotations

@@ -70,6 +70,8 @@ class BackendProvider(Provider):
     Attributes:
         parsers: Names of the parsers it works with. Empty means any.
         default_parser: Parser to use if the run file names none.
+        export: Dotted path of a function ``export(checkpoint: Path, config: RunConfig, target: Path) -> None`` for
+            ``rllm-core export-model``, see `rllm_core.backend`. None if its checkpoints cannot be exported.
     """
 
     kind: ClassVar[str] = "backend"
@@ -78,6 +80,7 @@ class BackendProvider(Provider):
 
     parsers: tuple[str, ...] = ()
     default_parser: str | None = None
+    export: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

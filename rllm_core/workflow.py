@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from rllm_core.engine import Completer
+from rllm_core.parser import ToolSpec
 from rllm_core.services import Services
 from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 
@@ -19,6 +21,20 @@ class WorkflowConfig(BaseModel):
     """Base class for a workflow's section of the run file. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTools:
+    """The tools of one conversation in ``rllm-core chat``, the same as in a rollout.
+
+    Attributes:
+        specs: Tools to describe in the prompt; empty if the model was trained without a description.
+        call: Executes a call. Gets the name and the arguments as the model wrote them, any JSON value, and returns the
+            result, or an error message that the model can read.
+    """
+
+    specs: Sequence[ToolSpec]
+    call: Callable[[str, Any], Awaitable[str]]
 
 
 class Workflow(ABC):
@@ -88,6 +104,14 @@ class Workflow(ABC):
         The advantage of a trajectory is relative to the other trajectories in its group, in every training mode.
         """
         return trajectory.role
+
+    def chat_tools(self, seed: int) -> ChatTools | None:
+        """Tools for one conversation in ``rllm-core chat``; called after `open`. None if the workflow has none.
+
+        Args:
+            seed: Seed of the conversation, for tools with randomness.
+        """
+        return None
 
     @staticmethod
     def episode(

@@ -44,6 +44,7 @@ PROGRAMS = (
     "pre-commit",
     "ray start ",
     "tensorboard --logdir ",
+    "vllm serve ",
     'eval "$(rllm-core completion ',
 )
 

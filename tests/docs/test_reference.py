@@ -227,7 +227,7 @@ def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command
 
 
 # Other plugins document their commands on their own pages.
-DOCUMENTED = [*CORE_COMMANDS, "new", "verify"]
+DOCUMENTED = [*CORE_COMMANDS, "new", "chat", "export-model", "verify"]
 COMMANDS = dict(commands(cli, "rllm-core"))
 
 

@@ -23,6 +23,7 @@ def backends() -> list[BackendProvider]:
             summary="transformers + torch in this process: one GPU or the CPU, full fine-tuning or LoRA.",
             config="rllm_local.config:LocalConfig",
             default_parser="chat_template",
+            export="rllm_local.export:export",
         )
     ]
 

@@ -23,6 +23,7 @@ def backends() -> list[BackendProvider]:
             summary="LoRA training through the tinker SDK, on the hosted service or your own server (base_url).",
             config="rllm_tinker.config:TinkerConfig",
             default_parser="tinker",
+            export="rllm_tinker.export:export",
         )
     ]
 

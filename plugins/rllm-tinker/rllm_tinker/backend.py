@@ -112,30 +112,12 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
                 f"optimizer.max_grad_norm = {clipping:g} cannot be honored: tinker.service = 'skyrl' does not clip "
                 f"gradients; set it to {NO_CLIPPING:g}, which disables clipping"
             )
-        return [
-            f"{self._server().label}: whether it responds, accepts the key, and has model {self._server().base_model!r}"
-        ]
-
-    def _server(self) -> ServerSettings:
-        tinker, training = self.tinker, self.config.training
-        is_synchronous = training.staleness_threshold == 0 and training.trigger_parameter_sync_step == 1
-        on_skyrl: Samplers = "shared" if is_synchronous else "separate"
-        return ServerSettings(
-            base_url=tinker.address(),
-            key=api_key(is_hosted=not tinker.address()),
-            base_model=tinker.base_model or self.config.model.path,
-            rank=tinker.rank,
-            seed=training.seed if tinker.seed is None else tinker.seed,
-            samplers=on_skyrl if tinker.scale() == "skyrl" else "snapshots",
-            orders_requests=tinker.scale() == "hosted",
-            future_timeout_seconds=tinker.future_timeout_seconds,
-            reconnect_timeout_seconds=tinker.reconnect_timeout_seconds,
-            recovery_every_steps=tinker.recovery_every_steps,
-        )
+        server = server_of(self.config)
+        return [f"{server.label}: whether it responds, accepts the key, and has model {server.base_model!r}"]
 
     async def init_rollout_engine(self, parser: BaseParser) -> TinkerEngine:
         """See `BackendProtocol.init_rollout_engine`."""
-        self._policy = RemotePolicy(self._server())
+        self._policy = RemotePolicy(server_of(self.config))
         await self._policy.open()
         self._engine = TinkerEngine(
             self._policy,
@@ -272,6 +254,25 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         if self._policy is None:
             raise RunError("backend 'tinker' has not been initialized")
         return self._policy
+
+
+def server_of(config: RunConfig) -> ServerSettings:
+    """Returns the server and the model of a run."""
+    tinker, training = _settings(config), config.training
+    is_synchronous = training.staleness_threshold == 0 and training.trigger_parameter_sync_step == 1
+    on_skyrl: Samplers = "shared" if is_synchronous else "separate"
+    return ServerSettings(
+        base_url=tinker.address(),
+        key=api_key(is_hosted=not tinker.address()),
+        base_model=tinker.base_model or config.model.path,
+        rank=tinker.rank,
+        seed=training.seed if tinker.seed is None else tinker.seed,
+        samplers=on_skyrl if tinker.scale() == "skyrl" else "snapshots",
+        orders_requests=tinker.scale() == "hosted",
+        future_timeout_seconds=tinker.future_timeout_seconds,
+        reconnect_timeout_seconds=tinker.reconnect_timeout_seconds,
+        recovery_every_steps=tinker.recovery_every_steps,
+    )
 
 
 def _settings(config: RunConfig) -> TinkerConfig:

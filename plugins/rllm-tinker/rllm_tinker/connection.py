@@ -11,7 +11,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from rllm_core.errors import RunError
+from rllm_core.errors import ConfigError, RunError
 from rllm_tinker import sdk
 from rllm_tinker.sdk import Lost
 
@@ -77,7 +77,7 @@ class Connection:
         Raises:
             UserError: If the server does not respond, or rejects the request.
         """
-        await self._reach()
+        await self.reach()
         seconds = self.settings.reconnect_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -90,8 +90,12 @@ class Connection:
         except Lost as lost:
             raise RunError(f"{self.settings.label} does not respond correctly: {lost}") from None
 
-    async def _reach(self) -> None:
-        """Fails early if nothing listens at the address of a self-hosted server; the SDK would retry for minutes."""
+    async def reach(self) -> None:
+        """Fails early if nothing listens at the address of a self-hosted server; the SDK would retry for minutes.
+
+        Raises:
+            RunError: If nothing listens there.
+        """
         url = urlsplit(self.settings.base_url)
         if not url.hostname or url.scheme in getproxies():
             return
@@ -164,6 +168,20 @@ class Connection:
     async def answer(self, what: str, future: Any) -> Any:
         """See `rllm_tinker.sdk.answer`."""
         return await sdk.answer(self.settings.future_timeout_seconds, what, future)
+
+    def archive_url(self, model: str, checkpoint: str) -> str:
+        """Returns a signed URL of a sampler's weights on the hosted service; blocks.
+
+        Raises:
+            ConfigError: If this SDK has no function for it.
+        """
+        client = self._service.create_rest_client()
+        if not hasattr(client, "get_checkpoint_archive_url"):
+            raise ConfigError(
+                "this version of the tinker SDK cannot download adapters from the hosted service; "
+                "pip install 'tinker==0.24.1' can"
+            )
+        return str(client.get_checkpoint_archive_url(model, checkpoint).result().url)
 
     async def delete(self, path: str) -> None:
         """Deletes a saved state. Failures are only logged, because a leftover state costs nothing but storage."""

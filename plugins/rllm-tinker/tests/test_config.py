@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import rllm_tinker
-from rllm_tinker.backend import TinkerBackend
+from rllm_tinker.backend import TinkerBackend, server_of
 from rllm_tinker.config import TinkerConfig
 
 from rllm_core.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, RunConfig, TrainingConfig
@@ -89,8 +89,8 @@ def test_the_key_is_in_no_description_of_the_server(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     config = RunConfig(workflow="sort", backend="tinker", model=ModelConfig(path="Qwen/Qwen3-8B"))
     backend = TinkerBackend(config, PluginManager.from_environment(no_plugins=True))
-    assert backend._server().key == KEY
-    assert KEY not in repr(backend._server()) + repr(vars(backend))
+    assert server_of(backend.config).key == KEY
+    assert KEY not in repr(server_of(backend.config)) + repr(vars(backend))
 
 
 def test_the_backend_is_listed_and_asked_what_it_can_do_without_the_sdk() -> None:
@@ -131,4 +131,4 @@ def test_samplers_have_weights_of_their_own_where_training_goes_on(
         plugins={"tinker": TinkerConfig(base_url=SERVER, service=service)},
     )
     backend = TinkerBackend(config, PluginManager.from_environment(no_plugins=True))
-    assert backend._server().samplers == samplers
+    assert server_of(backend.config).samplers == samplers

@@ -24,6 +24,7 @@ def backends() -> list[BackendProvider]:
             config="rllm_verl.config:VerlConfig",
             parsers=("renderer", "chat_template"),
             default_parser="renderer",
+            export="rllm_verl.export:write_model",
         )
     ]
 
@@ -35,6 +36,6 @@ def cli_commands() -> list[CommandProvider]:
         CommandProvider(
             name="verl-export",
             load="rllm_verl.export:command",
-            summary="Export a checkpoint of backend verl to a Hugging Face model folder.",
+            summary="Earlier name of export-model, for backend verl.",
         )
     ]

@@ -278,8 +278,8 @@ class VerlBackend(BackendProtocol[VerlBatch]):
             raise RunError(
                 f"the checkpoint in {directory.parent.name} was written with verl.strategy = {state['strategy']!r} on "
                 f"{state['trainers']} devices, and verl can read it only with the same; this run has "
-                f"{here['strategy']!r} on {here['trainers']}. Export it with rllm-core verl-export and start a new run "
-                "from that model"
+                f"{here['strategy']!r} on {here['trainers']}. Export it with rllm-core export-model and start a new "
+                "run from that model"
             )
         path = str((directory / WEIGHTS).absolute())
         await self._allocated().call(

@@ -1,4 +1,4 @@
-"""``rllm-core verl-export``: exports a checkpoint to a Hugging Face model folder with verl's model merger."""
+"""Exports a checkpoint to a Hugging Face model folder with verl's model merger: ``export-model``, ``verl-export``."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import checkpoint
 from rllm_verl import verl_api
 from rllm_verl.backend import STATE, WEIGHTS
+from rllm_verl.config import VerlConfig
 
-MERGER = "verl.model_merger"
+MERGERS = {"bfloat16": "verl.model_merger", "float32": "rllm_verl.merger"}
 MERGE_DEADLINE_SECONDS = 6 * 3600
 # Folder where verl's Megatron bridge writes weights in Hugging Face format; without the bridge there are only shards.
 BRIDGED = Path("model") / "huggingface"
 
 
-@click.command("verl-export", short_help="Export a checkpoint of backend verl to a Hugging Face model folder.")
+@click.command("verl-export", short_help="Earlier name of export-model, for backend verl.")
 @click.argument("source", type=click.Path(path_type=Path), metavar="RUN|CHECKPOINT")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
@@ -30,18 +33,32 @@ BRIDGED = Path("model") / "huggingface"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(source: Path, folder: Path, trust_remote_code: bool, as_json: bool) -> None:
-    """Export a checkpoint of backend verl to a Hugging Face model folder.
+    """Earlier name of export-model, for backend verl.
 
     RUN|CHECKPOINT is a checkpoint folder (runs/RUN/checkpoints/step-NNNNNN), or a run folder to export its latest
-    complete checkpoint. FOLDER must be new or empty, and appears once the export is complete. It contains bfloat16
-    weights, configuration and tokenizer.
+    complete checkpoint. FOLDER must be new or empty, and appears once the export is complete. It contains weights,
+    configuration and tokenizer.
     """
+    click.echo("verl-export is now rllm-core export-model RUN FOLDER, for every backend", err=True)
     found = export(source, folder, trust_remote_code=trust_remote_code)
     if as_json:
         click.echo(json.dumps(found))
     else:
         click.echo(f"step {found['step']} (weight version {found['weight_version']}) of {found['checkpoint']}")
         click.echo(f"model: {found['folder']}")
+
+
+def write_model(checkpoint: Path, config: RunConfig, target: Path) -> None:
+    """Writes the model for transformers, in the precision of the run (``verl.dtype``). See `rllm_core.backend`.
+
+    Raises:
+        ConfigError: If verl is not installed.
+        RunError: If verl's merger fails.
+    """
+    verl_api.installed_version()
+    verl: VerlConfig = config.plugins.get("verl") or VerlConfig()
+    strategy = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["strategy"]
+    _merge(checkpoint / WEIGHTS, target, strategy, dtype=verl.dtype, trust_remote_code=verl.trust_remote_code)
 
 
 def export(source: Path, folder: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -72,7 +89,13 @@ def export(source: Path, folder: Path, *, trust_remote_code: bool = False) -> di
     state = json.loads((saved / "backend" / STATE).read_text(encoding="utf-8"))
     partial.mkdir(parents=True)
     try:
-        _merge(saved / "backend" / WEIGHTS, partial, state["strategy"], trust_remote_code=trust_remote_code)
+        _merge(
+            saved / "backend" / WEIGHTS,
+            partial,
+            state["strategy"],
+            dtype=_precision(saved),
+            trust_remote_code=trust_remote_code,
+        )
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial)
@@ -109,7 +132,14 @@ def _verified(saved: Path) -> dict[str, Any]:
     return manifest
 
 
-def _merge(weights: Path, target: Path, strategy: str, *, trust_remote_code: bool) -> None:
+def _precision(saved: Path) -> str:
+    """The precision of the run that the checkpoint is in; the default of ``verl.dtype`` if it is in none."""
+    run_file = saved.absolute().parents[1] / "run.toml"
+    verl = tomllib.loads(run_file.read_text(encoding="utf-8")).get("verl", {}) if run_file.is_file() else {}
+    return str(verl.get("dtype", VerlConfig().dtype))
+
+
+def _merge(weights: Path, target: Path, strategy: str, *, dtype: str, trust_remote_code: bool) -> None:
     is_megatron = strategy == "megatron"
     if is_megatron and any((weights / BRIDGED).glob("*.safetensors")):
         shutil.copytree(weights / BRIDGED, target, dirs_exist_ok=True)
@@ -121,8 +151,9 @@ def _merge(weights: Path, target: Path, strategy: str, *, trust_remote_code: boo
         options.append("--use_cpu_initialization")
         if json.loads((weights / BRIDGED / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings"):
             options.append("--tie-word-embedding")
+    merger = MERGERS["bfloat16" if is_megatron else dtype]
     # -P: do not import verl from a folder of that name in the working directory.
-    merge = [sys.executable, "-P", "-m", MERGER, "merge", *options]
+    merge = [sys.executable, "-P", "-m", merger, "merge", *options]
     try:
         done = subprocess.run(
             merge,

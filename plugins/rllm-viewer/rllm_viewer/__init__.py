@@ -14,11 +14,21 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """``verify``."""
+    """``chat``, ``export-model`` and ``verify``."""
     return [
         CommandProvider(
             name="verify",
             load="rllm_viewer.commands.verify:verify",
             summary="Verify that every rollout in a run is accounted for.",
+        ),
+        CommandProvider(
+            name="export-model",
+            load="rllm_viewer.commands.export_model:export_model",
+            summary="Export a trained model or its adapters for transformers, PEFT and vLLM.",
+        ),
+        CommandProvider(
+            name="chat",
+            load="rllm_viewer.commands.chat:chat",
+            summary="Talk to a trained model in the terminal.",
         ),
     ]

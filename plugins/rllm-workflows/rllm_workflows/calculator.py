@@ -15,7 +15,7 @@ from rllm_core.engine import Completer, derive_seed
 from rllm_core.errors import ConfigError
 from rllm_core.parser import ToolSpec
 from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason
-from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_core.workflow import ChatTools, Split, Workflow, WorkflowConfig
 from rllm_workflows.mcp_tools import ROLLOUT_SEED, McpServers, McpTools
 
 HELD_OUT_ONE_IN = 5
@@ -201,13 +201,33 @@ class CalculatorWorkflow(Workflow):
         if self._servers is not None:
             await self._servers.close()
 
+    def chat_tools(self, seed: int) -> ChatTools:
+        """Returns the tools, as in a rollout."""
+        tools = self._tools_of(seed)
+
+        async def call(name: str, arguments: Any) -> str:
+            try:
+                return await tools.call(name, arguments)
+            except ToolError as error:
+                return str(error)
+
+        return ChatTools(specs=tools.specs, call=call)
+
+    def _tools_of(self, seed: int) -> ChatTools:
+        """Returns the tools of a rollout, whose calls raise `ToolError`."""
+        calculator, servers = Calculator(seed), self._servers
+
+        async def call(name: str, arguments: Any) -> str:
+            if servers is None:
+                return calculator.call(name, arguments)
+            return await _call_server(servers, name, arguments, seed)
+
+        specs: Sequence[ToolSpec] = Calculator.SPECS if servers is None else servers.specs
+        return ChatTools(specs=specs if self.config.show_tools else (), call=call)
+
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Executes calls until the model answers, uses up its calls, or writes a turn in the wrong format."""
-        seed = derive_seed(completer.seed, "calculator")
-        calculator = Calculator(seed)
-        specs: Sequence[ToolSpec] | None = None
-        if self.config.show_tools:
-            specs = Calculator.SPECS if self._servers is None else self._servers.specs
+        tools = self._tools_of(derive_seed(completer.seed, "calculator"))
         messages = self._asked[task.task_id].copy()
         steps: list[Step] = []
         display, is_right, earned, executed, failed = "", False, 0.0, 0, 0
@@ -227,7 +247,7 @@ class CalculatorWorkflow(Workflow):
             )
 
         while True:
-            step = await completer.complete(messages, tools=specs)
+            step = await completer.complete(messages, tools=tools.specs or None)
             steps.append(step)
             if step.finish_reason is FinishReason.LENGTH:
                 return end(INVALID, TerminationReason.MAX_RESPONSE_TOKENS)
@@ -242,10 +262,7 @@ class CalculatorWorkflow(Workflow):
             [call] = calls
             name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
             try:
-                if self._servers is None:
-                    said = display = calculator.call(name, arguments)
-                else:
-                    said = display = await _call_server(self._servers, name, arguments, seed)
+                said = display = await tools.call(name, arguments)
             except ToolError as error:
                 said, worth = str(error), 0.0
                 failed += 1

@@ -284,6 +284,9 @@ def _backend(subject: _Subject) -> _Checks:
     from rllm_devkit.checks.backends import check_backend
 
     backend_class = subject.loaded()
+    record = subject.provided.record
+    if record.export is not None and not callable(subject.plugins.load(subject.provided, record.export)):
+        raise Broken(f"{record.export} must be a function, see rllm_core.backend")
     subject.section()
     given = [*BACKEND_SETTINGS, *subject.overrides()]
     plugins = subject.plugins

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -147,6 +148,17 @@ def test_what_needs_settings_says_which_and_passes_nothing(
 ) -> None:
     [result] = check_provided(plugins, plugins.select(kind, name), Request(), tmp_path)
     assert result.outcome == "failed"
+    assert words in result.detail
+
+
+@pytest.mark.parametrize(
+    ("export", "words"), [("json:no_such_function", "no_such_function"), ("math:pi", "a function")]
+)
+def test_the_export_of_a_backend_is_imported(plugins: PluginManager, export: str, words: str, tmp_path: Path) -> None:
+    provided = plugins.select(providers.BackendProvider, "scripted")
+    provided = replace(provided, record=replace(provided.record, export=export))
+    [result] = check_provided(plugins, provided, Request(), tmp_path)
+    assert (result.name, result.outcome) == (BUILT, "failed")
     assert words in result.detail
 
 

@@ -1,0 +1,31 @@
+"""Export of a checkpoint: everything in it but the optimizer state."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from rllm_core.config import RunConfig
+from rllm_local.checkpoint import OPTIMIZER_FILE
+from rllm_local.config import LocalConfig
+from rllm_local.starter import starter_model
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def export(checkpoint: Path, config: RunConfig, target: Path) -> None:
+    """Writes the model, or its adapters, for transformers. See `rllm_core.backend`."""
+    shutil.copytree(checkpoint, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(OPTIMIZER_FILE))
+    adapter = target / ADAPTER_CONFIG
+    if adapter.exists():
+        settings = json.loads(adapter.read_text(encoding="utf-8"))
+        settings["base_model_name_or_path"] = _base_model(config)
+        adapter.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _base_model(config: RunConfig) -> str:
+    local: LocalConfig = config.plugins.get("local") or LocalConfig()
+    path = config.model.path or str(starter_model(local.starter_seed))
+    # A relative path would be relative to the folder of whoever loads the adapters.
+    return str(Path(path).resolve()) if Path(path).is_dir() else path

@@ -1,0 +1,48 @@
+"""Merges PEFT adapters into their base model. Imports torch, transformers and peft only when it does so."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from rllm_core.errors import ConfigError, RunError
+
+
+def merge_adapters(folder: Path) -> None:
+    """Replaces the adapters in a folder with the complete model.
+
+    Merges in float32, and saves the weights in the precision of the base model.
+
+    Raises:
+        ConfigError: If peft, torch or transformers is missing.
+        RunError: If the base model or the adapters cannot be loaded.
+    """
+    missing = [name for name in ("peft", "torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"--merge needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    import torch
+    from peft import PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    try:
+        config = AutoConfig.from_pretrained(base)
+        is_vision = getattr(config, "vision_config", None) is not None
+        auto_class: Any = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
+        model = auto_class.from_pretrained(base, dtype=torch.float32)
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft uses names that transformers left
+            merged: Any = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RunError(f"--merge: adapters and base model {base!r} cannot be merged: {_first_line(error)}") from error
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / name).unlink()
+    merged.to(config.dtype or torch.float32).save_pretrained(folder)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,57 @@
+"""Reads what the folder of a run says about its model: run file, checkpoints and validations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rllm_core.assembly.resolution import Resolved, resolve_run
+from rllm_core.errors import ConfigError
+from rllm_core.plugins import PluginManager
+from rllm_core.run_folder import checkpoint
+
+
+def resolved_run(run: Path, plugins: PluginManager) -> Resolved:
+    """Resolves the run file of a run.
+
+    Raises:
+        ConfigError: If the folder has none, or its run file is invalid here.
+        PluginError: If a plugin of the run is missing or broken.
+    """
+    file = run / "run.toml"
+    if not file.is_file():
+        raise ConfigError(f"{run} is not a run folder: it has no run.toml")
+    return resolve_run(str(file), plugins)
+
+
+def checkpoint_of(run: Path, step: int | None) -> Path:
+    """Returns the folder of a complete checkpoint: that of a step, or the latest.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    found = checkpoint.complete(run / "checkpoints")
+    if not found:
+        raise ConfigError(f"run folder {run} has no complete checkpoint")
+    if step is None:
+        return found[-1]
+    wanted = checkpoint.step_folder(run / "checkpoints", step)
+    if wanted not in found:
+        steps = ", ".join(str(int(path.name.rpartition("-")[2])) for path in found)
+        raise ConfigError(f"run folder {run} has no complete checkpoint of step {step}; it has those of steps {steps}")
+    return wanted
+
+
+def last_validation(run: Path, step: int) -> dict[str, Any] | None:
+    """Returns the event of the last validation up to a step; None if there was none."""
+    path, found = run / "events.jsonl", None
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            # A run that is still going, or was killed, may end in half a line.
+            if line.startswith('{"event":"validation"') and line.endswith("\n"):
+                event = json.loads(line)
+                found = event if event["step"] <= step else found
+    return found
