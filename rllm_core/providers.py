@@ -6,25 +6,53 @@ selected, never when it is listed.
 
 from __future__ import annotations
 
-import importlib
+import hashlib
+import importlib.util
 import re
+import sys
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
 from rllm_core.moved import moved_names
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
-PATH_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+PATH_PATTERN = re.compile(r"([A-Za-z_][\w.]*|/.*\.py):[A-Za-z_][\w.]*")
 COMMAND_GROUPS = ("parser", "plugins")
 
 
 def resolve(path: str) -> Any:
-    """Imports and returns the object at a dotted path, ``"package.module:Name"``, or the module itself."""
-    module_name, _, attributes = path.partition(":")
-    found: Any = importlib.import_module(module_name)
+    """Imports and returns the object at a path, or the module itself.
+
+    Args:
+        path: ``"package.module:Name"``, or ``"/folder/file.py:Name"`` for a file of the user.
+    """
+    file, separator, attributes = path.rpartition(".py")
+    if separator and attributes[:1] in ("", ":"):
+        found: Any = _module_of(f"{file}.py")
+        attributes = attributes[1:]
+    else:
+        module_name, _, attributes = path.partition(":")
+        found = importlib.import_module(module_name)
     for attribute in filter(None, attributes.split(".")):
         found = getattr(found, attribute)
     return found
+
+
+def _module_of(file: str) -> ModuleType:
+    """Loads a file as a module, once. Its name is unusual, so that no import finds it by accident."""
+    name = f"rllm_file_{hashlib.sha256(file.encode()).hexdigest()[:16]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{file} cannot be loaded as Python")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,28 @@ from rllm_core.types import Task
 if TYPE_CHECKING:
     from rllm_core.plugins import PluginManager
 
-RewardFunction = Callable[[Task, str], Awaitable[float]]
+RewardFunction = Callable[[Task, str], Awaitable["Score"]]
+
+
+class Score(float):
+    """A reward, and the parts that a reward function returned with it.
+
+    Attributes:
+        parts: Numbers and texts by name, such as ``{"format": 1.0, "found": "7"}``.
+    """
+
+    parts: Mapping[str, float | str]
+
+    def __new__(cls, reward: float, parts: Mapping[str, float | str] | None = None) -> Score:
+        """Creates a score."""
+        score = super().__new__(cls, reward)
+        score.parts = dict(parts or {})
+        return score
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The parts that are numbers, for `rllm_core.types.Episode.metrics`."""
+        return {name: part for name, part in self.parts.items() if not isinstance(part, str)}
 
 
 class Services:
@@ -58,9 +81,9 @@ class Services:
             limits: Limits of one call.
 
         Returns:
-            A function from a task and the model's text to a reward. If a call has no result, it raises a
-            `rllm_core.sandbox.ChildError`. ``ChildTimeout`` and ``ChildOutOfMemory`` are usually caused by the text,
-            the others by the function.
+            A function from a task and the model's text to a `Score`, which is a float. If a call has no result, it
+            raises a `rllm_core.sandbox.ChildError`. ``ChildTimeout`` and ``ChildOutOfMemory`` are usually caused by the
+            text, the others by the function.
 
         Raises:
             rllm_core.errors.PluginError: If there is no such function, or its plugin is broken.
@@ -69,16 +92,25 @@ class Services:
         # Load now: a broken function should fail before the first rollout.
         written = defined_at(self._plugins.load(provided))
 
-        async def reward(task: Task, text: str) -> float:
+        async def reward(task: Task, text: str) -> Score:
             # Created on demand: a workflow may be opened again after it was closed.
             graded = self._functions.get((name, limits))
             if graded is None:
                 graded = self._functions[name, limits] = ChildFunction(f"{__name__}:graded", limits)
-            value = await graded(provided.record.load, task.model_dump(mode="json"), text)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                where = f" ({written})" if written is not None else ""
-                raise ValueError(f"reward function {name!r}{where} returned {value!r:.80}, not a finite number")
-            return float(value)
+            value, parts = await graded(provided.record.load, task.model_dump(mode="json"), text)
+            where = f" ({written})" if written is not None else ""
+            if not _is_number(value):
+                raise ValueError(
+                    f"reward function {name!r}{where} returned {value!r:.80}, not a finite number (alone, or with its "
+                    "parts: (number, {name: part}))"
+                )
+            wrong = [part for part in parts.items() if not (isinstance(part[1], str) or _is_number(part[1]))]
+            if wrong:
+                raise ValueError(
+                    f"reward function {name!r}{where} returned the part {wrong[0]!r:.80}; a part is a finite number or "
+                    "text"
+                )
+            return Score(float(value), parts)
 
         return reward
 
@@ -92,7 +124,22 @@ class Services:
             del self.sandbox
 
 
-def graded(path: str, task: dict[str, Any], text: str) -> Any:
-    """Calls the reward function at ``path``. Runs in the child process."""
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def graded(path: str, task: dict[str, Any], text: str) -> tuple[Any, dict[str, Any]]:
+    """Calls the reward function at ``path``, and returns its reward and its parts. Runs in the child process."""
     value = providers.resolve(path)(Task.model_validate(task), text)
+    if inspect.isawaitable(value):
+        value = asyncio.run(_result_of(value))
+    value, parts = value if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict) else (value, {})
+    return _as_number(value), {str(name): _as_number(part) for name, part in parts.items()}
+
+
+async def _result_of(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+def _as_number(value: Any) -> Any:
     return float(value) if isinstance(value, bool) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -122,6 +122,7 @@ class Workflow(ABC):
         is_correct: bool | None = None,
         termination_reason: TerminationReason = TerminationReason.DONE,
         metrics: dict[str, float] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Episode:
         """Builds the episode of a workflow with one agent. ``reward=None`` means the sum of the steps' rewards."""
         return Episode(
@@ -130,4 +131,5 @@ class Workflow(ABC):
             is_correct=is_correct,
             termination_reason=termination_reason,
             metrics=metrics or {},
+            metadata=metadata or {},
         )

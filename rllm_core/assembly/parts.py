@@ -24,6 +24,7 @@ from rllm_core.plugins.blame import located
 from rllm_core.plugins.requirements import pip_install, unmet
 from rllm_core.services import Services
 from rllm_core.tracker import Tracker
+from rllm_core.user_files import section_name
 from rllm_core.workflow import Workflow
 
 
@@ -130,7 +131,7 @@ def workflow_of(resolved: Resolved) -> Workflow:
     config, provided = resolved.config, resolved.workflow
     workflow_class: type[Workflow] = resolved.plugins.load(provided)
     with provided.at_work("its construction", workflow_class):
-        workflow = workflow_class(config.plugins.get(config.workflow))
+        workflow = workflow_class(config.plugins.get(section_name(config.workflow)))
     workflow.services = Services(resolved.plugins, config.rollout.sandbox)
     return workflow
 

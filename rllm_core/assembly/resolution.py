@@ -37,6 +37,7 @@ from rllm_core.run_file import (
     unknown_key,
     validated,
 )
+from rllm_core.user_files import section_name, with_absolute_files
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Resolved:
     def with_sections(self) -> Iterator[tuple[str, Provided[Any]]]:
         """Yields the names in the run file, and the providers, whose sections the run reads."""
         config = self.config
-        yield config.workflow, self.workflow
+        yield section_name(config.workflow), self.workflow
         yield config.backend, self.backend
         yield config.parser, self.parsers[config.parser]
         yield from self.engines.items()
@@ -104,7 +105,8 @@ def resolve_run(
     """Resolves ``rllm-core train TARGET`` into one validated configuration, and its providers.
 
     Args:
-        target: Path of a run file (ending in ``.toml``), or name of a workflow.
+        target: Path of a run file (ending in ``.toml``), name of a workflow, or file with a workflow (``env.py`` or
+            ``env.py:MyEnv``). References to files are relative to the run file, or to the working directory.
         plugins: Plugin manager that provides workflows, backends and their sections.
         overrides: ``section.key=value`` strings with TOML values; a bare word is a string.
         backend: Replacement for the file's ``backend``.
@@ -115,10 +117,11 @@ def resolve_run(
         ConfigError: If the configuration is invalid; one line with the problem, the allowed values and the fix.
         PluginError: If a selected plugin is missing or broken.
     """
-    tables: dict[str, Any] = read_toml(Path(target)) if target.endswith(".toml") else {"workflow": target}
     given: dict[str, Any] = {key: name for key, name in (("backend", backend), ("parser", parser)) if name is not None}
     for override in overrides:
         apply_override(given, override)
+    given = with_absolute_files(given, Path.cwd())
+    tables = _tables_of(target)
     workflow = plugins.select(WorkflowProvider, _workflow_name(target, merged(tables, given)))
     preset: dict[str, Any] = {}
     if workflow.record.run_file:
@@ -161,6 +164,16 @@ def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None =
         },
         corrections=select_corrections(config, plugins),
     )
+
+
+def _tables_of(target: str) -> dict[str, Any]:
+    if target.endswith(".toml"):
+        tables: dict[str, Any] = with_absolute_files(read_toml(Path(target)), Path(target).parent)
+        return tables
+    path, separator, name = target.rpartition(".py")
+    if separator and (not name or name.startswith(":")):
+        return {"workflow": f"{Path(path).expanduser().resolve()}{separator}{name}"}
+    return {"workflow": target}
 
 
 def _workflow_name(target: str, tables: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.run_file import validated
+from rllm_core.user_files import is_file_reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +160,11 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
 
 
 def _is_qualified_loss(name: str, capabilities: Capabilities, plugins: PluginManager) -> bool:
-    """Whether ``name`` is ``DISTRIBUTION/NAME`` of an installed torch loss. Raises if two plugins provide ``name``."""
+    """Whether ``name`` is a file, or ``DISTRIBUTION/NAME`` of a torch loss. Raises if two plugins provide ``name``."""
     if not capabilities.torch_losses:
         return False
     installed = {provided.qualified for provided in plugins.providers(providers.PolicyLossProvider).values()}
-    if name in installed:
+    if name in installed or is_file_reference(name):
         return True
     if any(qualified.rpartition("/")[2] == name for qualified in installed):
         plugins.select(providers.PolicyLossProvider, name)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Train a model on a workflow.")
 @click.argument(
-    "target", metavar="[WORKFLOW|RUN.toml]", required=False, shell_complete=provided("Workflow", files=True)
+    "target", metavar="[WORKFLOW|ENV.py|RUN.toml]", required=False, shell_complete=provided("Workflow", files=True)
 )
 @click.option(
     "--backend", metavar="NAME", shell_complete=provided("Backend"), help="Backend to use instead of the run file's."
@@ -50,8 +50,9 @@ def train(
 ) -> None:
     """Train a model on a workflow.
 
-    The argument is a run file, which ends in .toml, or the name of a workflow. With --resume it is optional, and
-    defaults to the run file in the run folder.
+    The argument is the name of a workflow, a Python file with a workflow (ENV.py, or ENV.py:NAME if it contains
+    several), or a run file, which ends in .toml. With --resume it is optional, and defaults to the run file in the run
+    folder.
 
     Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
     """
@@ -62,6 +63,7 @@ def train(
     from rllm_core.limits.running import run
     from rllm_core.run_folder.progress import for_terminal
     from rllm_core.training import launch
+    from rllm_core.user_files import section_name
 
     if resume and run_dir is None:
         raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")
@@ -78,7 +80,7 @@ def train(
     if dry_run:
         _print_dry_run(parts, to_toml(config.to_tables()), as_json)
         return
-    path = run_dir if run_dir is not None else _new_run_dir(config.workflow)
+    path = run_dir if run_dir is not None else _new_run_dir(section_name(config.workflow))
     advice = f"To continue: rllm-core train --resume --run-dir {path}"
     guard = Guard(config.training.stall_timeout_seconds, advice) if context.obj.owns_process else None
     training = launch.train(parts, path, resume=resume, progress=for_terminal(), guard=guard)

@@ -13,6 +13,7 @@ import importlib
 import logging
 import traceback
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import PluginError
@@ -21,7 +22,8 @@ from rllm_core.plugins.discovery import Candidate, Settings, installed_plugins, 
 from rllm_core.plugins.listing import Plugin, PluginInfo, Provided, ProviderT
 from rllm_core.plugins.loading import HookImplementation, LoadedHooks, suggest
 from rllm_core.plugins.sections import WITH_SECTION, breach, disagreement, wrong_model
-from rllm_core.providers import resolve
+from rllm_core.providers import Provider, resolve
+from rllm_core.user_files import is_file_reference
 from rllm_core.version import __version__
 
 MAX_TRACE_CHARACTERS = 8_000
@@ -60,6 +62,7 @@ class PluginManager:
         learn(candidates)
         self._core = Plugin(Candidate(CORE_PLUGIN, CORE_PACKAGE, __version__, CORE_MODULE))
         self._plugins = [*map(Plugin, candidates)]
+        self._of_files: dict[tuple[type[Provider], str], Provided[Any]] = {}
         for plugin in self._plugins:
             refusal = self.settings.refusal(plugin.candidate)
             if refusal is not None:
@@ -137,12 +140,14 @@ class PluginManager:
         return dict(sorted(named.items()))
 
     def select(self, kind: type[ProviderT], name: str) -> Provided[ProviderT]:
-        """Returns the provider called ``name`` or ``distribution/name``.
+        """Returns the provider called ``name`` or ``distribution/name``, or the one in the file ``/path/file.py:NAME``.
 
         Raises:
             PluginError: If there is none or more than one, or if its plugin is broken, disabled or in conflict. The
                 message lists what exists and says what to do; the cause is chained.
         """
+        if is_file_reference(name):
+            return self._from_file(kind, name)
         package, _, short = name.rpartition("/")
         found = [
             provided
@@ -162,6 +167,18 @@ class PluginManager:
         from rllm_core.plugins.missing import not_found  # only errors need it
 
         raise not_found(kind, short, package, self._plugins, list(self.providers(kind)))
+
+    def _from_file(self, kind: type[ProviderT], reference: str) -> Provided[ProviderT]:
+        from rllm_core.plugins.files import provided_by_file
+
+        if (kind, reference) not in self._of_files:
+            self._of_files[kind, reference] = provided_by_file(kind, reference)
+        return self._of_files[kind, reference]
+
+    @property
+    def files(self) -> list[Path]:
+        """Files of the user that have been loaded in place of plugins, each once."""
+        return list(dict.fromkeys(Path(provided.plugin.value) for provided in self._of_files.values()))
 
     def select_first_party(self, kind: type[ProviderT], name: str) -> Provided[ProviderT]:
         """Returns a provider of `first_party`. Loads only its own distribution, so that no other plugin can interfere.

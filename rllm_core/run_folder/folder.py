@@ -9,6 +9,7 @@
     events.jsonl          events of every rollout, group, step, weight sync and checkpoint
     trajectories.jsonl    some complete episodes of each step and validation
     summary.json          status and totals at the end of the run
+    files.json, files/    copies of the user's files with code of the run
     reward.png            the reward over the steps (extra ``[plots]``)
     checkpoints/step-NNNNNN/manifest.json
     lost/N/               lines that launch N wrote after the checkpoint that launch N + 1 resumed from
@@ -18,8 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import itertools
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +31,9 @@ from rllm_core.config import RunConfig, to_toml
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.journal import JsonLines, cut_after, write_whole, writing
+from rllm_core.user_files import section_name
 
+FILES = "files.json"
 LINES = ("events", "metrics", "timings", "trajectories")
 # Keys that may change on resume, because nothing trained so far depends on them.
 RESUMABLE = frozenset(
@@ -62,16 +68,18 @@ class RunDir:
         resumed: Checkpoint that this launch resumes, or None.
     """
 
-    def __init__(self, path: Path, config: RunConfig, *, resume: bool) -> None:
+    def __init__(self, path: Path, config: RunConfig, *, resume: bool, files: Sequence[Path] = ()) -> None:
         """Opens or creates a run folder.
 
         Args:
             path: Run folder; if it exists, it must be empty unless resuming.
             config: Resolved run file.
             resume: Whether to continue the run in the folder.
+            files: Files of the user with code of the run.
 
         Raises:
-            ConfigError: If the folder cannot be written, contains another run, or has no run to resume.
+            ConfigError: If the folder cannot be written, contains another run, or has no run to resume, or a file has
+                changed since the run was started.
         """
         self.path = path
         self.resumed: Path | None = None
@@ -89,6 +97,7 @@ class RunDir:
                 raise ConfigError(f"run folder {path} holds no run to resume; leave out --resume")
             self._lock = self._take_lock()
             try:
+                self._refuse_changed(files)
                 if resume:
                     self._continue(config)
                 write_whole(path / "run.toml", to_toml(config.to_tables()))
@@ -144,6 +153,32 @@ class RunDir:
             raise ConfigError(f"run folder {self.path} is in use by another process") from None
         return lock
 
+    def keep_files(self, files: Sequence[Path]) -> None:
+        """Copies files of the user with code of the run; a file that the folder has stays as it is."""
+        known: dict[str, dict[str, str]] = self.read_json(FILES) or {}
+        new = [file for file in files if str(file) not in known]
+        for file in new:
+            taken = {entry["copy"] for entry in known.values()}
+            numbers = itertools.chain([""], map("-{}".format, itertools.count(2)))
+            copy = next(name for name in (f"files/{file.stem}{number}.py" for number in numbers) if name not in taken)
+            content = file.read_bytes()
+            with writing(self.path / copy):
+                (self.path / "files").mkdir(exist_ok=True)
+                (self.path / copy).write_bytes(content)
+            known[str(file)] = {"sha256": hashlib.sha256(content).hexdigest(), "copy": copy}
+        if new:
+            self.write_json(FILES, known)
+
+    def _refuse_changed(self, files: Sequence[Path]) -> None:
+        known: dict[str, dict[str, str]] = self.read_json(FILES) or {}
+        for file in files:
+            entry = known.get(str(file))
+            if entry is not None and entry["sha256"] != hashlib.sha256(file.read_bytes()).hexdigest():
+                raise ConfigError(
+                    f"{file} has changed since the run in {self.path} was started; restore it from "
+                    f"{self.path / entry['copy']}, or start a new run"
+                )
+
     def _continue(self, config: RunConfig) -> None:
         before = tomllib.loads((self.path / "run.toml").read_text(encoding="utf-8"))
         changed = _changed_keys(
@@ -175,7 +210,7 @@ class RunDir:
 def _of_trackers(before: dict[str, Any], config: RunConfig) -> frozenset[str]:
     """Returns the sections of old and new trackers, since trackers and their settings may change."""
     trackers = {*before.get("training", {}).get("trackers", ()), *config.training.trackers}
-    return frozenset(trackers - {config.workflow, config.backend, config.parser})
+    return frozenset(trackers - {section_name(config.workflow), config.backend, config.parser})
 
 
 def _changed_keys(

@@ -94,7 +94,7 @@ async def train(
         UserError: If the run failed for a reason that its message explains.
     """
     progress = Harmless(progress)
-    run_dir = RunDir(path, assembly.config, resume=resume)
+    run_dir = RunDir(path, assembly.config, resume=resume, files=assembly.plugins.files)
     signals = _Signals(progress)
     with signals, guard or nullcontext():
         launch = _Launch(assembly, run_dir, signals, progress)
@@ -137,6 +137,8 @@ class _Launch:
 
             versions = [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)]
             run_dir.write_json("plugins.json", versions)
+            run_dir.keep_files(assembly.plugins.files)
+            at_end.callback(lambda: run_dir.keep_files(assembly.plugins.files))  # also those loaded during the run
             progress.start(config, run_dir.path, self.summary["resumed_from_step"] or 0)
             if restarted:
                 progress.note(f"{run_dir.path} has no complete checkpoint: restarting at step 0")

@@ -129,6 +129,8 @@ class DatasetWorkflow(Workflow):
             [step],
             reward=reward,
             is_correct=reward >= self.config.solved_at,
+            metrics=reward.numbers,
+            metadata={"reward_parts": reward.parts} if reward.parts else None,
             termination_reason=TerminationReason.MAX_RESPONSE_TOKENS if is_cut_off else TerminationReason.DONE,
         )
 

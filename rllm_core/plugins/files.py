@@ -1,0 +1,109 @@
+"""Providers from files of the user: ``./env.py:MyEnv`` in place of the name of an installed provider.
+
+Only files that the command line or the run file names are loaded, each once per process and as a module of its own.
+Other modules in their folder do not become importable.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from rllm_core.errors import PluginError
+from rllm_core.plugins.blame import located
+from rllm_core.plugins.listing import PluginInfo, Provided
+from rllm_core.providers import (
+    AdvantageEstimatorProvider,
+    CorrectionProvider,
+    PolicyLossProvider,
+    Provider,
+    RewardFunctionProvider,
+    WorkflowProvider,
+    resolve,
+)
+from rllm_core.user_files import file_reference, section_name
+
+ProviderT = TypeVar("ProviderT", bound=Provider)
+
+KINDS: tuple[type[Provider], ...] = (
+    WorkflowProvider,
+    RewardFunctionProvider,
+    AdvantageEstimatorProvider,
+    PolicyLossProvider,
+    CorrectionProvider,
+)
+"""Kinds of providers for which a file is enough; the others need a package."""
+
+
+def provided_by_file(kind: type[ProviderT], reference: str) -> Provided[ProviderT]:
+    """Loads a file and returns the provider that it contains.
+
+    Args:
+        kind: Record class of the provider.
+        reference: Absolute path of the file, with ``:NAME`` if it contains several such classes or functions.
+
+    Raises:
+        PluginError: If the file does not exist, fails, or does not contain exactly one such class or function.
+    """
+    path, name = file_reference(reference)
+    if kind not in KINDS:
+        possible = ", ".join(one.kind for one in KINDS)
+        raise PluginError(
+            f"{kind.kind} {reference!r}: a file can contain a {possible}, but a {kind.kind} needs a package; create "
+            f"one with: rllm-core new {kind.kind} NAME"
+        )
+    if not path.is_file():
+        raise PluginError(f"{kind.kind} {reference!r}: there is no file {path}")
+    info = PluginInfo(path.stem, "", "", str(path), "loaded")
+    try:
+        module = resolve(str(path))
+        contract = resolve(kind.contract) if kind.contract else None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a file that calls sys.exit() is broken, but the process continues
+        raise PluginError(f"{kind.kind} {reference!r} cannot be loaded: {located(error, None)}") from error
+    found = _chosen(kind, module, contract, reference, name)
+    fields: dict[str, Any] = {}
+    if kind is WorkflowProvider:
+        fields["config"] = f"{path}:{found.__name__}.config_model" if "config_model" in vars(found) else None
+        fields["run_file"] = f"{path}:run_file" if inspect.isfunction(getattr(module, "run_file", None)) else None
+    elif kind is PolicyLossProvider:
+        fields["learns_written"] = bool(getattr(found, "learns_written", False))
+    record = kind(
+        name=section_name(str(path)),
+        load=f"{path}:{found.__name__}",
+        summary=f"{found.__name__} of {path.name}",
+        **fields,
+    )
+    return Provided(record, info)
+
+
+def _chosen(kind: type[Provider], module: ModuleType, contract: type | None, reference: str, name: str | None) -> Any:
+    """Returns the class or function called ``name``, or the only one of the kind in the module."""
+    found = {
+        own: value
+        for own, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__ and not own.startswith("_") and _is_a(value, contract)
+    }
+    what = "functions" if contract is None else f"subclasses of {contract.__module__}.{contract.__name__}"
+    names = ", ".join(found) or "none"
+    if name is not None and name not in found:
+        raise PluginError(f"{kind.kind} {reference!r}: {name} is not one of the file's {what} ({names})")
+    if name is None and len(found) != 1:
+        which = f"name one, such as {reference}:{next(iter(found))}" if found else "write one, or choose another file"
+        raise PluginError(f"{kind.kind} {reference!r}: the file must contain one of these {what}: {names}; {which}")
+    return found[name or next(iter(found))]
+
+
+def _is_a(value: Any, contract: type | None) -> bool:
+    if contract is None:
+        return inspect.isfunction(value)
+    return isinstance(value, type) and issubclass(value, contract) and not inspect.isabstract(value)
+
+
+def loaded_file(record: Provider) -> Path | None:
+    """Returns the file of a provider that `provided_by_file` made, or None."""
+    path, _, _ = record.load.rpartition(":")
+    return Path(path) if path.endswith(".py") else None
