@@ -102,7 +102,7 @@ def test_a_command_whose_package_is_missing_names_it(line: str, package: str) ->
 @pytest.mark.parametrize(
     ("line", "names"),
     [
-        ("--help", ["new", "parser check", "plugins check", "verify"]),
+        ("--help", ["chat", "export-model", "new", "parser check", "plugins check", "verify"]),
         ("plugins --help", ["check"]),
         ("parser --help", ["check"]),
     ],
