@@ -43,6 +43,7 @@ ROOMS = (
             "version",
             "errors",
             "moved",
+            "user_files",
             "text",
             "messages",
             "tokens",
