@@ -25,7 +25,7 @@ def provider_row(name: str, provided: Provided[Any], **found: Any) -> dict[str, 
     """Builds the JSON object of a provider: its name, what was ``found`` out about it, and where it comes from."""
     plugin = provided.plugin
     about = {"package": plugin.package, "version": plugin.version, "plugin": plugin.name, "load": provided.record.load}
-    return {"name": name, **found, "summary": provided.record.summary, **about}
+    return {"name": name, "summary": provided.record.summary, **found, **about}
 
 
 def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
