@@ -22,7 +22,7 @@ def test_every_backend_says_what_it_can_do_or_why_it_does_not(rllm_core_process:
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout, "sets are never written in the order of hashes"
     rows = json.loads(first.stdout)
-    assert all(list(row) == KEYS for row in rows)
+    assert all(row.keys() == set(KEYS) for row in rows)
     assert [row["name"] for row in rows] == sorted(row["name"] for row in rows)
     found = {row["name"]: row for row in rows}
     assert {name: row["status"] for name, row in found.items()} == {
