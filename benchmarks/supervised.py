@@ -187,12 +187,12 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 def figures(rows: Sequence[Row]) -> Figures:
     """Computes the figures of the worst seeds."""
     found: Figures = {}
-    learnt, taught = of_kind(rows, "sft"), of_kind(rows, "distill")
-    if learnt:
-        found["sft_over_entropy"] = round(max(row["nll_after"] / row["entropy"] for row in learnt), 4)
-        found["sft_over_grammar"] = round(max(row["nll_after"] / row["nll_of_grammar"] for row in learnt), 4)
+    learned, taught = of_kind(rows, "sft"), of_kind(rows, "distill")
+    if learned:
+        found["sft_over_entropy"] = round(max(row["nll_after"] / row["entropy"] for row in learned), 4)
+        found["sft_over_grammar"] = round(max(row["nll_after"] / row["nll_of_grammar"] for row in learned), 4)
         found["sft_entropy_per_token"] = round(entropy_per_token(), 4)
-        found["sft_cpu_seconds_max"] = max(row["cpu_seconds"] for row in learnt)
+        found["sft_cpu_seconds_max"] = max(row["cpu_seconds"] for row in learned)
     for mode, prefix in (("synchronous", "distill"), ("asynchronous", "distill_async")):
         of_mode = [row for row in taught if row["mode"] == mode]
         if of_mode:

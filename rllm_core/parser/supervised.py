@@ -55,29 +55,29 @@ def tokenize_and_mask(
     if method not in ("cumulative", "stepwise"):
         problem = "requires parser 'chat_template'" if method == "hf_template" else "is not a method"
         raise ConfigError(f"parser {parser.name!r} supports 'cumulative' and 'stepwise'; {method!r} {problem}")
-    learnt = _learnt(Messages(messages))
+    learned = _learned(Messages(messages))
     conversation = Messages([{key: message[key] for key in message if key != "weight"} for message in messages])
     if method == "stepwise":
-        return [_alone(parser, conversation, index, tools) for index in learnt if learnt[index]]
-    return _as_rolled_out(parser, conversation, learnt, tools)
+        return [_alone(parser, conversation, index, tools) for index in learned if learned[index]]
+    return _as_rolled_out(parser, conversation, learned, tools)
 
 
-def _learnt(messages: Sequence[MessageLike]) -> dict[int, bool]:
+def _learned(messages: Sequence[MessageLike]) -> dict[int, bool]:
     """Maps the index of every assistant message to whether it is a target."""
-    learnt = {}
+    learned = {}
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         weight = message.get("weight", 1)
         if weight not in (0, 1):
             raise ConfigError(f"message {index}: weight = {weight!r} must be 0 or 1")
-        learnt[index] = bool(weight)
-    if not any(learnt.values()):
-        with_weight = " with a weight of 1" if learnt else ""
+        learned[index] = bool(weight)
+    if not any(learned.values()):
+        with_weight = " with a weight of 1" if learned else ""
         raise ConfigError(
             f"the conversation has no message of role 'assistant'{with_weight}, so there is nothing to learn from"
         )
-    return learnt
+    return learned
 
 
 def _alone(
@@ -100,18 +100,18 @@ class _WrittenSession(ParserSession):
 
 
 def _as_rolled_out(
-    parser: ParserContract, conversation: Messages, learnt: Mapping[int, bool], tools: Sequence[ToolSpec] | None
+    parser: ParserContract, conversation: Messages, learned: Mapping[int, bool], tools: Sequence[ToolSpec] | None
 ) -> list[MaskedTokens]:
     """One row per unbroken token sequence of a rollout in which the model sampled the assistant messages."""
     session = _WrittenSession(parser, tools=tools)
     turns: list[Turn] = []
-    for index in learnt:
+    for index in learned:
         turns.append(session.next_prompt(conversation[:index]))
         # Take a message's tokens from a freshly rendered prompt: a bridged one may contain reasoning that the template
         # drops, and then no rendering starts with it.
         rendered = token_ids(parser.render(conversation[:index], tools=tools))
         session.record_written(_completion(parser, conversation, index, rendered, tools), conversation[index])
-    flags, rows = iter(learnt.values()), []
+    flags, rows = iter(learned.values()), []
     for number, segment in enumerate(session.segments):
         mask = np.zeros(len(segment.token_ids), np.bool_)
         for start, stop in segment.completion_spans:

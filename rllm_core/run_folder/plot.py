@@ -43,10 +43,10 @@ def plot_reward(run_dir: Path) -> Path | None:
         running.append(mean)
     axes.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=0.8, label=f"training {what}")
     axes.plot(steps, running, color="tab:blue", linewidth=1.8, label="running mean (0.9)")
-    for key, (label, marker, colour) in _VALIDATIONS.items():
+    for key, (label, marker, color) in _VALIDATIONS.items():
         points = [(v["step"], v[key]) for v in summary["validation"] if v.get(key) is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), marker=marker, color=colour, linewidth=1.2, label=label)
+            axes.plot(*zip(*points, strict=True), marker=marker, color=color, linewidth=1.2, label=label)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("reward, solve rate" if what == "reward" else "nats per token")
     # A dollar sign in the folder name must not start a formula.

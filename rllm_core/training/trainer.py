@@ -32,7 +32,7 @@ from rllm_core.training.validation import (
     nll_per_token,
     plan,
     play_all,
-    summarise,
+    summarize,
     written_samples,
 )
 from rllm_core.training.weights import Weights
@@ -209,7 +209,7 @@ class Trainer:
         known = {**result.metrics, **self.crediting.diagnostics.flush()}
         self.reporter.trained(trained, samples, known, self.coordinator.weight_version)
         if step % training.trigger_parameter_sync_step == 0 or step == training.steps:
-            await self.weights.synchronise(parts.position)
+            await self.weights.synchronize(parts.position)
         elif parts.capabilities.colocated:
             await self.backend.enter_generation()
         self.ledger.check()
@@ -263,7 +263,7 @@ class Trainer:
         failed = [episode for rollout in rollouts for episode in rollout.failed]
         nll = await self._nll_per_token(episodes) if parts.algorithm.estimators.learns_written else None
         version = self.coordinator.weight_version
-        result = summarise(episodes, step=step, weight_version=version, nll=nll, retries=len(failed))
+        result = summarize(episodes, step=step, weight_version=version, nll=nll, retries=len(failed))
         parts.position.validations.append(result)
         if parts.observers.active("on_episode_finished"):
             for episode in episodes:

@@ -60,7 +60,7 @@ def nll_per_token(logprobs: Sequence[Floats]) -> float | None:
     return -math.fsum(float(array.sum(dtype=np.float64)) for array in logprobs) / tokens if tokens else None
 
 
-def summarise(
+def summarize(
     episodes: Sequence[Episode], *, step: int, weight_version: int, nll: float | None = None, retries: int = 0
 ) -> ValidationResult:
     """Summarizes a validation over its successful rollouts."""

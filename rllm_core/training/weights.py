@@ -17,7 +17,7 @@ class Weights:
         self.coordinator = parts.coordinator
         self.pace = parts.pace
 
-    async def synchronise(self, position: Position) -> None:
+    async def synchronize(self, position: Position) -> None:
         """Syncs the weights of a step, after running rollouts have finished unless `partial_rollout` is set."""
         if not self.parts.config.training.partial_rollout:
             self.coordinator.pause()

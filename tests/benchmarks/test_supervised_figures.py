@@ -13,13 +13,13 @@ def taught(mode: str, seed: int, solved: float) -> dict[str, Any]:
 
 
 def test_each_part_is_as_good_as_its_worst_seed() -> None:
-    learnt = [
+    learned = [
         {"kind": "sft", "seed": seed, "nll_after": nll, "nll_of_grammar": 1.2, "entropy": 1.25, "cpu_seconds": 30.0}
         for seed, nll in ((0, 1.26), (1, 1.275))
     ]
     teachers = [{"kind": "teacher", "seed": seed, "solved": 0.98 + 0.01 * seed} for seed in (0, 1)]
     students = [taught("synchronous", 0, 0.95), taught("synchronous", 1, 0.93), taught("asynchronous", 0, 0.9)]
-    found = supervised.figures([*learnt, *teachers, *students])
+    found = supervised.figures([*learned, *teachers, *students])
     assert found["sft_over_entropy"] == 1.02
     assert found["sft_over_grammar"] == 1.0625
     assert found["distill_solved_min"] == 0.93

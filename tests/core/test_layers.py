@@ -48,9 +48,9 @@ def test_modules_import_each_other_without_circles() -> None:
     assert not circle(one for one in imports() if str(one) not in BACK_UP)
 
 
-def test_only_assembly_names_what_the_core_ships() -> None:
+def test_no_other_room_imports_what_the_core_ships() -> None:
     naming = [one for one in imports() if one.imported.partition(".")[0] == "builtin"]
-    assert {one.importer.partition(".")[0] for one in naming} <= {"builtin", "assembly"}
+    assert {one.importer.partition(".")[0] for one in naming} == {"builtin"}
 
 
 def test_the_page_lists_the_rooms_in_their_order() -> None:

@@ -24,7 +24,7 @@ def says(text: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
 
 
-def learnt(row: MaskedTokens) -> list[int]:
+def learned(row: MaskedTokens) -> list[int]:
     return row.token_ids[row.loss_mask].tolist()
 
 
@@ -33,7 +33,7 @@ def test_cumulative_is_one_row_whose_mask_is_what_was_said(toys: SimpleNamespace
         conversation = [ASK, says("one"), RESULT, says("two"), AGAIN, says("three")]
         [row] = parser.tokenize_and_mask(conversation)
         assert row.token_ids.tolist() == parser.render(conversation, add_generation_prompt=False)
-        assert learnt(row) == [token for text in ("one", "two", "three") for token in toys.letters(text)]
+        assert learned(row) == [token for text in ("one", "two", "three") for token in toys.letters(text)]
         assert row.token_ids.dtype == np.int32
         assert row.loss_mask.dtype == np.bool_
         assert not row.token_ids.flags.writeable
@@ -44,7 +44,7 @@ def test_stepwise_is_a_row_per_assistant_message(toys: SimpleNamespace) -> None:
     parser = toys.LetterParser()
     conversation = [ASK, says("one"), RESULT, says("two")]
     rows = parser.tokenize_and_mask(conversation, tools=[{"name": "f"}], method="stepwise")
-    assert [learnt(row) for row in rows] == [toys.letters("one"), toys.letters("two")]
+    assert [learned(row) for row in rows] == [toys.letters("one"), toys.letters("two")]
     for row, before in zip(rows, ([ASK], conversation[:3]), strict=True):
         prompt = parser.render(before, tools=[{"name": "f"}])
         assert row.token_ids[: len(prompt)].tolist() == prompt
@@ -55,8 +55,8 @@ def test_stepwise_is_a_row_per_assistant_message(toys: SimpleNamespace) -> None:
 def test_where_a_rollout_would_leave_its_sequence_a_row_begins(toys: SimpleNamespace) -> None:
     conversation = [ASK, says("one"), RESULT, says("two"), AGAIN, says("three")]
     first, second = toys.MergingParser().tokenize_and_mask(conversation)
-    assert learnt(first) == toys.letters("one") + toys.letters("two")
-    assert learnt(second) == toys.letters("three")
+    assert learned(first) == toys.letters("one") + toys.letters("two")
+    assert learned(second) == toys.letters("three")
     assert second.loss_mask.sum() == len(toys.letters("three"))
 
 
@@ -64,13 +64,13 @@ def test_where_a_rollout_would_leave_its_sequence_a_row_begins(toys: SimpleNames
     roles=st.lists(st.sampled_from(["user", "tool", "assistant", "system"]), max_size=8).map(lambda r: ["user", *r]),
     parser=st.sampled_from(["LetterParser", "BridgingParser", "NoncompliantParser"]),
 )
-def test_whatever_the_order_of_roles_every_answer_is_learnt_once(
+def test_whatever_the_order_of_roles_every_answer_is_learned_once(
     toys: SimpleNamespace, roles: list[str], parser: str
 ) -> None:
     conversation = [{"role": role, "content": chr(97 + number)} for number, role in enumerate([*roles, "assistant"])]
     rows = getattr(toys, parser)().tokenize_and_mask(conversation)
     said = [m["content"] for m in conversation if m["role"] == "assistant"]
-    assert [t for row in rows for t in learnt(row)] == [t for text in said for t in toys.letters(text)]
+    assert [t for row in rows for t in learned(row)] == [t for text in said for t in toys.letters(text)]
     assert all(row.loss_mask.any() for row in rows)
 
 
@@ -82,30 +82,30 @@ def test_the_conversation_goes_on_with_the_message_and_not_with_what_is_read_fro
             return super().parse_completion([])
 
     [row] = Forgetful().tokenize_and_mask([ASK, says("one"), AGAIN, says("two")])
-    assert learnt(row) == toys.letters("one") + toys.letters("two")
+    assert learned(row) == toys.letters("one") + toys.letters("two")
 
 
-def test_messages_of_weight_0_are_shown_and_not_learnt(toys: SimpleNamespace) -> None:
+def test_messages_of_weight_0_are_shown_and_not_learned(toys: SimpleNamespace) -> None:
     parser = toys.BridgingParser()
     conversation = [ASK, says("one", weight=0), AGAIN, says("two", weight=1)]
     plain = [ASK, says("one"), AGAIN, says("two")]
     [row] = parser.tokenize_and_mask(conversation)
     assert row.token_ids.tolist() == parser.render(plain, add_generation_prompt=False)
-    assert learnt(row) == toys.letters("two")
+    assert learned(row) == toys.letters("two")
     [alone] = parser.tokenize_and_mask(conversation, method="stepwise")
-    assert learnt(alone) == toys.letters("two")
+    assert learned(alone) == toys.letters("two")
     merged = toys.MergingParser().tokenize_and_mask(conversation)
-    assert [learnt(row) for row in merged] == [toys.letters("two")]
+    assert [learned(row) for row in merged] == [toys.letters("two")]
     assert "weight" in conversation[1]
 
 
-def test_only_the_first_of_two_stop_tokens_is_learnt(toys: SimpleNamespace) -> None:
+def test_only_the_first_of_two_stop_tokens_is_learned(toys: SimpleNamespace) -> None:
     class Twice(toys.LetterParser):  # type: ignore[name-defined, misc]
         def body(self, message: Any) -> list[int]:
             return [*super().body(message), *[toys.PAD] * (message["role"] == "assistant")]
 
     [row] = Twice().tokenize_and_mask([ASK, says("one")])
-    assert learnt(row) == toys.letters("one")
+    assert learned(row) == toys.letters("one")
     assert row.token_ids[-1] == toys.END
 
 
@@ -127,10 +127,10 @@ def test_the_opener_of_the_next_turn_may_be_the_stop_token(toys: SimpleNamespace
     conversation = [ASK, says("one"), AGAIN, says("two", tool_calls=[call]), RESULT, says("three")]
     one, two, three = (toys.letters(text, end=False) for text in ("one", "two", "three"))
     [row] = Openers().tokenize_and_mask(conversation)
-    assert learnt(row) == [*one, openers["user"], *two, openers["tool"], *three, openers["user"]]
+    assert learned(row) == [*one, openers["user"], *two, openers["tool"], *three, openers["user"]]
     assert row.token_ids[:-1].tolist() == Openers().render(conversation, add_generation_prompt=False)
     [asking] = Openers().tokenize_and_mask(conversation[:4])
-    assert learnt(asking)[-1] == openers["tool"]
+    assert learned(asking)[-1] == openers["tool"]
 
 
 def test_a_row_tells_where_its_media_stand() -> None:

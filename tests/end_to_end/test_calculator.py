@@ -22,7 +22,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("parser", PARSERS["calculator"])
-def test_the_call_is_learnt_and_every_trajectory_is_one_segment(tmp_path: Path, parser: str) -> None:
+def test_the_call_is_learned_and_every_trajectory_is_one_segment(tmp_path: Path, parser: str) -> None:
     run_dir = tmp_path / "run"
     command = ["train", "calculator", "--parser", parser, "--run-dir", str(run_dir)]
     done = subprocess.run(

@@ -47,7 +47,7 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
     return summary
 
 
-def test_sort_is_learnt_from_chance_to_mastery(tmp_path: Path) -> None:
+def test_sort_is_learned_from_chance_to_mastery(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     out = finish(train("sort", run_dir))
     assert out.splitlines()[-1] == f"run: {run_dir}"
@@ -80,7 +80,7 @@ def test_sort_is_learnt_from_chance_to_mastery(tmp_path: Path) -> None:
     assert exported["pass_at_k"] == measured["pass_at_k"], "a checkpoint is an ordinary model folder"
 
 
-def test_guess_is_learnt_over_several_turns_each_one_segment(tmp_path: Path) -> None:
+def test_guess_is_learned_over_several_turns_each_one_segment(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     finish(train("guess", run_dir))
     summary = summary_of(run_dir)

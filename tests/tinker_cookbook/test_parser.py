@@ -315,8 +315,8 @@ def test_written_conversations_are_masked_as_if_they_were_sampled(make_parser):
     [row] = parser.tokenize_and_mask([*ASK, said[0], USER, said[1]])
     assert text_of(parser, row.token_ids[row.loss_mask].tolist()) == "higher<|im_end|>lower<|im_end|>"
     rows = parser.tokenize_and_mask([*ASK, said[0], USER, said[1]], method="stepwise")
-    learnt = [text_of(parser, row.token_ids[row.loss_mask].tolist()) for row in rows]
-    assert learnt == ["higher<|im_end|>", "lower<|im_end|>"]
+    learned = [text_of(parser, row.token_ids[row.loss_mask].tolist()) for row in rows]
+    assert learned == ["higher<|im_end|>", "lower<|im_end|>"]
 
 
 def test_a_parser_survives_pickling(parser):

@@ -53,7 +53,7 @@ def test_without_rewards_every_group_is_trained(run_scripted: RunScripted, overr
     assert books["filtered"] == books["failed"] == 0
     assert run.summary["quarantined"] == {}
     assert run.summary["retries"] == 0
-    assert run.lines("metrics")[-1]["skill"] > 0.6, "what the advantages ask for is learnt"
+    assert run.lines("metrics")[-1]["skill"] > 0.6, "what the advantages ask for is learned"
 
 
 def test_without_rewards_none_is_reported(run_scripted: RunScripted) -> None:

@@ -240,7 +240,7 @@ def test_servers_that_did_not_get_the_weights_end_the_run(session: Session, monk
             await replica._server_handle.set_global_steps.remote(version)
 
     with monkeypatch.context() as patched:
-        patched.setattr(servers, "synchronise", only_the_version)
+        patched.setattr(servers, "synchronize", only_the_version)
         with pytest.raises(RunError, match="trainer and servers disagree on the log-probabilities"):
             session.publish()
     session.publish()
@@ -278,7 +278,7 @@ def test_a_weight_sync_that_hangs_has_a_deadline(session: Session) -> None:
     worker.suspend()
     try:
         with pytest.raises(RunError, match=r"weight sync to version \d+ did not end within 3 s"):
-            session.run(servers.synchronise(session.version + 1, deadline_seconds=3))
+            session.run(servers.synchronize(session.version + 1, deadline_seconds=3))
     finally:
         worker.resume()
 

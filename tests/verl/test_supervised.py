@@ -102,7 +102,7 @@ def test_rows_are_those_of_the_parser_token_for_token(
     assert rows_of(by_function) == expected
 
 
-def test_tools_calls_and_unlearnt_answers_reach_the_rows(make: Make, model: Path, tmp_path: Path) -> None:
+def test_tools_calls_and_unlearned_answers_reach_the_rows(make: Make, model: Path, tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [
@@ -117,8 +117,8 @@ def test_tools_calls_and_unlearnt_answers_reach_the_rows(make: Make, model: Path
     decode = AutoTokenizer.from_pretrained(model).decode
     [(ids, mask)] = rows_of(dataset)
     assert '"name": "add", "description": "Adds."' in decode(ids)
-    learnt = decode([token for token, is_learnt in zip(ids, mask, strict=True) if is_learnt])
-    assert learnt == '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>2<|im_end|>'
+    learned = decode([token for token, is_learned in zip(ids, mask, strict=True) if is_learned])
+    assert learned == '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>2<|im_end|>'
 
 
 def test_padded_rows_samples_and_several_files(make: Make, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_truncated_rows(make: Make, tmp_path: Path, truncation: str, kept: slice
     assert cut == [(ids[kept], mask[kept]) for ids, mask in whole]
 
 
-def test_a_row_never_begins_with_a_learnt_token(make: Make, tmp_path: Path) -> None:
+def test_a_row_never_begins_with_a_learned_token(make: Make, tmp_path: Path) -> None:
     """verl shifts the masks of a batch by one token, which would move a row's first one to the row before."""
     path = written(tmp_path / "rows.jsonl", conversations(3))
     assert all(mask[-2:] == [1, 1] for _, mask in rows_of(make(path)))

@@ -146,7 +146,7 @@ def test_no_token_spans_lines(tokenizer: PreTrainedTokenizerFast) -> None:
     assert [word for word in tokenizer.get_vocab() if len(word) > 1 and "\u010a" in word] == []
 
 
-def test_what_assistants_wrote_is_what_is_learnt(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_what_assistants_wrote_is_what_is_learned(tokenizer: PreTrainedTokenizerFast) -> None:
     conversation = [
         {"role": "user", "content": "sort: ba"},
         {"role": "assistant", "content": "ab"},
@@ -154,8 +154,8 @@ def test_what_assistants_wrote_is_what_is_learnt(tokenizer: PreTrainedTokenizerF
         {"role": "assistant", "content": "a"},
     ]
     (sample,) = starter._samples([conversation], tokenizer)
-    learnt = [tokenizer.decode(sample.token_ids[a:b].tolist()) for a, b in sample.turn_spans]
-    assert learnt == ["ab<|im_end|>", "a<|im_end|>"]
+    learned = [tokenizer.decode(sample.token_ids[a:b].tolist()) for a, b in sample.turn_spans]
+    assert learned == ["ab<|im_end|>", "a<|im_end|>"]
 
 
 @pytest.fixture(scope="session")

@@ -321,7 +321,7 @@ def test_images_are_sampled_while_others_are_trained(
 
 
 @pytest.mark.slow
-def test_colours_are_learnt_from_chance_to_mastery(plugins: PluginManager, vision_folder: Path, tmp_path: Path) -> None:
+def test_colors_are_learned_from_chance_to_mastery(plugins: PluginManager, vision_folder: Path, tmp_path: Path) -> None:
     summary = train(
         plugins,
         vision_folder,

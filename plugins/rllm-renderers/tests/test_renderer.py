@@ -238,6 +238,6 @@ def test_a_parser_survives_pickling(renderer):
 def test_written_conversations_are_masked_as_if_they_were_sampled(renderer):
     said = [{"role": "assistant", "content": text} for text in ("higher", "lower")]
     [row] = renderer.tokenize_and_mask([*ASK, said[0], USER, said[1]])
-    learnt = renderer.tokenizer.decode(row.token_ids[row.loss_mask])
-    assert learnt == "<think>\n\n</think>\n\nhigher<|im_end|><think>\n\n</think>\n\nlower<|im_end|>"
+    learned = renderer.tokenizer.decode(row.token_ids[row.loss_mask])
+    assert learned == "<think>\n\n</think>\n\nhigher<|im_end|><think>\n\n</think>\n\nlower<|im_end|>"
     assert renderer.tokenizer.decode(row.token_ids[~row.loss_mask]).count("assistant") == 2

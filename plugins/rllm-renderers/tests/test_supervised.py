@@ -34,7 +34,7 @@ def marked(parser):
     )
 
 
-def learnt(parser, row):
+def learned(parser, row):
     return parser.tokenizer.decode(row.token_ids[row.loss_mask].tolist())
 
 
@@ -44,7 +44,7 @@ def shown(parser, row):
 
 def test_a_bridging_parser_keeps_the_conversation_in_one_row_with_its_reasoning(parser):
     [row] = parser.tokenize_and_mask(CONVERSATION, tools=[TOOL])
-    assert learnt(parser, row) == "".join(SAID)
+    assert learned(parser, row) == "".join(SAID)
     asked = parser.render(CONVERSATION[:1], tools=[TOOL])
     assert row.token_ids[: len(asked)].tolist() == asked
 
@@ -68,14 +68,14 @@ def test_the_row_is_what_a_session_leaves_when_the_model_says_the_same(parser):
 def test_without_bridge_a_row_begins_where_the_template_drops_reasoning(make_parser):
     parser = make_parser(bridge=False)
     first, second = parser.tokenize_and_mask(CONVERSATION)
-    assert learnt(parser, first) == "".join(SAID[:2])
-    assert learnt(parser, second) == SAID[2]
+    assert learned(parser, first) == "".join(SAID[:2])
+    assert learned(parser, second) == SAID[2]
     assert "I see" not in shown(parser, second)
 
 
 def test_stepwise_shows_every_answer_the_prompt_of_the_template(parser):
     rows = parser.tokenize_and_mask(CONVERSATION, method="stepwise")
-    assert [learnt(parser, row) for row in rows] == SAID
+    assert [learned(parser, row) for row in rows] == SAID
     assert ["I see" in shown(parser, row) for row in rows] == [True, True, False]
     stop = parser.get_stop_token_ids()[0]
     assert all(row.token_ids[-1] == stop for row in rows)
@@ -94,7 +94,7 @@ def test_an_answer_that_an_open_prompt_does_not_fit_is_named(make_parser):
 def test_hf_template_is_the_mask_of_transformers(make_parser, marked, tools):
     parser = make_parser(marked)
     [row] = parser.tokenize_and_mask(CONVERSATION, tools=tools, method="hf_template")
-    assert learnt(parser, row) == "threefour"
+    assert learned(parser, row) == "threefour"
     [frozen] = parser.tokenize_and_mask(Messages(CONVERSATION), tools=tools, method="hf_template")  # as sft does
     assert frozen.token_ids.tolist() == row.token_ids.tolist()
     shown_by_transformers = parser.tokenizer.apply_chat_template(
@@ -111,7 +111,7 @@ def test_hf_template_uses_the_variables_of_the_section(make_parser, marked):
     conditional = marked.replace("{% generation %}", "{% generation %}{{ loud or '' }}")
     parser = make_parser(conditional, chat_template_kwargs={"loud": "hello"})
     [row] = parser.tokenize_and_mask(CONVERSATION[4:], method="hf_template")
-    assert learnt(parser, row) == "hellofour"
+    assert learned(parser, row) == "hellofour"
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         servers, engine = self._servers, self._engine
         assert servers is not None
         assert engine is not None
-        await servers.synchronise(update.version, deadline_seconds=0.95 * self.config.training.sync_timeout_seconds)
+        await servers.synchronize(update.version, deadline_seconds=0.95 * self.config.training.sync_timeout_seconds)
         engine.weight_version = self._version = update.version
         if self._keeps_synced_weights:
             await self._allocated().call("keeping the weights", self._trainers.remember_synced_weights)

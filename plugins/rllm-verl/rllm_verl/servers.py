@@ -67,7 +67,7 @@ class Servers:
             is_resuming=is_resuming,
         )
 
-    async def synchronise(self, version: int, *, deadline_seconds: float) -> None:
+    async def synchronize(self, version: int, *, deadline_seconds: float) -> None:
         """Sends the trainers' weights to all servers, and wakes sleeping ones.
 
         Raises:

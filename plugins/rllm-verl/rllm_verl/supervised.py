@@ -92,7 +92,7 @@ class SupervisedDataset(Dataset[Tensors]):
         self.parser = _parser(self.config.rllm, tokenizer)
         paths = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
         files = [open_rows(Path(path).expanduser()) for path in paths]
-        self._tokens, self._learnt, self._ends = array("i"), bytearray(), array("Q", [0])
+        self._tokens, self._learned, self._ends = array("i"), bytearray(), array("Q", [0])
         for rows, index in _chosen(files, max_samples, self.config):
             self._add(rows, index)
 
@@ -107,7 +107,7 @@ class SupervisedDataset(Dataset[Tensors]):
         found = {
             "input_ids": ids,
             "position_ids": np.arange(len(ids)),
-            "loss_mask": np.frombuffer(self._learnt[span], np.uint8).astype(np.int64),
+            "loss_mask": np.frombuffer(self._learned[span], np.uint8).astype(np.int64),
         }
         if self.config.pad_mode == "right":
             found["attention_mask"] = np.ones_like(ids)
@@ -134,7 +134,7 @@ class SupervisedDataset(Dataset[Tensors]):
     def _append(self, sequence: MaskedTokens, where: str) -> None:
         if sequence.media:
             raise ConfigError(f"{where}: the conversation contains an image, but this dataset supports text only")
-        ids, learnt, most = sequence.token_ids, sequence.loss_mask.copy(), self.config.max_length
+        ids, learned, most = sequence.token_ids, sequence.loss_mask.copy(), self.config.max_length
         if len(ids) > most:
             if self.config.truncation == "error":
                 raise ConfigError(
@@ -142,10 +142,10 @@ class SupervisedDataset(Dataset[Tensors]):
                     "data.truncation to left or right"
                 )
             kept = slice(None, most) if self.config.truncation == "right" else slice(-most, None)
-            ids, learnt = ids[kept], learnt[kept]
-        learnt[0] = False  # no earlier token to predict it from
+            ids, learned = ids[kept], learned[kept]
+        learned[0] = False  # no earlier token to predict it from
         self._tokens.frombytes(ids.astype(np.int32).tobytes())
-        self._learnt += learnt.astype(np.uint8).tobytes()
+        self._learned += learned.astype(np.uint8).tobytes()
         self._ends.append(len(self._tokens))
 
 

@@ -189,7 +189,7 @@ def test_three_steps_of_training_over_two_servers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.by_hand
-def test_calls_over_two_servers_are_learnt(tmp_path):
+def test_calls_over_two_servers_are_learned(tmp_path):
     """By chance, one question in 36 is solved. After 60 of the full 160 steps, at least one in five.
 
     By hand, because rollouts over servers equal those of the built-in tools, whose calls another test learns.

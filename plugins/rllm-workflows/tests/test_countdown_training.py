@@ -57,7 +57,7 @@ def solve_rates(example, run_dir, *overrides):
 
 
 @pytest.mark.slow
-def test_countdown_is_learnt(tmp_path):
+def test_countdown_is_learned(tmp_path):
     """Runs the first steps only; chance moves a solve rate on 200 held-out tasks by about 0.03."""
     before, after = solve_rates("countdown.toml", tmp_path / "run", "training.steps=120")
     assert 0 < before < 0.2

@@ -216,7 +216,7 @@ def test_bad_sections(section):
 
 
 @pytest.mark.slow
-def test_made_up_problems_are_learnt(tmp_path):
+def test_made_up_problems_are_learned(tmp_path):
     """On held-out problems, at most one in ten is solved before training, and at least nine in ten after it."""
     run_dir = tmp_path / "run"
     done = subprocess.run(
