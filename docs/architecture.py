@@ -44,6 +44,7 @@ ROOMS = (
             "errors",
             "moved",
             "user_files",
+            "seeds",
             "text",
             "messages",
             "tokens",

@@ -26,7 +26,8 @@ from rllm_core.backend import Capabilities
 from rllm_core.cli.backends import matrix
 from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
-from rllm_core.plugins.discovery import Settings, installed_plugins
+from rllm_core.plugins.discovery import installed_plugins
+from rllm_core.plugins.settings import Settings
 
 PAGE = Path(__file__).parent / "run-file.md"
 CAPABILITIES = Path(__file__).parent / "capabilities.md"

@@ -10,9 +10,9 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from rllm_core.engine import derive_seed
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins.blame import blamed
+from rllm_core.seeds import derive_seed
 from rllm_core.types import Task
 from rllm_core.workflow import Split, Workflow
 

@@ -214,7 +214,7 @@ def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -
 
 
 def _set_no_plugins(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    from rllm_core.plugins.discovery import NO_PLUGINS_VARIABLE, split_names
+    from rllm_core.plugins.settings import NO_PLUGINS_VARIABLE, split_names
 
     if value is not None:
         session(context).no_plugins = True if value == ALL_PLUGINS else split_names(value)

@@ -88,7 +88,7 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
 @click.pass_context
 def enable(context: click.Context, name: str) -> None:
     """Re-enable a disabled plugin."""
-    from rllm_core.plugins.discovery import plugins_file, read_disabled, write_disabled
+    from rllm_core.plugins.settings import plugins_file, read_disabled, write_disabled
 
     disabled = read_disabled()
     matching = {entry for entry in disabled if entry == name or entry.rpartition("/")[2] == name}
@@ -105,7 +105,7 @@ def enable(context: click.Context, name: str) -> None:
 @click.pass_context
 def disable(context: click.Context, name: str) -> None:
     """Disable a plugin for all runs. If two have the same name, give DISTRIBUTION/NAME."""
-    from rllm_core.plugins.discovery import read_disabled, write_disabled
+    from rllm_core.plugins.settings import read_disabled, write_disabled
 
     if all(info.package == "rllm-core" for info in session(context).plugins.find(name)):
         raise PluginError("the core's own providers cannot be disabled")

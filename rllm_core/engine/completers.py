@@ -6,10 +6,11 @@ import copy
 from collections.abc import Sequence
 from typing import Literal, Self
 
-from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, TokenSource, derive_seed
+from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, TokenSource
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BreakReason, ToolSpec
 from rllm_core.scope import RolloutScope
+from rllm_core.seeds import derive_seed
 from rllm_core.types import (
     FinishReason,
     MessageLike,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -25,13 +24,6 @@ from rllm_core.types import (
 if TYPE_CHECKING:
     from rllm_core.config import RunConfig
     from rllm_core.parser import BaseParser, ToolSpec
-
-
-def derive_seed(*parts: int | str) -> int:
-    """Returns a seed in ``[0, 2**63)`` that depends on each part (run, task, rollout, turn), its type and the order."""
-    named = repr([part if isinstance(part, str) else int(part) for part in parts])
-    digest = hashlib.blake2b(named.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 class EngineError(RuntimeError):

@@ -7,7 +7,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from rllm_core.engine import EngineBusy, derive_seed
+from rllm_core.engine import EngineBusy
+from rllm_core.seeds import derive_seed
 
 ResultT = TypeVar("ResultT")
 

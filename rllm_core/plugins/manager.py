@@ -18,10 +18,11 @@ from typing import Any
 
 from rllm_core.errors import PluginError
 from rllm_core.plugins.blame import learn, located
-from rllm_core.plugins.discovery import Candidate, Settings, installed_plugins, normalized
+from rllm_core.plugins.discovery import Candidate, installed_plugins, normalized
 from rllm_core.plugins.listing import Plugin, PluginInfo, Provided, ProviderT
 from rllm_core.plugins.loading import HookImplementation, LoadedHooks, suggest
 from rllm_core.plugins.sections import WITH_SECTION, breach, disagreement, wrong_model
+from rllm_core.plugins.settings import Settings
 from rllm_core.providers import Provider, resolve
 from rllm_core.user_files import is_file_reference
 from rllm_core.version import __version__

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from rllm_core.plugins.blame import Place, blamed, place_in
-from rllm_core.plugins.discovery import Settings, installed_plugins
+from rllm_core.plugins.discovery import installed_plugins
 from rllm_core.plugins.listing import PluginInfo
 from rllm_core.plugins.loading import DECLARED_API_VERSION
 from rllm_core.plugins.manager import PluginManager
+from rllm_core.plugins.settings import Settings
 from rllm_core.plugins.watch import STANDARD_ERROR
 from rllm_core.providers import KINDS, resolve
 from rllm_core.sandbox.worker import die_with_parent

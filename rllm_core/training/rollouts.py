@@ -14,12 +14,13 @@ from pydantic import ValidationError
 
 from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.config import RunConfig
-from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
+from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter
 from rllm_core.errors import RefusedConversation, UserError
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.timeouts import Escaped, contained, stop, waiting_at, whereabouts
 from rllm_core.plugins.blame import blamed
 from rllm_core.scope import RolloutScope
+from rllm_core.seeds import derive_seed
 from rllm_core.training.acceptance import Refused, accept
 from rllm_core.training.requests import RequestMerger
 from rllm_core.training.slots import Slots

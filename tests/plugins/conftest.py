@@ -15,7 +15,8 @@ from hatchling.builders.wheel import WheelBuilder
 from in_process import run_in_process
 
 from rllm_core.plugins import PluginManager
-from rllm_core.plugins.discovery import Candidate, Settings, find_plugins
+from rllm_core.plugins.discovery import Candidate, find_plugins
+from rllm_core.plugins.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).with_name("support")))
 

@@ -12,8 +12,9 @@ from rllm_core import cli, hookimpl
 from rllm_core.cli import CORE_COMMANDS, Session
 from rllm_core.errors import PluginError
 from rllm_core.plugins import PluginManager
-from rllm_core.plugins.discovery import Candidate, Settings, installed_plugins
+from rllm_core.plugins.discovery import Candidate, installed_plugins
 from rllm_core.plugins.missing import first_party
+from rllm_core.plugins.settings import Settings
 from rllm_core.providers import COMMAND_GROUPS, CommandProvider
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -17,7 +17,7 @@ import pytest
 from hostile_site import CONTROL, beside, distribution, training
 
 from rllm_core.plugins import PluginManager
-from rllm_core.plugins.discovery import Settings
+from rllm_core.plugins.settings import Settings
 from rllm_core.providers import BackendProvider, WorkflowProvider
 
 Build = Callable[..., PluginManager]

@@ -16,8 +16,9 @@ from importlib_metadata import EntryPoint
 from rllm_core import hookimpl
 from rllm_core.errors import PluginError
 from rllm_core.plugins import PluginInfo, PluginManager, discovery, watch
-from rllm_core.plugins.discovery import Settings, find_plugins
+from rllm_core.plugins.discovery import find_plugins
 from rllm_core.plugins.missing import first_party
+from rllm_core.plugins.settings import Settings
 from rllm_core.providers import (
     AdvantageEstimatorProvider,
     BackendProvider,

@@ -20,7 +20,8 @@ from misfit_site import CHANGERS, MISFITS, SURVIVORS, malformed, write_site
 from rllm_core import cli
 from rllm_core.cli import Session
 from rllm_core.plugins import PluginManager
-from rllm_core.plugins.discovery import Candidate, Settings, find_plugins
+from rllm_core.plugins.discovery import Candidate, find_plugins
+from rllm_core.plugins.settings import Settings
 from rllm_core.plugins.surroundings import Surroundings
 
 LABEL = "rllm-misfits 0.1"

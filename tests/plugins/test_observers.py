@@ -23,7 +23,7 @@ from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
-from rllm_core.plugins.discovery import Settings
+from rllm_core.plugins.settings import Settings
 from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rllm_core.plugins.discovery import Settings
+from rllm_core.plugins.settings import Settings
 
 DRIVER = Path(__file__).with_name("driver_and_workers.py")
 PACKAGES = ("rllm-good", "rllm-rival", "rllm-broken", "rllm-twin-a", "rllm-twin-b")

@@ -20,10 +20,11 @@ from rllm_core.cli import CORE_COMMANDS
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import CORE_PACKAGE, PluginInfo, PluginManager
 from rllm_core.plugins.blame import Place
-from rllm_core.plugins.discovery import Settings, installed_plugins
+from rllm_core.plugins.discovery import installed_plugins
 from rllm_core.plugins.loading import suggest
 from rllm_core.plugins.missing import first_party
 from rllm_core.plugins.probe import Health, in_children, probe_all, report, run_child
+from rllm_core.plugins.settings import Settings
 from rllm_core.providers import KINDS, BackendProvider, EngineProvider, WorkflowProvider
 from rllm_core.types import well_formed
 from rllm_devkit.checks.packaging import WARNING, packaging_checks
