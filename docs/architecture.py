@@ -51,7 +51,7 @@ ROOMS = (
             "records",
             "media",
             "sampling",
-            "continuation",
+            "step_differences",
             "types",
         ),
         "tokens, messages, steps, episodes",

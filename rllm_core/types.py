@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, field_serializer, field_validator, model_validator
 
-from rllm_core.continuation import differences, restored
 from rllm_core.media import MediaChunk, PlacedMedia, TokenInput, text_only, with_media
 from rllm_core.messages import (
     FrozenDict,
@@ -46,6 +45,7 @@ from rllm_core.messages import (
 )
 from rllm_core.records import Count, Name, Record, Reward, check_lengths, new_id
 from rllm_core.sampling import FinishReason, ModelOutput, SamplingParams, TokenOutput
+from rllm_core.step_differences import differences, restored
 from rllm_core.tokens import (
     AdvantagesField,
     Floats,

@@ -14,7 +14,7 @@ from rllm_core.config import RolloutConfig
 from rllm_core.distillation.alignment import Alignment, align, one_to_one
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.errors import ConfigError
-from rllm_core.limits.retries import retried, unanswered
+from rllm_core.limits.request_retries import retried, unanswered
 from rllm_core.parser import BaseParser
 from rllm_core.types import Episode, Step, TokenIds, Trajectory, freeze, starts_with, token_ids
 

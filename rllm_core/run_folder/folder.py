@@ -22,7 +22,6 @@ import fcntl
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -31,32 +30,10 @@ from rllm_core.config import RunConfig, to_toml
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.journal import JsonLines, cut_after, write_whole, writing
-from rllm_core.user_files import section_name
+from rllm_core.run_folder.resuming import changed_keys
 
 FILES = "files.json"
 LINES = ("events", "metrics", "timings", "trajectories")
-# Keys that may change on resume, because nothing trained so far depends on them.
-RESUMABLE = frozenset(
-    {
-        ("training", "checkpoint_every_steps"),
-        ("training", "keep_checkpoints"),
-        ("training", "validate_every_steps"),
-        ("training", "trajectories_per_step"),
-        ("training", "trackers"),
-        ("training", "buffer_max_bytes"),
-        ("training", "buffer_spill"),
-        ("training", "stall_timeout_seconds"),
-        ("training", "backend_timeout_seconds"),
-        ("training", "sync_timeout_seconds"),
-        ("rollout", "rollout_timeout_seconds"),
-        ("rollout", "max_attempts"),
-        ("rollout", "request_timeout_seconds"),
-        ("rollout", "max_request_attempts"),
-        ("rollout", "max_consecutive_failures"),
-        ("rollout", "max_failure_share"),
-        ("rollout", "quarantine_after_groups"),
-    }
-)
 
 
 class RunDir:
@@ -180,10 +157,7 @@ class RunDir:
                 )
 
     def _continue(self, config: RunConfig) -> None:
-        before = tomllib.loads((self.path / "run.toml").read_text(encoding="utf-8"))
-        changed = _changed_keys(
-            before, tomllib.loads(to_toml(config.to_tables())), ignored=_of_trackers(before, config)
-        )
+        changed = changed_keys(self.path / "run.toml", config)
         if changed:
             raise ConfigError(
                 f"run folder {self.path} was made with another run file; these differ: {', '.join(changed)}. "
@@ -205,22 +179,3 @@ class RunDir:
                 cut_after(self.path / f"{name}.jsonl", offsets[name], lost / f"{name}.jsonl")
             except ValueError as error:
                 raise RunError(f"run folder {self.path} cannot be resumed: {error}") from error
-
-
-def _of_trackers(before: dict[str, Any], config: RunConfig) -> frozenset[str]:
-    """Returns the sections of old and new trackers, since trackers and their settings may change."""
-    trackers = {*before.get("training", {}).get("trackers", ()), *config.training.trackers}
-    return frozenset(trackers - {section_name(config.workflow), config.backend, config.parser})
-
-
-def _changed_keys(
-    before: dict[str, Any], now: dict[str, Any], path: tuple[str, ...] = (), *, ignored: frozenset[str] = frozenset()
-) -> list[str]:
-    changed = []
-    for key in sorted((before.keys() | now.keys()) - ignored):
-        old, new, here = before.get(key), now.get(key), (*path, key)
-        if isinstance(old, dict) or isinstance(new, dict):
-            changed += _changed_keys(old or {}, new or {}, here)
-        elif old != new and here not in RESUMABLE:
-            changed.append(".".join(here))
-    return changed

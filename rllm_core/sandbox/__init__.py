@@ -6,8 +6,7 @@ access those in a real sandbox, which a plugin can provide (hook ``sandboxes``).
 """
 
 from rllm_core.moved import moved_names
-from rllm_core.sandbox.contract import CodeResult, Limits, Sandbox
-from rllm_core.sandbox.functions import (
+from rllm_core.sandbox.child_functions import (
     ChildDied,
     ChildError,
     ChildFunction,
@@ -16,6 +15,7 @@ from rllm_core.sandbox.functions import (
     ChildRaised,
     ChildTimeout,
 )
+from rllm_core.sandbox.contract import CodeResult, Limits, Sandbox
 
 __getattr__ = moved_names(__name__)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import platform
-import signal
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -18,7 +16,7 @@ from rllm_core.assembly.teacher import open_teacher
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError, StallError, UserError
 from rllm_core.limits.backend_timeouts import with_timeouts
-from rllm_core.limits.guard import Guard, leave
+from rllm_core.limits.guard import Guard
 from rllm_core.limits.timeouts import within
 from rllm_core.moved import moved_names
 from rllm_core.observers import Observers
@@ -30,8 +28,9 @@ from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.progress import Harmless, Progress
 from rllm_core.run_folder.tracking import Trackers
-from rllm_core.training.books import Books
+from rllm_core.training.accounting import Books
 from rllm_core.training.run_parts import RunParts
+from rllm_core.training.signals import Signals
 from rllm_core.training.trainer import Interrupted, Trainer
 from rllm_core.workflow import Workflow
 
@@ -95,7 +94,7 @@ async def train(
     """
     progress = Harmless(progress)
     run_dir = RunDir(path, assembly.config, resume=resume, files=assembly.plugins.files)
-    signals = _Signals(progress)
+    signals = Signals(progress)
     with signals, guard or nullcontext():
         launch = _Launch(assembly, run_dir, signals, progress)
         await launch.train(restarted=resume and run_dir.manifest is None)
@@ -105,7 +104,7 @@ async def train(
 class _Launch:
     """One launch of a run, and its summary."""
 
-    def __init__(self, assembly: Parts, run_dir: RunDir, signals: _Signals, progress: Progress) -> None:
+    def __init__(self, assembly: Parts, run_dir: RunDir, signals: Signals, progress: Progress) -> None:
         self.assembly = assembly
         self.config = assembly.config
         self.run_dir = run_dir
@@ -268,51 +267,6 @@ def _rare_collections() -> Iterator[None]:
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
-
-
-class _Signals:
-    """Signal handlers: the first SIGINT or SIGTERM saves and stops the run, a second one exits immediately.
-
-    Signals reach only the main thread of a process, so this does nothing in other threads.
-
-    Attributes:
-        trainer: Trainer to interrupt; before it is set, a signal cancels the launch.
-        interrupted: Error that the first signal raises.
-        is_closing: Whether the run is over and shutting down.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.trainer: Trainer | None = None
-        self.interrupted: Interrupted | None = None
-        self.is_closing = False
-        self._numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-
-    def __enter__(self) -> _Signals:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        for number in self._numbers:
-            self._loop.add_signal_handler(number, self._stop, number)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number in self._numbers:
-            self._loop.remove_signal_handler(number)
-
-    def close(self) -> None:
-        """Records that the run is over."""
-        self.trainer, self.is_closing = None, True
-
-    def _stop(self, number: signal.Signals) -> None:
-        if self.interrupted is not None:
-            leave(128 + number)
-        self.interrupted = Interrupted(int(number), number.name)
-        if self.trainer is not None:
-            self.progress.note(f"{number.name} received: saving a checkpoint. Send it again to exit immediately")
-            self.trainer.interrupt(self.interrupted)
-        elif self.is_closing:
-            self.progress.note(f"{number.name} received: shutting down. Send it again to exit immediately")
-        elif self._task is not None:
-            self._task.cancel()
 
 
 def _versions(plugins: PluginManager) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from rllm_core.algorithms.grouping import FilterReason
 from rllm_core.backend import OptimizerStep
 from rllm_core.run_folder.reporting import Reporter
-from rllm_core.training.books import Account, Books
+from rllm_core.training.accounting import Account, Books
 from rllm_core.training.buffer import GroupBuffer
 from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.group import Group

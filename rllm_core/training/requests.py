@@ -12,7 +12,7 @@ import numpy as np
 
 from rllm_core.config import RolloutConfig
 from rllm_core.engine import EngineError, RolloutEngine
-from rllm_core.limits.retries import retried, unanswered
+from rllm_core.limits.request_retries import retried, unanswered
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.timeouts import contained, stop
 from rllm_core.training.slots import Slots

@@ -23,9 +23,9 @@ from rllm_core.cli import CORE_COMMANDS, Session, cli
 from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
-from rllm_core.run_folder.folder import RESUMABLE
 from rllm_core.run_folder.metrics import CORE_METRICS
 from rllm_core.run_folder.progress import Progress
+from rllm_core.run_folder.resuming import RESUMABLE
 from rllm_core.training import launch
 from rllm_devkit.scripted import ScriptedBackend
 

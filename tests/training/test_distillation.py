@@ -166,7 +166,7 @@ def test_a_teacher_that_fails_is_asked_again_and_counted(distil: Distil, teacher
 
 
 def test_a_busy_teacher_is_waited_for(distil: Distil, teachers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rllm_core.limits.retries.pause_seconds", lambda *arguments: 0.0)
+    monkeypatch.setattr("rllm_core.limits.request_retries.pause_seconds", lambda *arguments: 0.0)
     teachers(failure=lambda request: EngineBusy("later") if request <= 20 else None)
     run = distil("training.steps=2")
     assert run.error is None

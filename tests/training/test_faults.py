@@ -19,7 +19,7 @@ from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.engine import EngineBusy, EngineError
 from rllm_core.errors import RunError, StallError, UserError
-from rllm_core.limits import retries
+from rllm_core.limits import request_retries as retries
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint

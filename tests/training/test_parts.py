@@ -18,7 +18,7 @@ from rllm_core.assembly.tasks import TaskStream, spread
 from rllm_core.config import RolloutConfig
 from rllm_core.engine import EngineBusy, EngineError
 from rllm_core.errors import ConfigError
-from rllm_core.limits.retries import pause_seconds
+from rllm_core.limits.request_retries import pause_seconds
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.journal import JsonLines, cut_after, read_json_lines
 from rllm_core.run_folder.metrics import MetricsAggregator
@@ -118,7 +118,7 @@ def test_a_busy_engine_is_asked_again_after_growing_pauses(monkeypatch: pytest.M
         merger = RequestMerger(engine, RolloutConfig(**limits), lockstep=False)
         return await ask(merger, [1], 5)
 
-    monkeypatch.setattr("rllm_core.limits.retries.asyncio.sleep", no_time)
+    monkeypatch.setattr("rllm_core.limits.request_retries.asyncio.sleep", no_time)
     assert asyncio.run(run(4)).weight_version == 0
     assert len(pauses) == 4
     assert all(4.0 <= pause <= 12.0 for pause in pauses), "the engine asked for 8 seconds"
@@ -136,7 +136,7 @@ def test_pauses_grow_are_bounded_and_differ_between_requests() -> None:
 
 
 def test_an_engine_that_does_not_answer_is_an_engine_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rllm_core.limits.retries.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("rllm_core.limits.request_retries.FIRST_PAUSE_SECONDS", 0.001)
 
     async def run() -> None:
         engine = ScriptedEngine(script=Script(latency_seconds=lambda _: 3600.0))

@@ -1,0 +1,59 @@
+"""Whether a run can be resumed with a run file: which keys may have changed since it was started."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rllm_core.config import RunConfig, to_toml
+from rllm_core.user_files import section_name
+
+RESUMABLE = frozenset(
+    {
+        ("training", "checkpoint_every_steps"),
+        ("training", "keep_checkpoints"),
+        ("training", "validate_every_steps"),
+        ("training", "trajectories_per_step"),
+        ("training", "trackers"),
+        ("training", "buffer_max_bytes"),
+        ("training", "buffer_spill"),
+        ("training", "stall_timeout_seconds"),
+        ("training", "backend_timeout_seconds"),
+        ("training", "sync_timeout_seconds"),
+        ("rollout", "rollout_timeout_seconds"),
+        ("rollout", "max_attempts"),
+        ("rollout", "request_timeout_seconds"),
+        ("rollout", "max_request_attempts"),
+        ("rollout", "max_consecutive_failures"),
+        ("rollout", "max_failure_share"),
+        ("rollout", "quarantine_after_groups"),
+    }
+)
+"""Keys that may change on resume, because nothing trained so far depends on them."""
+
+
+def changed_keys(run_file: Path, config: RunConfig) -> list[str]:
+    """Returns the keys that forbid a resume: those that differ from the run's own run file, and may not."""
+    before = tomllib.loads(run_file.read_text(encoding="utf-8"))
+    now = tomllib.loads(to_toml(config.to_tables()))
+    return _changed_keys(before, now, ignored=_of_trackers(before, config))
+
+
+def _of_trackers(before: dict[str, Any], config: RunConfig) -> frozenset[str]:
+    """Returns the sections of old and new trackers, since trackers and their settings may change."""
+    trackers = {*before.get("training", {}).get("trackers", ()), *config.training.trackers}
+    return frozenset(trackers - {section_name(config.workflow), config.backend, config.parser})
+
+
+def _changed_keys(
+    before: dict[str, Any], now: dict[str, Any], path: tuple[str, ...] = (), *, ignored: frozenset[str] = frozenset()
+) -> list[str]:
+    changed = []
+    for key in sorted((before.keys() | now.keys()) - ignored):
+        old, new, here = before.get(key), now.get(key), (*path, key)
+        if isinstance(old, dict) or isinstance(new, dict):
+            changed += _changed_keys(old or {}, new or {}, here)
+        elif old != new and here not in RESUMABLE:
+            changed.append(".".join(here))
+    return changed

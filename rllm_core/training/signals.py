@@ -1,0 +1,56 @@
+"""Signals of the process: the first SIGINT or SIGTERM saves a checkpoint and stops the run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+
+from rllm_core.limits.guard import leave
+from rllm_core.run_folder.progress import Progress
+from rllm_core.training.trainer import Interrupted, Trainer
+
+
+class Signals:
+    """Signal handlers: the first SIGINT or SIGTERM saves and stops the run, a second one exits immediately.
+
+    Signals reach only the main thread of a process, so this does nothing in other threads.
+
+    Attributes:
+        trainer: Trainer to interrupt; before it is set, a signal cancels the launch.
+        interrupted: Error that the first signal raises.
+        is_closing: Whether the run is over and shutting down.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.trainer: Trainer | None = None
+        self.interrupted: Interrupted | None = None
+        self.is_closing = False
+        self._numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+
+    def __enter__(self) -> Signals:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        for number in self._numbers:
+            self._loop.add_signal_handler(number, self._stop, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._numbers:
+            self._loop.remove_signal_handler(number)
+
+    def close(self) -> None:
+        """Records that the run is over."""
+        self.trainer, self.is_closing = None, True
+
+    def _stop(self, number: signal.Signals) -> None:
+        if self.interrupted is not None:
+            leave(128 + number)
+        self.interrupted = Interrupted(int(number), number.name)
+        if self.trainer is not None:
+            self.progress.note(f"{number.name} received: saving a checkpoint. Send it again to exit immediately")
+            self.trainer.interrupt(self.interrupted)
+        elif self.is_closing:
+            self.progress.note(f"{number.name} received: shutting down. Send it again to exit immediately")
+        elif self._task is not None:
+            self._task.cancel()
