@@ -43,7 +43,7 @@ ROOMS = (
             "version",
             "errors",
             "moved",
-            "user_files",
+            "file_references",
             "seeds",
             "text",
             "messages",

@@ -16,6 +16,7 @@ from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, PluginError, UserError
+from rllm_core.file_references import section_name
 from rllm_core.limits.guard import patience
 from rllm_core.limits.timeouts import within
 from rllm_core.parser import BaseParser
@@ -24,7 +25,6 @@ from rllm_core.plugins.blame import located
 from rllm_core.plugins.requirements import pip_install, unmet
 from rllm_core.services import Services
 from rllm_core.tracker import Tracker
-from rllm_core.user_files import section_name
 from rllm_core.workflow import Workflow
 
 

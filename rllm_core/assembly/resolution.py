@@ -15,6 +15,7 @@ from typing import Any
 from rllm_core.assembly.components import select_component, select_corrections
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
+from rllm_core.file_references import section_name, with_absolute_files
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.plugins.sections import WITH_SECTION
 from rllm_core.providers import (
@@ -37,7 +38,6 @@ from rllm_core.run_file import (
     unknown_key,
     validated,
 )
-from rllm_core.user_files import section_name, with_absolute_files
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from rllm_core.assembly.algorithm import Algorithm, policy_loss
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError
+from rllm_core.file_references import is_file_reference
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.run_file import validated
-from rllm_core.user_files import is_file_reference
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,11 +59,11 @@ def train(
     from rllm_core.assembly.parts import parts_of
     from rllm_core.assembly.resolution import resolve_run
     from rllm_core.config import to_toml
+    from rllm_core.file_references import section_name
     from rllm_core.limits.guard import Guard
     from rllm_core.limits.running import run
     from rllm_core.run_folder.progress import for_terminal
     from rllm_core.training import launch
-    from rllm_core.user_files import section_name
 
     if resume and run_dir is None:
         raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")

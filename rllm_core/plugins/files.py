@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from rllm_core.errors import PluginError
+from rllm_core.file_references import file_reference, section_name
 from rllm_core.plugins.blame import located
 from rllm_core.plugins.listing import PluginInfo, Provided
 from rllm_core.providers import (
@@ -23,7 +24,6 @@ from rllm_core.providers import (
     WorkflowProvider,
     resolve,
 )
-from rllm_core.user_files import file_reference, section_name
 
 ProviderT = TypeVar("ProviderT", bound=Provider)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import PluginError
+from rllm_core.file_references import is_file_reference
 from rllm_core.plugins.blame import learn, located
 from rllm_core.plugins.discovery import Candidate, installed_plugins, normalized
 from rllm_core.plugins.listing import Plugin, PluginInfo, Provided, ProviderT
@@ -24,7 +25,6 @@ from rllm_core.plugins.loading import HookImplementation, LoadedHooks, suggest
 from rllm_core.plugins.sections import WITH_SECTION, breach, disagreement, wrong_model
 from rllm_core.plugins.settings import Settings
 from rllm_core.providers import Provider, resolve
-from rllm_core.user_files import is_file_reference
 from rllm_core.version import __version__
 
 MAX_TRACE_CHARACTERS = 8_000

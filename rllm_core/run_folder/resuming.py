@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.config import RunConfig, to_toml
-from rllm_core.user_files import section_name
+from rllm_core.file_references import section_name
 
 RESUMABLE = frozenset(
     {

@@ -15,10 +15,10 @@ import pytest
 
 from rllm_core.assembly.resolution import resolve_run
 from rllm_core.errors import ConfigError, PluginError
+from rllm_core.file_references import is_file_reference, section_name, with_absolute_files
 from rllm_core.plugins import PluginManager
 from rllm_core.services import Services
 from rllm_core.types import Task
-from rllm_core.user_files import is_file_reference, section_name, with_absolute_files
 
 RunScripted = Callable[..., Any]
 
