@@ -134,8 +134,10 @@ class WorkflowProvider(Provider):
     """A workflow (`rllm_core.workflow.Workflow`).
 
     Attributes:
-        run_file: Dotted path of a function without arguments. It returns the tables of a run file known to work for
-            this workflow (``{"training": {"steps": 400}, ...}``). The user's own run file and ``-o`` override them.
+        run_file: Dotted path of a function that returns the tables of a run file known to work for this workflow
+            (``{"training": {"steps": 400}, ...}``), or a `rllm_core.run_file.Preset` with them. The user's own run
+            file and ``-o`` override them. If the function has a parameter, it gets the tables that the user gave, such
+            as ``{"model": {"path": "..."}}``.
     """
 
     kind: ClassVar[str] = "workflow"

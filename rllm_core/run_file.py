@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -20,6 +20,18 @@ class Section(BaseModel):
     """Base class of every section, including plugin sections: frozen; an unknown key is an error that suggests one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Preset(NamedTuple):
+    """Settings of a workflow's own run file, which depend on what the user chose.
+
+    Attributes:
+        tables: Tables of a run file.
+        reason: Why these settings, for ``--dry-run``.
+    """
+
+    tables: Mapping[str, Any]
+    reason: str
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:

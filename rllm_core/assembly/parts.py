@@ -118,7 +118,7 @@ def parts_of(resolved: Resolved) -> Parts:
         backend = chosen_backend(config, plugins)
     with provided.at_work("validate_config", chosen_backend):
         not_checked = backend.validate_config()
-    notes = kl_notes(config.algorithm.kl)
+    notes = [*resolved.notes, *kl_notes(config.algorithm.kl)]
     if not workflow.samples:
         rows, trained = len(tasks.of("train")), config.training.steps * config.training.groups_per_step
         notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")

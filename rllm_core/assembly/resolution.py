@@ -7,6 +7,7 @@ Precedence, lowest first: the defaults of `rllm_core.config`, the workflow's own
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from rllm_core.providers import (
     WorkflowProvider,
 )
 from rllm_core.run_file import (
+    Preset,
     apply_override,
     merged,
     model_in,
@@ -69,6 +71,7 @@ class Resolved:
     trackers: Mapping[str, Provided[TrackerProvider]]
     estimators: Mapping[str, Provided[AdvantageEstimatorProvider]]
     corrections: Mapping[str, Provided[CorrectionProvider]]
+    notes: tuple[str, ...] = ()
 
     def with_sections(self) -> Iterator[tuple[str, Provided[Any]]]:
         """Yields the names in the run file, and the providers, whose sections the run reads."""
@@ -123,13 +126,27 @@ def resolve_run(
     given = with_absolute_files(given, Path.cwd())
     tables = _tables_of(target)
     workflow = plugins.select(WorkflowProvider, _workflow_name(target, merged(tables, given)))
-    preset: dict[str, Any] = {}
-    if workflow.record.run_file:
-        preset = plugins.load(workflow, workflow.record.run_file)()
-    whole = _merged_by_choice(_merged_by_choice(preset, tables), given)
+    preset = preset_of(workflow, plugins, merged(tables, given))
+    whole = _merged_by_choice(_merged_by_choice(preset.tables, tables), given)
     core = {key: whole.pop(key) for key in RunConfig.model_fields if key in whole and key != "plugins"}
     config = validated(RunConfig, core, "", _core_keys())
-    return _with_sections(providers_of(config, plugins, engine), whole, asked_for=tables.keys() | given.keys())
+    resolved = _with_sections(providers_of(config, plugins, engine), whole, asked_for=tables.keys() | given.keys())
+    return replace(resolved, notes=(f"workflow {config.workflow!r}: {preset.reason}",)) if preset.reason else resolved
+
+
+def preset_of(workflow: Provided[WorkflowProvider], plugins: PluginManager, given: Mapping[str, Any]) -> Preset:
+    """Returns the workflow's own run file; empty if it has none.
+
+    Args:
+        workflow: Selected workflow.
+        plugins: Plugin manager that has it.
+        given: Tables that the user gave.
+    """
+    if not workflow.record.run_file:
+        return Preset({}, "")
+    run_file = plugins.load(workflow, workflow.record.run_file)
+    found = run_file(given) if inspect.signature(run_file).parameters else run_file()
+    return found if isinstance(found, Preset) else Preset(found, "")
 
 
 def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None = None) -> Resolved:

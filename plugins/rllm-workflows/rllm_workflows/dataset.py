@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, overload
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
+from rllm_core.run_file import Preset
 from rllm_core.sandbox import ChildError, Limits
 from rllm_core.services import RewardFunction
 from rllm_core.types import Episode, FinishReason, Step, Task, TerminationReason
@@ -241,16 +242,26 @@ _BELONGS_TO = {
 }
 
 
-def run_file() -> dict[str, Any]:
-    """Settings for a small instruction-tuned model. Short answers need fewer tokens, reasoning needs more."""
-    return {
-        "training": {"steps": 200, "groups_per_step": 16, "rollouts_per_group": 8},
-        "rollout": {"max_response_tokens": 256},
-        "algorithm": {"name": "grpo"},
-        "optimizer": {
-            "learning_rate": 2e-5,
-            "schedule": "linear",
-            "warmup_steps": 10,
-            "final_learning_rate_fraction": 0.1,
-        },
-    }
+def run_file(given: Mapping[str, Any]) -> Preset:
+    """Settings for the model that the user chose: the starter model, which is small and learns fast, or another."""
+    model = given.get("model")
+    if isinstance(model, Mapping) and model.get("path"):
+        return Preset(SETTINGS, "settings for a small instruction-tuned model")
+    tables = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "learning_rate": 1e-3}}
+    return Preset(
+        tables, "settings for the starter model, since model.path is not set: optimizer.learning_rate = 0.001"
+    )
+
+
+# For a small instruction-tuned model. Short answers need fewer tokens, reasoning needs more.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "training": {"steps": 200, "groups_per_step": 16, "rollouts_per_group": 8},
+    "rollout": {"max_response_tokens": 256},
+    "algorithm": {"name": "grpo"},
+    "optimizer": {
+        "learning_rate": 2e-5,
+        "schedule": "linear",
+        "warmup_steps": 10,
+        "final_learning_rate_fraction": 0.1,
+    },
+}

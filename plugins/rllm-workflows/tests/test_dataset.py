@@ -6,12 +6,13 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow
 import pytest
 from pyarrow import parquet
-from rllm_workflows.dataset import DatasetConfig, DatasetWorkflow, graded_text
+from rllm_workflows.dataset import DatasetConfig, DatasetWorkflow, graded_text, run_file
 
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.sandbox import ChildTimeout
@@ -441,3 +442,17 @@ def test_of_many_rows_little_stays_in_memory(tmp_path):
     assert count == 20_000
     assert kept < 60 * count + 2_000_000, "places and hashes, and not the 6 MB of text"
     assert Path(path).stat().st_size > 6_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "learning_rate", "reason"),
+    [
+        ({}, 1e-3, "settings for the starter model"),
+        ({"model": {"path": ""}}, 1e-3, "settings for the starter model"),
+        ({"model": {"path": "some/model"}}, 2e-5, "settings for a small instruction-tuned model"),
+    ],
+)
+def test_settings_depend_on_the_model(given: dict[str, Any], learning_rate: float, reason: str) -> None:
+    preset = run_file(given)
+    assert preset.tables["optimizer"]["learning_rate"] == learning_rate
+    assert reason in preset.reason

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import rllm_workflows
 
+from rllm_core.assembly.resolution import preset_of
 from rllm_core.config import RunConfig
+from rllm_core.plugins import PluginManager
+from rllm_core.providers import WorkflowProvider
 from rllm_core.workflow import Workflow
 
 RECORDS = rllm_workflows.workflows()
@@ -38,7 +41,9 @@ def test_records_lead_to_workflows(record):
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
 def test_run_files_hold_known_keys_only(record):
-    tables = load(record.run_file)()
+    plugins = PluginManager()
+    plugins.register(rllm_workflows, "workflows")
+    tables = dict(preset_of(plugins.select(WorkflowProvider, record.name), plugins, {}).tables)
     load(record.config).model_validate(tables.pop(record.name, {}))
     config = RunConfig.model_validate({"workflow": record.name, **tables})
     assert config.training.steps == tables["training"]["steps"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rllm_core import providers
-from rllm_core.assembly.resolution import Resolved, resolve_run
+from rllm_core.assembly.resolution import Resolved, preset_of, resolve_run
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
@@ -187,7 +187,7 @@ def _workflow(subject: _Subject) -> _Checks:
 
     subject.loaded()
     record = subject.provided.record
-    preset = subject.plugins.load(subject.provided, record.run_file)() if record.run_file else {}
+    preset = preset_of(subject.provided, subject.plugins, {}).tables
     try:
         section = subject.section()
     except NeedsSettings:
