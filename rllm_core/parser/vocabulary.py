@@ -23,7 +23,7 @@ class Vocabulary:
         spellings: Bytes of each token id; None for control tokens and others without known bytes.
         control_ids: Ids of control tokens by name.
         encode: Encodes a text without control tokens. The ids spell exactly the text, except that some tokenizers add
-            a space in front.
+            a space in front, and after tokens that were added to the vocabulary.
     """
 
     spellings: Sequence[bytes | None]
@@ -62,7 +62,8 @@ def hugging_face_vocabulary(tokenizer: Any) -> Vocabulary:
     return Vocabulary(
         tuple(spellings),
         {token["content"]: number for number, token in added.items() if is_control[number]},
-        lambda text: list(plain.encode(text, add_special_tokens=False).ids),
+        # By name: without the control tokens, other added tokens may have other ids.
+        lambda text: [names[token] for token in plain.encode(text, add_special_tokens=False).tokens],
     )
 
 
