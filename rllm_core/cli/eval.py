@@ -13,7 +13,9 @@ from rllm_core.errors import ConfigError
 
 
 @click.command("eval", short_help="Evaluate a model on a workflow (pass@k).")
-@click.argument("target", metavar="WORKFLOW|RUN.toml", shell_complete=provided("Workflow", files=True))
+@click.argument(
+    "target", metavar="[WORKFLOW|ENV.py|RUN.toml]", required=False, shell_complete=provided("Workflow", files=True)
+)
 @click.option("--model", metavar="PATH", help="Model folder or Hugging Face model ID; replaces model.path.")
 @click.option(
     "--checkpoint",
@@ -47,7 +49,7 @@ from rllm_core.errors import ConfigError
 @click.pass_context
 def evaluate(
     context: click.Context,
-    target: str,
+    target: str | None,
     model: str | None,
     checkpoint: Path | None,
     backend: str | None,
@@ -61,6 +63,9 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Evaluate a model on a workflow (pass@k).
+
+    The argument is that of rllm-core train. With --checkpoint it is optional, and defaults to the run file of the run:
+    its workflow, parser, model and adapters.
 
     pass@k is the unbiased estimate 1 - C(n-c, k) / C(n, k) per task (arXiv 2107.03374), averaged over tasks. Its 95 %
     confidence interval is a bootstrap over tasks. The sampling temperature is rollout.validation_temperature.
@@ -76,6 +81,8 @@ def evaluate(
         raise ConfigError(f"pass@{wanted[-1]} needs at least that many rollouts per task; -n is {samples}")
     given = [*overrides, *([f"model.path={json.dumps(model)}"] if model is not None else [])]
     plugins = context.obj.plugins
+    if target is None:
+        target = _run_file_of(checkpoint)
     resolved = resolve_run(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
     if engine_name is None:
         parts = parts_of(resolved)
@@ -99,6 +106,17 @@ def evaluate(
         click.echo(json.dumps(result))
     else:
         _print(result)
+
+
+def _run_file_of(checkpoint: Path | None) -> str:
+    """Returns the run file of the run that a checkpoint belongs to."""
+    folders = (checkpoint, *checkpoint.absolute().parents[:2]) if checkpoint is not None else ()
+    for folder in folders:
+        if (folder / "run.toml").is_file():
+            return str(folder / "run.toml")
+    if checkpoint is None:
+        raise ConfigError("specify a workflow or a run file: rllm-core eval WORKFLOW|RUN.toml, or --checkpoint RUN")
+    raise ConfigError(f"{checkpoint} belongs to no run folder; specify its workflow: rllm-core eval WORKFLOW")
 
 
 def _print(result: dict[str, Any]) -> None:

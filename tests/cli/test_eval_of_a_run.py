@@ -1,0 +1,43 @@
+"""Tests that an evaluation takes its settings from the run whose checkpoint it gets."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from in_process import run_in_process
+
+SMALL = ("steps=2", "groups_per_step=2", "rollouts_per_group=2", "validation_rollouts=4")
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    options = [word for setting in SMALL for word in ("-o", f"training.{setting}")]
+    arguments = ["train", "sort", "--backend", "local", "--run-dir", "run", *options]
+    done = run_in_process(arguments, folder=tmp_path, environment=os.environ)
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", ["run", "run/checkpoints/step-000002"])
+def test_the_run_file_is_that_of_the_run(trained: Path, checkpoint: str) -> None:
+    done = run_in_process(["eval", "--checkpoint", checkpoint, "--json"], folder=trained, environment=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["workflow"] == "sort"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval"], "error: specify a workflow or a run file: rllm-core eval WORKFLOW|RUN.toml, or --checkpoint RUN"),
+        (["eval", "--checkpoint", "elsewhere"], "error: elsewhere belongs to no run folder; specify its workflow"),
+    ],
+)
+def test_what_is_missing_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = run_in_process(arguments, folder=tmp_path, environment=os.environ)
+    assert done.returncode == 2
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
