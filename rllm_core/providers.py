@@ -6,7 +6,6 @@ selected, never when it is listed.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import re
 import sys
@@ -41,6 +40,8 @@ def resolve(path: str) -> Any:
 
 def _module_of(file: str) -> ModuleType:
     """Loads a file as a module, once. Its name is unusual, so that no import finds it by accident."""
+    import hashlib  # imported here: only files need it, and listing providers should stay fast
+
     name = f"rllm_file_{hashlib.sha256(file.encode()).hexdigest()[:16]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)

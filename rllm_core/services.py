@@ -91,6 +91,7 @@ class Services:
         provided = self._plugins.select(providers.RewardFunctionProvider, name)
         # Load now: a broken function should fail before the first rollout.
         written = defined_at(self._plugins.load(provided))
+        where = f" ({written})" if written is not None else ""
 
         async def reward(task: Task, text: str) -> Score:
             # Created on demand: a workflow may be opened again after it was closed.
@@ -98,7 +99,6 @@ class Services:
             if graded is None:
                 graded = self._functions[name, limits] = ChildFunction(f"{__name__}:graded", limits)
             value, parts = await graded(provided.record.load, task.model_dump(mode="json"), text)
-            where = f" ({written})" if written is not None else ""
             if not _is_number(value):
                 raise ValueError(
                     f"reward function {name!r}{where} returned {value!r:.80}, not a finite number (alone, or with its "

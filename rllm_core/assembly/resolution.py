@@ -16,7 +16,7 @@ from typing import Any
 from rllm_core.assembly.components import select_component, select_corrections
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
-from rllm_core.file_references import section_name, with_absolute_files
+from rllm_core.file_references import is_file_reference, section_name, with_absolute_files
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.plugins.sections import WITH_SECTION
 from rllm_core.providers import (
@@ -125,8 +125,9 @@ def resolve_run(
         apply_override(given, override)
     given = with_absolute_files(given, Path.cwd())
     tables = _tables_of(target)
-    workflow = plugins.select(WorkflowProvider, _workflow_name(target, merged(tables, given)))
-    preset = preset_of(workflow, plugins, merged(tables, given))
+    asked = merged(tables, given)
+    workflow = plugins.select(WorkflowProvider, _workflow_name(target, asked))
+    preset = preset_of(workflow, plugins, asked)
     whole = _merged_by_choice(_merged_by_choice(preset.tables, tables), given)
     core = {key: whole.pop(key) for key in RunConfig.model_fields if key in whole and key != "plugins"}
     config = validated(RunConfig, core, "", _core_keys())
@@ -187,9 +188,9 @@ def _tables_of(target: str) -> dict[str, Any]:
     if target.endswith(".toml"):
         tables: dict[str, Any] = with_absolute_files(read_toml(Path(target)), Path(target).parent)
         return tables
-    path, separator, name = target.rpartition(".py")
-    if separator and (not name or name.startswith(":")):
-        return {"workflow": f"{Path(path).expanduser().resolve()}{separator}{name}"}
+    reference = target if is_file_reference(target) else f"./{target}"  # here, a file needs no ./
+    if is_file_reference(reference):
+        return {"workflow": with_absolute_files(reference, Path.cwd())}
     return {"workflow": target}
 
 

@@ -7,7 +7,6 @@ Other modules in their folder do not become importable.
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -101,9 +100,3 @@ def _is_a(value: Any, contract: type | None) -> bool:
     if contract is None:
         return inspect.isfunction(value)
     return isinstance(value, type) and issubclass(value, contract) and not inspect.isabstract(value)
-
-
-def loaded_file(record: Provider) -> Path | None:
-    """Returns the file of a provider that `provided_by_file` made, or None."""
-    path, _, _ = record.load.rpartition(":")
-    return Path(path) if path.endswith(".py") else None

@@ -94,6 +94,18 @@ def read(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def check_backend_files(folder: Path, manifest: dict[str, Any]) -> None:
+    """Checks that the manifest of a checkpoint covers every file of the backend: torch may unpickle any of them.
+
+    Raises:
+        RunError: If it does not.
+    """
+    for path in sorted((folder / "backend").rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_dir() and name not in manifest["files"]:
+            raise RunError(f"checkpoint {folder} is damaged: {name} is not in its manifest")
+
+
 def prune(root: Path, keep: int) -> list[Path]:
     """Removes all but the latest ``keep`` complete checkpoints, and incomplete folders older than those.
 

@@ -121,14 +121,11 @@ def _checkpoint(source: Path) -> Path:
 
 
 def _verified(saved: Path) -> dict[str, Any]:
-    """The manifest, after a check that it covers every file: torch unpickles weights, which can run any code."""
+    """Returns the manifest of a checkpoint of this backend, after all checks of its files."""
     manifest = checkpoint.read(saved)
     if f"backend/{STATE}" not in manifest["files"]:
         raise ConfigError(f"checkpoint {saved} was not written by backend 'verl': it has no backend/{STATE}")
-    for path in sorted((saved / "backend").rglob("*")):
-        name = path.relative_to(saved).as_posix()
-        if not path.is_dir() and name not in manifest["files"]:
-            raise RunError(f"checkpoint {saved} is damaged: {name} is not in its manifest")
+    checkpoint.check_backend_files(saved, manifest)
     return manifest
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.config import RunConfig
-from rllm_core.errors import ConfigError, PluginError, RunError
+from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.providers import BackendProvider
 from rllm_core.run_folder import checkpoint
@@ -53,7 +53,8 @@ def export(run: Path, folder: Path, plugins: PluginManager, *, step: int | None,
         raise ConfigError(
             f"{partial} exists: another export is running or was interrupted. If none is running, remove it"
         )
-    manifest = _verified(saved)
+    manifest = checkpoint.read(saved)
+    checkpoint.check_backend_files(saved, manifest)
     partial.mkdir(parents=True)
     try:
         _written(provided, plugins, saved, config, partial)
@@ -77,16 +78,6 @@ def export(run: Path, folder: Path, plugins: PluginManager, *, step: int | None,
         "folder": str(folder),
         "load": loading_lines(target, str(folder)),
     }
-
-
-def _verified(saved: Path) -> dict[str, Any]:
-    """Reads the manifest, and checks that it covers every file of the backend: torch may unpickle any of them."""
-    manifest = checkpoint.read(saved)
-    for path in sorted((saved / "backend").rglob("*")):
-        name = path.relative_to(saved).as_posix()
-        if not path.is_dir() and name not in manifest["files"]:
-            raise RunError(f"checkpoint {saved} is damaged: {name} is not in its manifest")
-    return manifest
 
 
 def _written(
