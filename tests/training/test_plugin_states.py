@@ -263,8 +263,18 @@ def test_no_plugin_is_behind_what_an_asynchronous_checkpoint_holds(run: Run, run
         def save_plugin_state(self) -> dict[str, Any]:
             return {"rollouts": heard}
 
+    def groups_wait_at_step_two(assembly: Parts) -> None:
+        original = assembly.backend.update_policy
+
+        async def update_policy(step: Any) -> Any:
+            while step.step == 2 and len(heard) < 4 * 16:  # two steps ahead: all that the staleness allows
+                await asyncio.sleep(0.001)
+            return await original(step)
+
+        assembly.backend.update_policy = update_policy  # type: ignore[method-assign]
+
     ahead = ("training.staleness_threshold=2", "training.partial_rollout=true", "training.keep_checkpoints=9")
-    result = run_scripted(EVERY_TWO, *ahead, observers=Counts(), path=run.folder)
+    result = run_scripted(EVERY_TWO, *ahead, observers=Counts(), prepare=groups_wait_at_step_two, path=run.folder)
     assert result.error is None
     held = 0
     for step, states in run.states().items():
