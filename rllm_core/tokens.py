@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -32,7 +34,7 @@ def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
 
 def _checked_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
     """Like `token_ids`, but may return the argument itself."""
-    array = value if type(value) is np.ndarray else np.asarray(value)
+    array = value if type(value) is np.ndarray else np.asarray(_unpacked_if_text(value))
     if array.ndim != 1:
         raise ValueError(f"token ids must be one-dimensional, got shape {array.shape}")
     if array.size == 0:
@@ -80,7 +82,7 @@ def repeated(value: float, length: int) -> Floats:
 
 def _finite_floats(value: Sequence[float] | npt.NDArray[Any], *, what: str) -> tuple[Floats, float, float]:
     """Returns the array, its minimum and its maximum (0 and 0 if it is empty)."""
-    array = value if type(value) is np.ndarray else np.asarray(value)
+    array = value if type(value) is np.ndarray else np.asarray(_unpacked_if_text(value))
     if array.ndim != 1:
         raise ValueError(f"{what} must be one-dimensional, got shape {array.shape}")
     if array.size == 0:
@@ -119,6 +121,44 @@ AdvantagesField = Annotated[Floats, PlainValidator(partial(_weights, what="advan
 TokenRewardsField = Annotated[
     Floats, PlainValidator(partial(_weights, what="token rewards")), PlainSerializer(_to_list)
 ]
+
+
+def packed(array: TokenIds | Floats) -> str:
+    """Returns an array of ids or numbers as text, in about a quarter of the characters of JSON numbers.
+
+    The text is the numpy name of the type, a colon, and the little-endian values in base64: ``"<f4:AACAPw=="``. Ids use
+    the smallest type that holds them. Fields of ids and numbers accept this text, without loss.
+    """
+    if array.dtype == _INT32:
+        highest = int(array.max(initial=0))
+        kind = next(kind for kind, limit in _ID_TYPES.items() if highest <= limit)
+    else:
+        kind = _PACKED_FLOATS
+    return f"{kind}:{base64.b64encode(array.astype(kind).tobytes()).decode()}"
+
+
+def unpacked(text: str) -> npt.NDArray[Any]:
+    """Inverts `packed`.
+
+    Raises:
+        ValueError: If the text does not come from `packed`.
+    """
+    kind, _, content = text.partition(":")
+    if kind != _PACKED_FLOATS and kind not in _ID_TYPES:
+        raise ValueError(f"packed numbers must start with one of {', '.join([*_ID_TYPES, _PACKED_FLOATS])}")
+    try:
+        array = np.frombuffer(base64.b64decode(content, validate=True), kind)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"packed numbers are damaged: {error}") from error
+    return array if kind == _PACKED_FLOATS else array.astype(np.int32)
+
+
+def _unpacked_if_text(value: Any) -> Any:
+    return unpacked(value) if isinstance(value, str) else value
+
+
+_ID_TYPES = {"<u1": 2**8 - 1, "<u2": 2**16 - 1, "<i4": _MAX_TOKEN_ID}
+_PACKED_FLOATS = "<f4"
 
 
 class TokenLog:

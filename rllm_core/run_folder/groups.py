@@ -1,0 +1,229 @@
+"""Groups as lines of ``groups.jsonl``: all rollouts of a task, and what was trained of them.
+
+A line leaves out what its reader can restore: fields with their default, the prompt that rollouts share, and the part
+of a conversation that a step continues. Token ids and numbers are packed (`rllm_core.tokens.packed`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from pydantic_core import PydanticUndefined, to_json
+
+from rllm_core.records import Record
+from rllm_core.step_differences import differences
+from rllm_core.tokens import packed, unpacked
+from rllm_core.types import Episode, Floats, Step, Task, Trajectory
+
+SHARED_FIELDS = ("messages", "prompt_ids", "prompt_media")
+"""Fields of a conversation's first step that rollouts of a group usually share."""
+
+RULES = ("first", "best", "worst", "divided")
+"""Rules for the groups to record, which take turns: the oldest, highest and lowest mean reward, largest spread."""
+
+PerStep = Sequence[Floats | None]
+"""``(completion_tokens,)`` numbers of each step of a trajectory, or None for a step that was not trained."""
+
+
+@dataclass(frozen=True)
+class RecordedRollout:
+    """One rollout of a recorded group.
+
+    Attributes:
+        outcome: ``trained``, ``filtered``, ``failed`` or ``validation``.
+        reason: Reason of the outcome, as in the rollout accounting.
+        advantages: Advantages as they were trained, per trajectory and step; empty if nothing was trained.
+        corrections: Weights of the off-policy corrections, likewise; empty without corrections.
+    """
+
+    episode: Episode
+    outcome: str
+    reason: str
+    advantages: Sequence[PerStep] = ()
+    corrections: Sequence[PerStep] = ()
+
+
+@dataclass(frozen=True)
+class RecordedGroup:
+    """The rollouts of one task, as a run recorded them.
+
+    Attributes:
+        step: Optimizer step that trained the group, or after which it was filtered or validated.
+        group: Position of the task in the run's task stream; None in a validation.
+        kept: Why this group was recorded, such as ``best``.
+        weight_version: Oldest weight version that sampled any of it, or None.
+    """
+
+    step: int
+    group: int | None
+    task: Task
+    kept: str
+    outcome: str
+    reason: str
+    weight_version: int | None
+    rollouts: Sequence[RecordedRollout] = field(default_factory=tuple)
+
+    def to_json(self) -> str:
+        """Returns the line of the group, for `from_json`."""
+        first: dict[int, Step] = {}
+        rollouts = []
+        for rollout in self.rollouts:
+            row: dict[str, Any] = {"outcome": rollout.outcome, "reason": rollout.reason}
+            row["episode"] = _episode(rollout.episode, first)
+            for name in ("advantages", "corrections"):
+                if numbers := getattr(rollout, name):
+                    row[name] = [[_numbers(of_step) for of_step in of_trajectory] for of_trajectory in numbers]
+            rollouts.append(row)
+        head = {name: getattr(self, name) for name in ("step", "group", "kept", "outcome", "reason", "weight_version")}
+        task = {"task_id": self.task.task_id, "data": self.task.data}
+        return to_json({**head, "task": task, "rollouts": rollouts}).decode()
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> RecordedGroup:
+        """Restores a group from its line.
+
+        Raises:
+            ValueError: If the line is damaged.
+        """
+        written = json.loads(line)
+        first: dict[int, Step] = {}
+        rollouts = [_restored(row, first) for row in written.pop("rollouts")]
+        return cls(**written | {"task": Task(**written["task"]), "rollouts": rollouts})
+
+
+def chosen(rewards: Sequence[Sequence[float]], groups: int, turn: int) -> list[tuple[int, str]]:
+    """Chooses the groups of a step to record.
+
+    Args:
+        rewards: Rewards of each group's trajectories, in the order of the groups; empty if it has none.
+        groups: Number of groups to choose.
+        turn: Number of the step; the rules continue where those of the step before ended.
+
+    Returns:
+        Position and rule of each chosen group. Ties go to the first, and no group is chosen twice.
+    """
+    left = list(range(len(rewards)))
+    result = []
+    for number in range(turn * groups, turn * groups + min(groups, len(rewards))):
+        rewarded = [position for position in left if rewards[position]]
+        rule = RULES[number % len(RULES)] if rewarded else RULES[0]
+        if rule == "best":
+            position = max(rewarded, key=lambda at: np.mean(rewards[at]))
+        elif rule == "worst":
+            position = min(rewarded, key=lambda at: np.mean(rewards[at]))
+        elif rule == "divided":
+            position = max(rewarded, key=lambda at: np.std(rewards[at]))
+        else:
+            position = left[0]
+        left.remove(position)
+        result.append((position, rule))
+    return result
+
+
+def _episode(episode: Episode, first: dict[int, Step]) -> dict[str, Any]:
+    """Returns the episode as JSON data; ``first`` collects the first step of each trajectory number."""
+    fields = _fields(episode, "trajectories")
+    fields["trajectories"] = []
+    for number, trajectory in enumerate(episode.trajectories):
+        row = _fields(trajectory, "steps")
+        row["steps"] = steps = [_step(*pair) for pair in _with_continuations(trajectory)]
+        if steps:
+            opening = trajectory.steps[0]
+            shared = first.setdefault(number, opening)
+            if shared is not opening and _same_prompt(shared, opening):
+                for name in SHARED_FIELDS:
+                    steps[0].pop(name, None)
+        fields["trajectories"].append(row)
+    return fields
+
+
+def _with_continuations(trajectory: Trajectory) -> list[tuple[Step, Step | None, Mapping[str, Any]]]:
+    before: Sequence[Step | None] = [None, *trajectory.steps]
+    return list(zip(trajectory.steps, before, differences(trajectory.steps), strict=False))
+
+
+def _same_prompt(one: Step, other: Step) -> bool:
+    return (
+        np.array_equal(one.prompt_ids, other.prompt_ids)
+        and one.prompt_media == other.prompt_media
+        and one.messages == other.messages
+    )
+
+
+def _step(step: Step, before: Step | None, continued: Mapping[str, Any]) -> dict[str, Any]:
+    fields = _fields(step, *continued)
+    for name, difference in continued.items():
+        new = difference["new"]
+        if name == "prompt_ids":
+            fields[name] = {"continues": True, "new": packed(new)}
+        elif before is not None and new and new[0] == before.response:
+            fields[name] = {"continues": True, "answered": True, "new": list(new[1:])}
+        else:
+            fields[name] = {"continues": True, "new": list(new)}
+    return fields
+
+
+def _fields(record: Record, *left_out: str) -> dict[str, Any]:
+    """Returns the fields that differ from their default, as JSON data."""
+    written = {}
+    for name, value in record.__dict__.items():
+        if name in left_out:
+            continue
+        if isinstance(value, np.ndarray):
+            written[name] = packed(value) if name.endswith("ids") or name == "logprobs" else _numbers(value)
+        elif value != _default(type(record), name):
+            written[name] = [one.model_dump() for one in value] if name == "prompt_media" else value
+    if "messages" in written:
+        written["messages"] = list(written["messages"])
+    return written
+
+
+def _default(kind: type[Record], name: str) -> Any:
+    default = kind.model_fields[name].get_default(call_default_factory=True)
+    return None if default is PydanticUndefined else default
+
+
+def _numbers(array: Floats | None) -> Any:
+    """Returns one number if all are equal, or else all of them packed."""
+    if array is None:
+        return None
+    if array.size and float(array.min()) == float(array.max()):
+        return float(array[0])
+    return packed(array)
+
+
+def _restored(row: Mapping[str, Any], first: dict[int, Step]) -> RecordedRollout:
+    written = row["episode"]
+    for number, trajectory in enumerate(written["trajectories"]):
+        for step, before in zip(trajectory["steps"], [None, *trajectory["steps"]], strict=False):
+            if before is None and "prompt_ids" not in step:
+                step.update({name: getattr(first[number], name) for name in SHARED_FIELDS})
+            messages = step.get("messages")
+            if isinstance(messages, dict) and messages.pop("answered", False):
+                messages["new"] = [before["response"], *messages["new"]]
+            for name in ("advantages", "token_rewards"):
+                if isinstance(step.get(name), float):
+                    step[name] = _of_tokens(step[name], unpacked(step["completion_ids"]).size)
+    episode = Episode.model_validate(written)
+    for number, restored in enumerate(episode.trajectories):
+        if restored.steps:
+            first.setdefault(number, restored.steps[0])
+    numbers = {name: _per_step(row[name], episode) for name in ("advantages", "corrections") if name in row}
+    return RecordedRollout(episode, row["outcome"], row["reason"], **numbers)
+
+
+def _per_step(written: Sequence[Sequence[Any]], episode: Episode) -> list[PerStep]:
+    return [
+        [_of_tokens(number, len(step.completion_ids)) for number, step in zip(numbers, trajectory.steps, strict=True)]
+        for numbers, trajectory in zip(written, episode.trajectories, strict=True)
+    ]
+
+
+def _of_tokens(written: Any, tokens: int) -> Any:
+    if written is None or isinstance(written, str):
+        return None if written is None else unpacked(written)
+    return np.full(tokens, written, np.float32)

@@ -1,0 +1,109 @@
+"""Reads the recorded groups of a run folder: an index of all, and any one of them without reading the others.
+
+::
+
+    groups.jsonl          one `RecordedGroup` per line
+    groups_index.jsonl    one `IndexedGroup` per line, in the same order
+    group_timings.jsonl   seconds of the calls of each recorded rollout, one line per rollout
+    tokens.jsonl          text of every token id in ``groups.jsonl``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rllm_core.errors import RunError
+from rllm_core.run_folder.groups import RecordedGroup
+from rllm_core.run_folder.journal import read_json_lines
+
+GROUPS = "groups"
+INDEX = "groups_index"
+TIMINGS = "group_timings"
+TOKENS = "tokens"
+
+
+@dataclass(frozen=True)
+class IndexedGroup:
+    """Entry of the index: where a group is, and what it is chosen by.
+
+    Attributes:
+        offset: Position of its line in ``groups.jsonl``, in bytes.
+        length: Length of the line in bytes, without the newline.
+        step: See `RecordedGroup`, as for the following ones.
+        task: Id of its task.
+        kept: Why it was recorded, such as ``best``.
+        rewards: ``(rollouts,)`` total reward of each rollout's trajectories together; None for a rollout without.
+        solved: ``(rollouts,)`` whether each rollout is correct; None where this is not known.
+    """
+
+    offset: int
+    length: int
+    step: int
+    group: int | None
+    task: str
+    kept: str
+    outcome: str
+    reason: str
+    rewards: Sequence[float | None]
+    solved: Sequence[bool | None]
+
+    @classmethod
+    def of(cls, group: RecordedGroup, offset: int, length: int) -> IndexedGroup:
+        """Describes a group whose line is at ``offset``."""
+        episodes = [rollout.episode for rollout in group.rollouts]
+        rewards = [[t.total_reward for t in episode.trajectories if t.has_reward] for episode in episodes]
+        return cls(
+            offset,
+            length,
+            group.step,
+            group.group,
+            group.task.task_id,
+            group.kept,
+            group.outcome,
+            group.reason,
+            [sum(of_episode) if of_episode else None for of_episode in rewards],
+            [episode.is_correct for episode in episodes],
+        )
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean reward of the rollouts that have one, or None."""
+        known = [reward for reward in self.rewards if reward is not None]
+        return sum(known) / len(known) if known else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the line of the entry."""
+        return asdict(self)
+
+
+def index_of(run: Path) -> list[IndexedGroup]:
+    """Returns the entries of all recorded groups of a run folder, oldest first; of a running run, those so far."""
+    return [IndexedGroup(**line) for line in read_json_lines(run / f"{INDEX}.jsonl")]
+
+
+def group_at(run: Path, entry: IndexedGroup) -> RecordedGroup:
+    """Reads one group.
+
+    Raises:
+        RunError: If the file does not have it there.
+    """
+    path = run / f"{GROUPS}.jsonl"
+    try:
+        with path.open("rb") as file:
+            file.seek(entry.offset)
+            return RecordedGroup.from_json(file.read(entry.length))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RunError(f"{path} has no readable group at byte {entry.offset}: {error}") from error
+
+
+def texts_of_tokens(run: Path) -> dict[int, str]:
+    """Returns the text of every token id that the recorded groups have; empty if the run has no tokens."""
+    return {line["id"]: line["text"] for line in read_json_lines(run / f"{TOKENS}.jsonl")}
+
+
+def timings_of(run: Path) -> dict[str, dict[str, Any]]:
+    """Returns the line of ``group_timings.jsonl`` of each rollout, by its id."""
+    return {line["rollout"]: line for line in read_json_lines(run / f"{TIMINGS}.jsonl")}

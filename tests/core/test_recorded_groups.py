@@ -1,0 +1,158 @@
+"""Tests of recorded groups: a line restores every episode without loss, in at most half of the bytes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout, chosen
+from rllm_core.tokens import logprobs, packed, token_ids, unpacked
+from rllm_core.types import Episode, Floats, PlacedMedia, Step, Task, TerminationReason, Trajectory
+
+
+def episode(index: int, *, turns: int = 3, breaks: bool = False, seed: int = 0) -> Episode:
+    rng = np.random.default_rng((seed, index))
+    ids = list(np.random.default_rng(seed).integers(0, 150_000, 50))
+    messages: list[dict[str, object]] = [{"role": "user", "content": "sort the letters d b a c, please"}]
+    steps = []
+    for turn in range(turns):
+        if breaks and turn == 1:
+            ids = list(rng.integers(0, 150_000, 70))
+        sampled = rng.integers(0, 150_000, 40)
+        answer = {"role": "assistant", "content": f"attempt {index}.{turn} " * 8}
+        steps.append(
+            Step(
+                messages=list(messages),
+                response=answer,
+                prompt_ids=ids,
+                completion_ids=sampled,
+                logprobs=-np.abs(rng.normal(size=40)),
+                weight_version=turn,
+                segment=int(breaks and turn > 0),
+                break_reason="prefix_mismatch" if breaks and turn == 1 else None,
+                reward=0.5 * turn,
+                metadata={"turn": turn},
+            )
+        )
+        messages += [answer, {"role": "tool", "content": f"result {turn}"}]
+        ids = [*ids, *sampled, *rng.integers(0, 150_000, 9)]
+    return Episode(
+        task_id="task-7",
+        rollout_id=f"7-{index}-0",
+        rollout_index=index,
+        trajectories=[Trajectory(steps=steps, reward=float(index))],
+        is_correct=index % 2 == 0,
+        metrics={"length": 3.0},
+    )
+
+
+def group(episodes: list[Episode], **changes: object) -> RecordedGroup:
+    rollouts = [RecordedRollout(each, "trained", "trained") for each in episodes]
+    fields: dict[str, object] = {
+        "step": 4,
+        "group": 187,
+        "task": Task(task_id="task-7", data={"letters": "dbac", "answer": "abcd"}),
+        "kept": "best",
+        "outcome": "trained",
+        "reason": "trained",
+        "weight_version": 3,
+        "rollouts": rollouts,
+    }
+    return RecordedGroup(**fields | changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_line_restores_every_episode(breaks: bool) -> None:
+    before = group([episode(index, breaks=breaks) for index in range(4)])
+    after = RecordedGroup.from_json(before.to_json())
+    assert [rollout.episode for rollout in after.rollouts] == [rollout.episode for rollout in before.rollouts]
+    assert after.task == before.task
+    assert (after.step, after.group, after.kept, after.weight_version) == (4, 187, "best", 3)
+
+
+def test_failed_rollouts_and_those_without_steps_are_restored() -> None:
+    failed = Episode(
+        task_id="task-7", rollout_id="7-1-0", termination_reason=TerminationReason.ERROR, error="ValueError: no"
+    )
+    empty = Episode(task_id="task-7", trajectories=[Trajectory(), *episode(2).trajectories])
+    before = group([failed, empty, episode(0)], outcome="filtered", reason="incomplete_group")
+    after = RecordedGroup.from_json(before.to_json())
+    assert [rollout.episode for rollout in after.rollouts] == [rollout.episode for rollout in before.rollouts]
+
+
+def test_media_are_restored_without_their_content() -> None:
+    image = PlacedMedia(sha256="0" * 64, kind="image", length_tokens=3, start=1)
+    step = Step(prompt_ids=[1, 9, 9, 9, 2], prompt_media=(image,), completion_ids=[5])
+    after = RecordedGroup.from_json(group([Episode(task_id="t", trajectories=[Trajectory(steps=[step])])]).to_json())
+    assert after.rollouts[0].episode.trajectories[0].steps == [step]
+
+
+def test_another_prompt_of_the_same_task_is_kept() -> None:
+    mine, other = episode(0), episode(1, seed=5)
+    after = RecordedGroup.from_json(group([mine, other]).to_json())
+    assert [rollout.episode for rollout in after.rollouts] == [mine, other]
+
+
+def test_advantages_and_corrections_are_restored_per_token() -> None:
+    constant: list[Floats | None] = [np.full(40, 0.25, np.float32), None, np.full(40, 0.25, np.float32)]
+    varying: list[Floats | None] = [None, None, np.linspace(0, 2, 40, dtype=np.float32)]
+    rollout = RecordedRollout(episode(0), "trained", "trained", [constant], [varying])
+    restored = RecordedGroup.from_json(group([], rollouts=[rollout]).to_json()).rollouts[0]
+    for before, after in ((constant, restored.advantages[0]), (varying, restored.corrections[0])):
+        assert [None if each is None else each.tolist() for each in after] == [
+            None if each is None else each.tolist() for each in before
+        ]
+
+
+def test_a_group_takes_at_most_half_of_the_bytes_of_its_episodes() -> None:
+    episodes = [episode(index) for index in range(16)]
+    assert len(group(episodes).to_json()) <= sum(len(each.to_json()) for each in episodes) / 2
+
+
+def test_the_line_is_plain_json() -> None:
+    written = json.loads(group([episode(0), episode(1)]).to_json())
+    assert written["task"] == {"task_id": "task-7", "data": {"letters": "dbac", "answer": "abcd"}}
+    assert written["rollouts"][1]["episode"]["is_correct"] is False
+    assert "prompt_ids" not in written["rollouts"][1]["episode"]["trajectories"][0]["steps"][0], "shared"
+
+
+@given(st.lists(st.integers(0, 2**31 - 1)))
+@settings(max_examples=50)
+def test_packed_ids_are_the_same_ids(ids: list[int]) -> None:
+    assert token_ids(packed(token_ids(ids))).tolist() == ids
+
+
+@given(st.lists(st.floats(max_value=0, allow_infinity=False, allow_nan=False, width=32)))
+@settings(max_examples=50)
+def test_packed_numbers_are_the_same_numbers(numbers: list[float]) -> None:
+    array = logprobs(numbers)
+    assert unpacked(packed(array)).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("text", ["", "1 2 3", "<f8:AAAA", "<f4:A", "<f4:AAA=", "<u1:é", "<i4:AAAAAAA="])
+def test_damaged_numbers_are_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="packed numbers"):
+        unpacked(text)
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [(0, [(0, "first")]), (1, [(1, "best")]), (2, [(3, "worst")]), (3, [(2, "divided")]), (4, [(0, "first")])],
+)
+def test_rules_take_turns(turn: int, expected: list[tuple[int, str]]) -> None:
+    rewards = [[0.5, 0.5], [1.0, 0.9], [0.0, 1.0], [0.0, 0.1]]
+    assert chosen(rewards, 1, turn) == expected
+
+
+def test_several_groups_are_different_ones() -> None:
+    assert chosen([[1.0, 0.0], [0.0, 0.0], [0.2, 0.2]], 4, 0) == [(0, "first"), (2, "best"), (1, "worst")]
+    assert chosen([[1.0], [1.0]], 2, 1) == [(0, "worst"), (1, "divided")]
+
+
+def test_groups_without_rewards_are_taken_in_their_order() -> None:
+    assert chosen([[], []], 1, 1) == [(0, "first")]
+    assert chosen([], 1, 1) == []
