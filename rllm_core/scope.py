@@ -58,12 +58,17 @@ class Calls:
         self.seconds = time.perf_counter() - self.began
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields of a line of ``group_timings.jsonl``."""
+        """Returns the fields of a line of ``group_timings.jsonl``, in whole microseconds."""
         calls = [
-            {"kind": c.kind, **({"name": c.name} if c.name else {}), "start": c.start, "seconds": c.seconds}
-            for c in self.calls
+            {
+                "kind": call.kind,
+                **({"name": call.name} if call.name else {}),
+                "start": round(call.start, 6),
+                "seconds": round(call.seconds, 6),
+            }
+            for call in self.calls
         ]
-        return {"seconds": self.seconds, "calls": calls}
+        return {"seconds": None if self.seconds is None else round(self.seconds, 6), "calls": calls}
 
 
 _calls: ContextVar[Calls | None] = ContextVar("calls", default=None)

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,11 +71,13 @@ class RecordedGroup:
 
     def to_json(self) -> str:
         """Returns the line of the group, for `from_json`."""
-        first: dict[int, Step] = {}
+        line = _Line(self.task.task_id, self.weight_version)
         rollouts = []
         for rollout in self.rollouts:
-            row: dict[str, Any] = {"outcome": rollout.outcome, "reason": rollout.reason}
-            row["episode"] = _episode(rollout.episode, first)
+            row: dict[str, Any] = {}
+            if (rollout.outcome, rollout.reason) != (self.outcome, self.reason):
+                row |= {"outcome": rollout.outcome, "reason": rollout.reason}
+            row["episode"] = line.of_episode(rollout.episode)
             for name in ("advantages", "corrections"):
                 if numbers := getattr(rollout, name):
                     row[name] = [[_numbers(of_step) for of_step in of_trajectory] for of_trajectory in numbers]
@@ -84,16 +87,18 @@ class RecordedGroup:
         return to_json({**head, "task": task, "rollouts": rollouts}).decode()
 
     @classmethod
-    def from_json(cls, line: str | bytes) -> RecordedGroup:
+    def from_json(cls, text: str | bytes) -> RecordedGroup:
         """Restores a group from its line.
 
         Raises:
             ValueError: If the line is damaged.
         """
-        written = json.loads(line)
-        first: dict[int, Step] = {}
-        rollouts = [_restored(row, first) for row in written.pop("rollouts")]
-        return cls(**written | {"task": Task(**written["task"]), "rollouts": rollouts})
+        written = json.loads(text)
+        task = Task(**written["task"])
+        line = _Line(task.task_id, written["weight_version"])
+        shared = {"outcome": written["outcome"], "reason": written["reason"]}
+        rollouts = [_rollout(shared | row, line) for row in written.pop("rollouts")]
+        return cls(**written | {"task": task, "rollouts": rollouts})
 
 
 def chosen(rewards: Sequence[Sequence[float]], groups: int, turn: int) -> list[tuple[int, str]]:
@@ -134,21 +139,92 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / len(values)
 
 
-def _episode(episode: Episode, first: dict[int, Step]) -> dict[str, Any]:
-    """Returns the episode as JSON data; ``first`` collects the first step of each trajectory number."""
-    fields = _fields(episode, "trajectories")
-    fields["trajectories"] = []
-    for number, trajectory in enumerate(episode.trajectories):
-        row = _fields(trajectory, "steps")
-        row["steps"] = steps = [_step(*pair) for pair in _with_continuations(trajectory)]
-        if steps:
-            opening = trajectory.steps[0]
-            shared = first.setdefault(number, opening)
-            if shared is not opening and _same_prompt(shared, opening):
-                for name in SHARED_FIELDS:
-                    steps[0].pop(name, None)
-        fields["trajectories"].append(row)
-    return fields
+@dataclass
+class _Line:
+    """Writes and restores the episodes of one line, which leave out what they share.
+
+    Attributes:
+        first: First step of each trajectory number, of the first episode that has it.
+    """
+
+    task_id: str
+    weight_version: int | None
+    first: dict[int, Step] = field(default_factory=dict)
+
+    def of_episode(self, episode: Episode) -> dict[str, Any]:
+        """Returns the episode as JSON data."""
+        fields = _fields(episode, "trajectories")
+        if episode.task_id == self.task_id:
+            del fields["task_id"]
+        fields["trajectories"] = []
+        for number, trajectory in enumerate(episode.trajectories):
+            row = _fields(trajectory, "steps")
+            row["steps"] = steps = [self._of_step(*each) for each in _with_continuations(trajectory)]
+            if steps:
+                opening = trajectory.steps[0]
+                shared = self.first.setdefault(number, opening)
+                if shared is not opening and _same_prompt(shared, opening):
+                    for name in SHARED_FIELDS:
+                        steps[0].pop(name, None)
+            fields["trajectories"].append(row)
+        return fields
+
+    def _of_step(self, step: Step, before: Step | None, continued: Mapping[str, Any]) -> dict[str, Any]:
+        fields = _fields(step, "weight_version", *continued)
+        if step.weight_version != self.weight_version:
+            fields["weight_version"] = step.weight_version
+        if "response" in fields:
+            role = step.response.get("role")
+            others = {name: value for name, value in step.response.items() if name != "role"}
+            fields["response"] = others if role == "assistant" else {**others, "role": role}
+        for name, difference in continued.items():
+            new = difference["new"]
+            if name == "prompt_ids":
+                fields[name] = f"+{packed(new)}"
+            elif before is not None and new and new[0] == before.response:
+                fields[name] = {"answered": list(new[1:])}
+            else:
+                fields[name] = {"added": list(new)}
+        return fields
+
+    def episode(self, written: dict[str, Any]) -> Episode:
+        """Inverts `of_episode`."""
+        written.setdefault("task_id", self.task_id)
+        for number, trajectory in enumerate(written["trajectories"]):
+            before: dict[str, Any] | None = None
+            for step in trajectory["steps"]:
+                if before is None and "prompt_ids" not in step:
+                    step |= {name: getattr(self.first[number], name) for name in SHARED_FIELDS}
+                self._restore(step, before)
+                before = step
+        episode = Episode.model_validate(written)
+        for number, restored in enumerate(episode.trajectories):
+            if restored.steps:
+                self.first.setdefault(number, restored.steps[0])
+        return episode
+
+    def _restore(self, step: dict[str, Any], before: dict[str, Any] | None) -> None:
+        """Restores the fields of a step for `rllm_core.types.Step`."""
+        step.setdefault("weight_version", self.weight_version)
+        if "response" in step:
+            step["response"] = {"role": "assistant", **step["response"]}
+            if step["response"]["role"] is None:
+                del step["response"]["role"]
+        if isinstance(step["prompt_ids"], str) and step["prompt_ids"].startswith("+"):
+            step["prompt_ids"] = {"continues": True, "new": unpacked(step["prompt_ids"][1:])}
+        messages = step.get("messages")
+        if isinstance(messages, dict):
+            said = [before["response"], *messages["answered"]] if before and "answered" in messages else None
+            step["messages"] = {"continues": True, "new": messages["added"] if said is None else said}
+        for name in ("advantages", "token_rewards"):
+            if isinstance(step.get(name), float):
+                step[name] = _of_tokens(step[name], unpacked(step["completion_ids"]).size)
+
+
+def _rollout(row: Mapping[str, Any], line: _Line) -> RecordedRollout:
+    episode = line.episode(row["episode"])
+    numbers = {name: _per_step(row[name], episode) for name in ("advantages", "corrections") if name in row}
+    return RecordedRollout(episode, row["outcome"], row["reason"], **numbers)
 
 
 def _with_continuations(trajectory: Trajectory) -> list[tuple[Step, Step | None, Mapping[str, Any]]]:
@@ -162,19 +238,6 @@ def _same_prompt(one: Step, other: Step) -> bool:
         and one.prompt_media == other.prompt_media
         and one.messages == other.messages
     )
-
-
-def _step(step: Step, before: Step | None, continued: Mapping[str, Any]) -> dict[str, Any]:
-    fields = _fields(step, *continued)
-    for name, difference in continued.items():
-        new = difference["new"]
-        if name == "prompt_ids":
-            fields[name] = {"continues": True, "new": packed(new)}
-        elif before is not None and new and new[0] == before.response:
-            fields[name] = {"continues": True, "answered": True, "new": list(new[1:])}
-        else:
-            fields[name] = {"continues": True, "new": list(new)}
-    return fields
 
 
 def _fields(record: Record, *left_out: str) -> dict[str, Any]:
@@ -192,6 +255,7 @@ def _fields(record: Record, *left_out: str) -> dict[str, Any]:
     return written
 
 
+@cache
 def _default(kind: type[Record], name: str) -> Any:
     default = kind.model_fields[name].get_default(call_default_factory=True)
     return None if default is PydanticUndefined else default
@@ -202,28 +266,8 @@ def _numbers(array: Floats | None) -> Any:
     if array is None:
         return None
     if array.size and float(array.min()) == float(array.max()):
-        return float(array[0])
+        return float(str(array[0]))  # the fewest digits that restore a float32
     return packed(array)
-
-
-def _restored(row: Mapping[str, Any], first: dict[int, Step]) -> RecordedRollout:
-    written = row["episode"]
-    for number, trajectory in enumerate(written["trajectories"]):
-        for step, before in zip(trajectory["steps"], [None, *trajectory["steps"]], strict=False):
-            if before is None and "prompt_ids" not in step:
-                step.update({name: getattr(first[number], name) for name in SHARED_FIELDS})
-            messages = step.get("messages")
-            if isinstance(messages, dict) and messages.pop("answered", False):
-                messages["new"] = [before["response"], *messages["new"]]
-            for name in ("advantages", "token_rewards"):
-                if isinstance(step.get(name), float):
-                    step[name] = _of_tokens(step[name], unpacked(step["completion_ids"]).size)
-    episode = Episode.model_validate(written)
-    for number, restored in enumerate(episode.trajectories):
-        if restored.steps:
-            first.setdefault(number, restored.steps[0])
-    numbers = {name: _per_step(row[name], episode) for name in ("advantages", "corrections") if name in row}
-    return RecordedRollout(episode, row["outcome"], row["reason"], **numbers)
 
 
 def _per_step(written: Sequence[Sequence[Any]], episode: Episode) -> list[PerStep]:

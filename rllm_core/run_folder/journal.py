@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,7 +54,13 @@ class JsonLines:
 
     def write(self, record: dict[str, Any]) -> None:
         """Appends one object."""
-        self.write_text(json.dumps(record, separators=(",", ":"), allow_nan=False))
+        self.write_text(_line(record))
+
+    def write_all(self, records: Iterable[dict[str, Any]]) -> None:
+        """Appends some objects at once."""
+        lines = "\n".join(map(_line, records))
+        if lines:
+            self.write_text(lines)
 
     def write_text(self, line: str) -> None:
         """Appends one serialized object."""
@@ -102,6 +108,10 @@ class JsonLines:
         if self._failure is None:
             self._failure = error
             raise _cannot_be_written(self.path, error) from error
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":"), allow_nan=False)
 
 
 def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:

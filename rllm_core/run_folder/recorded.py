@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class IndexedGroup:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the line of the entry."""
-        return asdict(self)
+        return dict(self.__dict__)
 
 
 def index_of(run: Path) -> list[IndexedGroup]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from rllm_core.parser import BaseParser
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.journal import read_json_lines
 from rllm_core.run_folder.recorded import TOKENS
-from rllm_core.types import Episode
+from rllm_core.types import Episode, TokenIds
 
 Spell = Callable[[int], bytes]
 
@@ -29,18 +30,27 @@ class TokenTexts:
         self._lines = run_dir.lines[TOKENS]
         self._parser = parser
         self._note = note
-        self._known = {line["id"] for line in read_json_lines(self._lines.path)}
+        self._is_known = np.zeros(0, bool)  # by id
+        self._know([line["id"] for line in read_json_lines(self._lines.path)])
 
     def write(self, episodes: Iterable[Episode]) -> None:
         """Writes the ids of these episodes that are new."""
         if self._spell is None:
             return
-        for number in sorted(_ids(episodes) - self._known):
-            spelling = self._spell(number)
-            text = spelling.decode(errors="replace")
-            line = {"id": number, "text": text}
-            self._lines.write(line if text.encode() == spelling else {**line, "bytes": spelling.hex()})
-            self._known.add(number)
+        ids = _ids(episodes)
+        new = self._know(ids[~self._is_known[ids]] if ids.max(initial=-1) < len(self._is_known) else ids)
+        self._lines.write_all(_line(number, self._spell(number)) for number in new)
+
+    def _know(self, ids: TokenIds | list[int]) -> list[int]:
+        """Marks ids as known, and returns those that were not, sorted."""
+        new = [number for number in np.unique(ids).tolist() if not self._knows(number)]
+        if new and new[-1] >= len(self._is_known):
+            self._is_known = np.concatenate((self._is_known, np.zeros(new[-1] + 1 - len(self._is_known), bool)))
+        self._is_known[new] = True
+        return new
+
+    def _knows(self, number: int) -> bool:
+        return number < len(self._is_known) and bool(self._is_known[number])
 
     @cached_property
     def _spell(self) -> Spell | None:
@@ -55,7 +65,13 @@ class TokenTexts:
         return lambda number: vocabulary.spelling(number) or names.get(number, b"")
 
 
-def _ids(episodes: Iterable[Episode]) -> set[int]:
+def _line(number: int, spelling: bytes) -> dict[str, Any]:
+    text = spelling.decode(errors="replace")
+    line = {"id": number, "text": text}
+    return line if text.encode() == spelling else {**line, "bytes": spelling.hex()}
+
+
+def _ids(episodes: Iterable[Episode]) -> TokenIds:
     """Returns the ids of all tokens; the last step of an unbroken sequence contains those before it."""
     ends = [
         trajectory.steps[positions[-1]]
@@ -63,5 +79,4 @@ def _ids(episodes: Iterable[Episode]) -> set[int]:
         for trajectory in episode.trajectories
         for positions in segments(trajectory.steps)
     ]
-    arrays = [array for step in ends for array in (step.prompt_ids, step.completion_ids) if len(array)]
-    return set(np.unique(np.concatenate(arrays)).tolist()) if arrays else set()
+    return np.concatenate([np.zeros(0, np.int32), *(ids for s in ends for ids in (s.prompt_ids, s.completion_ids))])

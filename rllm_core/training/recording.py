@@ -198,10 +198,13 @@ class Recording:
         offset = groups.size
         groups.write_text(line)
         self._lines[INDEX].write(IndexedGroup.of(group, offset, groups.size - offset - 1).to_json())
-        for rollout in group.rollouts:
-            if (known := calls.get(rollout.episode.rollout_index)) is not None:
-                self._lines[TIMINGS].write({"rollout": rollout.episode.rollout_id, **known.to_dict()})
-        self._texts.write(rollout.episode for rollout in group.rollouts)
+        episodes = [rollout.episode for rollout in group.rollouts]
+        self._lines[TIMINGS].write_all(
+            {"rollout": episode.rollout_id, **calls[episode.rollout_index].to_dict()}
+            for episode in episodes
+            if episode.rollout_index in calls
+        )
+        self._texts.write(episodes)
 
 
 def _validated(episode: Episode) -> RecordedRollout:

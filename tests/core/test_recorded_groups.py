@@ -84,6 +84,18 @@ def test_failed_rollouts_and_those_without_steps_are_restored() -> None:
     assert [rollout.episode for rollout in after.rollouts] == [rollout.episode for rollout in before.rollouts]
 
 
+@pytest.mark.parametrize(
+    "response", [{}, {"content": "no role"}, {"role": "tool", "content": "x"}, {"role": "assistant"}]
+)
+@pytest.mark.parametrize("version", [None, 0, 3, 9])
+@pytest.mark.parametrize("of_group", [None, 3])
+def test_unusual_steps_are_restored(response: dict[str, str], version: int | None, of_group: int | None) -> None:
+    step = Step(prompt_ids=[1], completion_ids=[5], response=response, weight_version=version)
+    unusual = Episode(task_id="of another task", trajectories=[Trajectory(steps=[step, step])])
+    after = RecordedGroup.from_json(group([unusual, unusual], weight_version=of_group).to_json())
+    assert [rollout.episode for rollout in after.rollouts] == [unusual, unusual]
+
+
 def test_media_are_restored_without_their_content() -> None:
     image = PlacedMedia(sha256="0" * 64, kind="image", length_tokens=3, start=1)
     step = Step(prompt_ids=[1, 9, 9, 9, 2], prompt_media=(image,), completion_ids=[5])

@@ -263,7 +263,7 @@ TAMPERINGS: dict[str, tuple[str, Edit, tuple[str, ...]]] = {
         SYNC, rollout("episode", "trajectories", 0, "steps", 0, "completion_ids", to="<u1:AQ=="), (GROUPS, "line"),
     ),
     "rollout version": (
-        SYNC, rollout("episode", "trajectories", 0, "steps", 0, "weight_version", to=before), (GROUPS, "version"),
+        SYNC, rollout("episode", "trajectories", 0, "steps", 0, "weight_version", to=1), (GROUPS, "version"),
     ),
     "advantages of a token less": (SYNC, rollout("advantages", 0, 0, to="<f4:AACAPw=="), (GROUPS, "line")),
     "index offset": (SYNC, line(INDEX, "offset"), (INDEX, "offset")),
