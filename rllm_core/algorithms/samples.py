@@ -134,10 +134,11 @@ def per_step(
     for segment, of_sample in zip(trained_segments(trajectory, learns_written=learns_written), values, strict=True):
         if of_sample is None:
             continue
-        lengths = [len(trajectory.steps[position].completion_ids) for position in segment.trained]
-        parts = np.split(of_sample, np.cumsum(lengths)[:-1])
-        for position, part in zip(segment.trained, parts, strict=True):
-            result[position] = part
+        start = 0
+        for position in segment.trained:
+            stop = start + len(trajectory.steps[position].completion_ids)
+            result[position] = of_sample[start:stop]
+            start = stop
     return result
 
 
