@@ -187,6 +187,19 @@ class BackendProtocol(ABC, Generic[BatchT]):
     async def load_checkpoint(self, directory: Path) -> None:
         """Loads what `save_checkpoint` wrote. The files have passed the manifest's checksums."""
 
+    async def load_weights(self, directory: Path) -> None:
+        """Loads only the weights that `save_checkpoint` of another run wrote (``training.init_from``).
+
+        Optimizer, counters and `state_dict` stay those of a new run. The weights are also the ``reference`` policy of
+        this run. Called before the first weight sync, and before `load_checkpoint` of a resumed run that needs its
+        reference policy. The files have passed the manifest's checksums, and the other run had the same backend and
+        ``model.path``. A backend without this method cannot be used with ``training.init_from``.
+
+        Raises:
+            rllm_core.config.ConfigError: If the weights do not fit this run, for example another LoRA rank; names both.
+        """
+        raise NotImplementedError(f"backend {self.name!r} cannot start from another run's weights")
+
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
         """Log-probabilities of the sampled tokens. Called before advantages are known.
 

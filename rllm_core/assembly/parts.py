@@ -102,6 +102,11 @@ def parts_of(resolved: Resolved) -> Parts:
         raise ConfigError(f"requires: {missing[0]}; {pip_install(*(lack.requirement for lack in missing))}")
     workflow = workflow_of(resolved)
     chosen_backend: type[BackendProtocol[Any]] = plugins.load(provided)
+    if config.training.init_from is not None and chosen_backend.load_weights is BackendProtocol.load_weights:
+        raise ConfigError(
+            f"training.init_from: backend {config.backend!r} cannot start from another run's weights; export them "
+            "(rllm-core export-model), and set model.path to the exported model"
+        )
     algorithm = Algorithm.of(resolved)
     capabilities = chosen_backend.capabilities(config)
     check_imitation(resolved, capabilities, algorithm, workflow)

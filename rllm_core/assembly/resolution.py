@@ -123,7 +123,7 @@ def resolve_run(
     given: dict[str, Any] = {key: name for key, name in (("backend", backend), ("parser", parser)) if name is not None}
     for override in overrides:
         apply_override(given, override)
-    given = with_absolute_files(given, Path.cwd())
+    given = _with_absolute_paths(given, Path.cwd())
     tables = _tables_of(target)
     asked = merged(tables, given)
     workflow = plugins.select(WorkflowProvider, _workflow_name(target, asked))
@@ -186,12 +186,20 @@ def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None =
 
 def _tables_of(target: str) -> dict[str, Any]:
     if target.endswith(".toml"):
-        tables: dict[str, Any] = with_absolute_files(read_toml(Path(target)), Path(target).parent)
-        return tables
+        return _with_absolute_paths(read_toml(Path(target)), Path(target).parent)
     reference = target if is_file_reference(target) else f"./{target}"  # here, a file needs no ./
     if is_file_reference(reference):
         return {"workflow": with_absolute_files(reference, Path.cwd())}
     return {"workflow": target}
+
+
+def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns tables in which references to files, and to the run of ``training.init_from``, are absolute."""
+    absolute: dict[str, Any] = with_absolute_files(tables, folder)
+    training = absolute.get("training")
+    if isinstance(training, dict) and isinstance(reference := training.get("init_from"), str) and reference:
+        training["init_from"] = str((folder / Path(reference).expanduser()).resolve())
+    return absolute
 
 
 def _workflow_name(target: str, tables: Mapping[str, Any]) -> str:

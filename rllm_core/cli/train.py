@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run folder. Defaults to runs/WORKFLOW-DATE-TIME."
 )
 @click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its latest complete checkpoint.")
+@click.option(
+    "--init-from",
+    metavar="RUN[:STEP]",
+    help="Start from the weights of another run's latest checkpoint, or that of a step; replaces training.init_from.",
+)
 @click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key; repeatable.")
 @click.option(
     "--dry-run", is_flag=True, help="Check everything, print the resolved run file and derived numbers, and stop."
@@ -44,6 +49,7 @@ def train(
     parser: str | None,
     run_dir: Path | None,
     resume: bool,
+    init_from: str | None,
     overrides: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
@@ -58,7 +64,6 @@ def train(
     """
     from rllm_core.assembly.parts import parts_of
     from rllm_core.assembly.resolution import resolve_run
-    from rllm_core.config import to_toml
     from rllm_core.file_references import section_name
     from rllm_core.limits.guard import Guard
     from rllm_core.limits.running import run
@@ -67,6 +72,8 @@ def train(
 
     if resume and run_dir is None:
         raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")
+    if resume and init_from is not None:
+        raise ConfigError("--init-from starts a new run; leave out --resume, and choose a new --run-dir")
     if target is None:
         if not resume or run_dir is None:
             raise ConfigError("specify a workflow or a run file: rllm-core train WORKFLOW|RUN.toml")
@@ -75,10 +82,11 @@ def train(
         target = str(run_dir / "run.toml")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     plugins = context.obj.plugins
-    parts = parts_of(resolve_run(target, plugins, overrides=overrides, backend=backend, parser=parser))
+    given = [*overrides, *([f"training.init_from={json.dumps(init_from)}"] if init_from is not None else [])]
+    parts = parts_of(resolve_run(target, plugins, overrides=given, backend=backend, parser=parser))
     config = parts.config
     if dry_run:
-        _print_dry_run(parts, to_toml(config.to_tables()), as_json)
+        _print_dry_run(parts, as_json)
         return
     path = run_dir if run_dir is not None else _new_run_dir(section_name(config.workflow))
     advice = f"To continue: rllm-core train --resume --run-dir {path}"
@@ -123,8 +131,13 @@ def _print_summary(summary: dict[str, Any]) -> None:
         click.echo(f"{label} validation (step {validation['step']}): {', '.join(numbers)}")
 
 
-def _print_dry_run(parts: Parts, resolved: str, as_json: bool) -> None:
-    derived, config = parts.derived(), parts.config
+def _print_dry_run(parts: Parts, as_json: bool) -> None:
+    from rllm_core.config import to_toml
+    from rllm_core.run_folder.initial import checked, with_step
+
+    derived, config = parts.derived(), with_step(parts.config)
+    if (initial := checked(config)) is not None:
+        parts.notes.append(f"starts from the weights of {initial.run} after step {initial.step}")
     if as_json:
         click.echo(
             json.dumps(
@@ -137,7 +150,7 @@ def _print_dry_run(parts: Parts, resolved: str, as_json: bool) -> None:
             )
         )
         return
-    click.echo(resolved)
+    click.echo(to_toml(config.to_tables()))
     click.echo("# derived")
     for key, value in derived.items():
         click.echo(f"# {key} = {value}")

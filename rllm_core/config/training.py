@@ -17,6 +17,10 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
 
     steps: Annotated[int, Field(ge=0)] = 100
     """Optimizer steps in the run."""
+    init_from: Annotated[str | None, Field(min_length=1)] = None
+    """Run folder, `RUN` or `RUN:STEP`, whose latest checkpoint, or that of the step, has the initial weights. The
+    optimizer and counters start anew. Relative to the run file. Defaults to the weights of the model.
+    """
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed from which all other seeds of the run are derived."""
     groups_per_step: Annotated[int, Field(ge=1)] = 16

@@ -10,6 +10,7 @@
     groups.jsonl          some whole groups of each step and validation; three files beside it belong to it
                           (`rllm_core.run_folder.recorded`)
     trajectories.jsonl    some complete episodes of each step and validation, if the run file asks for them
+    initial.json          the checkpoint of another run that the weights are from
     summary.json          status and totals at the end of the run
     files.json, files/    copies of the user's files with code of the run
     reward.png            the reward over the steps (extra ``[plots]``)
@@ -30,10 +31,10 @@ from typing import IO, Any
 
 from rllm_core.config import RunConfig, to_toml
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.run_folder import checkpoint
+from rllm_core.run_folder import checkpoint, initial
 from rllm_core.run_folder.journal import JsonLines, cut_after, write_whole, writing
 from rllm_core.run_folder.recorded import GROUPS, INDEX, TIMINGS, TOKENS
-from rllm_core.run_folder.resuming import changed_keys
+from rllm_core.run_folder.resuming import changed_keys, check_steps
 
 FILES = "files.json"
 LINES = ("events", "metrics", "timings", "trajectories", GROUPS, INDEX, TIMINGS, TOKENS)
@@ -44,6 +45,8 @@ class RunDir:
 
     Attributes:
         path: Run folder.
+        config: Run file of this launch.
+        initial: Weights of another run that this launch needs, or None.
         incarnation: Number of this launch, from 0.
         resumed: Checkpoint that this launch resumes, or None.
     """
@@ -59,9 +62,12 @@ class RunDir:
 
         Raises:
             ConfigError: If the folder cannot be written, contains another run, or has no run to resume, or a file has
-                changed since the run was started.
+                changed since the run was started, or its initial weights do not fit.
+            RunError: If a checkpoint that it needs is damaged.
         """
         self.path = path
+        self.config = config if resume else initial.with_step(config)
+        self.initial = None if resume else initial.checked(self.config)
         self.resumed: Path | None = None
         self.manifest: dict[str, Any] | None = None
         self.incarnation = 0
@@ -80,7 +86,9 @@ class RunDir:
                 self._refuse_changed(files)
                 if resume:
                     self._continue(config)
-                write_whole(path / "run.toml", to_toml(config.to_tables()))
+                write_whole(path / "run.toml", to_toml(self.config.to_tables()))
+                if self.initial is not None:
+                    self.write_json(initial.FILE, self.initial.to_json())
                 for name in LINES:
                     self.lines[name] = JsonLines(path / f"{name}.jsonl")
             except BaseException:
@@ -160,11 +168,13 @@ class RunDir:
                 )
 
     def _continue(self, config: RunConfig) -> None:
-        changed = changed_keys(self.path / "run.toml", config)
+        run_file = self.path / "run.toml"
+        self.config = config = initial.with_step_of(run_file, config)
+        changed = changed_keys(run_file, config)
         if changed:
             raise ConfigError(
                 f"run folder {self.path} was made with another run file; these differ: {', '.join(changed)}. "
-                "Resume with the same file, or start a new run"
+                f"Resume with the same file, or start a new run from its weights: --init-from {self.path}"
             )
         starts = self.read_json("plugins.json") or []
         self.incarnation = len(starts)
@@ -172,6 +182,9 @@ class RunDir:
         if complete:
             self.resumed = complete[-1]
             self.manifest = checkpoint.read(self.resumed)
+        check_steps(run_file, config, self.manifest["step"] if self.manifest is not None else 0)
+        if self.manifest is None or config.algorithm.kl.coefficient > 0:  # also the weights of the reference policy
+            self.initial = initial.checked(config, self.read_json(initial.FILE))
         offsets = self.manifest["offsets"] if self.manifest is not None else dict.fromkeys(LINES, 0)
         lost = self.path / "lost" / str(self.incarnation - 1)
         (self.path / "summary.json").unlink(

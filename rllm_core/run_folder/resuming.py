@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.config import RunConfig, to_toml
+from rllm_core.errors import ConfigError
 from rllm_core.file_references import section_name
 
 RESUMABLE = frozenset(
     {
+        ("training", "steps"),  # see `check_steps`
         ("training", "checkpoint_every_steps"),
         ("training", "keep_checkpoints"),
         ("training", "validate_every_steps"),
@@ -39,6 +41,37 @@ def changed_keys(run_file: Path, config: RunConfig) -> list[str]:
     before = tomllib.loads(run_file.read_text(encoding="utf-8"))
     now = tomllib.loads(to_toml(config.to_tables()))
     return _changed_keys(before, now, ignored=_of_trackers(before, config))
+
+
+def check_steps(run_file: Path, config: RunConfig, trained: int) -> None:
+    """Checks that the steps that a run has trained would have been the same with its new number of planned steps.
+
+    Args:
+        run_file: The run's own run file.
+        config: Run file to resume it with.
+        trained: Optimizer steps done.
+
+    Raises:
+        ConfigError: If there are fewer planned steps than before, or a schedule depends on their number.
+    """
+    before = int(tomllib.loads(run_file.read_text(encoding="utf-8"))["training"]["steps"])
+    now, optimizer, algorithm = config.training.steps, config.optimizer, config.algorithm
+    if now < before:
+        raise ConfigError(
+            f"training.steps = {now} is less than the {before} planned steps of run folder {run_file.parent}, which "
+            f"has done {trained}; resume with {before} or more"
+        )
+    last = algorithm.entropy_coefficient_final
+    schedules = {
+        f"optimizer.schedule = {optimizer.schedule!r}": optimizer.schedule != "constant",
+        f"algorithm.entropy_coefficient_final = {last}": last not in (None, algorithm.entropy_coefficient),
+    }
+    for key, depends_on_steps in schedules.items():
+        if now > before and depends_on_steps:
+            raise ConfigError(
+                f"training.steps cannot change from {before} to {now} in run folder {run_file.parent}: {key} depends "
+                f"on the planned steps. A new run can start from its weights: --init-from {run_file.parent}"
+            )
 
 
 def _of_trackers(before: dict[str, Any], config: RunConfig) -> frozenset[str]:

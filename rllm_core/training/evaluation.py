@@ -25,6 +25,7 @@ from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.timeouts import within
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.first_failures import of_episodes
+from rllm_core.run_folder.initial import checked as initial_weights
 from rllm_core.run_folder.results import metric_means
 from rllm_core.training import launch
 from rllm_core.training.rollouts import RolloutRunner
@@ -59,16 +60,17 @@ class OpenEngine:
 
 @asynccontextmanager
 async def engine_of_backend(assembly: Parts, checkpoint_dir: Path | None) -> AsyncIterator[OpenEngine]:
-    """Opens the engine of the run's backend, optionally with the weights of a checkpoint.
+    """Opens the engine of the run's backend, with the weights of a checkpoint, or the initial ones of the run.
 
     Raises:
-        ConfigError: If the checkpoint does not exist.
+        ConfigError: If the checkpoint does not exist, or the initial weights do not fit the run.
         RunError: If the checkpoint is damaged.
     """
     config, backend = assembly.config, with_timeouts(assembly.backend, assembly.config)
     capabilities = backend.capabilities(config)
     folder = _checkpoint(checkpoint_dir) if checkpoint_dir is not None else None
     manifest = checkpoint.read(folder) if folder is not None else None
+    initial = initial_weights(config) if folder is None else None
     try:
         engine = await assembly.engine()
         update = PolicyUpdate(0, 0, "start")
@@ -76,6 +78,8 @@ async def engine_of_backend(assembly: Parts, checkpoint_dir: Path | None) -> Asy
             backend.load_state_dict(manifest["backend"])
             await backend.load_checkpoint(folder / "backend")
             update = PolicyUpdate(manifest["coordinator"]["weight_version"], manifest["step"], "resume")
+        if initial is not None:
+            await backend.load_weights(initial.folder / "backend")
         await backend.on_policy_updated(update)
         if capabilities.colocated:
             await backend.enter_generation()

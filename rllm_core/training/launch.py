@@ -106,7 +106,7 @@ class _Launch:
 
     def __init__(self, assembly: Parts, run_dir: RunDir, signals: Signals, progress: Progress) -> None:
         self.assembly = assembly
-        self.config = assembly.config
+        self.config = run_dir.config
         self.run_dir = run_dir
         self.signals = signals
         self.progress = progress

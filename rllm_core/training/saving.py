@@ -66,8 +66,10 @@ class Saving:
         return folder
 
     async def resume(self) -> None:
-        """Restores every part from the resumed checkpoint, if there is one."""
+        """Loads the weights of another run, and restores every part from the resumed checkpoint, if there are any."""
         parts, manifest, folder = self.parts, self.run_dir.manifest, self.run_dir.resumed
+        if self.run_dir.initial is not None:
+            await parts.backend.load_weights(self.run_dir.initial.folder / "backend")
         if manifest is None or folder is None:
             return
         self._saved_step = manifest["step"]

@@ -97,6 +97,7 @@ class Trainer:
                 "begin",
                 incarnation=parts.run_dir.incarnation,
                 step=self.step,
+                steps=self.config.training.steps,
                 restored=parts.buffer.ordinals(),
                 groups_kept_per_step=self.config.training.groups_kept_per_step,
                 trajectories_per_step=self.config.training.trajectories_per_step,

@@ -137,9 +137,13 @@ def test_the_files_of_a_run_folder(failed_and_resumed: tuple[Path, dict[str, Any
             documented.add(f"{parent}backend/policy.json")
         else:
             documented.add(parent + name)
-    assert found == documented - {"trackers/NAME.json", "trackers/NAME/", "files.json", "files/NAME.py"}, (
-        "a run without any"
-    )
+    assert found == documented - {
+        "trackers/NAME.json",
+        "trackers/NAME/",
+        "files.json",
+        "files/NAME.py",
+        "initial.json",
+    }, "a run without any"
 
 
 def test_the_names_in_summary_json(failed_and_resumed: tuple[Path, dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rllm_tinker.losses import LOSSES
 from server import ENGINE
 
 from rllm_core.backend import OptimizerStep, Policy, PolicyUpdate
+from rllm_core.errors import ConfigError
 from rllm_core.types import Floats, SamplingParams, TrainingSample
 
 ROWS = ENGINE["train_micro_batch_size"]
@@ -224,6 +226,50 @@ async def test_a_checkpoint_holds_the_optimizer_too(server, make_backend, parser
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     await resumed.shutdown()
+
+
+@pytest.mark.every_sdk
+async def test_only_the_weights_of_another_run_are_loaded_also_into_the_reference(
+    server, make_backend, parser, sample_of, tmp_path: Path
+) -> None:
+    """With the other run's moments, a step without advantages would still move the weights."""
+    up, down, still = sample_of(ANSWER, 1.0), sample_of(LONG_ANSWER, -1.0), sample_of(ANSWER, 0.0)
+    backend = make_backend(server)
+    await begin(backend, parser)
+    await train(backend, [up], step=1)
+    await train(backend, [down], step=2)
+    await backend.save_checkpoint(tmp_path)
+    expected = await logprobs_of(backend, up, down)
+    await train(backend, [still], step=3)
+    moved = await logprobs_of(backend, up, down)
+    assert np.abs(np.concatenate(moved) - np.concatenate(expected)).max() > 1e-3
+    await backend.shutdown()
+
+    new = make_backend(server)
+    await new.init_rollout_engine(parser)
+    await new.load_weights(tmp_path)
+    await new.on_policy_updated(PolicyUpdate(0, 0, "start"))
+    for _ in range(2):  # before and after a step
+        found = [*await logprobs_of(new, up, down), *await logprobs_of(new, up, down, policy="reference")]
+        for mine, theirs in zip(found, [*expected, *expected], strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+        await train(new, [still], step=1)
+    await train(new, [up], step=2)
+    [current], [reference] = await logprobs_of(new, up), await logprobs_of(new, up, policy="reference")
+    assert np.abs(current - expected[0]).max() > 1e-3
+    np.testing.assert_allclose(reference, expected[0], atol=1e-5)
+    await new.shutdown()
+
+
+async def test_adapters_of_another_rank_are_refused_with_both(server, make_backend, parser, tmp_path: Path) -> None:
+    backend = make_backend(server)
+    await begin(backend, parser)
+    await backend.save_checkpoint(tmp_path)
+    state = json.loads((tmp_path / "tinker.json").read_text())
+    (tmp_path / "tinker.json").write_text(json.dumps({**state, "rank": 4}))
+    with pytest.raises(ConfigError, match=r"rank 4, and this run trains .* rank 8"):
+        await backend.load_weights(tmp_path)
+    await backend.shutdown()
 
 
 class Overtaken:

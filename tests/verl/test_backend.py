@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -210,6 +211,31 @@ def test_a_checkpoint_brings_weights_and_optimizer_back(session: Session, tmp_pa
     session.step = step
     session.train(samples)
     assert greatest(session.logprobs(samples), after) <= 1e-6
+
+
+def test_only_the_weights_of_another_run_are_loaded_also_into_the_reference(session: Session, tmp_path: Path) -> None:
+    samples = session.sampled(session.run(session.sample(8, seed=500)), [1, -1] * 4)
+    session.train(samples)
+    session.run(session.backend.save_checkpoint(tmp_path))
+    saved = session.logprobs(samples)
+    assert greatest(session.logprobs(samples, "reference"), saved) > 1000 * GREATEST_GAP
+    session.train(samples)
+    for file in (tmp_path / "actor").rglob("*_world_size_*"):
+        if not file.name.startswith("model_"):
+            file.unlink()
+    session.run(session.backend.load_weights(tmp_path))
+    assert greatest(session.logprobs(samples), saved) == 0
+    session.train(samples)
+    assert greatest(session.logprobs(samples), saved) > 1000 * GREATEST_GAP
+    assert greatest(session.logprobs(samples, "reference"), saved) <= GREATEST_GAP
+
+
+def test_weights_of_other_workers_are_refused_with_both(session: Session, tmp_path: Path) -> None:
+    session.run(session.backend.save_checkpoint(tmp_path))
+    state = json.loads((tmp_path / "verl.json").read_text())
+    (tmp_path / "verl.json").write_text(json.dumps({**state, "trainers": 7}))
+    with pytest.raises(RunError, match=r"on 7 devices.*this run has .* on 1\."):
+        session.run(session.backend.load_weights(tmp_path))
 
 
 def test_what_no_server_can_answer_is_refused(session: Session) -> None:

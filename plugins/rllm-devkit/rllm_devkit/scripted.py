@@ -369,6 +369,11 @@ class ScriptedBackend(BackendProtocol[ScriptedBatch]):
         self.skill, self.steps = state["skill"], state["steps"]
         self.calls.log.append(("load_checkpoint", self.steps))
 
+    async def load_weights(self, directory: Path) -> None:
+        """See `BackendProtocol.load_weights`."""
+        self.skill = json.loads((directory / "policy.json").read_text(encoding="utf-8"))["skill"]
+        self.calls.log.append(("load_weights", self.skill))
+
     async def shutdown(self) -> None:
         """See `BackendProtocol.shutdown`."""
         self.calls.log.append(("shutdown",))

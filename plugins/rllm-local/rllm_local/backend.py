@@ -75,6 +75,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         self._images: ImageSource | None = None
         self._trainer: Trainer | None = None
         self._reference: Trainer | None = None
+        self._initial: Path | None = None  # weights of another run that this one starts from
+        self._initial_adapters: list[torch.Tensor] = []
 
     @classmethod
     def capabilities(cls, config: RunConfig) -> Capabilities:
@@ -191,8 +193,9 @@ class LocalBackend(BackendProtocol[LocalBatch]):
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
         """See `BackendProtocol.compute_logprobs`.
 
-        Weights change only in `update_policy`, so until then the proximal policy is the current one. The reference is
-        the initial model: the model without its adapters, or a second copy loaded on first use.
+        Weights change only in `update_policy`, so until then the proximal policy is the current one. The reference has
+        the initial weights: those of the model without adapters or with the initial ones, or of a second copy, which
+        is loaded on first use.
         """
         return await self._in_worker(self._logprobs, samples, policy)
 
@@ -200,6 +203,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         trainer = self._allocated()
         if policy != "reference":
             return trainer.logprobs(samples)
+        if self._initial_adapters:
+            return self._with_adapters(self._initial_adapters, samples)
         if self.local.lora is not None:
             trainer.model.disable_adapters()
             try:
@@ -207,10 +212,26 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             finally:
                 trainer.model.enable_adapters()
         if self._reference is None:
-            model = load_model(self.model_path(), self.local)
-            use_matching_attention(model, torch.get_float32_matmul_precision())
-            self._reference = self._trainer_for(model)
+            self._reference = self._load_reference()
         return self._reference.logprobs(samples)
+
+    def _load_reference(self) -> Trainer:
+        model = load_model(self.model_path(), self.local)
+        use_matching_attention(model, torch.get_float32_matmul_precision())
+        reference = self._trainer_for(model)
+        if self._initial is not None:
+            checkpoint.load_weights(self._initial, model, reference.parameters)
+        return reference
+
+    def _with_adapters(self, adapters: Sequence[torch.Tensor], samples: Sequence[TrainingSample]) -> list[Floats]:
+        """Computes log-probabilities with other adapters in place of the trained ones."""
+        trainer = self._allocated()
+        current = _copies(trainer)
+        _replace(trainer, adapters)
+        try:
+            return trainer.logprobs(samples)
+        finally:
+            _replace(trainer, current)
 
     async def on_policy_updated(self, update: PolicyUpdate) -> None:
         """See `BackendProtocol.on_policy_updated`."""
@@ -230,6 +251,21 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         """See `BackendProtocol.load_checkpoint`."""
         trainer = self._allocated()
         await self._in_worker(checkpoint.load, directory, trainer.model, trainer.optimizer, trainer.parameters)
+
+    async def load_weights(self, directory: Path) -> None:
+        """See `BackendProtocol.load_weights`."""
+        await self._in_worker(self._start_from, directory)
+
+    def _start_from(self, directory: Path) -> None:
+        trainer = self._allocated()
+        path, lora = self.model_path(), self.local.lora
+        checkpoint.check_adapters(directory, trainer.model, trainer.parameters, lora, path)
+        checkpoint.load_weights(directory, trainer.model, trainer.parameters)
+        self._initial, self._reference = directory, None
+        if self.local.lora is not None:
+            self._initial_adapters = _copies(trainer)
+        elif self.config.algorithm.kl.coefficient > 0:
+            self._reference = self._load_reference()  # at once: the other run may remove its checkpoint
 
     def state_dict(self) -> dict[str, Any]:
         """See `BackendProtocol.state_dict`."""
@@ -264,3 +300,14 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     async def _in_worker(self, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+
+
+@torch.no_grad()
+def _copies(trainer: Trainer) -> list[torch.Tensor]:
+    return [parameter.clone() for parameter in trainer.parameters.values()]
+
+
+@torch.no_grad()
+def _replace(trainer: Trainer, weights: Sequence[torch.Tensor]) -> None:
+    for parameter, values in zip(trainer.parameters.values(), weights, strict=True):
+        parameter.copy_(values)

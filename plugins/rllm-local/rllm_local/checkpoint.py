@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from rllm_core.errors import RunError
+from rllm_core.errors import ConfigError, RunError
+from rllm_local.config import LoRAConfig
 from rllm_local.model import no_progress_bars
 
 if TYPE_CHECKING:
@@ -46,6 +49,22 @@ def load(
     Raises:
         RunError: If the weights belong to another model.
     """
+    load_weights(directory, model, parameters)
+    state: dict[str, Any] = load_file(directory / OPTIMIZER_FILE)
+    optimizer.state.clear()
+    for name, parameter in parameters.items():
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            saved = state.get(f"{key}.{name}")
+            if saved is not None:
+                optimizer.state[parameter][key] = saved.to(parameter.device)
+
+
+def load_weights(directory: Path, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:
+    """Restores only the weights, or adapters, of a checkpoint.
+
+    Raises:
+        RunError: If they belong to another model.
+    """
     own = _weights(directory, model, parameters)
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -55,13 +74,51 @@ def load(
             if saved is None or saved.shape != parameter.shape:
                 raise RunError(f"checkpoint {directory} is from another model: {name} is missing or has another shape")
             parameter.copy_(saved)
-    state: dict[str, Any] = load_file(directory / OPTIMIZER_FILE)
-    optimizer.state.clear()
-    for name, parameter in parameters.items():
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            saved = state.get(f"{key}.{name}")
-            if saved is not None:
-                optimizer.state[parameter][key] = saved.to(parameter.device)
+
+
+def check_adapters(
+    directory: Path,
+    model: PreTrainedModel,
+    parameters: dict[str, torch.nn.Parameter],
+    lora: LoRAConfig | None,
+    base: str,
+) -> None:
+    """Checks that the adapters of another run, or their absence, are those that this run trains.
+
+    Args:
+        directory: Checkpoint of the other run.
+        model: Model of this run.
+        parameters: Its trained parameters.
+        lora: Its adapters, or None if it trains all weights.
+        base: Folder or Hugging Face ID that it is from.
+
+    Raises:
+        ConfigError: If they are not.
+    """
+    file = directory / "adapter_config.json"
+    saved: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    before = "all weights" if saved is None else f"adapters of rank {saved['r']} and alpha {saved['lora_alpha']:g}"
+    now = "all weights" if lora is None else f"adapters of rank {lora.rank} and alpha {lora.alpha:g}"
+    is_same = before == now
+    if is_same and saved is not None:
+        source = str(saved.get("base_model_name_or_path") or base)
+        theirs = set(_weights(directory, model, parameters))
+        ours = {name.replace(".default.", ".") for name in parameters}
+        if Path(source).name != Path(base).name:  # a cached model has the same name on every machine
+            before, now, is_same = f"{before} for {source}", f"{now} for {base}", False
+        elif theirs != ours:
+            before, now, is_same = f"{before} in {_modules(theirs)}", f"{now} in {_modules(ours)}", False
+    if not is_same:
+        raise ConfigError(
+            f"training.init_from: the checkpoint has {before}, and this run trains {now}; set local.lora and the model "
+            "alike, or export the trained model (rllm-core export-model) and set model.path to it"
+        )
+
+
+def _modules(names: Collection[str]) -> str:
+    """Returns the kinds of modules that have adapters, and the number of all modules."""
+    modules = {name.partition(".lora_")[0] for name in names}
+    return f"{len(modules)} modules ({', '.join(sorted({name.rpartition('.')[2] for name in modules}))})"
 
 
 def _weights(

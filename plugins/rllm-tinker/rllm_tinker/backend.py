@@ -203,7 +203,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         """See `BackendProtocol.compute_logprobs`.
 
         The proximal policy is the current one, because weights change only in `update_policy`. The reference is the
-        base model, from which every run starts.
+        model that the run starts from: the base model, or that with the adapters of another run.
         """
         data = [_datum(sample, {"weights": np.ones(sample.sampled_tokens, np.float32)}) for sample in samples]
         outputs = await self._allocated().forward(data, reference=policy == "reference")
@@ -222,7 +222,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         """See `BackendProtocol.save_checkpoint`: weights stay on the server, and the folder stores their path."""
         policy = self._allocated()
         path = await policy.save(self.tinker.checkpoint_ttl_seconds)
-        state = {"path": path, "step": self._step, "base_model": self.tinker.base_model or self.config.model.path}
+        state = {"path": path, "step": self._step, **self._adapters()}
         (directory / CHECKPOINT).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         # One more than keep_checkpoints, because the newest checkpoint is not complete yet.
         states, kept = [*self._states, path], self.config.training.keep_checkpoints + 1
@@ -230,11 +230,28 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
 
     async def load_checkpoint(self, directory: Path) -> None:
         """See `BackendProtocol.load_checkpoint`; includes the optimizer state."""
-        state = json.loads((directory / CHECKPOINT).read_text(encoding="utf-8"))
+        state = _state_in(directory)
         try:
             await self._allocated().resume(state["path"], state["step"])
         except RunError as error:
             raise RunError(f"the checkpoint in {directory.parent.name} cannot be loaded: {error}") from None
+
+    async def load_weights(self, directory: Path) -> None:
+        """See `BackendProtocol.load_weights`; the server must still have the state that the other run saved."""
+        state, own = _state_in(directory), self._adapters()
+        before = {key: state[key] for key in own if key in state}  # earlier versions did not save the rank
+        if any(own[key] != value for key, value in before.items()):
+            raise ConfigError(
+                f"training.init_from: the checkpoint has adapters with {_shown(before)}, and this run trains "
+                f"{_shown(own)}; set tinker.rank and the model alike"
+            )
+        try:
+            await self._allocated().start_from(state["path"])
+        except RunError as error:
+            raise RunError(f"training.init_from: the checkpoint cannot be loaded: {error}") from None
+
+    def _adapters(self) -> dict[str, Any]:
+        return {"base_model": self.tinker.base_model or self.config.model.path, "rank": self.tinker.rank}
 
     def state_dict(self) -> dict[str, Any]:
         """See `BackendProtocol.state_dict`."""
@@ -273,6 +290,15 @@ def server_of(config: RunConfig) -> ServerSettings:
         reconnect_timeout_seconds=tinker.reconnect_timeout_seconds,
         recovery_every_steps=tinker.recovery_every_steps,
     )
+
+
+def _state_in(directory: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((directory / CHECKPOINT).read_text(encoding="utf-8"))
+    return state
+
+
+def _shown(adapters: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value!r}" for key, value in adapters.items())
 
 
 def _settings(config: RunConfig) -> TinkerConfig:

@@ -152,10 +152,20 @@ class Connection:
             Lost: If the server does not respond.
             RunError: If the server does not have the state.
         """
+        return await self._loaded(path, self._service.create_training_client_from_state_with_optimizer)
+
+    async def from_weights(self, path: str) -> Any:
+        """Creates a model from the weights of a saved state, with a new optimizer.
+
+        Raises:
+            Lost: If the server does not respond.
+            RunError: If the server does not have the state.
+        """
+        return await self._loaded(path, self._service.create_training_client_from_state)
+
+    async def _loaded(self, path: str, create: Callable[..., Any]) -> Any:
         try:
-            return await self.made(
-                f"loading {path}", self._service.create_training_client_from_state_with_optimizer, path
-            )
+            return await self.made(f"loading {path}", create, path)
         except Lost as lost:
             if "not found" in str(lost).lower():
                 raise RunError(f"{self.settings.label} no longer has state {path} ({lost})") from None

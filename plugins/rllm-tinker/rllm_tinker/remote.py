@@ -125,6 +125,7 @@ class RemotePolicy:
         self._reference: Any = None
         self._sampling: list[tuple[Any, Sampler]] = []  # models used only for sampling, with their samplers
         self._live_step = 0
+        self._initial: str | None = None  # a state of another run, whose weights this one starts from
         self._recovery: tuple[str, int] | None = None  # a saved state, and its step
         self._since: list[_Step] = []  # completed steps since that state
         self._current = _Step(0)
@@ -148,6 +149,25 @@ class RemotePolicy:
             UserError: If the server does not respond, or rejects the request.
         """
         self._trainer = await self._server.open()
+
+    async def start_from(self, path: str) -> None:
+        """Starts from the weights of a state that another run saved; they are also those of the reference."""
+        self._initial = path
+        await self._surely(self._begin)
+
+    async def _begin(self) -> None:
+        self._trainer = await self._new("the model")
+
+    async def _new(self, what: str) -> Any:
+        """Creates a model with the initial weights of the run."""
+        if self._initial is None:
+            return await self._server.create(what)
+        trainer = await self._server.from_weights(self._initial)
+        if self.settings.samplers != "snapshots":
+            # SkyRL also loads the optimizer. A step without gradient, decay rates and learning rate clears its moments.
+            cleared = trainer.optim_step(sdk.adam(0.0, beta1=0.0, beta2=0.0, eps=1e-8, weight_decay=0.0))
+            await self._server.answer("clearing the optimizer", cleared)
+        return trainer
 
     async def resume(self, path: str, step: int) -> None:
         """Continues from a saved state, including its optimizer."""
@@ -229,8 +249,8 @@ class RemotePolicy:
         async def ask() -> list[Any]:
             trainer = self._trainer
             if reference:
-                if self._reference is None:  # untrained adapters have no effect
-                    self._reference = await self._server.create("the reference model")
+                if self._reference is None:
+                    self._reference = await self._new("the reference model")
                 trainer = self._reference
             found: list[Any] = (
                 await self._server.answer("forward", trainer.forward(data, "cross_entropy"))
@@ -397,7 +417,7 @@ class RemotePolicy:
         self._is_doubtful = False
         live = None if self.sampler is None else self.sampler.version
         if self._recovery is None:
-            self._trainer = await self._server.create("the model")
+            self._trainer = await self._new("the model")
         else:
             self._trainer = await self._server.from_state(self._recovery[0])
         step = self.step - len(self._since)

@@ -64,6 +64,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         self._cluster: Cluster | None = None
         self._trainers: Any = None
         self._reference: Any = None
+        self._initial: str | None = None  # folder with the weights of another run that this one starts from
         self._servers: Servers | None = None
         self._engine: VerlEngine | None = None
         self._batches: list[VerlBatch] = []
@@ -119,6 +120,8 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         if self._reference is None:
             cluster, start = self._allocated(), "starting the reference"
             self._reference = await cluster.call(start, cluster.start_workers, self._configuration, "ref")
+            if self._initial is not None:
+                await cluster.call("loading the reference", self._reference.load_weights, self._initial)
         return self._reference
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -272,6 +275,24 @@ class VerlBackend(BackendProtocol[VerlBatch]):
 
     async def load_checkpoint(self, directory: Path) -> None:
         """See `BackendProtocol.load_checkpoint`."""
+        path = self._weights_in(directory)
+        await self._allocated().call(
+            "loading a checkpoint", partial(self._trainers.load_checkpoint, path, del_local_after_load=False)
+        )
+
+    async def load_weights(self, directory: Path) -> None:
+        """See `BackendProtocol.load_weights`."""
+        self._initial = self._weights_in(directory)
+        await self._allocated().call("loading weights", self._trainers.load_weights, self._initial)
+        if self._reference is not None:
+            await self._allocated().call("loading the reference", self._reference.load_weights, self._initial)
+
+    def _weights_in(self, directory: Path) -> str:
+        """Returns the folder of verl's checkpoint within ours.
+
+        Raises:
+            RunError: If it was written by other workers.
+        """
         state = json.loads((directory / STATE).read_text(encoding="utf-8"))
         here = {"strategy": self.verl.strategy, "trainers": self.verl.trainers}
         if any(state[key] != value for key, value in here.items()):
@@ -281,10 +302,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
                 f"{here['strategy']!r} on {here['trainers']}. Export it with rllm-core export-model and start a new "
                 "run from that model"
             )
-        path = str((directory / WEIGHTS).absolute())
-        await self._allocated().call(
-            "loading a checkpoint", partial(self._trainers.load_checkpoint, path, del_local_after_load=False)
-        )
+        return str((directory / WEIGHTS).absolute())
 
     def state_dict(self) -> dict[str, Any]:
         """See `BackendProtocol.state_dict`."""

@@ -96,5 +96,10 @@ def _check_algorithm(config: RunConfig) -> None:
             f"{algorithm.proximal_policy!r}: set verl.old_logprob to {fitting}, or algorithm.proximal_policy to "
             + ("'forward'" if bypasses else "'rollout'")
         )
+    if config.training.init_from is not None and settings.strategy == "megatron":
+        raise ConfigError(
+            "training.init_from does not work with verl.strategy = 'megatron'; export the trained model (rllm-core "
+            "export-model) and set model.path to it"
+        )
     if settings.old_logprob == "last_sync" and settings.strategy == "megatron":
         raise ConfigError("verl.old_logprob = 'last_sync' does not work with verl.strategy = 'megatron'")

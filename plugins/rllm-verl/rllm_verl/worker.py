@@ -70,6 +70,17 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
         finally:
             self._load(current)
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_weights(self, path: str) -> None:
+        """Loads the weights of a checkpoint into the actor or the reference, without optimizer and random states."""
+        engine = (self.actor or self.ref).engine
+        manager = engine.checkpoint_manager
+        contents, manager.checkpoint_load_contents = manager.checkpoint_load_contents, ["model"]
+        try:
+            engine.load_checkpoint(path, del_local_after_load=False)
+        finally:
+            manager.checkpoint_load_contents = contents
+
     def _shares(self) -> list[torch.Tensor]:
         """This rank's share of each parameter."""
         parameters = self.actor.engine.module.parameters()

@@ -326,6 +326,13 @@ class BackendProbe:
         self._step = saved.step
         await self.publish("resume")
 
+    async def load_weights(self, saved: Saved) -> None:
+        """Loads only the weights of a checkpoint and publishes them, as at the start of a run."""
+        await self._enter_training()
+        await self._within("load_weights", self.backend.load_weights(saved.directory))
+        self._step = 0
+        await self.publish("start")
+
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)

@@ -19,6 +19,7 @@ from rllm_core.parser import BaseParser
 from rllm_core.types import Floats, TrainingSample
 from rllm_devkit.checks.backend_probe import BackendProbe, Outcome, Saved
 from rllm_devkit.checks.engines import ENGINE_CHECKS, prompts_of
+from rllm_devkit.checks.initial_weights import check_initial_weights
 from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
 from rllm_devkit.checks.watch import child_processes
 
@@ -397,5 +398,6 @@ TRAINING: dict[str, Check[BackendProbe]] = {
     "accumulation": _accumulation,
     "proximal": _proximal,
     "advantages": _advantages,
+    "initial weights": check_initial_weights,
     "shutdown": _shutdown,
 }

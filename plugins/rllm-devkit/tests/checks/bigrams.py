@@ -183,6 +183,10 @@ class BigramBackend(BackendProtocol[Sequence[TrainingSample]]):
         with np.load(directory / "policy.npz", allow_pickle=False) as saved:
             self.table, self.moments = saved["table"], [saved["first"], saved["second"]]
 
+    async def load_weights(self, directory: Path) -> None:
+        with np.load(directory / "policy.npz", allow_pickle=False) as saved:
+            self.table = self.reference = saved["table"]
+
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step}
 

@@ -11,8 +11,9 @@ import pytest
 from bigrams import VOCABULARY, BigramBackend
 from faithful import FaithfulScriptedBackend
 from noncompliant_backends import NONCOMPLIANT, HangingSync, Samples, StartingAProcess, StartingAThread
+from noncompliant_initial_weights import NONCOMPLIANT as WITH_OTHER_INITIAL_WEIGHTS
 
-from rllm_core.backend import Policy, PolicyUpdate
+from rllm_core.backend import BackendProtocol, Policy, PolicyUpdate
 from rllm_core.config import AlgorithmConfig, OptimizerConfig, RolloutConfig, RunConfig, TrainingConfig
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
@@ -142,6 +143,15 @@ def test_a_backend_that_does_not_start_skips_the_rest(results: Results) -> None:
     assert named(found, "passed").keys() == {"construction", "capabilities", "shutdown"}
 
 
+def test_a_backend_without_initial_weights_is_not_asked_for_them(results: Results) -> None:
+    class WithoutInitialWeights(BigramBackend):
+        load_weights = BackendProtocol.load_weights
+
+    found = results(WithoutInitialWeights)
+    assert named(found, "failed") == {}
+    assert named(found, "skipped").keys() == {"proximal", "initial weights"}
+
+
 def test_an_interrupted_check_shuts_the_backend_down(tmp_path: Path) -> None:
     ended = []
 
@@ -183,7 +193,9 @@ def leftovers() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("leftovers")
 @pytest.mark.parametrize(
-    ("noncompliant", "check", "words"), NONCOMPLIANT, ids=lambda value: getattr(value, "__name__", "")
+    ("noncompliant", "check", "words"),
+    [*NONCOMPLIANT, *WITH_OTHER_INITIAL_WEIGHTS],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_backend_that_breaks_a_rule_is_caught(
     results: Results, noncompliant: type[BigramBackend], check: str, words: str
@@ -199,4 +211,5 @@ def test_a_backend_that_breaks_a_rule_is_caught(
 
 
 def test_every_check_has_caught_somebody() -> None:
-    assert {check for _, check, _ in NONCOMPLIANT} == {*BEFORE_TRAINING, *TRAINING, "engine: seeds"}
+    caught = {check for _, check, _ in [*NONCOMPLIANT, *WITH_OTHER_INITIAL_WEIGHTS]}
+    assert caught == {*BEFORE_TRAINING, *TRAINING, "engine: seeds"}

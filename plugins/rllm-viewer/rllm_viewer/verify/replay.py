@@ -53,6 +53,7 @@ class Replay(RunState):
         )
         self.found.incarnations = event["incarnation"] + 1
         self.is_current = "trajectories_per_step" in event
+        self._planned_steps = event.get("steps", self.training.steps)  # a resume can add steps
         self._wanted = event.get("trajectories_per_step")
         self.recorded.per_step = event.get("groups_kept_per_step")
         kept = set(event["restored"])
@@ -70,7 +71,7 @@ class Replay(RunState):
         version, before, steps = event["version"], self.found.weight_version, self.found.steps
         if event["reason"] == "step":
             allowed = before + 1
-            due = steps % self.training.trigger_parameter_sync_step == 0 or steps == self.training.steps
+            due = steps % self.training.trigger_parameter_sync_step == 0 or steps == self._planned_steps
             self._require(due and self._synced_step < steps, f"a sync after step {steps} is not due")
             self._require(not self._awaits_sync, "a launch must not begin with a sync with reason step")
         else:

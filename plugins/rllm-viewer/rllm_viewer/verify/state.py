@@ -50,6 +50,7 @@ class RunState:
         self.is_current = False
         self._left_out = left_out
         self._wanted: int | None = None
+        self._planned_steps = training.steps
         self._again: set[int] = set()  # cancelled, to be dispatched again
         self._next_ordinal = 0
         self._running: dict[str, tuple[int, int]] = {}

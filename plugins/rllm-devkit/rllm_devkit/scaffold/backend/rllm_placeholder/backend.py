@@ -194,3 +194,8 @@ class PlaceholderBackend(BackendProtocol[Sequence[TrainingSample]]):
         with np.load(directory / FILE, allow_pickle=False) as saved:
             self.table, self.first_moment, self.second_moment = saved["table"], saved["first"], saved["second"]
         self.gradient = np.zeros_like(self.table)
+
+    async def load_weights(self, directory: Path) -> None:
+        """Loads only the weights of another run's checkpoint (``training.init_from``)."""
+        with np.load(directory / FILE, allow_pickle=False) as saved:
+            self.table = saved["table"]
