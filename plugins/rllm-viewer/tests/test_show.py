@@ -1,0 +1,375 @@
+"""``rllm-core show``: which group is shown, and everything that is known about its rollouts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from recorded_runs import add_tokens, called, failed, group, rollout, sorting, step, with_tools, write_run
+
+from rllm_core.errors import ConfigError, RunError
+from rllm_core.run_folder.groups import RecordedGroup
+from rllm_core.types import Episode, PlacedMedia, Task, Trajectory
+from rllm_viewer.commands.show import show
+
+
+def shown(run: Path, *options: object, columns: int = 80) -> str:
+    result = called(show, run, *options, columns=columns)
+    assert result.exit_code == 0, result.exception
+    return result.output
+
+
+def of(tmp_path: Path, *groups: RecordedGroup) -> Path:
+    return write_run(tmp_path / "run", groups)
+
+
+def with_reward(reward: float, **fields: Any) -> RecordedGroup:
+    asked = [{"role": "user", "content": f"group {fields['group']}"}]
+    return group([rollout(0, [step(asked, "answer")], reward)], **fields)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    return of(
+        tmp_path,
+        with_reward(0.1, step=1, group=3),
+        with_reward(0.9, step=2, group=20, task=Task(task_id="easy")),
+        with_reward(0.5, step=3, group=30, outcome="filtered", reason="uniform_rewards"),
+        with_reward(0.4, step=3, group=31),
+        failed(step=3, group=32),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Choosing
+
+
+def test_the_overview_lists_groups_and_the_worst_of_the_last_step(several: Path) -> None:
+    text = shown(several)
+    for number in ("3", "20", "30", "31", "32"):
+        assert any(line.split()[1:2] == [number] for line in text.splitlines()), text
+    for reason in ("uniform_rewards", "timeout"):
+        assert any(reason in line.split() for line in text.splitlines()), text
+    assert "step 3, group 31" in text
+    assert "rllm-core show" in text
+    assert "--group 31" in text
+
+
+def test_the_overview_of_a_long_run_has_the_last_groups(tmp_path: Path) -> None:
+    text = shown(of(tmp_path, *(with_reward(0.5, step=at, group=at) for at in range(100))))
+    assert "12 of 100 recorded groups" in text
+    assert any(line.split()[:2] == ["99", "99"] for line in text.splitlines())
+    assert not any(line.split()[:2] == ["87", "87"] for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        (["--group", 20], 20),
+        (["--worst"], 3),
+        (["--best"], 20),
+        (["--step", 3, "--best"], 30),
+        (["--task", "easy"], 20),
+        (["--reason", "uniform_rewards"], 30),
+        (["--reason", "timeout"], 32),
+        (["--rollout", 0], 31),
+    ],
+)
+def test_options_choose_a_group(several: Path, options: list[Any], number: int) -> None:
+    assert f"group {number}, task" in shown(several, *options).splitlines()[0]
+    assert json.loads(shown(several, *options, "--json"))["chosen"]["group"] == number
+
+
+def test_of_equal_groups_the_latest_is_shown(tmp_path: Path) -> None:
+    run = of(tmp_path, *(with_reward(0.5, step=at, group=at) for at in (1, 2)))
+    assert "step 2" in shown(run, "--worst")
+    assert "step 2" in shown(run, "--best")
+
+
+def test_several_matching_groups_are_listed(several: Path) -> None:
+    found = json.loads(shown(several, "--step", 3, "--json"))
+    assert [entry["group"] for entry in found["groups"]] == [30, 31, 32]
+    assert found["chosen"] is None
+    assert found["groups"][2]["reward_mean"] is None
+    assert "step 2," not in shown(several, "--step", 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--step", 7], "no recorded group has step 7; recorded: step 1, 2, 3"),
+        (["--reason", "typo"], "recorded: reason trained, uniform_rewards, timeout"),
+        (["--task", "x", "--step", 1], "task x"),
+        (["--group", 20, "--rollout", 5], "no rollout 5; it has 0"),
+    ],
+)
+def test_without_a_match_the_message_says_what_there_is(several: Path, options: list[Any], expected: str) -> None:
+    error = called(show, several, *options).exception
+    assert isinstance(error, ConfigError)
+    assert expected in str(error)
+    assert "\n" not in str(error)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A group
+
+
+def test_a_group_has_its_task_its_prompt_once_and_why_each_rollout_got_its_reward(tmp_path: Path) -> None:
+    text = shown(of(tmp_path, sorting()))
+    assert text.count("You sort.") == 1
+    assert "answer     abcd" in text
+    right, wrong = (line for line in text.splitlines() if line.startswith("rollout "))
+    assert right.startswith("rollout 0: reward 1, solved, advantage 0.500")
+    assert wrong.startswith("rollout 1: reward 0.250, not solved, advantage -0.500")
+    assert "version 3" in wrong
+    assert "share 0.500, expected abcd" in text
+    assert text.index("share 1") < text.index("rollout 1") < text.index("share 0.500") < text.index("abdc")
+
+
+def test_what_is_absent_is_not_0(tmp_path: Path) -> None:
+    line = next(line for line in shown(of(tmp_path, failed())).splitlines() if line.startswith("rollout 0"))
+    assert "reward none" in line
+    assert "ended with timeout" in line
+    assert "advantage" not in line
+    assert "version" not in line
+    assert "RolloutTimeout: took 60 s" in shown(tmp_path / "run")
+
+
+def test_different_prompts_are_shown_with_their_rollouts(tmp_path: Path) -> None:
+    asked = [[{"role": "user", "content": f"variant {index}"}] for index in range(2)]
+    text = shown(of(tmp_path, group([rollout(at, [step(asked[at], "x")], 0.0) for at in range(2)])))
+    assert "prompt of all rollouts" not in text
+    assert text.index("rollout 0") < text.index("variant 0") < text.index("rollout 1") < text.index("variant 1")
+
+
+def test_calls_results_breaks_and_versions(tmp_path: Path) -> None:
+    lines = shown(of(tmp_path, with_tools())).splitlines()
+    said = [" ".join(line.split()) for line in lines]
+    assert 'call add({"turn": 0})' in said
+    assert "tool result 1" in said
+    assert any(line.startswith("break prefix_mismatch") for line in said)
+    assert any("versions 3 to 5" in line and "1 break" in line for line in said)
+    assert any("call 3" in line and "cut off after 1 token" in line for line in said)
+    assert said.count("tool result 0") == 1, "each message is shown once"
+
+
+def test_an_edited_conversation_is_said(tmp_path: Path) -> None:
+    first = [{"role": "user", "content": "one"}]
+    later = [{"role": "user", "content": "summary of one"}, {"role": "user", "content": "two"}]
+    text = shown(of(tmp_path, group([rollout(0, [step(first, "a"), step(later, "b")], 1.0)])))
+    assert "edited" in text
+    assert "summary of one" in text
+
+
+def test_long_texts_and_conversations_are_cut_but_for_one_rollout(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "begin " + "word " * 2_000 + "end"}]
+    run = of(tmp_path, group([rollout(0, [step(asked, "x")], 1.0)], group=1), with_tools(20, group=2))
+    short, whole = shown(run, "--group", 1), shown(run, "--group", 1, "--rollout", 0)
+    assert short.count("word") < 200
+    assert "characters ..." in short
+    assert short.count("end") >= 1
+    assert whole.count("word") == 2_000
+    assert "14 model calls left out" in shown(run, "--group", 2)
+    assert "result 9" not in shown(run, "--group", 2)
+    assert "result 9" in shown(run, "--group", 2, "--rollout", 0)
+
+
+def test_several_roles_have_their_rewards_and_advantages(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "solve"}]
+    steps = step(asked, "seven"), step([{"role": "user", "content": "judge"}], "good")
+    trajectories = [
+        Trajectory(role="solver", steps=[steps[0]], reward=1.0),
+        Trajectory(role="judge", steps=[steps[1]], reward=0.5, trainable=False),
+    ]
+    one = rollout(0, [], None, trajectories=trajectories)
+    one = replace(one, advantages=[[np.full(5, 0.75, np.float32)], [None]])
+    text = shown(of(tmp_path, group([one])))
+    assert "rollout 0: reward 1.500, advantage 0.750" in text
+    assert "role solver: reward 1, advantage 0.750" in text
+    assert "role judge: reward 0.500, not trainable" in text
+    assert "prompt of all rollouts, role judge" in text
+
+
+def test_media_parts_of_messages_and_token_rewards(tmp_path: Path) -> None:
+    image = PlacedMedia(sha256="0" * 64, kind="image", length_tokens=3, start=1)
+    content = [{"type": "image", "image": "x"}, {"type": "text", "text": "what is it?"}]
+    asked = [{"role": "user", "content": content}]
+    seen = step(
+        asked, "", prompt_ids=[1, 9, 9, 9], prompt_media=(image,), completion_ids=[5, 6], logprobs=None, response={},
+        token_rewards=np.array([0.5, 0.25], np.float32), control_tokens=2,
+    )  # fmt: skip
+    text = shown(of(tmp_path, group([rollout(0, [seen], None)])))
+    assert "[image]" in text
+    assert "what is it?" in text
+    assert "does not have its content" in text
+    assert "token rewards sum to 0.750" in text
+    assert "2 control tokens" in text
+    assert "2 tokens without text" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            {"calls": [{"kind": "model", "seconds": 0.5}, {"kind": "tool", "name": "add", "seconds": 0.25}]},
+            "tool add 0.25 s",
+        ),
+        ({}, None),
+        ({"calls": [{"kind": "model"}, 5]}, None),
+    ],
+)
+def test_seconds_are_shown_where_they_are_known(tmp_path: Path, line: dict[str, Any], expected: str | None) -> None:
+    run = of(tmp_path, sorting())
+    (run / "group_timings.jsonl").write_text(json.dumps({"rollout": "r0", **line}) + "\n", encoding="utf-8")
+    text = shown(run)
+    assert ("  time " in text) == (expected is not None)
+    assert expected is None or expected in text
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tokens
+
+
+def test_tokens_of_the_best_and_the_worst_rollout_with_their_first_difference(tmp_path: Path) -> None:
+    run = of(tmp_path, sorting())
+    add_tokens(run, {**{ord(one): one for one in "abcd"}, ord(" "): " "})
+    text = shown(run, "--tokens")
+    right, wrong = text.split("rollout 1: reward")
+    rows = [line.split() for line in wrong.splitlines()]
+    assert ["0", "97", '"a"', "-0.100", "-0.500"] in rows
+    assert '32 " "' in right, "white space is visible"
+    assert f"{ord('t')} -" in right, "an unknown text is absent"
+    for part, other in ((right, 1), (wrong, 0)):
+        lines = part.splitlines()
+        at = next(at for at, line in enumerate(lines) if f"first difference from rollout {other}" in line)
+        assert lines[at - 1].split()[0] == "2"
+
+
+def test_tokens_of_one_rollout(tmp_path: Path) -> None:
+    text = shown(of(tmp_path, sorting()), "--tokens", "--rollout", 1)
+    assert "rollout 0: reward" not in text
+    assert "first difference from rollout 0" in text
+
+
+def test_unknown_logprobs_and_advantages_are_absent_and_corrections_shown(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "x"}]
+    one = rollout(0, [step(asked, "ab", logprobs=None)], 1.0)
+    two = replace(rollout(1, [step(asked, "ab")], 0.0, 0.5), corrections=[[np.array([0.5, 2], np.float32)]])
+    text = shown(of(tmp_path, group([one, two])), "--tokens")
+    rows = [line.split() for line in text.splitlines()]
+    assert ["0", "97", "-", "-", "-"] in rows
+    assert ["1", "98", "-", "-2", "0.500", "2"] in rows
+    assert "correction weight 0.500 to 2" in text
+    assert "first difference" not in text, "both sampled the same"
+
+
+def test_a_prompt_that_continues_is_shown_once(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "x"}]
+    steps = [
+        step(asked, "ab", prompt_ids=[1, 2], completion_ids=[3], logprobs=None),
+        step(asked, "c", prompt_ids=[1, 2, 3, 4], completion_ids=[5], logprobs=None),
+    ]
+    text = shown(of(tmp_path, group([rollout(0, steps, 1.0)])), "--tokens")
+    assert "prompt of call 1: 2 tokens" in text
+    assert "new in the prompt of call 2: 1 token" in text
+
+
+def test_the_difference_may_be_a_prompt_or_an_end(tmp_path: Path) -> None:
+    def ids(prompt: list[int], sampled: list[int]) -> Any:
+        return step([], "", prompt_ids=prompt, completion_ids=sampled, logprobs=None)
+
+    prompts = group([rollout(0, [ids([1], [5])], 1.0), rollout(1, [ids([2], [5])], 0.0)], group=1)
+    ends = group([rollout(0, [ids([1], [5])], 1.0), rollout(1, [ids([1], [5, 6])], 0.0)], group=2)
+    run = of(tmp_path, prompts, ends)
+    assert "prompt of call 1: 1 token  <- first difference from rollout 1" in shown(run, "--group", 1, "--tokens")
+    assert "the end: first difference from rollout 1" in shown(run, "--group", 2, "--tokens")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# JSON, and folders that have nothing to show
+
+
+def test_json_restores_the_chosen_episodes(tmp_path: Path) -> None:
+    recorded = sorting()
+    run = of(tmp_path, recorded)
+    add_tokens(run, {97: "a", 5: "unused"})
+    found = json.loads(shown(run, "--tokens", "--json"))
+    rows = found["chosen"]["rollouts"]
+    assert [Episode.model_validate(row["episode"]) for row in rows] == [each.episode for each in recorded.rollouts]
+    assert rows[1]["advantages"] == [[[-0.5] * 4]]
+    assert rows[1]["reward_parts"] == {"share": 0.5, "expected": "abcd"}
+    assert found["tokens"] == {"97": "a"}
+    one = json.loads(shown(run, "--rollout", 1, "--json"))["chosen"]["rollouts"]
+    assert [row["episode"]["rollout_id"] for row in one] == ["r1"]
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    error = called(show, tmp_path).exception
+    assert isinstance(error, ConfigError)
+    assert "is not a run folder" in str(error)
+
+
+def test_a_run_without_recorded_groups_says_so(tmp_path: Path) -> None:
+    error = called(show, write_run(tmp_path / "old", None)).exception
+    assert isinstance(error, ConfigError)
+    assert "did not record" in str(error)
+    error = called(show, write_run(tmp_path / "new", [])).exception
+    assert isinstance(error, ConfigError)
+    assert "not recorded a group yet" in str(error)
+
+
+def test_a_run_that_is_being_written_ends_in_half_a_line(tmp_path: Path) -> None:
+    run = of(tmp_path, sorting())
+    with (run / "groups_index.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"offset": 99')
+    assert "rollout 1" in shown(run)
+
+
+@pytest.mark.parametrize("name", ["groups.jsonl", "groups_index.jsonl"])
+def test_damaged_files_are_one_line(tmp_path: Path, name: str) -> None:
+    run = of(tmp_path, sorting())
+    (run / name).write_text("[1]\n", encoding="utf-8")
+    error = called(show, run).exception
+    assert isinstance(error, RunError)
+    assert name in str(error)
+
+
+def test_damaged_texts_of_tokens_are_one_line_and_only_needed_for_tokens(tmp_path: Path) -> None:
+    run = of(tmp_path, sorting())
+    (run / "tokens.jsonl").write_text("{}\n", encoding="utf-8")
+    (run / "group_timings.jsonl").write_text("{}\n", encoding="utf-8")
+    assert "rollout 1" in shown(run)
+    assert isinstance(called(show, run, "--tokens").exception, RunError)
+
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07 \u202eevil\u202c \u200b 日本語のとても長い文章" * 20
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("options", [[], ["--rollout", 0], ["--tokens"]])
+def test_hostile_text_is_escaped_and_fits(tmp_path: Path, columns: int, options: list[Any]) -> None:
+    """`called` measures every line."""
+    asked = [{"role": HOSTILE, "content": HOSTILE, HOSTILE: HOSTILE}]
+    call = {"id": "1", "type": "function", "function": {"name": HOSTILE, "arguments": HOSTILE}}
+    answer = {"role": "assistant", "content": HOSTILE, "tool_calls": [call]}
+    steps = [step(asked, "ab", prompt_ids=[1], response=answer, break_reason=HOSTILE, segment=1)]
+    one = rollout(
+        0, steps, 1.0, 0.5, metadata={"reward_parts": {HOSTILE: HOSTILE}, HOSTILE: HOSTILE}, error=HOSTILE,
+        metrics={HOSTILE: 1.0},
+    )  # fmt: skip
+    task = Task(task_id=HOSTILE.replace("\x1b", "x")[:100], data={HOSTILE: HOSTILE})
+    hostile = group([one], kept=HOSTILE, outcome=HOSTILE, reason=HOSTILE, task=task)
+    run = of(tmp_path, hostile, hostile)
+    add_tokens(run, {97: HOSTILE, 1: HOSTILE})
+    text = shown(run, *options, columns=columns)
+    assert r"\x1b" in text
+    assert r"\u202e" in text
+    assert "日本語" in text or options == ["--tokens"]
+
+
+def test_colors_need_a_terminal(tmp_path: Path) -> None:
+    assert "\x1b" not in shown(of(tmp_path, sorting()), "--tokens")
