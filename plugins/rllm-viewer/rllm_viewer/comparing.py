@@ -47,7 +47,10 @@ def read(path: Path) -> Run:
         starts = path / "plugins.json"
         launches = json.loads(starts.read_text(encoding="utf-8")) if starts.is_file() else []
         versions = {name: str(value) for name, value in _flat(launches[-1] if launches else {}).items()}
-        return Run(path, settings, versions, validations(path), read_json_lines(path / "metrics.jsonl"))
+        measured, metrics = validations(path), read_json_lines(path / "metrics.jsonl")
+        for row in (*measured, *metrics):
+            row["step"] = int(row["step"])
+        return Run(path, settings, versions, measured, metrics)
     except DAMAGED as error:
         raise RunError(f"run folder {path} is damaged: {type(error).__name__}: {error}") from error
 
@@ -81,7 +84,7 @@ def last_metrics(runs: Sequence[Run]) -> dict[str, list[float | None]]:
 def curve_of(runs: Sequence[Run]) -> str | None:
     """Returns the metric to draw: the reward if any run has one, else the loss; None if no run has either."""
     for name in ("reward_mean", "loss"):
-        if any(name in metrics for run in runs for metrics in run.metrics):
+        if any(metrics.get(name) is not None for run in runs for metrics in run.metrics):
             return name
     return None
 
@@ -106,7 +109,7 @@ def plot(runs: Sequence[Run], labels: Sequence[str], file: Path) -> None:
     validated = "reward_mean" if name == "reward_mean" else "nll_per_token"
     for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
         color = f"C{number}"
-        drawn = [row for row in run.metrics if name in row]
+        drawn = [row for row in run.metrics if row.get(name) is not None]
         steps, values = [row["step"] for row in drawn], [float(row[name]) for row in drawn]
         axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
         axes.plot(steps, _running_mean(values), color=color, linewidth=1.8)

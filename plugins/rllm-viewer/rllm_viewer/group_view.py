@@ -12,7 +12,7 @@ from rich.text import Text
 from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
 from rllm_core.run_folder.recorded import IndexedGroup
 from rllm_core.types import TerminationReason, Trajectory
-from rllm_viewer import conversations
+from rllm_viewer import conversation_view
 from rllm_viewer.recordings import best_and_worst, parts_of, reward_of
 from rllm_viewer.terminal import (
     columns_of,
@@ -64,8 +64,8 @@ def table(entries: Sequence[IndexedGroup], columns: int) -> RenderableType:
 def in_short(group: RecordedGroup) -> Iterator[RenderableType]:
     """Yields the group's last question, and how its best and its worst rollout answered."""
     yield heading(group)
-    asked = [m for r in group.rollouts[:1] for t in r.episode.trajectories[:1] for m in conversations.opening_of(t)]
-    yield from conversations.messages(asked[-1:], whole=False)
+    asked = [m for r in group.rollouts[:1] for t in r.episode.trajectories[:1] for m in conversation_view.opening_of(t)]
+    yield from conversation_view.messages(asked[-1:], whole=False)
     for rollout in best_and_worst(group):
         yield Text("")
         yield head(rollout)
@@ -74,7 +74,7 @@ def in_short(group: RecordedGroup) -> Iterator[RenderableType]:
         if rollout.episode.error is not None:
             yield labeled("error", cut(rollout.episode.error, SHOWN_CHARACTERS), style="red")
         steps = [step for trajectory in rollout.episode.trajectories for step in trajectory.steps]
-        yield from conversations.messages([step.response for step in steps[-1:] if step.response], whole=False)
+        yield from conversation_view.messages([step.response for step in steps[-1:] if step.response], whole=False)
 
 
 def in_full(
@@ -96,7 +96,7 @@ def in_full(
     for role, opening in openings.values():
         yield Text("")
         yield Text(f"prompt of all rollouts{f', role {visible_line(role)}' if len(openings) > 1 else ''}", style="bold")
-        yield from conversations.messages(opening, whole=whole)
+        yield from conversation_view.messages(opening, whole=whole)
     for rollout in rollouts:
         yield Text("")
         yield from _rollout(rollout, {at: opening for at, (_, opening) in openings.items()}, timings, whole=whole)
@@ -150,7 +150,7 @@ def cut_line(text: str, characters: int) -> str:
 
 
 def _rollout(
-    rollout: RecordedRollout, openings: Mapping[int, conversations.Messages], timings: Timings, *, whole: bool
+    rollout: RecordedRollout, openings: Mapping[int, conversation_view.Messages], timings: Timings, *, whole: bool
 ) -> Iterator[RenderableType]:
     episode = rollout.episode
     yield head(rollout)
@@ -169,8 +169,8 @@ def _rollout(
         if several:
             yield Text(f"  {_of_trajectory(trajectory, _at(rollout.advantages, at))}", style="bold")
         opening = openings.get(at)
-        known = opening if opening is not None and opening == conversations.opening_of(trajectory) else None
-        yield from conversations.calls(trajectory, _at(rollout.advantages, at), known, whole=whole)
+        known = opening if opening is not None and opening == conversation_view.opening_of(trajectory) else None
+        yield from conversation_view.calls(trajectory, _at(rollout.advantages, at), known, whole=whole)
         if not trajectory.steps:
             yield labeled("", "no model call", style="dim")
 
@@ -193,17 +193,17 @@ def _color(advantages: Sequence[float]) -> str:
     return "green" if mean > 0 else "red" if mean < 0 else ""
 
 
-def _openings(group: RecordedGroup) -> dict[int, tuple[str, conversations.Messages]]:
+def _openings(group: RecordedGroup) -> dict[int, tuple[str, conversation_view.Messages]]:
     """Returns the role and the first messages of each trajectory number that all rollouts with it share."""
     found: dict[int, list[Trajectory]] = defaultdict(list)
     for rollout in group.rollouts:
         for at, trajectory in enumerate(rollout.episode.trajectories):
             if trajectory.steps:
                 found[at].append(trajectory)
-    shared: dict[int, tuple[str, conversations.Messages]] = {}
+    shared: dict[int, tuple[str, conversation_view.Messages]] = {}
     for at, trajectories in found.items():
-        opening = conversations.opening_of(trajectories[0])
-        if opening and all(conversations.opening_of(other) == opening for other in trajectories):
+        opening = conversation_view.opening_of(trajectories[0])
+        if opening and all(conversation_view.opening_of(other) == opening for other in trajectories):
             shared[at] = (trajectories[0].role, opening)
     return shared
 

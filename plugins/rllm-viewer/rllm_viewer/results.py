@@ -147,7 +147,7 @@ def _result(run: Path) -> RunResult:
         source=source,
         first=known[0] if known else None,
         last=known[-1] if known else None,
-        curve=tuple(row.get(drawn) for row in curve),
+        curve=tuple(None if row.get(drawn) is None else float(row[drawn]) for row in curve),
         started=(run / "run.toml").stat().st_mtime,
         changed=_changed(run),
     )

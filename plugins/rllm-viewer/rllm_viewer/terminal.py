@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,11 @@ def console() -> Console:
 
 
 def visible(text: str) -> str:
-    """Returns ``text`` with control, bidirectional and invisible characters as escapes; newlines stay."""
+    """Returns ``text`` with control, bidirectional and invisible characters as escapes; newlines and tabs stay.
+
+    Tabs become spaces, whose width every terminal agrees on.
+    """
+    text = text.replace("\t", "    ")
     if text.isascii() and text.replace("\n", "").isprintable():
         return text
     return "".join(one if one.isprintable() or one == "\n" else _escaped(one) for one in text)
@@ -32,7 +37,7 @@ def visible(text: str) -> str:
 
 def visible_line(text: str) -> str:
     """Returns ``text`` as one line without characters that a terminal would interpret."""
-    return visible(text).replace("\n", "\\n")
+    return visible(text.replace("\t", "\\t")).replace("\n", "\\n")
 
 
 def quoted(text: str) -> str:
@@ -66,6 +71,8 @@ def number(value: float | None) -> str:
     """Formats a number in about four digits; an absent one is not 0, and a small one neither."""
     if value is None:
         return ABSENT
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and abs(value) < 1e7:
         return f"{value:.0f}"
     return f"{value:.3f}" if 0.001 <= abs(value) < 100 else f"{value:.4g}" if abs(value) >= 100 else f"{value:.1e}"
@@ -91,13 +98,14 @@ def spread(values: Sequence[float]) -> str:
 
 def sparkline(values: Sequence[float | None], lowest: float | None = None, highest: float | None = None) -> str:
     """Draws numbers as bars between their extremes, or the given ones; a missing number is a space."""
-    known = [value for value in values if value is not None]
+    shown = [value if value is not None and math.isfinite(value) else None for value in values]
+    known = [value for value in shown if value is not None]
     if not known:
         return ""
     low = min(known) if lowest is None else lowest
     high = max(known) if highest is None else highest
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(" " if value is None else BARS[round((value - low) * scale)] for value in values)
+    return "".join(" " if value is None else BARS[round((value - low) * scale)] for value in shown)
 
 
 @dataclass(frozen=True)

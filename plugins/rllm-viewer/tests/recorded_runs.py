@@ -16,6 +16,7 @@ from rllm_core.config import RunConfig, to_toml
 from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
 from rllm_core.run_folder.recorded import IndexedGroup
 from rllm_core.types import Episode, FinishReason, Step, Task, TerminationReason, Trajectory
+from rllm_viewer.commands.show import show
 
 COLUMNS = 80
 
@@ -144,3 +145,10 @@ def called(command: Any, *arguments: object, columns: int = COLUMNS) -> Result:
             assert cell_len(line) <= columns, line
             assert line.isprintable(), repr(line)
     return result
+
+
+def shown(run: Path, *options: object, columns: int = COLUMNS) -> str:
+    """Returns what ``show`` prints."""
+    result = called(show, run, *options, columns=columns)
+    assert result.exit_code == 0, result.exception
+    return result.output

@@ -140,7 +140,11 @@ def test_folders_that_are_no_runs(pair: tuple[Path, Path], tmp_path: Path) -> No
     assert isinstance(error, ConfigError)
     assert "is not a run folder" in str(error)
     assert called(compare, pair[0]).exit_code == 2
-    (pair[1] / "metrics.jsonl").write_text("{\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("content", ["{\n", "5\n", "{}\n", '{"step": null}\n'])
+def test_a_damaged_run_is_one_line(pair: tuple[Path, Path], content: str) -> None:
+    (pair[1] / "metrics.jsonl").write_text(content, encoding="utf-8")
     error = called(compare, *pair).exception
     assert isinstance(error, RunError)
     assert "is damaged" in str(error)

@@ -91,6 +91,7 @@ def test_supervised_runs_have_a_loss(tmp_path: Path) -> None:
         ("summary.json", "[]"),
         ("summary.json", "{"),
         ("metrics.jsonl", "5\n"),
+        ("metrics.jsonl", '{"step": 1, "loss": "low"}\n'),
         ("run.toml", None),
     ],
 )

@@ -9,18 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recorded_runs import add_tokens, called, failed, group, rollout, sorting, step, with_tools, write_run
+from local_runs import train
+from recorded_runs import add_tokens, called, failed, group, rollout, shown, sorting, step, with_tools, write_run
 
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.run_folder.groups import RecordedGroup
+from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
 from rllm_core.types import Episode, PlacedMedia, Task, Trajectory
 from rllm_viewer.commands.show import show
-
-
-def shown(run: Path, *options: object, columns: int = 80) -> str:
-    result = called(show, run, *options, columns=columns)
-    assert result.exit_code == 0, result.exception
-    return result.output
 
 
 def of(tmp_path: Path, *groups: RecordedGroup) -> Path:
@@ -231,65 +227,6 @@ def test_seconds_are_shown_where_they_are_known(tmp_path: Path, line: dict[str, 
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Tokens
-
-
-def test_tokens_of_the_best_and_the_worst_rollout_with_their_first_difference(tmp_path: Path) -> None:
-    run = of(tmp_path, sorting())
-    add_tokens(run, {**{ord(one): one for one in "abcd"}, ord(" "): " "})
-    text = shown(run, "--tokens")
-    right, wrong = text.split("rollout 1: reward")
-    rows = [line.split() for line in wrong.splitlines()]
-    assert ["0", "97", '"a"', "-0.100", "-0.500"] in rows
-    assert '32 " "' in right, "white space is visible"
-    assert f"{ord('t')} -" in right, "an unknown text is absent"
-    for part, other in ((right, 1), (wrong, 0)):
-        lines = part.splitlines()
-        at = next(at for at, line in enumerate(lines) if f"first difference from rollout {other}" in line)
-        assert lines[at - 1].split()[0] == "2"
-
-
-def test_tokens_of_one_rollout(tmp_path: Path) -> None:
-    text = shown(of(tmp_path, sorting()), "--tokens", "--rollout", 1)
-    assert "rollout 0: reward" not in text
-    assert "first difference from rollout 0" in text
-
-
-def test_unknown_logprobs_and_advantages_are_absent_and_corrections_shown(tmp_path: Path) -> None:
-    asked = [{"role": "user", "content": "x"}]
-    one = rollout(0, [step(asked, "ab", logprobs=None)], 1.0)
-    two = replace(rollout(1, [step(asked, "ab")], 0.0, 0.5), corrections=[[np.array([0.5, 2], np.float32)]])
-    text = shown(of(tmp_path, group([one, two])), "--tokens")
-    rows = [line.split() for line in text.splitlines()]
-    assert ["0", "97", "-", "-", "-"] in rows
-    assert ["1", "98", "-", "-2", "0.500", "2"] in rows
-    assert "correction weight 0.500 to 2" in text
-    assert "first difference" not in text, "both sampled the same"
-
-
-def test_a_prompt_that_continues_is_shown_once(tmp_path: Path) -> None:
-    asked = [{"role": "user", "content": "x"}]
-    steps = [
-        step(asked, "ab", prompt_ids=[1, 2], completion_ids=[3], logprobs=None),
-        step(asked, "c", prompt_ids=[1, 2, 3, 4], completion_ids=[5], logprobs=None),
-    ]
-    text = shown(of(tmp_path, group([rollout(0, steps, 1.0)])), "--tokens")
-    assert "prompt of call 1: 2 tokens" in text
-    assert "new in the prompt of call 2: 1 token" in text
-
-
-def test_the_difference_may_be_a_prompt_or_an_end(tmp_path: Path) -> None:
-    def ids(prompt: list[int], sampled: list[int]) -> Any:
-        return step([], "", prompt_ids=prompt, completion_ids=sampled, logprobs=None)
-
-    prompts = group([rollout(0, [ids([1], [5])], 1.0), rollout(1, [ids([2], [5])], 0.0)], group=1)
-    ends = group([rollout(0, [ids([1], [5])], 1.0), rollout(1, [ids([1], [5, 6])], 0.0)], group=2)
-    run = of(tmp_path, prompts, ends)
-    assert "prompt of call 1: 1 token  <- first difference from rollout 1" in shown(run, "--group", 1, "--tokens")
-    assert "the end: first difference from rollout 1" in shown(run, "--group", 2, "--tokens")
-
-
-# --------------------------------------------------------------------------------------------------------------------
 # JSON, and folders that have nothing to show
 
 
@@ -373,3 +310,31 @@ def test_hostile_text_is_escaped_and_fits(tmp_path: Path, columns: int, options:
 
 def test_colors_need_a_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in shown(of(tmp_path, sorting()), "--tokens")
+
+
+def test_rollouts_of_a_real_model(tmp_path: Path) -> None:
+    """With the tokens, tool calls and rewards of the starter model, in a folder with its episodes."""
+    settings = (
+        "steps=1",
+        "groups_per_step=1",
+        "rollouts_per_group=2",
+        "validation_rollouts=0",
+        "trajectories_per_step=2",
+    )
+    trained = train(
+        tmp_path / "trained", PluginManager.from_environment(), "calculator", *(f"training.{one}" for one in settings)
+    )
+    lines = (trained / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
+    episodes = [Episode.model_validate(json.loads(line)["episode"]) for line in lines]
+    assert len(episodes) == 2
+    run = of(tmp_path, group([RecordedRollout(one, "trained", "trained") for one in episodes]))
+    text = shown(run)
+    sampled = [step for one in episodes for trajectory in one.trajectories for step in trajectory.steps]
+    for step_ in sampled:
+        assert step_.text in text
+    assert text.count("\n  call  ") == sum(len(step_.response.get("tool_calls", ())) for step_ in sampled) > 0
+    tokens = shown(run, "--tokens", "--rollout", 0)
+    expected = [str(id_) for t in episodes[0].trajectories for s in t.steps for id_ in s.completion_ids.tolist()]
+    rows = [line.split() for line in tokens.splitlines() if line[:5].strip().isdigit() and len(line) > 60]
+    assert [row[1] for row in rows] == expected
+    assert "-" not in [row[3] for row in rows], "every token has a log-probability"

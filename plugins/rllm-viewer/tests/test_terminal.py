@@ -15,7 +15,7 @@ from rllm_viewer.terminal import cut, fitted, number, quoted, sparkline, spread,
     [
         ("\x1b[31mred\x07", r"\x1b[31mred\x07"),
         ("a\u202eb\u200bc", r"a\u202eb\u200bc"),
-        ("line\r\nnext\tone", "line\\r\nnext\\tone"),
+        ("line\r\nnext\tone", "line\\r\nnext    one"),
         ("é 日本 naïve", "é 日本 naïve"),
     ],
 )
@@ -55,10 +55,15 @@ def test_a_cut_text_says_how_much_is_missing() -> None:
         (20_000, "20000"),
         (123.456, "123.5"),
         (-0.00001, "-1.0e-05"),
+        (float("nan"), "nan"),
     ],
 )
 def test_numbers_are_short_and_never_pretend_to_be_0(value: float | None, shown: str) -> None:
     assert number(value) == shown
+
+
+def test_white_space_of_a_quoted_text_is_visible() -> None:
+    assert quoted(" a\t\n") == '" a\\t\\n"'
 
 
 def test_a_spread_has_its_extremes() -> None:
@@ -71,4 +76,5 @@ def test_a_sparkline_has_a_gap_where_a_number_is_missing() -> None:
     assert sparkline([0, None, 1]) == "▁ █"
     assert sparkline([0, 1], 0, 2) == "▁▅" or sparkline([0, 1], 0, 2) == "▁▄"
     assert sparkline([3, 3]) == "▁▁"
+    assert sparkline([0, float("nan"), 1]) == "▁ █"
     assert sparkline([None]) == ""

@@ -97,7 +97,7 @@ def _print(runs: Sequence[Run]) -> None:
     _section(screen, "last training step", letters, {name: [number(v) for v in last[name]] for name in names})
     if (curve := comparing.curve_of(runs)) is not None:
         screen.print(f"\n{curve} over the steps, from first to last, in the same scale", style="bold")
-        known = [row[curve] for run in runs for row in run.metrics if curve in row]
+        known = [row[curve] for run in runs for row in run.metrics if row.get(curve) is not None]
         most = max(len(run.metrics) for run in runs)
         for letter, run in zip(letters, runs, strict=True):
             columns = max(1, round(min(screen.width - 4, 60) * len(run.metrics) / most))
