@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
+ASCII_BARS = "_.:-=+*#"
+GAP = ".."
 INDENT = 2
 LABEL_COLUMNS = 10
 ABSENT = "-"
@@ -27,9 +30,10 @@ def console() -> Console:
 def visible(text: str) -> str:
     """Returns ``text`` with control, bidirectional and invisible characters as escapes; newlines and tabs stay.
 
-    Tabs become spaces, whose width every terminal agrees on.
+    Tabs become spaces, whose width is known. What the encoding of standard output lacks is escaped, too.
     """
-    text = text.replace("\t", "    ")
+    encoding = _encoding()
+    text = text.replace("\t", "    ").encode(encoding, "backslashreplace").decode(encoding)
     if text.isascii() and text.replace("\n", "").isprintable():
         return text
     return "".join(one if one.isprintable() or one == "\n" else _escaped(one) for one in text)
@@ -58,13 +62,16 @@ def fitted(text: str, columns: int) -> str:
     """Cuts the middle out of a line that is wider than ``columns``."""
     if cell_len(text) <= columns:
         return text
-    end = text[-((columns - 1) // 2) :] if columns > 2 else ""
-    while cell_len(end) > (columns - 1) // 2:
+    left = columns - len(GAP)
+    if left < 1:
+        return GAP[: max(columns, 0)]
+    end = text[len(text) - left // 2 :]
+    while cell_len(end) > left // 2:
         end = end[1:]
-    start = text[:columns]
-    while cell_len(start) + 1 + cell_len(end) > columns:
+    start = text[:left]
+    while cell_len(start) + cell_len(end) > left:
         start = start[:-1]
-    return f"{start}…{end}"
+    return f"{start}{GAP}{end}"
 
 
 def number(value: float | None) -> str:
@@ -104,8 +111,9 @@ def sparkline(values: Sequence[float | None], lowest: float | None = None, highe
         return ""
     low = min(known) if lowest is None else lowest
     high = max(known) if highest is None else highest
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(" " if value is None else BARS[round((value - low) * scale)] for value in shown)
+    bars = BARS if visible(BARS) == BARS else ASCII_BARS
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(" " if value is None else bars[round((value - low) * scale)] for value in shown)
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,10 @@ def value_text(value: Any) -> str:
 def pairs(values: Mapping[str, Any]) -> str:
     """Formats numbers and texts by name on one line."""
     return ", ".join(f"{name} {value_text(value)}" for name, value in values.items())
+
+
+def _encoding() -> str:
+    return getattr(sys.stdout, "encoding", None) or "utf-8"
 
 
 def _escaped(character: str) -> str:

@@ -135,9 +135,9 @@ def add_tokens(run: Path, texts: Mapping[int, str]) -> None:
     (run / "tokens.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def called(command: Any, *arguments: object, columns: int = COLUMNS) -> Result:
+def called(command: Any, *arguments: object, columns: int = COLUMNS, charset: str = "utf-8") -> Result:
     """Calls a command of the viewer; every line that it prints fits in the columns, and no character is control."""
-    result = CliRunner().invoke(
+    result = CliRunner(charset=charset).invoke(
         command, [str(argument) for argument in arguments], obj=Session(), env={"COLUMNS": str(columns)}
     )
     if "--json" not in arguments:
@@ -147,8 +147,8 @@ def called(command: Any, *arguments: object, columns: int = COLUMNS) -> Result:
     return result
 
 
-def shown(run: Path, *options: object, columns: int = COLUMNS) -> str:
+def shown(run: Path, *options: object, columns: int = COLUMNS, charset: str = "utf-8") -> str:
     """Returns what ``show`` prints."""
-    result = called(show, run, *options, columns=columns)
+    result = called(show, run, *options, columns=columns, charset=charset)
     assert result.exit_code == 0, result.exception
     return result.output

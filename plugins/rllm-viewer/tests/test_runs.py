@@ -17,8 +17,8 @@ from rllm_core.plugins import PluginManager
 from rllm_viewer.commands.runs import runs
 
 
-def listed(folder: Path, columns: int = 80) -> list[str]:
-    result = called(runs, folder, columns=columns)
+def listed(folder: Path, columns: int = 80, charset: str = "utf-8") -> list[str]:
+    result = called(runs, folder, columns=columns, charset=charset)
     assert result.exit_code == 0, result.exception
     return [str(line) for line in result.output.splitlines()]
 
@@ -168,4 +168,5 @@ def test_a_curve_is_shown_where_there_is_room(tmp_path: Path) -> None:
     write_run(tmp_path / "r", metrics=metrics(9))
     assert "CURVE" in listed(tmp_path)[0]
     assert listed(tmp_path)[1].endswith("█")
+    assert listed(tmp_path, charset="ascii")[1].endswith("#")
     assert "CURVE" not in listed(tmp_path, 50)[0]

@@ -286,9 +286,9 @@ def test_damaged_texts_of_tokens_are_one_line_and_only_needed_for_tokens(tmp_pat
 HOSTILE = "\x1b[2J\x1b]0;title\x07 \u202eevil\u202c \u200b 日本語のとても長い文章" * 20
 
 
-@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize(("columns", "charset"), [(40, "utf-8"), (80, "utf-8"), (80, "ascii")])
 @pytest.mark.parametrize("options", [[], ["--rollout", 0], ["--tokens"]])
-def test_hostile_text_is_escaped_and_fits(tmp_path: Path, columns: int, options: list[Any]) -> None:
+def test_hostile_text_is_escaped_and_fits(tmp_path: Path, columns: int, charset: str, options: list[Any]) -> None:
     """`called` measures every line."""
     asked = [{"role": HOSTILE, "content": HOSTILE, HOSTILE: HOSTILE}]
     call = {"id": "1", "type": "function", "function": {"name": HOSTILE, "arguments": HOSTILE}}
@@ -302,10 +302,10 @@ def test_hostile_text_is_escaped_and_fits(tmp_path: Path, columns: int, options:
     hostile = group([one], kept=HOSTILE, outcome=HOSTILE, reason=HOSTILE, task=task)
     run = of(tmp_path, hostile, hostile)
     add_tokens(run, {97: HOSTILE, 1: HOSTILE})
-    text = shown(run, *options, columns=columns)
+    text = shown(run, *options, columns=columns, charset=charset)
     assert r"\x1b" in text
     assert r"\u202e" in text
-    assert "日本語" in text or options == ["--tokens"]
+    assert ("日本語" in text) == (charset == "utf-8") or options == ["--tokens"]
 
 
 def test_colors_need_a_terminal(tmp_path: Path) -> None:

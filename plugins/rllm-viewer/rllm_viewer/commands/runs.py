@@ -67,7 +67,7 @@ def _print(found: Sequence[RunResult]) -> None:
         if has_curve:
             cells.append(sparkline(_thinned(found[number - 1].curve, left)) if number else "CURVE")
         text = (" " * GAP).join(cells).rstrip()
-        screen.print(Text(text, style="bold" if number == 0 else "", no_wrap=True, overflow="ellipsis"))
+        screen.print(Text(text, style="bold" if number == 0 else "", no_wrap=True, overflow="crop"))
     for result in [result for result in found if result.error is not None][-SHOWN_ERRORS:]:
         why = visible_line(f"{result.path.name} ({result.status}): {result.error}")
         screen.print(Text(fitted(why, screen.width), no_wrap=True))
