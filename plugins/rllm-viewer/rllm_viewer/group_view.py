@@ -219,12 +219,12 @@ def _at(per_trajectory: Sequence[Any], position: int) -> Any:
 
 
 def _seconds(line: Mapping[str, Any]) -> str:
-    """Formats the seconds of a rollout's calls, together for each kind and name."""
+    """Formats the seconds of a rollout, and those of its calls, together for each kind and name."""
     totals: dict[str, list[float]] = defaultdict(list)
     for call in line.get("calls") or ():
         if isinstance(call, dict) and isinstance(call.get("seconds"), int | float):
             kind, name = str(call.get("kind", "call")), call.get("name")
-            totals[kind if not name or kind == "model" else f"{kind} {name}"].append(float(call["seconds"]))
-    return ", ".join(
-        f"{name} {sum(seconds):.2f} s in {counted(len(seconds), 'call')}" for name, seconds in totals.items()
-    )
+            totals[f"{kind} {name}" if name else kind].append(float(call["seconds"]))
+    spent = [f"{name} {sum(seconds):.2f} s in {counted(len(seconds), 'call')}" for name, seconds in totals.items()]
+    whole = line.get("seconds")
+    return ", ".join([f"{whole:.2f} s in all", *spent] if isinstance(whole, int | float) else spent)

@@ -12,6 +12,7 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import recorded
 from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
 from rllm_core.run_folder.recorded import IndexedGroup
+from rllm_viewer.results import tables_of
 from rllm_viewer.terminal import visible_line
 
 SHOWN_VALUES = 8
@@ -38,20 +39,21 @@ def index_of(run: Path) -> list[IndexedGroup]:
         ConfigError: If the folder is not a run folder, or has no recorded group.
         RunError: If the index is damaged.
     """
-    if not (run / "run.toml").is_file():
-        raise ConfigError(f"{run} is not a run folder: it has no run.toml")
+    kept = tables_of(run).get("training", {}).get("groups_kept_per_step")
     file = run / f"{recorded.INDEX}.jsonl"
-    if not file.is_file():
-        raise ConfigError(
-            f"{run} has no recorded groups (no {file.name}): it was written by a version of rllm-core that did not "
-            "record them. A new run with this version does; trajectories.jsonl has single episodes of this one"
-        )
     try:
         entries = recorded.index_of(run)
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{file} cannot be read: {error}") from error
+    if not entries and kept is None:
+        raise ConfigError(
+            f"{run} has no recorded groups: the version of rllm-core that wrote it did not record them. A new run "
+            "does; trajectories.jsonl has single episodes of this one"
+        )
+    if not entries and kept == 0:
+        raise ConfigError(f"{run} has no recorded groups: its run file has training.groups_kept_per_step = 0")
     if not entries:
-        raise ConfigError(f"{run} has not recorded a group yet; a run records some with each step")
+        raise ConfigError(f"{run} has not recorded a group yet; the first validation and each step record some")
     return entries
 
 

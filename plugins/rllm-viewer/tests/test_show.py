@@ -14,7 +14,7 @@ from recorded_runs import add_tokens, called, failed, group, rollout, shown, sor
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.plugins import PluginManager
-from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
+from rllm_core.run_folder.groups import RecordedGroup
 from rllm_core.types import Episode, PlacedMedia, Task, Trajectory
 from rllm_viewer.commands.show import show
 
@@ -214,6 +214,7 @@ def test_media_parts_of_messages_and_token_rewards(tmp_path: Path) -> None:
             {"calls": [{"kind": "model", "seconds": 0.5}, {"kind": "tool", "name": "add", "seconds": 0.25}]},
             "tool add 0.25 s",
         ),
+        ({"seconds": 1.5, "calls": []}, "1.50 s in all"),
         ({}, None),
         ({"calls": [{"kind": "model"}, 5]}, None),
     ],
@@ -250,13 +251,16 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert "is not a run folder" in str(error)
 
 
-def test_a_run_without_recorded_groups_says_so(tmp_path: Path) -> None:
-    error = called(show, write_run(tmp_path / "old", None)).exception
-    assert isinstance(error, ConfigError)
-    assert "did not record" in str(error)
-    error = called(show, write_run(tmp_path / "new", [])).exception
-    assert isinstance(error, ConfigError)
-    assert "not recorded a group yet" in str(error)
+def test_a_run_without_recorded_groups_says_why(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old")
+    text = (old / "run.toml").read_text(encoding="utf-8")
+    (old / "run.toml").write_text(text.replace("groups_kept_per_step", "another_key"), encoding="utf-8")
+    off = write_run(tmp_path / "off", training={"groups_kept_per_step": 0})
+    new = write_run(tmp_path / "new", None)
+    for run, why in ((old, "did not record"), (off, "groups_kept_per_step = 0"), (new, "not recorded a group yet")):
+        error = called(show, run).exception
+        assert isinstance(error, ConfigError)
+        assert why in str(error)
 
 
 def test_a_run_that_is_being_written_ends_in_half_a_line(tmp_path: Path) -> None:
@@ -312,29 +316,27 @@ def test_colors_need_a_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in shown(of(tmp_path, sorting()), "--tokens")
 
 
-def test_rollouts_of_a_real_model(tmp_path: Path) -> None:
-    """With the tokens, tool calls and rewards of the starter model, in a folder with its episodes."""
-    settings = (
-        "steps=1",
-        "groups_per_step=1",
-        "rollouts_per_group=2",
-        "validation_rollouts=0",
-        "trajectories_per_step=2",
-    )
-    trained = train(
-        tmp_path / "trained", PluginManager.from_environment(), "calculator", *(f"training.{one}" for one in settings)
-    )
-    lines = (trained / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
-    episodes = [Episode.model_validate(json.loads(line)["episode"]) for line in lines]
-    assert len(episodes) == 2
-    run = of(tmp_path, group([RecordedRollout(one, "trained", "trained") for one in episodes]))
-    text = shown(run)
-    sampled = [step for one in episodes for trajectory in one.trajectories for step in trajectory.steps]
-    for step_ in sampled:
-        assert step_.text in text
-    assert text.count("\n  call  ") == sum(len(step_.response.get("tool_calls", ())) for step_ in sampled) > 0
-    tokens = shown(run, "--tokens", "--rollout", 0)
-    expected = [str(id_) for t in episodes[0].trajectories for s in t.steps for id_ in s.completion_ids.tolist()]
+def test_the_groups_of_a_real_run(tmp_path: Path) -> None:
+    """Its conversations, tool calls, times and tokens, with the advantages that were trained."""
+    settings = ("steps=1", "groups_per_step=2", "rollouts_per_group=4", "validation_rollouts=1")
+    options = [f"training.{setting}" for setting in settings]
+    run = train(tmp_path / "run", PluginManager.from_environment(), "calculator", *options)
+    overview = shown(run)
+    assert "validation" in overview
+    group_ = json.loads(shown(run, "--step", 1, "--reason", "trained", "--tokens", "--json"))
+    rollouts = group_["chosen"]["rollouts"]
+    assert len(rollouts) == 4
+    text = shown(run, "--step", 1, "--reason", "trained")
+    episodes = [Episode.model_validate(one["episode"]) for one in rollouts]
+    calls = [step_ for one in episodes for trajectory in one.trajectories for step_ in trajectory.steps]
+    for call in calls:
+        assert call.text in text
+    assert text.count("\n  call  ") == sum(len(call.response.get("tool_calls", ())) for call in calls) > 0
+    assert text.count("\n  time  ") == 4
+    assert text.count(" advantage ") > 4
+    tokens = shown(run, "--step", 1, "--reason", "trained", "--tokens", "--rollout", 0)
+    sampled = [id_ for t in episodes[0].trajectories for s in t.steps for id_ in s.completion_ids.tolist()]
     rows = [line.split() for line in tokens.splitlines() if line[:5].strip().isdigit() and len(line) > 60]
-    assert [row[1] for row in rows] == expected
-    assert "-" not in [row[3] for row in rows], "every token has a log-probability"
+    assert [int(row[1]) for row in rows] == sampled
+    assert "-" not in [cell for row in rows for cell in row], "each has a text, a log-probability and an advantage"
+    assert {str(id_) for id_ in sampled} <= group_["tokens"].keys()
