@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -42,8 +42,22 @@ def messages(shown: Messages, *, whole: bool) -> Iterator[RenderableType]:
             yield labeled("call", _cut(_call(call), whole))
 
 
+def response(step: Step, texts: Callable[[], Mapping[int, str]], *, whole: bool) -> Iterator[RenderableType]:
+    """Yields the response of a model call; if the parser found nothing in it, the text of its tokens."""
+    if any(value for name, value in step.response.items() if name != "role"):
+        yield from messages([step.response], whole=whole)
+        return
+    spelled = "".join(texts().get(token, "") for token in step.completion_ids.tolist())
+    yield labeled("sampled", _cut(spelled, whole) or f"{counted(len(step.completion_ids), 'token')} without text")
+
+
 def calls(
-    trajectory: Trajectory, advantages: Sequence[Any], opening: Messages | None, *, whole: bool
+    trajectory: Trajectory,
+    advantages: Sequence[Any],
+    opening: Messages | None,
+    texts: Callable[[], Mapping[int, str]],
+    *,
+    whole: bool,
 ) -> Iterator[RenderableType]:
     """Yields blocks for the model calls of a trajectory.
 
@@ -51,6 +65,7 @@ def calls(
         trajectory: Trajectory to show.
         advantages: Advantages of each step; empty if it was not trained.
         opening: Messages before the first call that the reader has seen already; None if none.
+        texts: Returns the texts of tokens, which only a response without content needs.
         whole: Whether to show long texts, and all calls of a long trajectory.
     """
     steps = trajectory.steps
@@ -66,11 +81,7 @@ def calls(
                 known = _common(known, before)
             yield from messages(before[len(known) :], whole=whole)
             yield from _facts(step, position, len(steps), advantages)
-            yield from messages([step.response] if step.response else [], whole=whole)
-            if not step.response:
-                yield labeled(
-                    "sampled", f"{counted(len(step.completion_ids), 'token')} without text (see --tokens)", style="dim"
-                )
+            yield from response(step, texts, whole=whole)
         elif position == min(left_out):
             yield labeled("...", f"{len(left_out)} model calls left out (--rollout shows all)", style="dim")
         known = [*before, step.response]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -35,6 +35,7 @@ OTHER_COLUMNS = 68
 CORRECT = {True: "solved", False: "not solved", None: ""}
 
 Timings = Mapping[str, Mapping[str, Any]]
+Texts = Callable[[], Mapping[int, str]]
 
 
 def table(entries: Sequence[IndexedGroup], columns: int) -> RenderableType:
@@ -61,7 +62,7 @@ def table(entries: Sequence[IndexedGroup], columns: int) -> RenderableType:
     return columns_of(headers, rows, right=(0, 1, 5, 6, 7, 8))
 
 
-def in_short(group: RecordedGroup) -> Iterator[RenderableType]:
+def in_short(group: RecordedGroup, texts: Texts) -> Iterator[RenderableType]:
     """Yields the group's last question, and how its best and its worst rollout answered."""
     yield heading(group)
     asked = [m for r in group.rollouts[:1] for t in r.episode.trajectories[:1] for m in conversation_view.opening_of(t)]
@@ -74,11 +75,12 @@ def in_short(group: RecordedGroup) -> Iterator[RenderableType]:
         if rollout.episode.error is not None:
             yield labeled("error", cut(rollout.episode.error, SHOWN_CHARACTERS), style="red")
         steps = [step for trajectory in rollout.episode.trajectories for step in trajectory.steps]
-        yield from conversation_view.messages([step.response for step in steps[-1:] if step.response], whole=False)
+        for step in steps[-1:]:
+            yield from conversation_view.response(step, texts, whole=False)
 
 
 def in_full(
-    group: RecordedGroup, rollouts: Sequence[RecordedRollout], timings: Timings, *, whole: bool
+    group: RecordedGroup, rollouts: Sequence[RecordedRollout], timings: Timings, texts: Texts, *, whole: bool
 ) -> Iterator[RenderableType]:
     """Yields the task, the common prompt and each of ``rollouts``.
 
@@ -86,6 +88,7 @@ def in_full(
         group: Group to show.
         rollouts: Those of its rollouts to show.
         timings: Seconds of the calls of rollouts, by their id.
+        texts: Returns the texts of tokens, which only a response without content needs.
         whole: Whether to show long texts in full.
     """
     yield heading(group)
@@ -99,7 +102,9 @@ def in_full(
         yield from conversation_view.messages(opening, whole=whole)
     for rollout in rollouts:
         yield Text("")
-        yield from _rollout(rollout, {at: opening for at, (_, opening) in openings.items()}, timings, whole=whole)
+        yield from _rollout(
+            rollout, {at: opening for at, (_, opening) in openings.items()}, timings, texts, whole=whole
+        )
 
 
 def heading(group: RecordedGroup) -> Text:
@@ -108,7 +113,8 @@ def heading(group: RecordedGroup) -> Text:
     rewards = [reward for reward in map(reward_of, group.rollouts) if reward is not None]
     judged = [r.episode.is_correct for r in group.rollouts if r.episode.is_correct is not None]
     became = group.outcome if group.reason in ("", group.outcome) else f"{group.outcome} ({group.reason})"
-    facts = [became, f"kept as {group.kept}", counted(len(group.rollouts), "rollout")]
+    kept = [] if group.kept == group.outcome else [f"kept as {group.kept}"]
+    facts = [became, *kept, counted(len(group.rollouts), "rollout")]
     if judged:
         facts.append(f"solved {sum(judged)}/{len(judged)} ({share(sum(judged) / len(judged))})")
     facts.append(f"reward {spread(rewards)}" if rewards else "no rewards")
@@ -130,7 +136,7 @@ def head(rollout: RecordedRollout) -> Text:
         facts.append(f"correction weight {spread(weights)}")
     if episode.termination_reason is not TerminationReason.DONE:
         facts.append(f"ended with {episode.termination_reason.value}")
-    if rollout.outcome != "trained":
+    if rollout.outcome not in ("trained", "validation"):
         facts.append(f"{rollout.outcome} ({rollout.reason})")
     versions = sorted({step.weight_version for step in steps if step.weight_version is not None})
     if versions:
@@ -150,7 +156,12 @@ def cut_line(text: str, characters: int) -> str:
 
 
 def _rollout(
-    rollout: RecordedRollout, openings: Mapping[int, conversation_view.Messages], timings: Timings, *, whole: bool
+    rollout: RecordedRollout,
+    openings: Mapping[int, conversation_view.Messages],
+    timings: Timings,
+    texts: Texts,
+    *,
+    whole: bool,
 ) -> Iterator[RenderableType]:
     episode = rollout.episode
     yield head(rollout)
@@ -170,7 +181,7 @@ def _rollout(
             yield Text(f"  {_of_trajectory(trajectory, _at(rollout.advantages, at))}", style="bold")
         opening = openings.get(at)
         known = opening if opening is not None and opening == conversation_view.opening_of(trajectory) else None
-        yield from conversation_view.calls(trajectory, _at(rollout.advantages, at), known, whole=whole)
+        yield from conversation_view.calls(trajectory, _at(rollout.advantages, at), known, texts, whole=whole)
         if not trajectory.steps:
             yield labeled("", "no model call", style="dim")
 

@@ -89,9 +89,10 @@ def extreme(entries: Sequence[IndexedGroup], *, best: bool) -> IndexedGroup:
 
 
 def most_telling(entries: Sequence[IndexedGroup]) -> IndexedGroup:
-    """Returns the worst group of the last step."""
+    """Returns the worst group of the last step; a validated one only if the step has no other."""
     last = max(entry.step for entry in entries)
-    return extreme([entry for entry in entries if entry.step == last], best=False)
+    of_step = [entry for entry in entries if entry.step == last]
+    return extreme([entry for entry in of_step if entry.outcome != "validation"] or of_step, best=False)
 
 
 def timings_of(run: Path) -> dict[str, dict[str, Any]]:

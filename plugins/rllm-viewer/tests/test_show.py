@@ -86,6 +86,13 @@ def test_of_equal_groups_the_latest_is_shown(tmp_path: Path) -> None:
     assert "step 2" in shown(run, "--best")
 
 
+def test_a_validated_group_is_shown_only_without_another_of_the_step(tmp_path: Path) -> None:
+    validated = with_reward(-1.0, step=2, group=None, outcome="validation", reason="validation", kept="validation")
+    run = of(tmp_path, with_reward(0.5, step=2, group=5), validated)
+    assert "step 2, group 5, task" in shown(run)
+    assert "--task t" in shown(of(tmp_path / "other", validated, validated))
+
+
 def test_several_matching_groups_are_listed(several: Path) -> None:
     found = json.loads(shown(several, "--step", 3, "--json"))
     assert [entry["group"] for entry in found["groups"]] == [30, 31, 32]
@@ -205,6 +212,8 @@ def test_media_parts_of_messages_and_token_rewards(tmp_path: Path) -> None:
     assert "token rewards sum to 0.750" in text
     assert "2 control tokens" in text
     assert "2 tokens without text" in text
+    add_tokens(tmp_path / "run", {5: "<call>\n", 6: "broken"})
+    assert "sampled    <call>\n             broken" in shown(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -64,7 +65,7 @@ def _overview(screen: Console, run: Path, entries: list[IndexedGroup], entry: In
     from rich.text import Text
 
     from rllm_core.run_folder.recorded import group_at
-    from rllm_viewer import group_view
+    from rllm_viewer import group_view, recordings
     from rllm_viewer.terminal import visible_line
 
     if len(entries) > SHOWN_GROUPS:
@@ -72,7 +73,7 @@ def _overview(screen: Console, run: Path, entries: list[IndexedGroup], entry: In
         screen.print(f"the last {SHOWN_GROUPS} of {len(entries)} recorded groups, of {steps} steps")
     screen.print(group_view.table(entries[-SHOWN_GROUPS:], screen.width))
     screen.print("\nworst of the last step:", style="bold")
-    for block in group_view.in_short(group_at(run, entry)):
+    for block in group_view.in_short(group_at(run, entry), lambda: recordings.texts_of_tokens(run)):
         screen.print(block)
     screen.print()
     chosen = f"--group {entry.group}" if entry.group is not None else f"--step {entry.step} --task {quote(entry.task)}"
@@ -87,11 +88,11 @@ def _group(screen: Console, run: Path, entry: IndexedGroup, rollout: int | None,
     group = group_at(run, entry)
     chosen = group.rollouts if rollout is None else [recordings.rollout_of(group, rollout)]
     if not tokens:
-        timings = recordings.timings_of(run)
-        for block in group_view.in_full(group, chosen, timings, whole=rollout is not None):
+        timings, texts = recordings.timings_of(run), cache(lambda: recordings.texts_of_tokens(run))
+        for block in group_view.in_full(group, chosen, timings, texts, whole=rollout is not None):
             screen.print(block)
         return
-    texts, extremes = recordings.texts_of_tokens(run), recordings.best_and_worst(group)
+    spelled, extremes = recordings.texts_of_tokens(run), recordings.best_and_worst(group)
     shown = extremes if rollout is None else chosen
     screen.print(group_view.heading(group))
     for one in shown:
@@ -99,7 +100,7 @@ def _group(screen: Console, run: Path, entry: IndexedGroup, rollout: int | None,
         differs = token_view.first_difference(one, others[-1]) if others else None
         screen.print()
         screen.print(group_view.head(one))
-        for block in token_view.tokens(one, texts, differs, others[-1].episode.rollout_index if others else None):
+        for block in token_view.tokens(one, spelled, differs, others[-1].episode.rollout_index if others else None):
             screen.print(block)
 
 
