@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "docs")]
+sys.path.append(str(Path(__file__).parents[2] / "plugins" / "rllm-viewer" / "tests"))  # recorded runs, to show them
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ TEXT = {
     "docs/asynchronous-training.md": "test_the_live_view",
     "docs/contracts/backend.md": "test_the_order_of_a_step",
     "docs/hooks.md": "test_hooks.test_the_order_of_events_is_that_of_a_run",
+    "docs/looking-at-runs.md": "test_looking_at_runs.test_the_page_has_what_the_commands_print",
     "docs/quickstart.md": "test_what_a_run_prints",
     "docs/run-folder.md": "test_reference.test_the_files_of_a_run_folder",
 }

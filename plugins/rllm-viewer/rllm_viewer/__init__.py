@@ -1,4 +1,4 @@
-"""Tools for finished runs of rllm-core; importing this module imports none of them."""
+"""Tools for runs of rllm-core; importing this module imports none of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """``chat``, ``export-model`` and ``verify``."""
+    """``chat``, ``compare``, ``export-model``, ``runs``, ``show`` and ``verify``."""
     return [
         CommandProvider(
             name="verify",
@@ -30,5 +30,20 @@ def cli_commands() -> list[CommandProvider]:
             name="chat",
             load="rllm_viewer.commands.chat:chat",
             summary="Talk to a trained model in the terminal.",
+        ),
+        CommandProvider(
+            name="show",
+            load="rllm_viewer.commands.show:show",
+            summary="Show recorded groups of a run: conversations, rewards, advantages, tokens.",
+        ),
+        CommandProvider(
+            name="runs",
+            load="rllm_viewer.commands.runs:runs",
+            summary="List the runs in a folder, each with its result.",
+        ),
+        CommandProvider(
+            name="compare",
+            load="rllm_viewer.commands.compare:compare",
+            summary="Compare runs: differing settings, validations, last metrics, plot.",
         ),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from rllm_core.assembly.resolution import Resolved, resolve_run
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
+from rllm_viewer.results import validations
 
 
 def resolved_run(run: Path, plugins: PluginManager) -> Resolved:
@@ -45,13 +45,4 @@ def checkpoint_of(run: Path, step: int | None) -> Path:
 
 def last_validation(run: Path, step: int) -> dict[str, Any] | None:
     """Returns the event of the last validation up to a step; None if there was none."""
-    path, found = run / "events.jsonl", None
-    if not path.is_file():
-        return None
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            # A run that is still going, or was killed, may end in half a line.
-            if line.startswith('{"event":"validation"') and line.endswith("\n"):
-                event = json.loads(line)
-                found = event if event["step"] <= step else found
-    return found
+    return next((event for event in reversed(validations(run)) if event["step"] <= step), None)

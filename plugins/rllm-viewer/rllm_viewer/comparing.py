@@ -1,0 +1,145 @@
+"""Compares runs: the settings and versions that differ, their validations and their last metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rllm_core.errors import ConfigError, RunError
+from rllm_core.run_folder.journal import read_json_lines
+from rllm_viewer.results import DAMAGED, tables_of, validations
+
+MEASURES = ("solved", "reward_mean", "nll_per_token")
+RUNNING_MEAN = 0.9
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is compared of a run.
+
+    Attributes:
+        path: Run folder.
+        settings: Keys of its run file, as ``section.key``.
+        versions: Versions at its last launch, by name.
+        validations: Its validations, in order.
+        metrics: Its metrics, one object per step.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    validations: Sequence[Mapping[str, Any]]
+    metrics: Sequence[Mapping[str, Any]]
+
+
+def read(path: Path) -> Run:
+    """Reads a run.
+
+    Raises:
+        ConfigError: If the folder is not a run folder.
+        RunError: If one of its files is damaged.
+    """
+    settings = _flat(tables_of(path))
+    try:
+        starts = path / "plugins.json"
+        launches = json.loads(starts.read_text(encoding="utf-8")) if starts.is_file() else []
+        versions = {name: str(value) for name, value in _flat(launches[-1] if launches else {}).items()}
+        measured, metrics = validations(path), read_json_lines(path / "metrics.jsonl")
+        for row in (*measured, *metrics):
+            row["step"] = int(row["step"])
+        return Run(path, settings, versions, measured, metrics)
+    except DAMAGED as error:
+        raise RunError(f"run folder {path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def differing(values: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns the names whose values are not equal in all mappings, with the value of each; None where absent."""
+    names = sorted({name for mapping in values for name in mapping})
+    missing = object()
+    found = {}
+    for name in names:
+        of_runs = [mapping.get(name, missing) for mapping in values]
+        if any(value != of_runs[0] or type(value) is not type(of_runs[0]) for value in of_runs[1:]):
+            found[name] = [None if value is missing else value for value in of_runs]
+    return found
+
+
+def by_step(runs: Sequence[Run], measure: str) -> dict[int, list[float | None]]:
+    """Returns a measure of the validations by step, one value for each run; None where a run has none."""
+    of_runs = [{row["step"]: row.get(measure) for row in run.validations} for run in runs]
+    steps = sorted({step for values in of_runs for step, value in values.items() if value is not None})
+    return {step: [values.get(step) for values in of_runs] for step in steps}
+
+
+def last_metrics(runs: Sequence[Run]) -> dict[str, list[float | None]]:
+    """Returns the metrics of the last step of each run, by name; None where a run does not have one."""
+    last = [run.metrics[-1] if run.metrics else {} for run in runs]
+    names = dict.fromkeys(name for metrics in last for name in metrics)
+    return {name: [metrics.get(name) for metrics in last] for name in names}
+
+
+def curve_of(runs: Sequence[Run]) -> str | None:
+    """Returns the metric to draw: the reward if any run has one, else the loss; None if no run has either."""
+    for name in ("reward_mean", "loss"):
+        if any(metrics.get(name) is not None for run in runs for metrics in run.metrics):
+            return name
+    return None
+
+
+def plot(runs: Sequence[Run], labels: Sequence[str], file: Path) -> None:
+    """Draws the reward, or else the loss, of all runs over their steps, with their validations.
+
+    Raises:
+        ConfigError: If matplotlib is not installed, the runs have nothing to draw, or the file cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib; install it with: pip install rllm-core[plots]") from None
+    name = curve_of(runs)
+    if name is None:
+        raise ConfigError("there is nothing to plot: no run has trained a step with a reward or a loss")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    validated = "reward_mean" if name == "reward_mean" else "nll_per_token"
+    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        color = f"C{number}"
+        drawn = [row for row in run.metrics if row.get(name) is not None]
+        steps, values = [row["step"] for row in drawn], [float(row[name]) for row in drawn]
+        axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
+        axes.plot(steps, _running_mean(values), color=color, linewidth=1.8)
+        points = [(row["step"], row[validated]) for row in run.validations if row.get(validated) is not None]
+        marks = list(zip(*points, strict=True)) or [(), ()]
+        axes.plot(*marks, color=color, marker="o", linestyle="--", linewidth=0.8)
+        # A dollar sign in the name must not start a formula.
+        axes.plot([], [], color=color, linewidth=1.8, label=label.replace("$", r"\$"))
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("reward (circles: validations)" if name == "reward_mean" else "loss (circles: validations)")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
+    try:
+        figure.savefig(file, dpi=120)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the plot cannot be written to {file}: {error}") from error
+
+
+def _running_mean(values: Sequence[float]) -> list[float]:
+    running: list[float] = []
+    for value in values:
+        running.append(value if not running else RUNNING_MEAN * running[-1] + (1 - RUNNING_MEAN) * value)
+    return running
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

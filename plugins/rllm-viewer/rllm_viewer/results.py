@@ -1,0 +1,226 @@
+"""The result of a run from its folder: its status, its steps, and its rewards from first to last.
+
+Cheap enough for hundreds of folders: of a long file, only the first and the last line and a few between are read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rllm_core.errors import ConfigError
+
+MEASURES = ("solved", "reward_mean", "nll_per_token", "loss")
+"""Measures of a run, of which the first that it has describes it: ``loss`` is only known of training steps."""
+
+SAMPLES = 24
+CHUNK_BYTES = 1 << 16
+DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run, in short.
+
+    Attributes:
+        path: Run folder.
+        status: ``running``, ``interrupted`` (killed) or ``damaged``, or the status in ``summary.json``.
+        error: Why the run failed, or why its folder cannot be read.
+        steps: Optimizer steps so far.
+        measure: What `first` and `last` measure, one of `MEASURES`; None if the run has measured nothing.
+        source: ``validation`` if they are of its first and last validation, ``training`` if of training steps.
+        curve: Evenly spaced values of the training steps; None for a step without.
+        started: When the last launch started, in seconds since the epoch.
+        changed: When the run last wrote a step, its summary or its events, likewise.
+    """
+
+    path: Path
+    status: str
+    error: str | None = None
+    workflow: str | None = None
+    backend: str | None = None
+    steps: int | None = None
+    planned_steps: int | None = None
+    measure: str | None = None
+    source: str | None = None
+    first: float | None = None
+    last: float | None = None
+    curve: tuple[float | None, ...] = ()
+    started: float | None = None
+    changed: float | None = None
+
+
+def result_of(run: Path) -> RunResult:
+    """Returns the result of a run; a damaged folder is a result, too."""
+    try:
+        return _result(run)
+    except DAMAGED as error:
+        what = f"{error.filename or run}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return RunResult(run, "damaged", error=what or type(error).__name__, changed=_changed(run))
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Returns the run folders in a folder, or the folder itself if it is one; in the order of their names.
+
+    Raises:
+        ConfigError: If there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}; name a folder of runs (default: ./runs)")
+    if _is_run(folder):
+        return [folder]
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and _is_run(entry))
+
+
+def tables_of(run: Path) -> dict[str, Any]:
+    """Returns the run file of a run.
+
+    Raises:
+        ConfigError: If the folder is not a run folder, or its run file is damaged.
+    """
+    file = run / "run.toml"
+    if not file.is_file():
+        raise ConfigError(f"{run} is not a run folder: it has no run.toml")
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+
+
+def summary_of(run: Path) -> dict[str, Any] | None:
+    """Returns ``summary.json``; None for a run that has not ended, or was killed.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    file = run / "summary.json"
+    if not file.is_file():
+        return None
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{file.name} is not an object")
+    return found
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    """Returns the events of all validations of a run, in order."""
+    path, found = run / "events.jsonl", []
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            # A run that is still going, or was killed, may end in half a line.
+            if line.startswith('{"event":"validation"') and line.endswith("\n"):
+                found.append(json.loads(line))
+    return found
+
+
+def _result(run: Path) -> RunResult:
+    tables = tomllib.loads((run / "run.toml").read_text(encoding="utf-8"))
+    summary = summary_of(run)
+    curve = _samples(run / "metrics.jsonl")
+    last_step = curve[-1].get("step", 0) if curve else 0
+    points = [one for one in (summary or {}).get("validation", ()) if isinstance(one, dict)]
+    measure, source, values = None, None, list[float | None]()
+    for name, rows in (("validation", points), ("training", curve)):
+        measure = next((each for each in MEASURES if any(row.get(each) is not None for row in rows)), None)
+        if measure is not None:
+            source, values = name, [row.get(measure) for row in rows]
+            break
+    known = [float(value) for value in values if value is not None]
+    drawn = next((each for each in MEASURES if any(row.get(each) is not None for row in curve)), "")
+    status = summary["status"] if summary is not None else "running" if is_running(run) else "interrupted"
+    return RunResult(
+        run,
+        str(status),
+        error=(summary or {}).get("error"),
+        workflow=str(tables.get("workflow", "")) or None,
+        backend=str(tables.get("backend", "")) or None,
+        steps=int((summary or {}).get("optimizer_steps", last_step)),
+        planned_steps=tables.get("training", {}).get("steps"),
+        measure=measure,
+        source=source,
+        first=known[0] if known else None,
+        last=known[-1] if known else None,
+        curve=tuple(None if row.get(drawn) is None else float(row[drawn]) for row in curve),
+        started=(run / "run.toml").stat().st_mtime,
+        changed=_changed(run),
+    )
+
+
+def is_running(run: Path) -> bool:
+    """Whether a process has the run folder locked.
+
+    The shared lock lasts for microseconds only: a run that starts at the same moment would not get its own.
+    """
+    try:
+        with (run / ".lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("run.toml", "events.jsonl", "summary.json"))
+
+
+def _changed(run: Path) -> float | None:
+    files = (run / name for name in ("summary.json", "metrics.jsonl", "events.jsonl", "run.toml"))
+    return max((file.stat().st_mtime for file in files if file.is_file()), default=None)
+
+
+def _samples(path: Path) -> list[dict[str, Any]]:
+    """Returns the first line of a file of JSON lines, its last complete one, and some between."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        found = {0: _line_at(file, 0)}
+        for number in range(1, SAMPLES - 1):
+            at, line = _line_after(file, size * number // (SAMPLES - 1))
+            found[at] = line
+        at, line = _last_line(file, size)
+        found[at] = line
+    lines = [found[at] for at in sorted(found)]
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def _line_at(file: BinaryIO, at: int) -> bytes:
+    file.seek(at)
+    return file.readline()
+
+
+def _line_after(file: BinaryIO, at: int) -> tuple[int, bytes]:
+    """Returns the first whole line after a position, and where it starts."""
+    file.seek(at)
+    file.readline()
+    return file.tell(), file.readline()
+
+
+def _last_line(file: BinaryIO, size: int) -> tuple[int, bytes]:
+    """Returns the last complete line and where it starts; a run may be writing one more."""
+    for start, tail in _tails(file, size):
+        end = tail.rfind(b"\n")
+        before = tail.rfind(b"\n", 0, max(end, 0))
+        if end >= 0 and (before >= 0 or start == 0):
+            return start + before + 1, tail[before + 1 : end + 1]
+    return 0, b""
+
+
+def _tails(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
+    length = CHUNK_BYTES
+    while True:
+        start = max(0, size - length)
+        file.seek(start)
+        yield start, file.read(size - start)
+        if start == 0:
+            return
+        length *= 4
