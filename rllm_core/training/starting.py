@@ -91,7 +91,7 @@ def train(parts: Parts, path: Path, left: list[str], *, resume: bool, owns_proce
     Raises:
         UserError: See `launch.train`.
     """
-    advice = f"To continue: rllm-core train --resume --run-dir {path}"
+    advice = f"To continue: {launch.how_to_continue(parts.config.workflow, path)}"
     guard = Guard(parts.config.training.stall_timeout_seconds, advice) if owns_process else None
     return run(launch.train(parts, path, resume=resume, progress=for_terminal(), guard=guard), left)
 
