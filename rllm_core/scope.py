@@ -1,14 +1,94 @@
-"""Lifetime of a rollout: when its completers stop working, and which steps they returned."""
+"""Lifetime of a rollout: when its completers stop working, which steps they returned, and how long its calls took."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rllm_core.types import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a rollout to something outside of its workflow.
+
+    Attributes:
+        kind: ``model``, ``tool`` or ``reward``.
+        name: Name of the tool or reward function; empty for the model.
+        start: Seconds from the start of the rollout.
+        seconds: Duration.
+    """
+
+    kind: str
+    name: str
+    start: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class Calls:
+    """Durations of a rollout and of its calls, in the order in which they ended.
+
+    Attributes:
+        began: `time.perf_counter` at the start of the rollout.
+        seconds: Duration of the rollout; None while it runs.
+    """
+
+    began: float = field(default_factory=time.perf_counter)
+    seconds: float | None = None
+    calls: list[Call] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self, kind: str, name: str = "") -> Iterator[None]:
+        """Measures the duration of its body."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.calls.append(Call(kind, name, start - self.began, time.perf_counter() - start))
+
+    def end(self) -> None:
+        """Ends the rollout."""
+        self.seconds = time.perf_counter() - self.began
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields of a line of ``group_timings.jsonl``."""
+        calls = [
+            {"kind": c.kind, **({"name": c.name} if c.name else {}), "start": c.start, "seconds": c.seconds}
+            for c in self.calls
+        ]
+        return {"seconds": self.seconds, "calls": calls}
+
+
+_calls: ContextVar[Calls | None] = ContextVar("calls", default=None)
+
+
+@contextmanager
+def timing(calls: Calls) -> Iterator[None]:
+    """Lets `timed` add to ``calls`` in this task and in those that it starts."""
+    token = _calls.set(calls)
+    try:
+        yield
+    finally:
+        _calls.reset(token)
+        calls.end()
+
+
+@contextmanager
+def timed(kind: str, name: str = "") -> Iterator[None]:
+    """Measures a call of the current rollout; see `Call` for the arguments. Outside of rollouts, measures nothing."""
+    calls = _calls.get()
+    if calls is None:
+        yield
+        return
+    with calls.timed(kind, name):
+        yield
 
 
 class RolloutEnded(RuntimeError):

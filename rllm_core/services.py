@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rllm_core import providers
 from rllm_core.plugins.blame import defined_at
 from rllm_core.sandbox import ChildFunction, Limits, Sandbox
+from rllm_core.scope import timed
 from rllm_core.types import Task
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class Services:
             graded = self._functions.get((name, limits))
             if graded is None:
                 graded = self._functions[name, limits] = ChildFunction(f"{__name__}:graded", limits)
-            value, parts = await graded(provided.record.load, task.model_dump(mode="json"), text)
+            with timed("reward", name):
+                value, parts = await graded(provided.record.load, task.model_dump(mode="json"), text)
             if not _is_number(value):
                 raise ValueError(
                     f"reward function {name!r}{where} returned {value!r:.80}, not a finite number (alone, or with its "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -107,14 +108,37 @@ def with_tokens(
     remaining = iter(values)
     trajectories = []
     for trajectory in group.trajectories:
-        steps = list(trajectory.steps)
-        for segment in trained_segments(trajectory):
-            lengths = [len(steps[position].completion_ids) for position in segment.trained]
-            parts = np.split(next(remaining), np.cumsum(lengths)[:-1])
-            for position, part in zip(segment.trained, parts, strict=True):
-                steps[position] = changed(steps[position], part)
+        mine = itertools.islice(remaining, len(trained_segments(trajectory)))
+        steps = [
+            step if part is None else changed(step, part)
+            for step, part in zip(trajectory.steps, per_step(trajectory, mine), strict=True)
+        ]
         trajectories.append(trajectory.model_copy(update={"steps": steps}))
     return group.model_copy(update={"trajectories": trajectories})
+
+
+def per_step(
+    trajectory: Trajectory, values: Iterable[Floats | None], *, learns_written: bool = False
+) -> list[Floats | None]:
+    """Splits numbers of a trajectory's samples into those of its steps.
+
+    Args:
+        trajectory: Trajectory.
+        values: Per sample of `training_samples`, ``(sampled_tokens,)``, or None for a sample without numbers.
+        learns_written: As for `training_samples`.
+
+    Returns:
+        Per step ``(completion_tokens,)``, or None for a step without numbers.
+    """
+    result: list[Floats | None] = [None] * len(trajectory.steps)
+    for segment, of_sample in zip(trained_segments(trajectory, learns_written=learns_written), values, strict=True):
+        if of_sample is None:
+            continue
+        lengths = [len(trajectory.steps[position].completion_ids) for position in segment.trained]
+        parts = np.split(of_sample, np.cumsum(lengths)[:-1])
+        for position, part in zip(segment.trained, parts, strict=True):
+            result[position] = part
+    return result
 
 
 def _check(group: TrajectoryGroup, trajectory: Trajectory, credit: Credit, credited_by: str) -> None:

@@ -43,8 +43,10 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """Steps between validations. 0 validates only before and after training."""
     validation_rollouts: Annotated[int, Field(ge=0)] = 512
     """Rollouts per validation, spread evenly over its tasks. 0 disables validation."""
-    trajectories_per_step: Annotated[int, Field(ge=0)] = 8
-    """Episodes written to trajectories.jsonl per step, and per validation."""
+    groups_kept_per_step: Annotated[int, Field(ge=0)] = 1
+    """Whole groups written to groups.jsonl per step; of each validation, four times as many tasks. 0 records none."""
+    trajectories_per_step: Annotated[int, Field(ge=0)] = 0
+    """Deprecated: episodes written to trajectories.jsonl per step, and per validation. Use groups_kept_per_step."""
     buffer_max_bytes: Annotated[int, Field(ge=1)] = 8 * 2**30
     """Bytes of memory for complete groups waiting for training. Generation pauses at the limit."""
     buffer_spill: bool = False

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, TokenSource
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BreakReason, ToolSpec
-from rllm_core.scope import RolloutScope
+from rllm_core.scope import RolloutScope, timed
 from rllm_core.seeds import derive_seed
 from rllm_core.types import (
     FinishReason,
@@ -105,7 +105,7 @@ class Completer:
         params = self.sampling_params
         if max_response_tokens is not None:
             params = params.model_copy(update={"max_response_tokens": max_response_tokens})
-        with self.scope.call():
+        with self.scope.call(), timed("model"):
             self._is_busy = True
             try:
                 step = await self._complete(messages, tools, params, derive_seed(self.seed, self._turns + 1))

@@ -7,7 +7,9 @@
     metrics.jsonl         one object per optimizer step; the same seed and file give the same bytes
     timings.jsonl         seconds and tokens per second of each step, which differ from run to run
     events.jsonl          events of every rollout, group, step, weight sync and checkpoint
-    trajectories.jsonl    some complete episodes of each step and validation
+    groups.jsonl          some whole groups of each step and validation; three files beside it belong to it
+                          (`rllm_core.run_folder.recorded`)
+    trajectories.jsonl    some complete episodes of each step and validation, if the run file asks for them
     summary.json          status and totals at the end of the run
     files.json, files/    copies of the user's files with code of the run
     reward.png            the reward over the steps (extra ``[plots]``)
@@ -32,10 +34,11 @@ from rllm_core.file_references import CLASS_PREFIX, is_class_reference
 from rllm_core.plugins.classes import source_of
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.journal import JsonLines, cut_after, write_whole, writing
+from rllm_core.run_folder.recorded import GROUPS, INDEX, TIMINGS, TOKENS
 from rllm_core.run_folder.resuming import changed_keys
 
 FILES = "files.json"
-LINES = ("events", "metrics", "timings", "trajectories")
+LINES = ("events", "metrics", "timings", "trajectories", GROUPS, INDEX, TIMINGS, TOKENS)
 
 
 class RunDir:
@@ -177,8 +180,8 @@ class RunDir:
             missing_ok=True
         )  # from the previous launch, including steps that are truncated now
         for name in reversed(LINES):
-            try:
-                cut_after(self.path / f"{name}.jsonl", offsets[name], lost / f"{name}.jsonl")
+            try:  # manifests of earlier versions have fewer files
+                cut_after(self.path / f"{name}.jsonl", offsets.get(name, 0), lost / f"{name}.jsonl")
             except ValueError as error:
                 raise RunError(f"run folder {self.path} cannot be resumed: {error}") from error
 

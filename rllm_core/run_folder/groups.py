@@ -7,6 +7,7 @@ of a conversation that a step continues. Token ids and numbers are packed (`rllm
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,16 +113,25 @@ def chosen(rewards: Sequence[Sequence[float]], groups: int, turn: int) -> list[t
         rewarded = [position for position in left if rewards[position]]
         rule = RULES[number % len(RULES)] if rewarded else RULES[0]
         if rule == "best":
-            position = max(rewarded, key=lambda at: np.mean(rewards[at]))
+            position = max(rewarded, key=lambda at: _mean(rewards[at]))
         elif rule == "worst":
-            position = min(rewarded, key=lambda at: np.mean(rewards[at]))
+            position = min(rewarded, key=lambda at: _mean(rewards[at]))
         elif rule == "divided":
-            position = max(rewarded, key=lambda at: np.std(rewards[at]))
+            position = max(rewarded, key=lambda at: _variance(rewards[at]))
         else:
             position = left[0]
         left.remove(position)
         result.append((position, rule))
     return result
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)  # exactly rounded, so that a verifier finds the same ties
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / len(values)
 
 
 def _episode(episode: Episode, first: dict[int, Step]) -> dict[str, Any]:

@@ -42,13 +42,14 @@ def write_whole(path: Path, text: str) -> None:
 class JsonLines:
     """Append-only file of JSON objects, one per line.
 
-    Each line goes to the operating system immediately, so a killed process loses none; `sync` puts them on disk. The
-    first disk error is a `RunError`, which ends the run; later ones, while the run shuts down, are not reported.
+    The file is created with its first line. Each line goes to the operating system immediately, so a killed process
+    loses none; `sync` puts them on disk. The first disk error is a `RunError`, which ends the run; later ones, while
+    the run shuts down, are not reported.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO = path.open("ab")
+        self._file: BinaryIO | None = None
         self._failure: OSError | None = None
 
     def write(self, record: dict[str, Any]) -> None:
@@ -58,10 +59,19 @@ class JsonLines:
     def write_text(self, line: str) -> None:
         """Appends one serialized object."""
         try:
+            if self._file is None:
+                self._file = self.path.open("ab")
             self._file.write(line.encode() + b"\n")
             self._file.flush()
         except OSError as error:
             self._fail(error)
+
+    @property
+    def size(self) -> int:
+        """Length of the file in bytes."""
+        if self._file is not None:
+            return self._file.tell()
+        return self.path.stat().st_size if self.path.exists() else 0
 
     def sync(self) -> int:
         """Syncs everything to disk.
@@ -74,12 +84,15 @@ class JsonLines:
         """
         if self._failure is not None:
             raise _cannot_be_written(self.path, self._failure)
-        with writing(self.path):
-            os.fsync(self._file.fileno())
-        return self._file.tell()
+        if self._file is not None:
+            with writing(self.path):
+                os.fsync(self._file.fileno())
+        return self.size
 
     def close(self) -> None:
         """Closes the file."""
+        if self._file is None:
+            return
         try:
             self._file.close()
         except OSError as error:

@@ -14,6 +14,7 @@ RESUMABLE = frozenset(
         ("training", "checkpoint_every_steps"),
         ("training", "keep_checkpoints"),
         ("training", "validate_every_steps"),
+        ("training", "groups_kept_per_step"),
         ("training", "trajectories_per_step"),
         ("training", "trackers"),
         ("training", "buffer_max_bytes"),

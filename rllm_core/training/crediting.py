@@ -49,6 +49,7 @@ class Crediting:
         self.algorithm = algorithm
         self.diagnostics = OffPolicyDiagnostics()
         self._compute_logprobs = compute_logprobs
+        self._corrections: dict[str, Floats] = {}
         self._task_ids: dict[int, str] = {}  # of the last credited groups
         self._forward_is_proximal = forward_is_proximal
         kl = config.algorithm.kl
@@ -170,6 +171,11 @@ class Crediting:
             samples = [_with(s, reference_logprobs=known) for s, known in zip(samples, reference, strict=True)]
         return samples
 
+    def take_corrections(self) -> dict[str, Floats]:
+        """Returns ``(sampled_tokens,)`` weights of the corrections since the last call, by sample id."""
+        taken, self._corrections = self._corrections, {}
+        return taken
+
     def _weighted(self, samples: Sequence[TrainingSample], weight_version: int) -> list[TrainingSample]:
         """Applies corrections to the advantages of samples whose sampling log-probabilities are known."""
         known = {index: ratios for index, sample in enumerate(samples) if (ratios := _log_ratios(sample)) is not None}
@@ -189,6 +195,7 @@ class Crediting:
         )
         if weights is not None:
             for index, part in zip(known, np.split(weights, starts[1:]), strict=True):
+                self._corrections[samples[index].sample_id] = part.astype(np.float32)
                 corrected = (samples[index].advantages * part).astype(np.float32)
                 result[index] = _with(samples[index], advantages=corrected)
         return result

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from rllm_core.algorithms.grouping import FilterReason
-from rllm_core.assembly.tasks import TaskStream
 from rllm_core.errors import RunError, UserError
 from rllm_core.limits.timeouts import stop
 from rllm_core.run_folder.difficulty import Difficulty
@@ -34,7 +33,7 @@ class Generation:
         self.runner = parts.runner
         self.ledger = parts.ledger
         self.coordinator = parts.coordinator
-        self.stream = TaskStream(parts.tasks.of("train"), parts.config.training.seed)
+        self.stream = parts.stream
         self.groups_since_step = 0
         self.difficulty = Difficulty()
         self.quarantine = Quarantine(parts.config.rollout.quarantine_after_groups)
@@ -151,6 +150,7 @@ class Generation:
             self.ledger.complete(group)
             return
         self.ledger.filter(group, reason)
+        self.parts.recording.filtered(group, reason, step=self.parts.position.step)
         if reason is FilterReason.INCOMPLETE_GROUP:
             self._group_lost(group)
         else:
@@ -171,7 +171,7 @@ class Generation:
         except UserError as error:
             self.parts.buffer.fail(error)
             raise
-        group.add(rollout.episode)
+        group.add(rollout.episode, rollout.calls)
 
     async def _attempt_ended(self, episode: Episode) -> None:
         self.ledger.end_attempt(episode)

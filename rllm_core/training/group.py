@@ -9,6 +9,7 @@ from functools import cached_property
 
 from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.algorithms.grouping import FilterReason, GroupOf, by_role, filter_reason, group_trajectories
+from rllm_core.scope import Calls
 from rllm_core.types import Episode, Trajectory, TrajectoryGroup
 
 OBJECT_BYTES = 500
@@ -23,6 +24,7 @@ class Group:
         rollouts: Number of its rollouts.
         dispatched_version: Weight version that was live when the group was started.
         ended: Rollouts that have ended, by ``rollout_index``.
+        calls: Durations of their calls, likewise; not saved with the group.
         groups: Advantage groups of a complete group, one per role, without filtered ones.
         left_out: Number of rollouts excluded from the advantage groups for their termination reason.
         filtered: Reason why no advantage group survived, if the optimizer step does not replace the group
@@ -35,11 +37,12 @@ class Group:
     rollouts: int
     dispatched_version: int = 0
     ended: dict[int, Episode] = field(default_factory=dict)
+    calls: dict[int, Calls] = field(default_factory=dict)
     groups: list[TrajectoryGroup] = field(default_factory=list)
     left_out: int = 0
     filtered: FilterReason | None = None
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: Episode, calls: Calls | None = None) -> None:
         """Adds a rollout that has ended.
 
         Raises:
@@ -48,6 +51,8 @@ class Group:
         if episode.rollout_index in self.ended:
             raise ValueError(f"rollout {episode.rollout_index} of task {self.task_id!r} was added twice")
         self.ended[episode.rollout_index] = episode
+        if calls is not None:
+            self.calls[episode.rollout_index] = calls
 
     @property
     def episodes(self) -> list[Episode]:

@@ -140,6 +140,10 @@ class _Launch:
             run_dir.keep_sources(assembly.plugins.sources)
             at_end.callback(lambda: run_dir.keep_sources(assembly.plugins.sources))  # also those loaded during the run
             progress.start(config, run_dir.path, self.summary["resumed_from_step"] or 0)
+            if config.training.trajectories_per_step:
+                progress.note(
+                    "training.trajectories_per_step is deprecated; training.groups_kept_per_step keeps whole groups"
+                )
             if restarted:
                 progress.note(f"{run_dir.path} has no complete checkpoint: restarting at step 0")
             self.trackers.start(config, str(run_dir.path))

@@ -19,7 +19,7 @@ from rllm_core.errors import RefusedConversation, UserError
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.timeouts import Escaped, contained, stop, waiting_at, whereabouts
 from rllm_core.plugins.blame import blamed
-from rllm_core.scope import RolloutScope
+from rllm_core.scope import Calls, RolloutScope, timing
 from rllm_core.seeds import derive_seed
 from rllm_core.training.acceptance import Refused, accept
 from rllm_core.training.requests import RequestMerger
@@ -70,10 +70,12 @@ class Attempt:
     Attributes:
         episode: Resulting episode.
         is_final: Whether a retry would fail in the same way.
+        calls: Durations of its calls.
     """
 
     episode: Episode
     is_final: bool = False
+    calls: Calls = field(default_factory=Calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,12 @@ class Rollout:
     Attributes:
         episode: Episode of the last attempt.
         failed: Episodes of earlier attempts.
+        calls: Durations of the last attempt's calls.
     """
 
     episode: Episode
     failed: list[Episode] = field(default_factory=list)
+    calls: Calls = field(default_factory=Calls)
 
 
 class RolloutRunner:
@@ -164,17 +168,17 @@ class RolloutRunner:
                 await ended(attempt.episode)
             may_retry = key.attempt + 1 < self.config.rollout.max_attempts and not attempt.is_final
             if not attempt.episode.termination_reason.is_failure or not may_retry:
-                return Rollout(attempt.episode, failed)
+                return Rollout(attempt.episode, failed, attempt.calls)
             failed.append(attempt.episode)
             key = replace(key, attempt=key.attempt + 1)
 
     async def attempt(self, task: Task, key: RolloutKey) -> Attempt:
         """Runs one attempt; errors of the workflow or the engine become the episode's termination reason."""
-        is_validation = key.purpose != "train"
+        is_validation, calls = key.purpose != "train", Calls()
         async with self.slots.place(priority=is_validation):
             self.merger.rollout_started()
             try:
-                attempt = await self._limited(task, key, is_validation)
+                attempt = await self._limited(task, key, is_validation, calls)
             finally:
                 self.merger.rollout_ended()
             episode = attempt.episode
@@ -183,8 +187,8 @@ class RolloutRunner:
         # The record was validated a moment ago, so adding its identity needs no second validation.
         identity = {"rollout_id": key.rollout_id, "rollout_index": key.index, "is_validation": is_validation}
         if type(episode) is not Episode:  # a plugin's subclass may hold more than fields
-            return Attempt(episode.model_copy(update=identity), attempt.is_final)
-        return Attempt(Episode._trusted(**(episode.__dict__ | identity)), attempt.is_final)
+            return Attempt(episode.model_copy(update=identity), attempt.is_final, calls)
+        return Attempt(Episode._trusted(**(episode.__dict__ | identity)), attempt.is_final, calls)
 
     async def idle(self) -> None:
         """Waits until the engine has no requests of ended rollouts."""
@@ -202,13 +206,13 @@ class RolloutRunner:
         """Cancels requests that are still in the engine."""
         await self.merger.aclose()
 
-    async def _limited(self, task: Task, key: RolloutKey, is_validation: bool) -> Attempt:
+    async def _limited(self, task: Task, key: RolloutKey, is_validation: bool, calls: Calls) -> Attempt:
         """Runs one attempt with a timeout, even if the workflow ignores its cancellation."""
         loop = asyncio.get_running_loop()
         scope = RolloutScope(f"rollout {key.rollout_id}", loop, self._idle_scope)
         # A separate task can be abandoned if it ignores its cancellation.
         work = loop.create_task(
-            self._work(task, self._completer(key, is_validation, scope), scope),
+            self._work(task, self._completer(key, is_validation, scope), scope, calls),
             name=f"rollout {key.rollout_id} of task {task.task_id!r}",
         )
         over: asyncio.Future[None] = loop.create_future()
@@ -236,10 +240,11 @@ class RolloutRunner:
                 self._lingering.add(scope)
         return self._outcome(task, work)
 
-    async def _work(self, task: Task, completer: Completer, scope: RolloutScope) -> Episode:
+    async def _work(self, task: Task, completer: Completer, scope: RolloutScope, calls: Calls) -> Episode:
         try:
             # Accept (copy) immediately, so that later changes by the workflow cannot affect the run.
-            returned = await contained(self.workflow.run(task, completer))
+            with timing(calls):
+                returned = await contained(self.workflow.run(task, completer))
             return accept(returned, task, self.workflow, scope, self._needs_reward)
         finally:
             if os.getpid() != self._pid:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from rllm_core.assembly.algorithm import Algorithm, passes
-from rllm_core.assembly.tasks import Tasks
+from rllm_core.assembly.tasks import Tasks, TaskStream
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import Teacher
@@ -24,6 +24,7 @@ from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.group import GroupRules
 from rllm_core.training.ledger import Ledger
 from rllm_core.training.pace import Pace
+from rllm_core.training.recording import Recording
 from rllm_core.training.rollouts import RolloutRunner
 from rllm_core.workflow import Workflow
 
@@ -130,6 +131,18 @@ class RunParts:
         _, per_take = self.passes
         rollouts = self.config.training.rollouts_per_group
         return Ledger(self.coordinator, self.buffer, self.reporter, rollouts_per_group=rollouts, per_take=per_take)
+
+    @cached_property
+    def stream(self) -> TaskStream:
+        """Training tasks in the order in which they are started."""
+        return TaskStream(self.tasks.of("train"), self.config.training.seed)
+
+    @cached_property
+    def recording(self) -> Recording:
+        """Records whole groups."""
+        return Recording(
+            self.config, self.algorithm, self.run_dir, self.stream.__getitem__, self.engine.parser, self.progress.note
+        )
 
     @cached_property
     def runner(self) -> RolloutRunner:

@@ -54,6 +54,7 @@ class Saving:
             "generation": self.generation.state_dict(buffered),
             "coordinator": parts.coordinator.state_dict(),
             "books": parts.ledger.books_after_restart(buffered),
+            "recording": parts.recording.state_dict(),
             "validations": [validation.to_dict() for validation in position.validations],
             "backend": parts.backend.state_dict(),
             "plugins": {name: answer for name, answer in answers.items() if answer is not None},
@@ -72,6 +73,7 @@ class Saving:
         self._saved_step = manifest["step"]
         generation = manifest["generation"]
         self.generation.load_state_dict(generation)
+        parts.recording.load_state_dict(manifest.get("recording", {}))  # missing in manifests of earlier versions
         parts.coordinator.load_state_dict(manifest["coordinator"])
         parts.ledger.restore(
             manifest["books"], generation["due_ordinals"], folder / "buffer.jsonl", generation["buffered_ordinals"]

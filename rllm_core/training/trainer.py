@@ -98,6 +98,7 @@ class Trainer:
                 incarnation=parts.run_dir.incarnation,
                 step=self.step,
                 restored=parts.buffer.ordinals(),
+                groups_kept_per_step=self.config.training.groups_kept_per_step,
                 trajectories_per_step=self.config.training.trajectories_per_step,
             )
             await parts.notify("on_train_start")
@@ -205,6 +206,7 @@ class Trainer:
         parts.position.step = step
         self.generation.groups_since_step = 0
         trained = self.ledger.train(planned)
+        self.parts.recording.trained(trained, samples, self.crediting.take_corrections(), step=step)
         self.reporter.difficulty(self.generation.difficulty.take(group.episodes for group in trained))
         known = {**result.metrics, **self.crediting.diagnostics.flush()}
         self.reporter.trained(trained, samples, known, self.coordinator.weight_version)
@@ -269,6 +271,8 @@ class Trainer:
             for episode in episodes:
                 await parts.notify("on_episode_finished", episode=episode)
         metrics = self.reporter.validated(result, episodes, failed)
+        tasks = [task for task, _ in self.validation_plan]
+        parts.recording.validated(list(zip(tasks, rollouts, strict=True)), step=step)
         await parts.notify("on_validation_end", step=step, metrics=metrics)
 
     async def _play_validation(self) -> list[Rollout]:

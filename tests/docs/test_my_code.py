@@ -12,6 +12,8 @@ import pytest
 from in_process import run_in_process
 from pages import ROOT, Page
 
+from rllm_core.run_folder.recorded import group_at, index_of
+
 PAGE = Page(ROOT / "docs" / "my-code.md")
 COMMANDS = [block.text.strip() for block in PAGE.blocks if block.language == "sh"]
 SHORT = ("steps=2", "groups_per_step=2", "rollouts_per_group=2", "validation_rollouts=1")
@@ -48,5 +50,6 @@ def test_parts_of_a_reward_are_averaged_and_recorded(folder: Path) -> None:
     test_the_commands_of_the_page_train(folder, COMMANDS[0])
     metrics = json.loads((folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert {"workflow/share", "workflow/is_right"} <= metrics.keys()
-    first = (folder / "run" / "trajectories.jsonl").read_text(encoding="utf-8").partition("\n")[0]
-    assert set(json.loads(first)["episode"]["metadata"]["reward_parts"]) == {"share", "is_right", "expected"}
+    group = group_at(folder / "run", index_of(folder / "run")[-1])
+    for rollout in group.rollouts:
+        assert set(rollout.episode.metadata["reward_parts"]) == {"share", "is_right", "expected"}

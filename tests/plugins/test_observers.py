@@ -419,7 +419,7 @@ class Rewriter:
 def everything_of(run_dir: Path) -> dict[str, Any]:
     """Returns everything a run wrote, except times and ids that differ between any two runs."""
     kept: dict[str, Any] = {}
-    for name in ("events.jsonl", "metrics.jsonl", "trajectories.jsonl"):
+    for name in ("events.jsonl", "metrics.jsonl", "groups.jsonl"):
         text = re.sub(r'"step_id":"\w+"', "", (run_dir / name).read_text(encoding="utf-8")).replace("{,", "{")
         kept[name] = [{k: v for k, v in json.loads(line).items() if k != "time"} for line in text.splitlines()]
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))

@@ -27,13 +27,14 @@ Edit = Callable[[Path], None]
 
 SMALL = ("training.steps=6", "training.groups_per_step=4", "training.rollouts_per_group=4", "say_yes.turns=2",
          "training.validation_rollouts=10", "training.checkpoint_every_steps=2",
-         "training.keep_checkpoints=3")  # fmt: skip
+         "training.keep_checkpoints=3", "training.trajectories_per_step=8")  # fmt: skip
 IN_FLIGHT = ("training.staleness_threshold=1", "training.partial_rollout=true")
 LOSSY = ("rollout.max_attempts=1", "rollout.quarantine_after_groups=1", "say_yes.tasks=14")
 WITHOUT = ("algorithm.filter_uniform_groups=true", "algorithm.refill_filtered_groups=false")
 KINDS: dict[str, tuple[str, ...]] = {
     "synchronous": ("training.trajectories_per_step=16", "training.validate_every_steps=2"),
     "colocated": ("backend=scripted_colocated", "training.validate_every_steps=3"),
+    "two groups": ("training.groups_kept_per_step=2", "training.trajectories_per_step=0"),
     "asynchronous": (*IN_FLIGHT, "training.trigger_parameter_sync_step=2", "algorithm.filter_uniform_groups=true"),
     "strict": (*IN_FLIGHT, "training.staleness=strict", "training.trajectories_per_step=5"),
     "streamed": (*IN_FLIGHT, "training.groups_per_forward_backward=1", "training.validation_rollouts=0"),

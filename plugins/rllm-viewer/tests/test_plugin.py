@@ -13,7 +13,12 @@ from rllm_core.providers import CommandProvider
 
 PACKAGE = Path(rllm_viewer.__file__).parent
 # The run file, the errors, and the format of a checkpoint's manifest.
-THE_VERIFIER_MAY_IMPORT = {"rllm_core.config", "rllm_core.errors", "rllm_core.run_folder.checkpoint"}
+THE_VERIFIER_MAY_IMPORT = {
+    "rllm_core.config",
+    "rllm_core.errors",
+    "rllm_core.run_folder.checkpoint",
+    "rllm_core.run_folder.groups",
+}
 
 
 def imported(path: Path) -> set[str]:

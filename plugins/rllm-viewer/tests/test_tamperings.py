@@ -15,6 +15,7 @@ from tampering import Edit, event, field, line, swapped, torn, twice, without
 from rllm_viewer.verify import verify
 
 EVENTS, METRICS, TIMINGS, KEPT = (f"{name}.jsonl" for name in ("events", "metrics", "timings", "trajectories"))
+GROUPS, INDEX, TEXTS = (f"{name}.jsonl" for name in ("groups", "groups_index", "tokens"))
 SUMMARY, MANIFEST = "summary.json", "manifest.json"
 
 
@@ -45,6 +46,32 @@ def of_training(content: Any) -> bool:
 
 def of_validation(content: Any) -> bool:
     return bool(content["episode"]["is_validation"] and content["episode"]["trajectories"])
+
+
+def was_trained(group: Any) -> bool:
+    return bool(group["outcome"] == "trained")
+
+
+def was_validated(group: Any) -> bool:
+    return bool(group["outcome"] == "validation")
+
+
+def was_filtered(group: Any) -> bool:
+    return bool(group["outcome"] == "filtered")
+
+
+def has_failed_rollouts(group: Any) -> bool:
+    return bool(group["outcome"] == "failed")
+
+
+def group(*path: str | int, at: Callable[[Any], bool] = was_trained, to: Any = tampering.changed) -> Edit:
+    """Returns an edit of the last group of that kind."""
+    return line(GROUPS, *path, at=at, to=to)
+
+
+def rollout(*path: str | int, to: Any = tampering.changed) -> Edit:
+    """Returns an edit of the first rollout of the last trained group."""
+    return group("rollouts", 0, *path, to=to)
 
 
 def rewritten_by_an_observer(folder: Path) -> None:
@@ -207,12 +234,43 @@ TAMPERINGS: dict[str, tuple[str, Edit, tuple[str, ...]]] = {
     "sync reason": (SYNC, event("sync", "reason", to="resume"), (EVENTS, "sync", "reason resume")),
     "checkpoint step": (SYNC, event("checkpoint", "step"), (EVENTS, "checkpoint", "step")),
     "begin step": (RESUMED, event("begin", "step"), (EVENTS, "a launch resumes from step")),
+    "begin groups_kept_per_step": (SYNC, event("begin", "groups_kept_per_step", to=2), (GROUPS, "expected")),
     "begin trajectories_per_step": (SYNC, event("begin", "trajectories_per_step", to=8), (KEPT, "step")),
     "validation in events": (SYNC, event("validation", "reward_mean"), (EVENTS, "validation", "reward_mean")),
     "validation rollouts in events": (SYNC, event("validation", "rollouts"), (EVENTS, "validation", "rollouts")),
     "validation episode": (
         SYNC, event("validation", "episodes", 0, "trajectories", 0, "reward"), (EVENTS, "validation", "reward_mean"),
     ),
+    # groups.jsonl and the files beside it
+    **{
+        f"group {name}": (kind, group(name, at=was_trained), (GROUPS, name))
+        for kind in (SYNC, "two groups")
+        for name in ("step", "group", "kept", "outcome", "reason", "weight_version")
+    },
+    "group of another task": (SYNC, group("task", "task_id"), (GROUPS, "task")),
+    "filtered group kept": (ASYNC, group("kept", at=was_filtered), (GROUPS, "kept")),
+    "filtered group reason": (ASYNC, group("reason", at=was_filtered), (GROUPS, "reason")),
+    "failed group reason": (LOSSY, group("reason", at=has_failed_rollouts), (GROUPS, "reason")),
+    "failed group outcome": (LOSSY, group("outcome", at=has_failed_rollouts), (GROUPS, "outcome")),
+    "validated group step": (SYNC, group("step", at=was_validated), (GROUPS, "step")),
+    "validated group of another task": (SYNC, group("task", "task_id", at=was_validated), (GROUPS, "the tasks")),
+    "a rollout less": (SYNC, group("rollouts", to=without_last), (GROUPS, "3 rollouts, expected 4")),
+    "rollout of another group": (SYNC, rollout("episode", "rollout_id"), (GROUPS, "does not belong")),
+    "rollout outcome": (SYNC, rollout("outcome", to="validation"), (GROUPS, "outcome validation")),
+    "rollout reward": (SYNC, rollout("episode", "trajectories", 0, "reward", to=77.0), (GROUPS, "reward 77.0")),
+    "rollout is_correct": (SYNC, rollout("episode", "is_correct", to=None), (GROUPS, "is_correct None")),
+    "rollout tokens": (
+        SYNC, rollout("episode", "trajectories", 0, "steps", 0, "completion_ids", to="<u1:AQ=="), (GROUPS, "line"),
+    ),
+    "rollout version": (
+        SYNC, rollout("episode", "trajectories", 0, "steps", 0, "weight_version", to=before), (GROUPS, "version"),
+    ),
+    "advantages of a token less": (SYNC, rollout("advantages", 0, 0, to="<f4:AACAPw=="), (GROUPS, "line")),
+    "index offset": (SYNC, line(INDEX, "offset"), (INDEX, "offset")),
+    "index length": (SYNC, line(INDEX, "length"), (INDEX, "length")),
+    "index rewards": (SYNC, line(INDEX, "rewards", 0, to=77.0), (INDEX, "rewards")),
+    "index solved": (SYNC, line(INDEX, "solved", 0), (INDEX, "solved")),
+    "a token less": (SYNC, without(TEXTS, 0), (TEXTS, "lacks")),
     # trajectories.jsonl
     "episode reward": (ASYNC, reward_of(of_training), (KEPT, "trajectories[0] reward")),
     "episode reward of a validation": (
@@ -239,7 +297,8 @@ TAMPERINGS: dict[str, tuple[str, Edit, tuple[str, ...]]] = {
             ("books", "dispatched"), ("books", "retries"), ("books", "ended"),
             ("generation", "next_ordinal"), ("generation", "due_ordinals"), ("generation", "buffered_ordinals"),
             ("generation", "difficulty"), ("offsets", "events"), ("offsets", "metrics"), ("offsets", "timings"),
-            ("offsets", "trajectories"), ("validations",),
+            ("offsets", "trajectories"), ("offsets", "groups"), ("offsets", "groups_index"), ("recording",),
+            ("validations",),
         )
     },
     "manifest epoch": (SYNC, field(MANIFEST, "generation", "epoch", to=9), (MANIFEST, "generation.epoch 9")),
@@ -257,16 +316,18 @@ DELETED = {
     METRICS: (0, 3, -1),
     TIMINGS: (0, 3, -1),
     KEPT: (of_training, of_validation, 0),
+    GROUPS: (was_trained, was_validated, 0),
+    INDEX: (was_trained, 0),
 }  # fmt: skip
 LINES = {
     f"{how.__name__} {name} {number}": (SYNC, how(name, at), (name,))
     for name, places in DELETED.items()
     for number, at in enumerate(places)
     for how in (without, twice, swapped)
-    if not (how is swapped and at in (-1, of_validation, *DELETED[EVENTS]))
+    if not (how is swapped and at in (-1, of_validation, was_validated, *DELETED[EVENTS]))
 }
 MORE = {
-    **{f"torn {name}": (SYNC, torn(name), (name,)) for name in (EVENTS, METRICS, TIMINGS, KEPT)},
+    **{f"torn {name}": (SYNC, torn(name), (name,)) for name in (EVENTS, METRICS, TIMINGS, KEPT, GROUPS, INDEX)},
     **{
         f"swapped {name}": (SYNC, swapped(EVENTS, named(name, **{number: 3})), (EVENTS,))
         for name, number in (("sync", "step"), ("step", "step"))
@@ -312,7 +373,7 @@ def test_what_was_changed_is_named(
 
 
 EARLIER_VERSIONS_LACK = {
-    "begin": ("trajectories_per_step",),
+    "begin": ("trajectories_per_step", "groups_kept_per_step"),
     "dispatch": ("epoch",),
     "finish": ("is_correct", "trajectories"),
     "enqueue": ("trajectories",),
@@ -334,9 +395,12 @@ def as_of_an_earlier_version(folder: Path) -> None:
         new += json.dumps(content, separators=(",", ":")).encode() + b"\n"
         ends[old] = len(new)
     path.write_bytes(new)
+    for name in (GROUPS, INDEX, TEXTS):
+        (folder / name).unlink()
     for manifest in folder.glob("checkpoints/*/manifest.json"):
         content = json.loads(manifest.read_text())
         content["offsets"]["events"] = ends[content["offsets"]["events"]]
+        del content["recording"], content["offsets"]["groups"], content["offsets"]["groups_index"]
         manifest.write_text(json.dumps(content))
 
 
@@ -391,7 +455,7 @@ def test_what_was_changed_in_a_folder_of_an_earlier_version_is_named(
     assert any(all(name in problem for name in names) for problem in problems), problems
 
 
-@pytest.mark.parametrize("name", [EVENTS, METRICS, TIMINGS, KEPT])
+@pytest.mark.parametrize("name", [EVENTS, METRICS, TIMINGS, KEPT, GROUPS, INDEX])
 def test_a_line_that_a_kill_cut_off_makes_a_run_interrupted(
     made: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:

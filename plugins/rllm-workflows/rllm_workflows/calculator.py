@@ -14,6 +14,7 @@ from pydantic import Field
 from rllm_core.engine import Completer, derive_seed
 from rllm_core.errors import ConfigError
 from rllm_core.parser import ToolSpec
+from rllm_core.scope import timed
 from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason
 from rllm_core.workflow import ChatTools, Split, Workflow, WorkflowConfig
 from rllm_workflows.mcp_tools import ROLLOUT_SEED, McpServers, McpTools
@@ -219,7 +220,8 @@ class CalculatorWorkflow(Workflow):
 
         async def call(name: str, arguments: Any) -> str:
             if servers is None:
-                return calculator.call(name, arguments)
+                with timed("tool", name):
+                    return calculator.call(name, arguments)
             return await _call_server(servers, name, arguments, seed)
 
         specs: Sequence[ToolSpec] = Calculator.SPECS if servers is None else servers.specs

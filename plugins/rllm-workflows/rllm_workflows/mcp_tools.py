@@ -34,6 +34,7 @@ from pydantic import Field, field_validator
 
 from rllm_core.errors import ConfigError
 from rllm_core.parser import ToolSpec
+from rllm_core.scope import timed
 from rllm_core.workflow import WorkflowConfig
 
 if TYPE_CHECKING:
@@ -214,7 +215,8 @@ class McpTools:
         if found is None:
             return ToolResult("error: no such tool", is_error=True)
         server, tool = found
-        return await server.call(tool, arguments, meta or {})
+        with timed("tool", name):
+            return await server.call(tool, arguments, meta or {})
 
 
 async def _list_tools(server: Server) -> list[Mapping[str, Any]]:

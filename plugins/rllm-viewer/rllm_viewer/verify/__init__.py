@@ -11,7 +11,7 @@ It checks these rules, event by event:
 - Weight versions only grow, and sampled, complete and consumed groups have a version that was live at the time.
 
 It then compares every number that is in two files: ``summary.json``, ``metrics.jsonl``, ``timings.jsonl``,
-``trajectories.jsonl``, ``plugins.json`` and the manifests with the journal, or with each other.
+``groups.jsonl``, ``plugins.json`` and the manifests with the journal, or with each other.
 
 The check does not rely on the loop: it derives the expected content from the events and ``run.toml``.
 """
@@ -26,6 +26,7 @@ from rllm_core.config import TrainingConfig
 from rllm_core.errors import ConfigError
 from rllm_viewer.verify import comparisons
 from rllm_viewer.verify.findings import MAX_PROBLEMS, Verification
+from rllm_viewer.verify.groups import Groups
 from rllm_viewer.verify.lines import Lines
 from rllm_viewer.verify.replay import Replay
 from rllm_viewer.verify.trajectories import Trajectories
@@ -60,9 +61,13 @@ def verify(run_dir: Path) -> Verification:
         comparisons.check_step_lines(lines, run_dir, found)
     comparisons.check_metrics(metrics, replay.blocks, found)
     comparisons.check_timings(timings, metrics, found)
-    comparisons.check_whole((events, trajectories.lines, metrics, timings), found)
-    ends = {"metrics": metrics.ends, "timings": timings.ends, "trajectories": trajectories.lines.ends}
-    comparisons.check_checkpoints(run_dir, replay, ends, trajectories.ends, found)
+    groups = Groups(run_dir, replay.recorded.entries, found)
+    comparisons.check_end_of_groups(run_dir, groups, found, is_killed=summary is None)
+    comparisons.check_whole((events, trajectories.lines, groups.lines, groups.index, metrics, timings), found)
+    files = (metrics, timings, trajectories.lines, groups.lines, groups.index)
+    ends = {file.name.removesuffix(".jsonl"): file.ends for file in files}
+    blocks = {"trajectories": trajectories.ends, "groups": groups.ends}
+    comparisons.check_checkpoints(run_dir, replay, ends, blocks, found)
     return found
 
 

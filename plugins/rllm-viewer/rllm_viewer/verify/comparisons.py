@@ -11,6 +11,7 @@ from rllm_core.errors import RunError
 from rllm_core.run_folder import checkpoint
 from rllm_viewer.verify.episodes import check_episode
 from rllm_viewer.verify.findings import Verification, same
+from rllm_viewer.verify.groups import Groups
 from rllm_viewer.verify.lines import Lines
 from rllm_viewer.verify.records import Block, Rollout, Snapshot
 from rllm_viewer.verify.replay import Replay
@@ -156,6 +157,19 @@ def check_end_of_trajectories(
     found.problem(f"trajectories.jsonl has {lines} line(s); events.jsonl has {missing} more step(s) or validation(s)")
 
 
+def check_end_of_groups(run_dir: Path, groups: Groups, found: Verification, *, is_killed: bool) -> None:
+    """Checks the end of ``groups.jsonl``: the lines of the last event may be missing, unless the run completed."""
+    missing = groups.missing
+    if not missing or (found.status != "completed" and missing[0].event == missing[-1].event):
+        return
+    if is_killed:  # perhaps while resuming: after truncating this file, and before truncating the journal
+        complete = checkpoint.complete(run_dir / "checkpoints")
+        if groups.lines.ends[-1] == (checkpoint.read(complete[-1])["offsets"].get("groups") if complete else 0):
+            return
+    lines = len(groups.lines.ends) - 1
+    found.problem(f"groups.jsonl has {lines} line(s); events.jsonl has {len(missing)} more group(s) or validation(s)")
+
+
 def check_validations(replay: Replay, found: Verification) -> None:
     """Checks the workflow's own metrics of a validation, if all of its episodes are kept."""
     blocks = (block for block in replay.blocks if block.is_validation)
@@ -182,7 +196,11 @@ def check_timings(timings: Lines, metrics: Lines, found: Verification) -> None:
 
 
 def check_checkpoints(
-    run_dir: Path, replay: Replay, ends: Mapping[str, Sequence[int]], block_ends: Sequence[int], found: Verification
+    run_dir: Path,
+    replay: Replay,
+    ends: Mapping[str, Sequence[int]],
+    block_ends: Mapping[str, Sequence[int]],
+    found: Verification,
 ) -> None:
     """Checks every manifest against the state of the run at that checkpoint.
 
@@ -190,7 +208,7 @@ def check_checkpoints(
         run_dir: The run folder.
         replay: The replayed events.
         ends: Offset of the end of each line in bytes, by file.
-        block_ends: Number of lines of ``trajectories.jsonl`` up to the end of each block.
+        block_ends: Number of lines up to the end of each block of ``trajectories.jsonl`` and entry of ``groups.jsonl``.
         found: Receives the problems.
     """
     for folder in checkpoint.complete(run_dir / "checkpoints"):
@@ -242,17 +260,23 @@ def _check_offsets(
     manifest: dict[str, Any],
     snapshot: Snapshot,
     ends: Mapping[str, Sequence[int]],
-    block_ends: Sequence[int],
+    block_ends: Mapping[str, Sequence[int]],
     found: Verification,
 ) -> None:
-    kept = [0, *block_ends][snapshot.blocks] if snapshot.blocks <= len(block_ends) else None
+    kept = _lines_until(block_ends["trajectories"], snapshot.blocks)
     lines = {"metrics": manifest["step"], "timings": manifest["step"], "trajectories": kept}
+    if snapshot.expected["recording"] is not None:  # earlier versions recorded no groups
+        lines["groups"] = lines["groups_index"] = _lines_until(block_ends["groups"], snapshot.entries)
     for name, count in lines.items():
         if count is not None and count < len(ends[name]):
             found.compare(place, manifest, {f"offsets.{name}": ends[name][count]}, f"{name}.jsonl")
         else:
             offset = manifest["offsets"][name]
             found.problem(f"{place} has offsets.{name} {offset}, but {name}.jsonl has {ends[name][-1]} bytes")
+
+
+def _lines_until(ends: Sequence[int], blocks: int) -> int | None:
+    return [0, *ends][blocks] if blocks <= len(ends) else None
 
 
 def _check_buffer(path: Path, manifest: dict[str, Any], replay: Replay, found: Verification) -> None:

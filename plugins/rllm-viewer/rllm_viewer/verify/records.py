@@ -120,6 +120,7 @@ class Snapshot:
         complete: Groups among these that were waiting to be trained.
         size: Number of rollouts in a group.
         blocks: Number of blocks written to ``trajectories.jsonl`` so far.
+        entries: Number of entries of ``groups.jsonl`` so far.
         epoch: Epoch of the last dispatched group; None if no event records it.
     """
 
@@ -128,4 +129,5 @@ class Snapshot:
     complete: set[int]
     size: int
     blocks: int
+    entries: int
     epoch: int | None

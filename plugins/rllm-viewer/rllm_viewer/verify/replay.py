@@ -54,6 +54,7 @@ class Replay(RunState):
         self.found.incarnations = event["incarnation"] + 1
         self.is_current = "trajectories_per_step" in event
         self._wanted = event.get("trajectories_per_step")
+        self.recorded.per_step = event.get("groups_kept_per_step")
         kept = set(event["restored"])
         self._require(kept <= self.groups.keys(), f"restored groups {sorted(kept - self.groups.keys())} are unknown")
         self._give_up([ordinal for ordinal in self.groups if ordinal not in kept], "restart")
@@ -242,6 +243,7 @@ class Replay(RunState):
                 f"group {group.ordinal} is filtered without failures, but {ended} rollouts ended",
             )
             self._filtered[measures.solved_by(group.outcomes.values())] += 1
+        self.recorded.filtered(group, event["reason"], event["failed"], self.found.steps)
         del self.groups[event["group"]]
 
     def _quarantine(self, event: dict[str, Any]) -> None:
@@ -285,6 +287,7 @@ class Replay(RunState):
                 if group.left_out:
                     self._books["filtered"]["termination_reason"] += group.left_out
             del self.groups[group.ordinal]
+        self.recorded.trained(groups, event["step"])
         metrics = measures.of_step(groups, self.found.weight_version, self._filtered, event)
         if "trajectories" in event and "trajectories" in metrics:
             self._compare(event, trajectories=metrics["trajectories"])
@@ -324,6 +327,7 @@ class Replay(RunState):
         self._errors.clear()
         self.validations.append(said)
         rollouts = None if outcomes is None else [Rollout(outcome) for outcome in outcomes]
+        self.recorded.validated(rollouts or (), event["step"])
         self.blocks.append(Block(event["step"], True, total, self._wanted, rollouts, {}))
 
     def _checkpoint(self, event: dict[str, Any]) -> None:
@@ -343,6 +347,7 @@ class Replay(RunState):
             "generation.next_ordinal": self._next_ordinal,
             "generation.quarantine.tasks": dict(self.quarantined),
             "generation.quarantine.lost": dict(self._lost),
+            "recording": self.recorded.not_trained if self.recorded.per_step is not None else None,
             "validations": list(self.validations),
             "offsets.events": self._end,
         }
@@ -354,6 +359,7 @@ class Replay(RunState):
             complete=complete,
             size=self.training.rollouts_per_group,
             blocks=len(self.blocks),
+            entries=len(self.recorded.entries),
             epoch=self._epoch if self.is_current else None,
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rllm_core.config import TrainingConfig
 from rllm_viewer.verify.findings import Verification
+from rllm_viewer.verify.groups import ExpectedGroups
 from rllm_viewer.verify.records import Block, Group, Snapshot
 
 # Every rollout ends in one of them; the names are keys of ``books`` in summary.json.
@@ -25,6 +26,7 @@ class RunState:
     Attributes:
         groups: Dispatched groups that are neither trained, filtered nor cancelled, by ordinal.
         blocks: Expected blocks of ``trajectories.jsonl``.
+        recorded: Expected groups of ``groups.jsonl``.
         validations: Expected validations of ``summary.json``.
         snapshots: Expected manifests, by step.
         quarantined: Error messages of quarantined tasks, by task.
@@ -38,6 +40,7 @@ class RunState:
         self.found = found
         self.groups: dict[int, Group] = {}
         self.blocks: list[Block] = []
+        self.recorded = ExpectedGroups()
         self.validations: list[dict[str, Any]] = []
         self.snapshots: dict[int, Snapshot] = {}
         self.quarantined: dict[str, str] = {}

@@ -1,0 +1,215 @@
+"""Records whole groups of a run: some of each optimizer step and validation, and of every reason not to train one.
+
+A run is understood from groups, not from single rollouts: an advantage compares a rollout with the others of its task.
+``training.groups_kept_per_step`` groups of each step are recorded, by rules that take turns
+(`rllm_core.run_folder.groups.chosen`); of each reason not to train a group the 1st, 2nd, 4th, 8th and so on; of each
+validation the same evenly spaced tasks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rllm_core.algorithms.grouping import FilterReason
+from rllm_core.algorithms.samples import per_step, trained_segments
+from rllm_core.assembly.algorithm import Algorithm
+from rllm_core.config import RunConfig
+from rllm_core.parser import BaseParser
+from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.groups import PerStep, RecordedGroup, RecordedRollout, chosen
+from rllm_core.run_folder.recorded import GROUPS, INDEX, TIMINGS, IndexedGroup
+from rllm_core.run_folder.token_texts import TokenTexts
+from rllm_core.scope import Calls
+from rllm_core.training.group import Group
+from rllm_core.training.rollouts import Rollout
+from rllm_core.types import Episode, Floats, Task, TrainingSample
+
+VALIDATION_TASKS = 4
+"""Tasks of each validation that are recorded, times ``training.groups_kept_per_step``."""
+
+
+class Recording:
+    """Chooses the groups to record, and writes them.
+
+    Args:
+        task_of: Function from the position in the task stream to the task.
+        parser: Parser of the engine, which knows the text of tokens; None if there is none.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        run_dir: RunDir,
+        task_of: Callable[[int], Task],
+        parser: BaseParser | None,
+        note: Callable[[str], None],
+    ) -> None:
+        self._groups = config.training.groups_kept_per_step
+        self._left_out = frozenset(config.algorithm.filter_termination_reasons)
+        self._estimators = algorithm.estimators
+        self._lines = run_dir.lines
+        self._task_of = task_of
+        self._texts = TokenTexts(run_dir, parser, note)
+        self._not_trained: Counter[str] = Counter()
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the number of groups by reason not to train them, for the manifest."""
+        return dict(self._not_trained)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restores it."""
+        self._not_trained = Counter(state)
+
+    def filtered(self, group: Group, reason: FilterReason, *, step: int) -> None:
+        """Records a group that is not trained, if it is the 1st, 2nd, 4th, 8th ... of its reason.
+
+        ``step`` is the number of optimizer steps done.
+        """
+        if not self._groups:
+            return
+        failed = [episode for episode in group.episodes if not episode.trajectories]
+        outcome, why = "filtered", reason.value
+        if reason is FilterReason.INCOMPLETE_GROUP and failed:
+            outcome, why = "failed", failed[0].termination_reason.value
+        self._not_trained[why] += 1
+        if self._not_trained[why].bit_count() > 1:  # not a power of two
+            return
+        self._write(
+            RecordedGroup(
+                step=step,
+                group=group.ordinal,
+                task=self._task_of(group.ordinal),
+                kept="example",
+                outcome=outcome,
+                reason=why,
+                weight_version=group.weight_version,
+                rollouts=[_not_trained(episode, reason) for episode in group.episodes],
+            ),
+            group.calls,
+        )
+
+    def trained(
+        self,
+        consumed: Sequence[Group],
+        samples: Iterable[TrainingSample],
+        corrections: Mapping[str, Floats],
+        *,
+        step: int,
+    ) -> None:
+        """Records some groups of an optimizer step.
+
+        Args:
+            consumed: Groups of the step.
+            samples: Their training samples, as they were trained.
+            corrections: ``(sampled_tokens,)`` weights of the corrections, by sample id.
+            step: Number of the step.
+        """
+        if not self._groups:
+            return
+        for group in consumed:
+            if group.filtered is not None:
+                self.filtered(group, group.filtered, step=step)
+        trained = [group for group in consumed if group.filtered is None]
+        of_group: dict[int, list[TrainingSample]] = {}
+        for sample in samples:
+            of_group.setdefault(sample.group_id, []).append(sample)
+        rewards = [
+            [t.total_reward for advantages in group.groups for t in advantages.trajectories if t.has_reward]
+            for group in trained
+        ]
+        for position, rule in chosen(rewards, self._groups, step - 1):
+            group = trained[position]
+            self._write(
+                RecordedGroup(
+                    step=step,
+                    group=group.ordinal,
+                    task=self._task_of(group.ordinal),
+                    kept=rule,
+                    outcome="trained",
+                    reason="trained",
+                    weight_version=group.weight_version,
+                    rollouts=self._trained_rollouts(group, of_group.get(group.ordinal, ()), corrections),
+                ),
+                group.calls,
+            )
+
+    def validated(self, rollouts: Sequence[tuple[Task, Rollout]], *, step: int) -> None:
+        """Records the rollouts of some tasks of a validation."""
+        of_task: dict[str, list[tuple[Task, Rollout]]] = {}
+        for task, rollout in rollouts:
+            of_task.setdefault(task.task_id, []).append((task, rollout))
+        tasks = list(of_task.values())
+        wanted = min(VALIDATION_TASKS * self._groups, len(tasks))
+        for number in range(wanted):
+            found = tasks[number * len(tasks) // wanted]
+            episodes = [rollout.episode for _, rollout in found]
+            versions = [e.weight_version for e in episodes if e.weight_version is not None]
+            self._write(
+                RecordedGroup(
+                    step=step,
+                    group=None,
+                    task=found[0][0],
+                    kept="validation",
+                    outcome="validation",
+                    reason="validation",
+                    weight_version=min(versions, default=None),
+                    rollouts=[_validated(episode) for episode in episodes],
+                ),
+                {rollout.episode.rollout_index: rollout.calls for _, rollout in found},
+            )
+
+    def _trained_rollouts(
+        self, group: Group, samples: Sequence[TrainingSample], corrections: Mapping[str, Floats]
+    ) -> list[RecordedRollout]:
+        """Returns the rollouts of a trained group with the numbers of their steps."""
+        numbers: dict[int, tuple[PerStep, PerStep]] = {}  # advantages and weights, by identity of the trajectory
+        remaining = iter(samples)
+        for of_role in group.groups:
+            written = self._estimators.of(of_role.role).learns_written
+            for trajectory in of_role.trajectories:
+                mine = [next(remaining) for _ in trained_segments(trajectory, learns_written=written)]
+                weights = [corrections.get(sample.sample_id) for sample in mine]
+                numbers[id(trajectory)] = (
+                    per_step(trajectory, [sample.advantages for sample in mine], learns_written=written),
+                    per_step(trajectory, weights, learns_written=written),
+                )
+        return [self._trained_rollout(each, numbers, has_corrections=bool(corrections)) for each in group.episodes]
+
+    def _trained_rollout(
+        self, episode: Episode, numbers: Mapping[int, tuple[PerStep, PerStep]], *, has_corrections: bool
+    ) -> RecordedRollout:
+        if episode.termination_reason.value in self._left_out:
+            return RecordedRollout(episode, "filtered", FilterReason.TERMINATION_REASON.value)
+        of_trajectories = [
+            numbers.get(id(trajectory), ([None] * len(trajectory.steps),) * 2) for trajectory in episode.trajectories
+        ]
+        return RecordedRollout(
+            episode,
+            "trained",
+            "trained",
+            advantages=[advantages for advantages, _ in of_trajectories],
+            corrections=[weights for _, weights in of_trajectories] if has_corrections else (),
+        )
+
+    def _write(self, group: RecordedGroup, calls: Mapping[int, Calls]) -> None:
+        line, groups = group.to_json(), self._lines[GROUPS]
+        offset = groups.size
+        groups.write_text(line)
+        self._lines[INDEX].write(IndexedGroup.of(group, offset, groups.size - offset - 1).to_json())
+        for rollout in group.rollouts:
+            if (known := calls.get(rollout.episode.rollout_index)) is not None:
+                self._lines[TIMINGS].write({"rollout": rollout.episode.rollout_id, **known.to_dict()})
+        self._texts.write(rollout.episode for rollout in group.rollouts)
+
+
+def _validated(episode: Episode) -> RecordedRollout:
+    reason = episode.termination_reason.value
+    return RecordedRollout(episode, *(("validation", "validation") if episode.trajectories else ("failed", reason)))
+
+
+def _not_trained(episode: Episode, reason: FilterReason) -> RecordedRollout:
+    if not episode.trajectories:
+        return RecordedRollout(episode, "failed", episode.termination_reason.value)
+    return RecordedRollout(episode, "filtered", reason.value)
