@@ -84,16 +84,19 @@ def in_thread(work: Callable[[asyncio.Runner], ResultT]) -> ResultT:
 
 @contextlib.contextmanager
 def _relaying(loop: LoopOfThread) -> Iterator[None]:
-    """Relays signals of the process to the loop; one without a handler there does what it did before."""
+    """Relays signals of the process to the loop; without a handler there, SIGINT interrupts the caller."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before: dict[int, Any] = {number: signal.getsignal(number) for number in STOPPING}
 
     def receive(number: int, frame: FrameType | None) -> None:
-        if not loop.relay(number):
-            signal.signal(number, before[number])
-            signal.raise_signal(number)
+        if loop.relay(number):
+            return
+        if number == signal.SIGINT:  # the loop of the caller would only cancel its task, after this call
+            raise KeyboardInterrupt
+        signal.signal(number, before[number])
+        signal.raise_signal(number)
 
     for number in STOPPING:
         signal.signal(number, receive)
