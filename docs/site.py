@@ -1,4 +1,4 @@
-"""Adds the plugins' own pages, and links to them, to the site. A hook of mkdocs."""
+"""Adds the plugins' own pages and the notebooks, and links to them, to the site. A hook of mkdocs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from notebooks import notebooks, rendered
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = "packages"
+_NOTEBOOK = re.compile(r"\.ipynb\)")
 _LINK = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]+)(?P<anchor>#[^)\s]+)?\)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Adds ``plugins/NAME/README.md`` as the page ``packages/NAME.md``."""
+    """Adds ``plugins/NAME/README.md`` as the page ``packages/NAME.md``, and each notebook as a page."""
     for readme in sorted(ROOT.glob("plugins/*/README.md")):
         text = readme.read_text(encoding="utf-8")
         files.append(File.generated(config, f"{PACKAGES}/{readme.parent.name}.md", content=text))
+    for notebook in notebooks():
+        markdown, pictures = rendered(notebook)
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=markdown))
+        for name, picture in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=picture))
     return files
 
 
@@ -31,7 +38,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Converts links to files of the repository to links within the site."""
+    """Converts links to files of the repository, and to notebooks, to links within the site."""
     here = page.file.src_uri
     below = Path("plugins", Path(here).stem) if here.startswith(f"{PACKAGES}/") else Path("docs", here).parent
     up = "../" * here.count("/")
@@ -49,4 +56,4 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
                 return link[0]  # mkdocs warns that it leaves the site
         return f"]({up}{inside}{link['anchor'] or ''})"
 
-    return _LINK.sub(moved, markdown)
+    return _LINK.sub(moved, _NOTEBOOK.sub(".md)", markdown))

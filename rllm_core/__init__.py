@@ -1,11 +1,30 @@
 """rllm-core: a plugin framework for training language agents with reinforcement learning.
 
-The contracts are in `rllm_core.types`, `rllm_core.engine`, `rllm_core.parser`, `rllm_core.backend` and
-`rllm_core.workflow`; the hooks in `rllm_core.hookspecs`; what plugins return in `rllm_core.providers`.
+`train`, `evaluate` and `Run` are for programs and notebooks. The contracts are in `rllm_core.types`,
+`rllm_core.engine`, `rllm_core.parser`, `rllm_core.backend` and `rllm_core.workflow`; the hooks in
+`rllm_core.hookspecs`; what plugins return in `rllm_core.providers`.
 """
+
+from typing import TYPE_CHECKING, Any
 
 import rllm_core.moved  # noqa: F401 - makes the old names of modules importable
 from rllm_core.hookspecs import hookimpl
 from rllm_core.version import API_VERSION, __version__
 
-__all__ = ["API_VERSION", "__version__", "hookimpl"]
+if TYPE_CHECKING:
+    from rllm_core.from_python import Run, evaluate, train
+
+__all__ = ["API_VERSION", "Run", "__version__", "evaluate", "hookimpl", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what programs use when they use it, so that plugins and commands can import the package quickly."""
+    if name not in ("Run", "evaluate", "train"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module("rllm_core.from_python"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

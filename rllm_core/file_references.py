@@ -1,4 +1,7 @@
-"""References to files of the user, which can stand in place of a provider's name: ``./env.py:MyEnv``."""
+"""References to code of the user, which can stand in place of a provider's name.
+
+``./env.py:MyEnv`` is in a file, ``python:MyEnv`` in the Python program that trains.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,13 @@ from pathlib import Path
 from typing import Any
 
 _REFERENCE = re.compile(r"(?P<path>(~|\.{1,2})?/.*\.py)(:(?P<name>[A-Za-z_]\w*))?")
+
+CLASS_PREFIX = "python:"
+
+
+def is_class_reference(name: str) -> bool:
+    """Whether ``name`` is a class of a Python program instead of the name of a provider: ``python:MyEnv``."""
+    return name.startswith(CLASS_PREFIX)
 
 
 def is_file_reference(name: str) -> bool:
@@ -31,11 +41,18 @@ def file_reference(reference: str) -> tuple[Path, str | None]:
 
 
 def section_name(name: str) -> str:
-    """Returns the name of a provider's section: for a file, its name without ``.py``; otherwise ``name`` itself."""
-    if not is_file_reference(name):
+    """Returns the name of a provider's section.
+
+    For a file, it is the file's name without ``.py``; for a class of a program, that of the class; otherwise ``name``.
+    """
+    if is_class_reference(name):
+        own = name.removeprefix(CLASS_PREFIX)
+    elif is_file_reference(name):
+        own = file_reference(name)[0].stem
+    else:
         return name
-    stem = re.sub(r"[^a-z0-9_.-]", "-", file_reference(name)[0].stem.lower())
-    return stem if stem[0].isalnum() else f"file{stem}"
+    section = re.sub(r"[^a-z0-9_.-]", "-", own.lower())
+    return section if section[:1].isalnum() else f"file{section}"
 
 
 def with_absolute_files(value: Any, folder: Path) -> Any:

@@ -17,6 +17,7 @@ from rllm_core.moved import moved_names
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 PATH_PATTERN = re.compile(r"([A-Za-z_][\w.]*|/.*\.py):[A-Za-z_][\w.]*")
+FILE_MODULES = "rllm_file_"
 COMMAND_GROUPS = ("parser", "plugins")
 
 
@@ -38,11 +39,22 @@ def resolve(path: str) -> Any:
     return found
 
 
-def _module_of(file: str) -> ModuleType:
-    """Loads a file as a module, once. Its name is unusual, so that no import finds it by accident."""
+def module_name_of(file: str) -> str:
+    """Returns the name of a file's module, which is unusual, so that no import finds it by accident."""
     import hashlib  # imported here: only files need it, and listing providers should stay fast
 
-    name = f"rllm_file_{hashlib.sha256(file.encode()).hexdigest()[:16]}"
+    return f"{FILE_MODULES}{hashlib.sha256(file.encode()).hexdigest()[:16]}"
+
+
+def forget_files() -> None:
+    """Lets files of the user be loaded again: a notebook stays, while they are edited."""
+    for name in [name for name in sys.modules if name.startswith(FILE_MODULES)]:
+        del sys.modules[name]
+
+
+def _module_of(file: str) -> ModuleType:
+    """Loads a file as a module, once."""
+    name = module_name_of(file)
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:

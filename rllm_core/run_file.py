@@ -91,20 +91,59 @@ def apply_override(tables: dict[str, Any], override: str) -> None:
     """Sets one ``section.key=value`` in ``tables``; a value that is not TOML is a string."""
     key, equals, text = override.partition("=")
     form = f"-o {override!r} must have the form section.key=value"
-    if not equals or "\n" in key:
+    if not equals:
         raise ConfigError(form)
-    try:
-        parts = list(_path(tomllib.loads(f"{key} = 0")))
-    except tomllib.TOMLDecodeError:
-        raise ConfigError(form) from None
-    if not parts:
-        raise ConfigError(form)
+    parts = _parts(key, form)
     value = _override_value(text.strip(), override)
     for part in parts[:-1]:
         tables = tables.setdefault(part, {})
         if not isinstance(tables, dict):
             raise ConfigError(f"-o {override!r}: {part} is a value, not a section")
     tables[parts[-1]] = value
+
+
+def tables_of_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the tables of settings from Python: ``{"training.steps": 5}`` or ``{"training": {"steps": 5}}``.
+
+    Raises:
+        ConfigError: If a key is malformed, or a value is a function or a class.
+    """
+    tables: dict[str, Any] = {}
+    for key, value in settings.items():
+        form = f"settings: the key {key!r} must have the form 'section.key'"
+        if not isinstance(key, str):
+            raise ConfigError(form)
+        *outer, last = _parts(key, form)
+        nested: Any = {last: _plain(value, key)}
+        for part in reversed(outer):
+            nested = {part: nested}
+        tables = merged(tables, nested)
+    return tables
+
+
+def _plain(value: Any, key: str) -> Any:
+    """Returns a value of Python as one that a run file can have."""
+    if isinstance(value, Mapping):
+        return {name: _plain(content, f"{key}.{name}") for name, content in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, key) for item in value]
+    if callable(value):
+        raise ConfigError(
+            f"settings: {key} is a function or class of this program, which other processes of a run cannot import; "
+            "write it to a file, and set the path of the file, such as './score.py'"
+        )
+    return str(value) if isinstance(value, Path) else value
+
+
+def _parts(key: str, form: str) -> list[str]:
+    """Splits a dotted key as TOML does; ``form`` is the message if it is none."""
+    try:
+        parts = list(_path(tomllib.loads(f"{key} = 0"))) if "\n" not in key else []
+    except tomllib.TOMLDecodeError:
+        parts = []
+    if not parts:
+        raise ConfigError(form)
+    return parts
 
 
 def _path(tables: dict[str, Any]) -> Iterator[str]:

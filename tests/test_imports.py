@@ -52,6 +52,18 @@ def test_import_of_the_package_is_light(tmp_path: Path) -> None:
     assert imported_by("import rllm_core", tmp_path) <= ALLOWED_BY_THE_PACKAGE
 
 
+def test_what_programs_use_is_imported_when_they_use_it(tmp_path: Path) -> None:
+    used = imported_by("import rllm_core; rllm_core.train; rllm_core.evaluate; rllm_core.Run", tmp_path)
+    assert "numpy" in used
+    assert not used & (NEVER | {"matplotlib", "pandas", "rich"})
+
+
+def test_what_programs_use_is_listed() -> None:
+    assert {"Run", "evaluate", "train"} <= set(dir(rllm_core))
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        rllm_core.tarin  # type: ignore[attr-defined]  # noqa: B018
+
+
 @pytest.mark.parametrize("args", [("plugins",), ("plugins", "--json"), ("--version",), ("plugins", "show", "--help")])
 def test_listing_plugins_is_light(tmp_path: Path, args: tuple[str, ...]) -> None:
     assert imported_by(command(*args), tmp_path) <= ALLOWED_BY_THE_LISTING

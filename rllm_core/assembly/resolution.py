@@ -36,6 +36,7 @@ from rllm_core.run_file import (
     model_in,
     read_toml,
     shown,
+    tables_of_settings,
     toml_key,
     unknown_key,
     validated,
@@ -101,6 +102,7 @@ def resolve_run(
     plugins: PluginManager,
     *,
     overrides: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
     backend: str | None = None,
     parser: str | None = None,
     engine: str | None = None,
@@ -112,6 +114,7 @@ def resolve_run(
             ``env.py:MyEnv``). References to files are relative to the run file, or to the working directory.
         plugins: Plugin manager that provides workflows, backends and their sections.
         overrides: ``section.key=value`` strings with TOML values; a bare word is a string.
+        settings: The same as Python values: ``{"section.key": value}``, or tables.
         backend: Replacement for the file's ``backend``.
         parser: Replacement for the file's ``parser``.
         engine: Engine to use instead of the backend's (``rllm-core eval --engine``); its section is read, too.
@@ -123,6 +126,7 @@ def resolve_run(
     given: dict[str, Any] = {key: name for key, name in (("backend", backend), ("parser", parser)) if name is not None}
     for override in overrides:
         apply_override(given, override)
+    given = merged(given, tables_of_settings(settings or {}))
     given = _with_absolute_paths(given, Path.cwd())
     tables = _tables_of(target)
     asked = merged(tables, given)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import click
 
 from rllm_core.cli.completion import provided
-from rllm_core.errors import ConfigError
 
 
 @click.command("eval", short_help="Evaluate a model on a workflow (pass@k).")
@@ -70,53 +69,32 @@ def evaluate(
     pass@k is the unbiased estimate 1 - C(n-c, k) / C(n, k) per task (arXiv 2107.03374), averaged over tasks. Its 95 %
     confidence interval is a bootstrap over tasks. The sampling temperature is rollout.validation_temperature.
     """
-    from rllm_core.assembly.parts import parts_of, workflow_of
     from rllm_core.assembly.resolution import resolve_run
-    from rllm_core.limits.guard import guarded
-    from rllm_core.limits.running import run
-    from rllm_core.training import evaluation
+    from rllm_core.training import starting
 
-    wanted = tuple(sorted(set(ks or (1, samples))))
-    if wanted[-1] > samples:
-        raise ConfigError(f"pass@{wanted[-1]} needs at least that many rollouts per task; -n is {samples}")
     given = [*overrides, *([f"model.path={json.dumps(model)}"] if model is not None else [])]
+    target = starting.target_to_evaluate(target, checkpoint)
     plugins = context.obj.plugins
-    if target is None:
-        target = _run_file_of(checkpoint)
     resolved = resolve_run(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
-    if engine_name is None:
-        parts = parts_of(resolved)
-        workflow, opening = parts.workflow, evaluation.engine_of_backend(parts, checkpoint)
-    elif checkpoint is not None:
-        raise ConfigError("--checkpoint needs a backend; omit --engine, or export the model and use --model")
-    else:
-        workflow = workflow_of(resolved)
-        opening = evaluation.engine_by_name(engine_name, resolved)
-    evaluating = evaluation.evaluate(
-        resolved, workflow, opening, split=split, task_limit=tasks, samples=samples, ks=wanted
-    )
-    if context.obj.owns_process:
-        evaluating = guarded(evaluating, resolved.config.training.stall_timeout_seconds)
     left: list[str] = []
     try:
-        result = run(evaluating, left)
+        result = starting.evaluate(
+            resolved,
+            left,
+            owns_process=context.obj.owns_process,
+            checkpoint=checkpoint,
+            engine=engine_name,
+            split=split,
+            tasks=tasks,
+            samples=samples,
+            ks=ks,
+        )
     finally:
         context.obj.leave_behind(left)
     if as_json:
         click.echo(json.dumps(result))
     else:
         _print(result)
-
-
-def _run_file_of(checkpoint: Path | None) -> str:
-    """Returns the run file of the run that a checkpoint belongs to."""
-    folders = (checkpoint, *checkpoint.absolute().parents[:2]) if checkpoint is not None else ()
-    for folder in folders:
-        if (folder / "run.toml").is_file():
-            return str(folder / "run.toml")
-    if checkpoint is None:
-        raise ConfigError("specify a workflow or a run file: rllm-core eval WORKFLOW|RUN.toml, or --checkpoint RUN")
-    raise ConfigError(f"{checkpoint} belongs to no run folder; specify its workflow: rllm-core eval WORKFLOW")
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rllm_core.cli.completion import provided
-from rllm_core.errors import ConfigError, RunError
+from rllm_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rllm_core.assembly.parts import Parts
@@ -64,37 +63,22 @@ def train(
     """
     from rllm_core.assembly.parts import parts_of
     from rllm_core.assembly.resolution import resolve_run
-    from rllm_core.file_references import section_name
-    from rllm_core.limits.guard import Guard
-    from rllm_core.limits.running import run
-    from rllm_core.run_folder.progress import for_terminal
-    from rllm_core.training import launch
+    from rllm_core.training import starting
 
-    if resume and run_dir is None:
-        raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")
     if resume and init_from is not None:
         raise ConfigError("--init-from starts a new run; leave out --resume, and choose a new --run-dir")
-    if target is None:
-        if not resume or run_dir is None:
-            raise ConfigError("specify a workflow or a run file: rllm-core train WORKFLOW|RUN.toml")
-        if not (run_dir / "run.toml").is_file():
-            raise ConfigError(f"run folder {run_dir} holds no run to resume")
-        target = str(run_dir / "run.toml")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    target = starting.target_to_train(target, run_dir, resume=resume)
     plugins = context.obj.plugins
     given = [*overrides, *([f"training.init_from={json.dumps(init_from)}"] if init_from is not None else [])]
     parts = parts_of(resolve_run(target, plugins, overrides=given, backend=backend, parser=parser))
-    config = parts.config
     if dry_run:
         _print_dry_run(parts, as_json)
         return
-    path = run_dir if run_dir is not None else _new_run_dir(section_name(config.workflow))
-    advice = f"To continue: rllm-core train --resume --run-dir {path}"
-    guard = Guard(config.training.stall_timeout_seconds, advice) if context.obj.owns_process else None
-    training = launch.train(parts, path, resume=resume, progress=for_terminal(), guard=guard)
+    path = starting.folder_of(parts, run_dir)
     left: list[str] = []
     try:
-        summary = run(training, left)
+        summary = starting.train(parts, path, left, resume=resume, owns_process=context.obj.owns_process)
     finally:
         context.obj.leave_behind(left)
         context.obj.has_hung_threads |= bool(parts.left_running)
@@ -103,15 +87,6 @@ def train(
         return
     _print_summary(summary)
     click.echo(f"run: {path}")
-
-
-def _new_run_dir(workflow: str) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
-        path = Path("runs") / f"{workflow}-{stamp}{suffix}"
-        if not path.exists():
-            return path
-    raise RunError(f"no free folder name like runs/{workflow}-{stamp}; use --run-dir")
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

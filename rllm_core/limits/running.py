@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from rllm_core.errors import RunError, StallError
 from rllm_core.limits.guard import stack_of
+from rllm_core.limits.loop_thread import in_thread
 from rllm_core.limits.timeouts import GRACE_SECONDS, first_of, stop, whereabouts, within
 from rllm_core.plugins.blame import place_among
 
@@ -24,6 +25,8 @@ POOL_THREADS = 128  # for tools called with asyncio.to_thread; threads start on 
 def run(main: Coroutine[Any, Any, ResultT], left: list[str]) -> ResultT:
     """Runs ``main`` in a new event loop, then stops all remaining tasks and threads within a few seconds.
 
+    Where an event loop runs already, as in a notebook, the new one gets a thread of its own.
+
     `asyncio.run` would wait forever for a task that ignores its cancellation or for a thread of the loop's pool. It
     would also end as soon as any task raises ``SystemExit``; here, that fails only the code that awaits the task.
 
@@ -35,7 +38,14 @@ def run(main: Coroutine[Any, Any, ResultT], left: list[str]) -> ResultT:
     Raises:
         RunError: If ``main`` was cancelled, but not by a signal.
     """
-    runner = asyncio.Runner()
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run(main, left, asyncio.Runner())
+    return in_thread(lambda runner: _run(main, left, runner))
+
+
+def _run(main: Coroutine[Any, Any, ResultT], left: list[str], runner: asyncio.Runner) -> ResultT:
     threads: list[threading.Thread] = []
     pool = ThreadPoolExecutor(POOL_THREADS, "asyncio", initializer=lambda: threads.append(threading.current_thread()))
     runner.get_loop().set_default_executor(pool)

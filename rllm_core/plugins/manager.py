@@ -13,11 +13,10 @@ import importlib
 import logging
 import traceback
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import PluginError
-from rllm_core.file_references import is_file_reference
+from rllm_core.file_references import is_class_reference, is_file_reference
 from rllm_core.plugins.blame import learn, located
 from rllm_core.plugins.discovery import Candidate, installed_plugins, normalized
 from rllm_core.plugins.listing import Plugin, PluginInfo, Provided, ProviderT
@@ -63,7 +62,7 @@ class PluginManager:
         learn(candidates)
         self._core = Plugin(Candidate(CORE_PLUGIN, CORE_PACKAGE, __version__, CORE_MODULE))
         self._plugins = [*map(Plugin, candidates)]
-        self._of_files: dict[tuple[type[Provider], str], Provided[Any]] = {}
+        self._of_user: dict[tuple[type[Provider], str], Provided[Any]] = {}
         for plugin in self._plugins:
             refusal = self.settings.refusal(plugin.candidate)
             if refusal is not None:
@@ -141,14 +140,16 @@ class PluginManager:
         return dict(sorted(named.items()))
 
     def select(self, kind: type[ProviderT], name: str) -> Provided[ProviderT]:
-        """Returns the provider called ``name`` or ``distribution/name``, or the one in the file ``/path/file.py:NAME``.
+        """Returns the provider called ``name`` or ``distribution/name``, or the user's own.
+
+        ``/path/file.py:NAME`` is in a file, ``python:NAME`` a class of this program.
 
         Raises:
             PluginError: If there is none or more than one, or if its plugin is broken, disabled or in conflict. The
                 message lists what exists and says what to do; the cause is chained.
         """
-        if is_file_reference(name):
-            return self._from_file(kind, name)
+        if is_file_reference(name) or is_class_reference(name):
+            return self._of_the_user(kind, name)
         package, _, short = name.rpartition("/")
         found = [
             provided
@@ -169,17 +170,19 @@ class PluginManager:
 
         raise not_found(kind, short, package, self._plugins, list(self.providers(kind)))
 
-    def _from_file(self, kind: type[ProviderT], reference: str) -> Provided[ProviderT]:
+    def _of_the_user(self, kind: type[ProviderT], reference: str) -> Provided[ProviderT]:
+        from rllm_core.plugins.classes import provided_by_class
         from rllm_core.plugins.files import provided_by_file
 
-        if (kind, reference) not in self._of_files:
-            self._of_files[kind, reference] = provided_by_file(kind, reference)
-        return self._of_files[kind, reference]
+        if (kind, reference) not in self._of_user:
+            provided_by = provided_by_class if is_class_reference(reference) else provided_by_file
+            self._of_user[kind, reference] = provided_by(kind, reference)
+        return self._of_user[kind, reference]
 
     @property
-    def files(self) -> list[Path]:
-        """Files of the user that have been loaded in place of plugins, each once."""
-        return list(dict.fromkeys(Path(provided.plugin.value) for provided in self._of_files.values()))
+    def sources(self) -> list[str]:
+        """Files and classes of the user that have been loaded in place of plugins, each once."""
+        return list(dict.fromkeys(provided.plugin.value for provided in self._of_user.values()))
 
     def select_first_party(self, kind: type[ProviderT], name: str) -> Provided[ProviderT]:
         """Returns a provider of `first_party`. Loads only its own distribution, so that no other plugin can interfere.

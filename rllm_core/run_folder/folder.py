@@ -31,6 +31,8 @@ from typing import IO, Any
 
 from rllm_core.config import RunConfig, to_toml
 from rllm_core.errors import ConfigError, RunError
+from rllm_core.file_references import CLASS_PREFIX, is_class_reference
+from rllm_core.plugins.classes import source_of
 from rllm_core.run_folder import checkpoint, initial
 from rllm_core.run_folder.journal import JsonLines, cut_after, write_whole, writing
 from rllm_core.run_folder.recorded import GROUPS, INDEX, TIMINGS, TOKENS
@@ -51,17 +53,17 @@ class RunDir:
         resumed: Checkpoint that this launch resumes, or None.
     """
 
-    def __init__(self, path: Path, config: RunConfig, *, resume: bool, files: Sequence[Path] = ()) -> None:
+    def __init__(self, path: Path, config: RunConfig, *, resume: bool, sources: Sequence[str] = ()) -> None:
         """Opens or creates a run folder.
 
         Args:
             path: Run folder; if it exists, it must be empty unless resuming.
             config: Resolved run file.
             resume: Whether to continue the run in the folder.
-            files: Files of the user with code of the run.
+            sources: Files and classes of the user with code of the run (`rllm_core.plugins.PluginManager.sources`).
 
         Raises:
-            ConfigError: If the folder cannot be written, contains another run, or has no run to resume, or a file has
+            ConfigError: If the folder cannot be written, contains another run, or has no run to resume, or a source has
                 changed since the run was started, or its initial weights do not fit.
             RunError: If a checkpoint that it needs is damaged.
         """
@@ -83,7 +85,7 @@ class RunDir:
                 raise ConfigError(f"run folder {path} holds no run to resume; leave out --resume")
             self._lock = self._take_lock()
             try:
-                self._refuse_changed(files)
+                self._refuse_changed(sources)
                 if resume:
                     self._continue(config)
                 write_whole(path / "run.toml", to_toml(self.config.to_tables()))
@@ -141,29 +143,29 @@ class RunDir:
             raise ConfigError(f"run folder {self.path} is in use by another process") from None
         return lock
 
-    def keep_files(self, files: Sequence[Path]) -> None:
-        """Copies files of the user with code of the run; a file that the folder has stays as it is."""
+    def keep_sources(self, sources: Sequence[str]) -> None:
+        """Copies files and classes of the user with code of the run; one that the folder has stays as it is."""
         known: dict[str, dict[str, str]] = self.read_json(FILES) or {}
-        new = [file for file in files if str(file) not in known]
-        for file in new:
+        new = {source: content for source in sources if source not in known and (content := _content(source))}
+        for source, content in new.items():
             taken = {entry["copy"] for entry in known.values()}
             numbers = itertools.chain([""], map("-{}".format, itertools.count(2)))
-            copy = next(name for name in (f"files/{file.stem}{number}.py" for number in numbers) if name not in taken)
-            content = file.read_bytes()
+            stem = Path(source.removeprefix(CLASS_PREFIX)).stem
+            copy = next(name for name in (f"files/{stem}{number}.py" for number in numbers) if name not in taken)
             with writing(self.path / copy):
                 (self.path / "files").mkdir(exist_ok=True)
                 (self.path / copy).write_bytes(content)
-            known[str(file)] = {"sha256": hashlib.sha256(content).hexdigest(), "copy": copy}
+            known[source] = {"sha256": hashlib.sha256(content).hexdigest(), "copy": copy}
         if new:
             self.write_json(FILES, known)
 
-    def _refuse_changed(self, files: Sequence[Path]) -> None:
+    def _refuse_changed(self, sources: Sequence[str]) -> None:
         known: dict[str, dict[str, str]] = self.read_json(FILES) or {}
-        for file in files:
-            entry = known.get(str(file))
-            if entry is not None and entry["sha256"] != hashlib.sha256(file.read_bytes()).hexdigest():
+        for source in sources:
+            entry = known.get(source)
+            if entry is not None and entry["sha256"] != hashlib.sha256(_content(source)).hexdigest():
                 raise ConfigError(
-                    f"{file} has changed since the run in {self.path} was started; restore it from "
+                    f"{source} has changed since the run in {self.path} was started; restore it from "
                     f"{self.path / entry['copy']}, or start a new run"
                 )
 
@@ -195,3 +197,7 @@ class RunDir:
                 cut_after(self.path / f"{name}.jsonl", offsets.get(name, 0), lost / f"{name}.jsonl")
             except ValueError as error:
                 raise RunError(f"run folder {self.path} cannot be resumed: {error}") from error
+
+
+def _content(source: str) -> bytes:
+    return source_of(source).encode() if is_class_reference(source) else Path(source).read_bytes()

@@ -15,6 +15,7 @@ from rllm_core.assembly.parts import Parts
 from rllm_core.assembly.teacher import open_teacher
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError, StallError, UserError
+from rllm_core.file_references import CLASS_PREFIX, is_class_reference
 from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.guard import Guard
 from rllm_core.limits.timeouts import within
@@ -93,7 +94,7 @@ async def train(
         UserError: If the run failed for a reason that its message explains.
     """
     progress = Harmless(progress)
-    run_dir = RunDir(path, assembly.config, resume=resume, files=assembly.plugins.files)
+    run_dir = RunDir(path, assembly.config, resume=resume, sources=assembly.plugins.sources)
     signals = Signals(progress)
     with signals, guard or nullcontext():
         launch = _Launch(assembly, run_dir, signals, progress)
@@ -136,8 +137,8 @@ class _Launch:
 
             versions = [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)]
             run_dir.write_json("plugins.json", versions)
-            run_dir.keep_files(assembly.plugins.files)
-            at_end.callback(lambda: run_dir.keep_files(assembly.plugins.files))  # also those loaded during the run
+            run_dir.keep_sources(assembly.plugins.sources)
+            at_end.callback(lambda: run_dir.keep_sources(assembly.plugins.sources))  # also those loaded during the run
             progress.start(config, run_dir.path, self.summary["resumed_from_step"] or 0)
             if config.training.trajectories_per_step:
                 progress.note(
@@ -221,7 +222,7 @@ class _Launch:
         for line in first_failures.lines(summary["failures"]):
             progress.closing(line)
         if summary["status"] == "interrupted":
-            progress.note(f"to continue: rllm-core train --resume --run-dir {self.run_dir.path}")
+            progress.note(f"to continue: {how_to_continue(self.config.workflow, self.run_dir.path)}")
 
     def _first_failures(self) -> list[dict[str, Any]]:
         failures = FirstFailures() if self.trainer is None else self.trainer.reporter.failures
@@ -252,6 +253,13 @@ class _Launch:
         except Exception as error:  # a failed plot must not change the outcome of the run
             reason = error.strerror if isinstance(error, OSError) else None
             self.progress.note(" ".join(f"no reward.png: {reason or f'{type(error).__name__}: {error}'}".split())[:500])
+
+
+def how_to_continue(workflow: str, path: Path) -> str:
+    """Returns the command or the call that resumes a run."""
+    if is_class_reference(workflow):
+        return f"rllm_core.train({workflow.removeprefix(CLASS_PREFIX)}, run_dir={str(path)!r}, resume=True)"
+    return f"rllm-core train --resume --run-dir {path}"
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-import threading
 
 from rllm_core.limits.guard import leave
+from rllm_core.limits.loop_thread import STOPPING
 from rllm_core.run_folder.progress import Progress
 from rllm_core.training.trainer import Interrupted, Trainer
 
@@ -14,7 +15,8 @@ from rllm_core.training.trainer import Interrupted, Trainer
 class Signals:
     """Signal handlers: the first SIGINT or SIGTERM saves and stops the run, a second one exits immediately.
 
-    Signals reach only the main thread of a process, so this does nothing in other threads.
+    Signals reach only the main thread of a process, and loops that it relays them to (`rllm_core.limits.loop_thread`).
+    In other threads this does nothing.
 
     Attributes:
         trainer: Trainer to interrupt; before it is set, a signal cancels the launch.
@@ -27,16 +29,16 @@ class Signals:
         self.trainer: Trainer | None = None
         self.interrupted: Interrupted | None = None
         self.is_closing = False
-        self._numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
 
     def __enter__(self) -> Signals:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        for number in self._numbers:
-            self._loop.add_signal_handler(number, self._stop, number)
+        with contextlib.suppress(RuntimeError):  # in another thread than the main one
+            for number in STOPPING:
+                self._loop.add_signal_handler(number, self._stop, number)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in self._numbers:
+        for number in STOPPING:
             self._loop.remove_signal_handler(number)
 
     def close(self) -> None:

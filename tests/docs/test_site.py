@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from notebooks import notebooks
 from pages import PAGES, ROOT
 
 pytestmark = pytest.mark.slow
@@ -83,6 +84,7 @@ def test_every_page_is_in_it(tags: dict[Path, Tags], site: Path) -> None:
     sources = {page.path.relative_to(ROOT) for page in PAGES}
     expected = {path.relative_to("docs").with_suffix(".html") for path in sources if path.parts[0] == "docs"}
     expected |= {Path("packages", path.parts[1] + ".html") for path in sources if path.parts[0] == "plugins"}
+    expected |= {Path("notebooks", f"{notebook.stem}.html") for notebook in notebooks()}
     assert {page.relative_to(site) for page in tags} == expected
 
 

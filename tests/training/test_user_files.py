@@ -134,14 +134,14 @@ def test_a_run_file_names_files_relative_to_itself(
     assert resolved.config.workflow == f"{path.parent}/env.py:Echo"
     assert resolved.config.training.steps == 3, "the file's own run_file()"
     assert [provided.record.load for provided in resolved.estimators.values()] == [f"{path.parent}/signs.py:Signs"]
-    assert plugins.files == [path.parent / "env.py", path.parent / "signs.py"]
+    assert plugins.sources == [f"{path.parent}/env.py", f"{path.parent}/signs.py"]
 
 
 def test_only_files_that_are_named_are_loaded(plugins: PluginManager, write: Callable[[str, str], Path]) -> None:
     write("other.py", "raise AssertionError('loaded')")
     path = write("env.py", "import sys\nassert sys.path == " + repr(sys.path) + "\n" + WORKFLOW)
     resolve_run(str(path), plugins, backend="scripted")
-    assert plugins.files == [path]
+    assert plugins.sources == [str(path)]
 
 
 def test_a_changed_file_is_refused_on_resume(run_scripted: RunScripted, write: Callable[[str, str], Path]) -> None:

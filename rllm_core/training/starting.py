@@ -1,0 +1,147 @@
+"""Starts trainings and evaluations: the same for the command line and for Python programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rllm_core.assembly.parts import Parts, parts_of, workflow_of
+from rllm_core.assembly.resolution import Resolved
+from rllm_core.errors import ConfigError, RunError
+from rllm_core.file_references import section_name
+from rllm_core.limits.guard import Guard, guarded
+from rllm_core.limits.running import run
+from rllm_core.run_folder.progress import for_terminal
+from rllm_core.training import evaluation, launch
+from rllm_core.workflow import Split
+
+
+def target_to_train(target: str | None, run_dir: Path | None, *, resume: bool) -> str:
+    """Returns what to train, for `rllm_core.assembly.resolution.resolve_run`.
+
+    Args:
+        target: What the user named; None for the run file of the run to resume.
+        run_dir: Run folder; None for a new one.
+        resume: Whether to continue the run in the folder.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if resume and run_dir is None:
+        raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")
+    if target is not None:
+        return target
+    if not resume or run_dir is None:
+        raise ConfigError("specify a workflow or a run file: rllm-core train WORKFLOW|RUN.toml")
+    if not (run_dir / "run.toml").is_file():
+        raise ConfigError(f"run folder {run_dir} holds no run to resume")
+    return str(run_dir / "run.toml")
+
+
+def target_to_evaluate(target: str | None, checkpoint: Path | None) -> str:
+    """Returns what to evaluate: what the user named, or else the run file of the run that a checkpoint belongs to.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if target is not None:
+        return target
+    if checkpoint is None:
+        raise ConfigError("specify a workflow or a run file: rllm-core eval WORKFLOW|RUN.toml, or --checkpoint RUN")
+    run_dir = run_of(checkpoint)
+    if run_dir is None:
+        raise ConfigError(f"{checkpoint} belongs to no run folder; specify its workflow: rllm-core eval WORKFLOW")
+    return str(run_dir / "run.toml")
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Returns the run folder that a checkpoint belongs to, which may be the checkpoint itself; None without one."""
+    folders = (checkpoint, *checkpoint.absolute().parents[:2])
+    return next((folder for folder in folders if (folder / "run.toml").is_file()), None)
+
+
+def folder_of(parts: Parts, run_dir: Path | None) -> Path:
+    """Returns the run folder: ``run_dir``, or a new one in ``runs/``.
+
+    Raises:
+        RunError: If all names for a new one are taken.
+    """
+    if run_dir is not None:
+        return run_dir
+    name = f"{section_name(parts.config.workflow)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        path = Path("runs") / f"{name}{suffix}"
+        if not path.exists():
+            return path
+    raise RunError(f"no free folder name like runs/{name}; use --run-dir")
+
+
+def train(parts: Parts, path: Path, left: list[str], *, resume: bool, owns_process: bool) -> dict[str, Any]:
+    """Trains, shows the progress on standard error, and returns the content of ``summary.json``.
+
+    Args:
+        parts: Parts of the run.
+        path: Run folder.
+        left: List that receives the names of what did not stop.
+        resume: Whether to continue the run in the folder.
+        owns_process: Whether the process exists only for the run, and ends if the event loop blocks.
+
+    Raises:
+        UserError: See `launch.train`.
+    """
+    advice = f"To continue: {launch.how_to_continue(parts.config.workflow, path)}"
+    guard = Guard(parts.config.training.stall_timeout_seconds, advice) if owns_process else None
+    return run(launch.train(parts, path, resume=resume, progress=for_terminal(), guard=guard), left)
+
+
+def evaluate(
+    resolved: Resolved,
+    left: list[str],
+    *,
+    owns_process: bool,
+    checkpoint: Path | None,
+    engine: str | None,
+    split: Split,
+    tasks: int | None,
+    samples: int,
+    ks: Sequence[int],
+) -> dict[str, Any]:
+    """Evaluates a model on a workflow.
+
+    Args:
+        resolved: Run file and providers.
+        left: List that receives the names of what did not stop.
+        owns_process: Whether the process exists only for the evaluation, and ends if the event loop blocks.
+        checkpoint: Checkpoint, or run folder to use its latest one; None for the model of the run file.
+        engine: Engine to use instead of the backend's.
+        split: Split of the tasks.
+        tasks: Number of tasks; None for all.
+        samples: Rollouts per task.
+        ks: The k of pass@k; empty for 1 and ``samples``.
+
+    Returns:
+        See `evaluation.evaluate`.
+
+    Raises:
+        ConfigError: If a setting or an argument is invalid.
+        RunError: If every rollout failed.
+    """
+    wanted = tuple(sorted(set(ks or (1, samples))))
+    if wanted[-1] > samples:
+        raise ConfigError(f"pass@{wanted[-1]} needs at least that many rollouts per task; -n is {samples}")
+    if engine is None:
+        parts = parts_of(resolved)
+        workflow, opening = parts.workflow, evaluation.engine_of_backend(parts, checkpoint)
+    elif checkpoint is not None:
+        raise ConfigError("--checkpoint needs a backend; omit --engine, or export the model and use --model")
+    else:
+        workflow = workflow_of(resolved)
+        opening = evaluation.engine_by_name(engine, resolved)
+    evaluating = evaluation.evaluate(
+        resolved, workflow, opening, split=split, task_limit=tasks, samples=samples, ks=wanted
+    )
+    if owns_process:
+        evaluating = guarded(evaluating, resolved.config.training.stall_timeout_seconds)
+    return run(evaluating, left)

@@ -1,0 +1,130 @@
+"""Tests that Ctrl-C saves a checkpoint, in a program and in a running event loop, and that the run can be resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rllm_core
+from rllm_core.run_folder import checkpoint
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import asyncio, sys
+import rllm_core
+from rllm_core.types import Task
+from rllm_core.workflow import Workflow
+
+
+class Letters(Workflow):
+    def tasks(self, split):
+        return [Task(task_id=f"{split}-{word}", data={"word": word}) for word in ("abc", "bca", "cab")]
+
+    async def run(self, task, completer):
+        if sys.argv[1] == "evaluate":
+            print("evaluating", flush=True)
+            await asyncio.sleep(3600)
+        step = await completer.complete([{"role": "user", "content": task.data["word"]}])
+        return self.episode(task, [step], reward=float(len(step.text) > 2))
+
+
+SETTINGS = {"training": {"steps": 30, "groups_per_step": 2, "rollouts_per_group": 2, "validation_rollouts": 2,
+            "checkpoint_every_steps": 3}}
+
+
+async def in_a_loop(call):
+    return call()
+
+
+def main():
+    call = {
+        "train": lambda: rllm_core.train(Letters, SETTINGS, backend="local", run_dir="run"),
+        "resume": lambda: rllm_core.train(Letters, run_dir="run", resume=True),
+        "evaluate": lambda: rllm_core.evaluate(Letters, SETTINGS, backend="local"),
+    }[sys.argv[1]]
+    try:
+        result = asyncio.run(in_a_loop(call)) if sys.argv[2] == "loop" else call()
+    except KeyboardInterrupt:
+        print("interrupted as a user of Python expects")
+        sys.exit(7)
+    print(result.status)
+
+
+main()
+"""
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, "program.py", *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def interrupted(folder: Path, where: str, number: signal.Signals) -> subprocess.Popen[str]:
+    """Starts a training, and sends it a signal after its first checkpoint."""
+    process = start(folder, "train", where)
+    while not checkpoint.complete(folder / "run" / "checkpoints"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(number)
+    return process
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("whole")
+    process = start(folder, "train", "plain")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    return (folder / "run" / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("where", ["plain", "loop"])
+def test_ctrl_c_saves_and_the_run_continues(tmp_path: Path, where: str, uninterrupted: bytes) -> None:
+    process = interrupted(tmp_path, where, signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (7, "interrupted as a user of Python expects\n"), err
+    assert "SIGINT received: saving a checkpoint" in err
+    assert "to continue: rllm_core.train(Letters, run_dir='run', resume=True)" in err
+    run = rllm_core.Run(tmp_path / "run")
+    assert run.status == "interrupted"
+    newest = int(checkpoint.complete(run.path / "checkpoints")[-1].name[5:])
+    assert newest == run.summary["optimizer_steps"] < 30
+    process = start(tmp_path, "resume", where)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (0, "completed\n"), err
+    assert run.summary["resumed_from_step"] == newest
+    assert (run.path / "metrics.jsonl").read_bytes() == uninterrupted
+
+
+@pytest.mark.parametrize("where", ["plain", "loop"])
+def test_sigterm_saves_too(tmp_path: Path, where: str) -> None:
+    process = interrupted(tmp_path, where, signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert err.splitlines()[-1].endswith("Interrupted: interrupted by SIGTERM")
+    assert rllm_core.Run(tmp_path / "run").status == "interrupted"
+
+
+@pytest.mark.parametrize("where", ["plain", "loop"])
+def test_ctrl_c_ends_an_evaluation(tmp_path: Path, where: str) -> None:
+    process = start(tmp_path, "evaluate", where)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "evaluating\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 7, err
+    assert out.endswith("interrupted as a user of Python expects\n")
