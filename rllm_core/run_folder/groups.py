@@ -48,6 +48,12 @@ class RecordedRollout:
     advantages: Sequence[PerStep] = ()
     corrections: Sequence[PerStep] = ()
 
+    @property
+    def reward(self) -> float | None:
+        """Total reward of its trajectories together; None if they have none."""
+        rewards = [trajectory.total_reward for trajectory in self.episode.trajectories if trajectory.has_reward]
+        return sum(rewards) if rewards else None
+
 
 @dataclass(frozen=True)
 class RecordedGroup:
@@ -68,6 +74,11 @@ class RecordedGroup:
     reason: str
     weight_version: int | None
     rollouts: Sequence[RecordedRollout] = field(default_factory=tuple)
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean reward of the rollouts that have one, or None."""
+        return mean([rollout.reward for rollout in self.rollouts])
 
     def to_json(self) -> str:
         """Returns the line of the group, for `from_json`."""
@@ -130,13 +141,19 @@ def chosen(rewards: Sequence[Sequence[float]], groups: int, turn: int) -> list[t
     return result
 
 
+def mean(values: Sequence[float | None]) -> float | None:
+    """Returns the mean of the values that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return _mean(known) if known else None
+
+
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)  # exactly rounded, so that a verifier finds the same ties
 
 
 def _variance(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return math.fsum((value - mean) ** 2 for value in values) / len(values)
+    center = _mean(values)
+    return math.fsum((value - center) ** 2 for value in values) / len(values)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import RunError
-from rllm_core.run_folder.groups import RecordedGroup
+from rllm_core.run_folder.groups import RecordedGroup, mean
 from rllm_core.run_folder.journal import read_json_lines
 
 GROUPS = "groups"
@@ -53,8 +53,6 @@ class IndexedGroup:
     @classmethod
     def of(cls, group: RecordedGroup, offset: int, length: int) -> IndexedGroup:
         """Describes a group whose line is at ``offset``."""
-        episodes = [rollout.episode for rollout in group.rollouts]
-        rewards = [[t.total_reward for t in episode.trajectories if t.has_reward] for episode in episodes]
         return cls(
             offset,
             length,
@@ -64,15 +62,14 @@ class IndexedGroup:
             group.kept,
             group.outcome,
             group.reason,
-            [sum(of_episode) if of_episode else None for of_episode in rewards],
-            [episode.is_correct for episode in episodes],
+            [rollout.reward for rollout in group.rollouts],
+            [rollout.episode.is_correct for rollout in group.rollouts],
         )
 
     @property
     def reward_mean(self) -> float | None:
         """Mean reward of the rollouts that have one, or None."""
-        known = [reward for reward in self.rewards if reward is not None]
-        return sum(known) / len(known) if known else None
+        return mean(self.rewards)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the line of the entry."""

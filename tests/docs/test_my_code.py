@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import runpy
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from in_process import run_in_process
@@ -15,41 +17,65 @@ from pages import ROOT, Page
 from rllm_core.run_folder.recorded import group_at, index_of
 
 PAGE = Page(ROOT / "docs" / "my-code.md")
-COMMANDS = [block.text.strip() for block in PAGE.blocks if block.language == "sh"]
+COMMANDS = [line for block in PAGE.blocks if block.language == "sh" for line in block.text.splitlines()]
+TRAINING = [command for command in COMMANDS if command.startswith("rllm-core train")]
+FILES = [block.text for block in PAGE.blocks if block.language == "python" and block.text.startswith("# ")]
+CELL = next(block.text for block in PAGE.blocks if block.language == "python" and "rllm_core.train" in block.text)
 SHORT = ("steps=2", "groups_per_step=2", "rollouts_per_group=2", "validation_rollouts=1")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for block in PAGE.blocks:
-        if block.language == "python":
-            name = block.text.partition("\n")[0].removeprefix("# ")
-            (tmp_path / name).write_text(block.text, encoding="utf-8")
-    rows = [
-        {"question": f"sort: {''.join(letters)}", "answer": "".join(sorted(letters))}
-        for letters in itertools.permutations("abcd", 3)
-    ]
+    for text in FILES:
+        (tmp_path / text.partition("\n")[0].removeprefix("# ")).write_text(text, encoding="utf-8")
+    words = ["".join(letters) for letters in itertools.permutations("abcdefg", 3)][:200]
+    rows = [{"question": f"sort: {word}", "answer": "".join(sorted(word))} for word in words]
+    assert len(rows) == 200
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", TRAINING)
 def test_the_commands_of_the_page_train(folder: Path, command: str) -> None:
     options = [word for setting in SHORT for word in ("-o", f"training.{setting}")]
-    arguments = [*shlex.split(command)[1:], *options, "--run-dir", "run"]
+    arguments = [*shlex.split(command)[1:], *options]
+    if "--run-dir" not in arguments:
+        arguments += ["--run-dir", "runs/mine"]
     done = run_in_process(arguments, folder=folder, environment=os.environ)
     assert done.returncode == 0, done.stderr
-    kept = json.loads((folder / "run" / "files.json").read_text(encoding="utf-8"))
+    kept = json.loads((folder / "runs/mine" / "files.json").read_text(encoding="utf-8"))
     named = {word for word in shlex.split(command.replace("=", " ")) if word.startswith("./")}
     assert {f"./{Path(path).name}" for path in kept} == named
 
 
 @pytest.mark.slow
 def test_parts_of_a_reward_are_averaged_and_recorded(folder: Path) -> None:
-    test_the_commands_of_the_page_train(folder, COMMANDS[0])
-    metrics = json.loads((folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    test_the_commands_of_the_page_train(folder, TRAINING[0])
+    metrics = json.loads((folder / "runs/mine" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert {"workflow/share", "workflow/is_right"} <= metrics.keys()
-    group = group_at(folder / "run", index_of(folder / "run")[-1])
+    group = group_at(folder / "runs/mine", index_of(folder / "runs/mine")[-1])
     for rollout in group.rollouts:
         assert set(rollout.episode.metadata["reward_parts"]) == {"share", "is_right", "expected"}
+
+
+@pytest.mark.slow
+def test_three_commands_lead_from_rows_to_a_trained_model_and_its_worst_group(folder: Path) -> None:
+    assert len(FILES[0].strip().splitlines()) <= 6, "a reward of six lines, with its name"
+    done = [run_in_process(shlex.split(command)[1:], folder=folder, environment=os.environ) for command in COMMANDS[:3]]
+    assert [each.returncode for each in done] == [0, 0, 0], [each.stderr for each in done]
+    summary = json.loads((folder / "runs/mine/summary.json").read_text(encoding="utf-8"))
+    assert summary["validation"][-1]["solved"] > summary["validation"][0]["solved"] + 0.5
+    worst = min(index_of(folder / "runs/mine"), key=lambda entry: entry.reward_mean or 0.0)
+    assert worst.task in done[1].stdout
+    assert done[2].stdout.strip() == "abc"
+
+
+@pytest.mark.slow
+def test_one_cell_does_the_same(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "cell.py").write_text(CELL, encoding="utf-8")
+    names = runpy.run_path("cell.py")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(names["worst"].rollouts) > 1
+    assert names["run"].validations[-1]["solved"] > names["run"].validations[0]["solved"] + 0.5
