@@ -80,7 +80,11 @@ def selected(entries: Sequence[IndexedGroup], wanted: Wanted) -> list[IndexedGro
 
 
 def extreme(entries: Sequence[IndexedGroup], *, best: bool) -> IndexedGroup:
-    """Returns the group with the highest or lowest mean reward, of equal ones the latest; the last without rewards."""
+    """Returns the group with the highest or lowest mean reward, of equal ones the latest; the last without rewards.
+
+    A validated group is chosen only if there are no others: it may have one rollout, and nothing was trained on it.
+    """
+    entries = [entry for entry in entries if entry.outcome != "validation"] or entries
     rewarded = [(entry.reward_mean, at) for at, entry in enumerate(entries) if entry.reward_mean is not None]
     if not rewarded:
         return entries[-1]
@@ -89,10 +93,9 @@ def extreme(entries: Sequence[IndexedGroup], *, best: bool) -> IndexedGroup:
 
 
 def most_telling(entries: Sequence[IndexedGroup]) -> IndexedGroup:
-    """Returns the worst group of the last step; a validated one only if the step has no other."""
+    """Returns the worst group of the last step."""
     last = max(entry.step for entry in entries)
-    of_step = [entry for entry in entries if entry.step == last]
-    return extreme([entry for entry in of_step if entry.outcome != "validation"] or of_step, best=False)
+    return extreme([entry for entry in entries if entry.step == last], best=False)
 
 
 def timings_of(run: Path) -> dict[str, dict[str, Any]]:
