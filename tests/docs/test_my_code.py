@@ -66,8 +66,9 @@ def test_three_commands_lead_from_rows_to_a_trained_model_and_its_worst_group(fo
     assert [each.returncode for each in done] == [0, 0, 0], [each.stderr for each in done]
     summary = json.loads((folder / "runs/mine/summary.json").read_text(encoding="utf-8"))
     assert summary["validation"][-1]["solved"] > summary["validation"][0]["solved"] + 0.5
-    means = {e.task: e.reward_mean for e in index_of(folder / "runs/mine") if e.outcome != "validation"}
-    assert any(task in done[1].stdout for task, mean in means.items() if mean == min(means.values()))
+    trained = [entry for entry in index_of(folder / "runs/mine") if entry.outcome != "validation"]
+    lowest = min(entry.reward_mean for entry in trained)
+    assert any(entry.task in done[1].stdout for entry in trained if entry.reward_mean == lowest)
     assert done[2].stdout.strip() == "abc"
 
 
