@@ -232,7 +232,7 @@ def _with_sections(resolved: Resolved, sections: Mapping[str, Any], asked_for: C
                 owners.setdefault(key, provided)
     for key in sections:
         if key not in owners and key in asked_for:
-            raise _unknown_section(key, resolved, owners)
+            raise _unknown_section(key, sections[key], resolved, owners)
     tables = {key: table for key, table in sections.items() if key in owners}
     tables |= {key: {} for key in owners if key not in tables}
     checked = {
@@ -242,13 +242,13 @@ def _with_sections(resolved: Resolved, sections: Mapping[str, Any], asked_for: C
     return replace(resolved, config=resolved.config.model_copy(update={"plugins": checked}))
 
 
-def _unknown_section(key: str, resolved: Resolved, owners: Mapping[str, Provided[Any]]) -> ConfigError:
+def _unknown_section(key: str, value: Any, resolved: Resolved, owners: Mapping[str, Provided[Any]]) -> ConfigError:
     for name, provided in resolved.with_sections():
         if key == name:
             resolved.plugins.load(provided)  # raises a better error if its class has settings that its record omits
             return ConfigError(f"unknown key {key!r}; {provided.record.kind} {key!r} has no settings")
     core = [name for name in RunConfig.model_fields if name != "plugins"]
-    return ConfigError(unknown_key(key, [*core, *owners], _core_keys()))
+    return ConfigError(unknown_key(key, [*core, *owners], _core_keys(), value))
 
 
 def _merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
