@@ -37,15 +37,23 @@ class Preset(NamedTuple):
     reason: str
 
 
-def to_toml(tables: Mapping[str, Any]) -> str:
-    """Writes nested tables as TOML (the subset a run file uses: scalars, lists, tables)."""
+def to_toml(tables: Mapping[str, Any], remarks: Mapping[str, str] | None = None) -> str:
+    """Writes nested tables as TOML (the subset a run file uses: scalars, lists, tables).
+
+    Args:
+        tables: Tables to write.
+        remarks: Comments behind values, by `leaf_keys`.
+    """
     lines: list[str] = []
 
     def write(table: Mapping[str, Any], path: str) -> None:
         scalars = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
         if path and (scalars or not table):
             lines.extend(["", f"[{path}]"])
-        lines.extend(f"{toml_key(key)} = {_toml_value(value)}" for key, value in scalars.items())
+        for key, value in scalars.items():
+            line = f"{toml_key(key)} = {_toml_value(value)}"
+            remark = (remarks or {}).get(f"{path}.{toml_key(key)}" if path else toml_key(key))
+            lines.append(f"{line:<40}  # {remark}" if remark else line)
         for key, value in table.items():
             if isinstance(value, Mapping):
                 write(value, f"{path}.{toml_key(key)}" if path else toml_key(key))
@@ -283,7 +291,7 @@ def unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str], val
     name = key.rpartition(".")[2]
     near = _nearest(name, siblings, 0.85)
     if not near:
-        for path in _leaves(key, value):
+        for path in leaf_keys(value, key):
             if foreign := _foreign(path):
                 return foreign
         near = (
@@ -314,13 +322,13 @@ def _foreign(key: str) -> str:
     return f"unknown key {key!r}; {name} of {found['of']} {ours}{note}"
 
 
-def _leaves(key: str, value: Any) -> Iterator[str]:
-    """Yields the dotted keys of the values in ``value``, or ``key`` itself if it is no table."""
+def leaf_keys(value: Any, key: str = "") -> Iterator[str]:
+    """Yields the dotted keys of the values in nested tables below ``key``; ``key`` itself if ``value`` is no table."""
     if not isinstance(value, Mapping):
         yield key
         return
     for name, content in value.items():
-        yield from _leaves(f"{key}.{name}", content)
+        yield from leaf_keys(content, f"{key}.{toml_key(name)}" if key else toml_key(name))
 
 
 def _nearest(name: str, keys: Sequence[str], cutoff: float) -> str:
