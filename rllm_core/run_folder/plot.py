@@ -105,7 +105,7 @@ def _draw_main(axes: Axes, rows: Rows, validations: Rows) -> None:
                 inside, bottom, top, color="tab:blue", alpha=0.08, linewidth=0, label="range of the trajectories"
             )
             shown += [*bottom, *top]
-    window = _window(len(values))
+    window = window_of(len(values))
     few = window == 1
     if values:
         axes.plot(
@@ -145,7 +145,7 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
     return [sum(some) / len(some) for some in around]
 
 
-def _window(count: int) -> int:
+def window_of(count: int) -> int:
     """Returns the width of the window for so many values: about a twentieth of them, odd; 1 for a few."""
     return 2 * round(count * _SMOOTHED_SHARE / 2 + 1) + 1 if count >= 20 else 1
 
