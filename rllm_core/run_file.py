@@ -6,6 +6,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -14,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rllm_core.errors import ConfigError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_FOREIGN_KEYS_FILE = Path(__file__).with_name("foreign_keys.toml")
 
 
 class Section(BaseModel):
@@ -34,15 +37,23 @@ class Preset(NamedTuple):
     reason: str
 
 
-def to_toml(tables: Mapping[str, Any]) -> str:
-    """Writes nested tables as TOML (the subset a run file uses: scalars, lists, tables)."""
+def to_toml(tables: Mapping[str, Any], remarks: Mapping[str, str] | None = None) -> str:
+    """Writes nested tables as TOML (the subset a run file uses: scalars, lists, tables).
+
+    Args:
+        tables: Tables to write.
+        remarks: Comments behind values, by `leaf_keys`.
+    """
     lines: list[str] = []
 
     def write(table: Mapping[str, Any], path: str) -> None:
         scalars = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
         if path and (scalars or not table):
             lines.extend(["", f"[{path}]"])
-        lines.extend(f"{toml_key(key)} = {_toml_value(value)}" for key, value in scalars.items())
+        for key, value in scalars.items():
+            line = f"{toml_key(key)} = {_toml_value(value)}"
+            remark = (remarks or {}).get(f"{path}.{toml_key(key)}" if path else toml_key(key))
+            lines.append(f"{line:<40}  # {remark}" if remark else line)
         for key, value in table.items():
             if isinstance(value, Mapping):
                 write(value, f"{path}.{toml_key(key)}" if path else toml_key(key))
@@ -216,7 +227,7 @@ def _explain(model: type[BaseModel], error: Any, path: str, core_keys: Sequence[
         section = _section_at(model, where[:-1])
         prefix = key.rpartition(".")[0]
         siblings = [f"{prefix}.{name}" if prefix else name for name in _keys(section)]
-        return unknown_key(key, siblings, core_keys)
+        return unknown_key(key, siblings, core_keys, error["input"])
     if kind == "json_invalid":
         return f"{path or 'the run file'}: {message}"
     if kind == "value_error":
@@ -268,18 +279,56 @@ def _keys(model: type[BaseModel] | None) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items() if not field.exclude]
 
 
-def unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str]) -> str:
-    """Builds the error for an unknown key, with the nearest key of its section or of the core."""
+def unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str], value: Any = None) -> str:
+    """Builds the error for an unknown key: with our name of a setting of another library, or with the nearest key.
+
+    Args:
+        key: Unknown key, with its section.
+        siblings: Allowed keys of that section.
+        elsewhere: Keys of the core.
+        value: Its value; in an unknown section, a key may be known.
+    """
     name = key.rpartition(".")[2]
-    near = (
-        _nearest(name, siblings, 0.75)
-        or _nearest(name, elsewhere, 1.0)
-        or _nearest(name, siblings, 0.55)
-        or _nearest(name, elsewhere, 0.75)
-    )
+    near = _nearest(name, siblings, 0.85)
+    if not near:
+        for path in leaf_keys(value, key):
+            if foreign := _foreign(path):
+                return foreign
+        near = (
+            _nearest(name, siblings, 0.75)
+            or _nearest(name, elsewhere, 1.0)
+            or _nearest(name, siblings, 0.55)
+            or _nearest(name, elsewhere, 0.75)
+        )
     if near:
         return f"unknown key {key!r}; did you mean {near!r}?"
     return f"unknown key {key!r}" + ("; allowed: " + ", ".join(sorted(siblings)) if siblings else "")
+
+
+@cache
+def foreign_keys() -> dict[str, dict[str, Any]]:
+    """Settings of other libraries by name: ``of`` whom, which of our keys to ``use``, and a ``note``."""
+    return tomllib.loads(_FOREIGN_KEYS_FILE.read_text(encoding="utf-8"))
+
+
+def _foreign(key: str) -> str:
+    """Returns the error for a name of another library; "" if it is none."""
+    name = key.rpartition(".")[2]
+    found = foreign_keys().get(name)
+    if found is None:
+        return ""
+    ours = f"is {' and '.join(found['use'])} here" if found["use"] else "has no counterpart here"
+    note = f": {found['note']}" if "note" in found else ""
+    return f"unknown key {key!r}; {name} of {found['of']} {ours}{note}"
+
+
+def leaf_keys(value: Any, key: str = "") -> Iterator[str]:
+    """Yields the dotted keys of the values in nested tables below ``key``; ``key`` itself if ``value`` is no table."""
+    if not isinstance(value, Mapping):
+        yield key
+        return
+    for name, content in value.items():
+        yield from leaf_keys(content, f"{key}.{toml_key(name)}" if key else toml_key(name))
 
 
 def _nearest(name: str, keys: Sequence[str], cutoff: float) -> str:

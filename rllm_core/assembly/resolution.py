@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from rllm_core.providers import (
 from rllm_core.run_file import (
     Preset,
     apply_override,
+    leaf_keys,
     merged,
     model_in,
     read_toml,
@@ -60,6 +61,9 @@ class Resolved:
         trackers: Trackers.
         estimators: Advantage estimators of all roles.
         corrections: Off-policy corrections.
+        notes: What ``--dry-run`` says about the settings.
+        sources: Where a value comes from, by dotted key: ``workflow``, ``file``, ``option`` (or settings from Python),
+            or ``backend`` for its parser. A key that is not here has its default.
     """
 
     config: RunConfig
@@ -73,6 +77,7 @@ class Resolved:
     estimators: Mapping[str, Provided[AdvantageEstimatorProvider]]
     corrections: Mapping[str, Provided[CorrectionProvider]]
     notes: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def with_sections(self) -> Iterator[tuple[str, Provided[Any]]]:
         """Yields the names in the run file, and the providers, whose sections the run reads."""
@@ -133,10 +138,22 @@ def resolve_run(
     workflow = plugins.select(WorkflowProvider, _workflow_name(target, asked))
     preset = preset_of(workflow, plugins, asked)
     whole = _merged_by_choice(_merged_by_choice(preset.tables, tables), given)
+    from_target = "file" if target.endswith(".toml") else "option"
+    sources = _sources(whole, [("option", given), (from_target, tables), ("workflow", preset.tables)])
     core = {key: whole.pop(key) for key in RunConfig.model_fields if key in whole and key != "plugins"}
     config = validated(RunConfig, core, "", _core_keys())
+    if not config.parser:
+        sources["parser"] = "backend"
     resolved = _with_sections(providers_of(config, plugins, engine), whole, asked_for=tables.keys() | given.keys())
-    return replace(resolved, notes=(f"workflow {config.workflow!r}: {preset.reason}",)) if preset.reason else resolved
+    notes = (f"workflow {config.workflow!r}: {preset.reason}",) if preset.reason else ()
+    return replace(resolved, notes=notes, sources=sources)
+
+
+def _sources(whole: Mapping[str, Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
+    """Returns the first of ``layers`` that has a key, for each key of the merged run file."""
+    keys = [(name, set(leaf_keys(tables))) for name, tables in layers]
+    found = {key: [name for name, of_layer in keys if key in of_layer] for key in leaf_keys(whole)}
+    return {key: names[0] for key, names in found.items() if names}
 
 
 def preset_of(workflow: Provided[WorkflowProvider], plugins: PluginManager, given: Mapping[str, Any]) -> Preset:
@@ -232,7 +249,7 @@ def _with_sections(resolved: Resolved, sections: Mapping[str, Any], asked_for: C
                 owners.setdefault(key, provided)
     for key in sections:
         if key not in owners and key in asked_for:
-            raise _unknown_section(key, resolved, owners)
+            raise _unknown_section(key, sections[key], resolved, owners)
     tables = {key: table for key, table in sections.items() if key in owners}
     tables |= {key: {} for key in owners if key not in tables}
     checked = {
@@ -242,13 +259,13 @@ def _with_sections(resolved: Resolved, sections: Mapping[str, Any], asked_for: C
     return replace(resolved, config=resolved.config.model_copy(update={"plugins": checked}))
 
 
-def _unknown_section(key: str, resolved: Resolved, owners: Mapping[str, Provided[Any]]) -> ConfigError:
+def _unknown_section(key: str, value: Any, resolved: Resolved, owners: Mapping[str, Provided[Any]]) -> ConfigError:
     for name, provided in resolved.with_sections():
         if key == name:
             resolved.plugins.load(provided)  # raises a better error if its class has settings that its record omits
             return ConfigError(f"unknown key {key!r}; {provided.record.kind} {key!r} has no settings")
     core = [name for name in RunConfig.model_fields if name != "plugins"]
-    return ConfigError(unknown_key(key, [*core, *owners], _core_keys()))
+    return ConfigError(unknown_key(key, [*core, *owners], _core_keys(), value))
 
 
 def _merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,10 +334,10 @@ def _section_owners(chosen: Iterable[tuple[str, Provided[Any]]]) -> dict[str, Pr
 def _core_keys() -> list[str]:
     """Lists the core's keys as ``section.key``."""
     keys = []
-    for section, field in RunConfig.model_fields.items():
-        nested = model_in(field.annotation)
+    for section, declared in RunConfig.model_fields.items():
+        nested = model_in(declared.annotation)
         if nested is not None:
             keys += [f"{section}.{name}" for name in nested.model_fields]
-        elif not field.exclude:
+        elif not declared.exclude:
             keys.append(section)
     return keys

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rllm_core.cli import CORE_COMMANDS, no_plugins_option, session
-from rllm_core.cli.tables import echo_json, echo_table, provider_row
+from rllm_core.cli.tables import echo_json, echo_not_installed, echo_table, provider_row
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.plugins.missing import first_party
@@ -40,12 +40,14 @@ def backends(context: click.Context, as_json: bool, deadline_seconds: float) -> 
     Imports each backend in its own process. Capabilities are those of the default settings; other settings may change
     them.
     """
-    rows = backend_rows(session(context).plugins, deadline_seconds)
+    plugins = session(context).plugins
+    rows = backend_rows(plugins, deadline_seconds)
     if as_json:
         echo_json(rows)
         return
     if not rows:
         click.echo("no backends are installed; run rllm-core plugins to see the status of every plugin", err=True)
+        echo_not_installed(plugins, BackendProvider)
         return
     echo_table(
         ["name", "status", "summary", "package", "note"],
@@ -59,6 +61,7 @@ def backends(context: click.Context, as_json: bool, deadline_seconds: float) -> 
         click.echo()
         header = ["by default", "", *(row["name"] for row in able)]
         echo_table(header, list(matrix([row["capabilities"] for row in able])))
+    echo_not_installed(plugins, BackendProvider)
 
 
 def backend_rows(plugins: PluginManager, deadline_seconds: float) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import click
 
 from rllm_core.cli import CORE_COMMANDS, LazyGroup, no_plugins_option, session
 from rllm_core.cli.completion import installed
-from rllm_core.cli.tables import echo_json, echo_table, provider_row
+from rllm_core.cli.tables import echo_json, echo_not_installed, echo_table, provider_row
 from rllm_core.errors import PluginError
 from rllm_core.plugins import CORE_PLUGIN, PluginInfo, PluginManager
 from rllm_core.providers import EngineProvider, ParserProvider, Provider, WorkflowProvider
@@ -50,6 +50,8 @@ def plugins(context: click.Context, as_json: bool, show_all: bool, load: bool, d
     else:
         first = "pip install rllm-local rllm-renderers rllm-workflows"
         click.echo(f"no plugins are installed; for a first run: {first}", err=True)
+    if not as_json:
+        echo_not_installed(manager)
     _fail_if_strict(context, manager, rows)
 
 
@@ -158,16 +160,19 @@ def _listing(name: str, kind: type[Provider], described: str) -> click.Command:
     @no_plugins_option
     @click.pass_context
     def command(context: click.Context, as_json: bool) -> None:
-        provided = session(context).plugins.providers(kind)
+        plugins = session(context).plugins
+        provided = plugins.providers(kind)
         if as_json:
             echo_json([provider_row(name, one) for name, one in provided.items()])
-        elif provided:
+            return
+        if provided:
             rows = [[name, one.record.summary, one.plugin.label] for name, one in provided.items()]
             echo_table(["name", "summary", "package"], rows)
         else:
             click.echo(
                 f"no {kind.kind}s are installed; run rllm-core plugins to see the status of every plugin", err=True
             )
+        echo_not_installed(plugins, kind)
 
     return click.command(name, help=described)(command)
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
-from rllm_core.plugins import Provided
+from rllm_core.plugins import PluginManager, Provided
+from rllm_core.plugins.missing import not_installed_distributions
+from rllm_core.providers import Provider
 from rllm_core.text import printable_lines
 
 MIN_COLUMN_CHARACTERS = 16
@@ -51,6 +53,22 @@ def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     for line in lines:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def echo_not_installed(plugins: PluginManager, kind: type[Provider] | None = None) -> None:
+    """Prints our own plugins that are not installed, and how to install them.
+
+    Args:
+        plugins: Plugin manager that knows what is installed.
+        kind: Only plugins with this kind of provider; None for all.
+    """
+    missing = not_installed_distributions({info.package for info in plugins.plugins()}, kind)
+    if missing:
+        click.echo("\nnot installed:")
+    for distribution, provided in missing.items():
+        names = ", ".join(name if kind else f"{owner.kind} {name}" for owner, name in provided)
+        line = f"pip install {distribution}  # {names}"
+        click.echo(textwrap.fill(line, 80, initial_indent="  ", subsequent_indent="    # "))
 
 
 def _is_narrow(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key; repeatable.")
 @click.option(
-    "--dry-run", is_flag=True, help="Check everything, print the resolved run file and derived numbers, and stop."
+    "--dry-run",
+    is_flag=True,
+    help="Check everything, print what is set, where, and what follows from it, and stop. With -v also defaults.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
 @click.pass_context
@@ -73,7 +76,7 @@ def train(
     given = [*overrides, *([f"training.init_from={json.dumps(init_from)}"] if init_from is not None else [])]
     parts = parts_of(resolve_run(target, plugins, overrides=given, backend=backend, parser=parser))
     if dry_run:
-        _print_dry_run(parts, as_json)
+        _print_dry_run(parts, as_json, show_defaults=context.obj.verbose)
         return
     path = starting.folder_of(parts, run_dir)
     left: list[str] = []
@@ -106,18 +109,22 @@ def _print_summary(summary: dict[str, Any]) -> None:
         click.echo(f"{label} validation (step {validation['step']}): {', '.join(numbers)}")
 
 
-def _print_dry_run(parts: Parts, as_json: bool) -> None:
+def _print_dry_run(parts: Parts, as_json: bool, *, show_defaults: bool) -> None:
     from rllm_core.config import to_toml
+    from rllm_core.run_file import leaf_keys
     from rllm_core.run_folder.initial import checked, with_step
 
     derived, config = parts.derived(), with_step(parts.config)
     if (initial := checked(config)) is not None:
         parts.notes.append(f"starts from the weights of {initial.run} after step {initial.step}")
+    tables = config.to_tables()
+    sources = {key: parts.resolved.sources.get(key, "default") for key in leaf_keys(tables)}
     if as_json:
         click.echo(
             json.dumps(
                 {
-                    "resolved": config.to_tables(),
+                    "resolved": tables,
+                    "sources": sources,
                     "derived": derived,
                     "notes": parts.notes,
                     "not_checked": parts.not_checked,
@@ -125,7 +132,9 @@ def _print_dry_run(parts: Parts, as_json: bool) -> None:
             )
         )
         return
-    click.echo(to_toml(config.to_tables()))
+    click.echo(to_toml(tables if show_defaults else _only(parts.resolved.sources, tables), sources))
+    if not show_defaults:
+        click.echo("# all other keys have their defaults; rllm-core -v train ... --dry-run\n# shows them, too\n")
     click.echo("# derived")
     for key, value in derived.items():
         click.echo(f"# {key} = {value}")
@@ -133,3 +142,18 @@ def _print_dry_run(parts: Parts, as_json: bool) -> None:
         click.echo(f"# note: {note}")
     for line in parts.not_checked:
         click.echo(f"# not checked: {line}")
+
+
+def _only(wanted: Collection[str], tables: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns the tables without the values whose dotted keys are not ``wanted``."""
+    from rllm_core.run_file import toml_key
+
+    kept: dict[str, Any] = {}
+    for name, value in tables.items():
+        key = f"{path}.{toml_key(name)}" if path else toml_key(name)
+        if isinstance(value, dict):
+            if inner := _only(wanted, value, key):
+                kept[name] = inner
+        elif key in wanted:
+            kept[name] = value
+    return kept

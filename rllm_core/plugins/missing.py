@@ -28,6 +28,17 @@ def first_party() -> dict[tuple[type[Provider], str], str]:
     }
 
 
+def not_installed_distributions(
+    packages: Collection[str], kind: type[Provider] | None = None
+) -> dict[str, list[tuple[type[Provider], str]]]:
+    """Returns our own distributions that are not among ``packages``, and their providers of ``kind``, or all."""
+    found: dict[str, list[tuple[type[Provider], str]]] = {}
+    for (owner, name), distribution in first_party().items():
+        if distribution not in packages and kind in (None, owner):
+            found.setdefault(distribution, []).append((owner, name))
+    return found
+
+
 def not_found(
     kind: type[Provider], name: str, package: str, plugins: Sequence[Plugin], names: Collection[str]
 ) -> PluginError:

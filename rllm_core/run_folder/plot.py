@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rllm_core.run_folder.journal import read_json_lines
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Rows = Sequence[Mapping[str, Any]]
 
 _KEYS = {"reward": "reward_mean", "loss": "loss"}
 _VALIDATIONS = {
@@ -20,10 +24,16 @@ _VALIDATIONS = {
     "solved": ("validation solve rate", "s", "tab:green"),
     "nll_per_token": ("validation", "o", "tab:orange"),
 }
+_PANELS = {
+    "solved": ("solved", "solved (share)"),
+    "response_tokens_mean": ("length", "tokens per trajectory"),
+    "staleness_mean": ("staleness", "weight versions"),
+}
+_SMOOTHED_SHARE = 0.05
 
 
 def plot_reward(run_dir: Path) -> Path | None:
-    """Draws ``reward.png``: training reward per step, its running mean, and the validations.
+    """Draws ``reward.png``: training reward per step, its mean over a window, and the validations.
 
     A run without rewards gets ``loss.png`` instead, with its loss and the likelihood in validations.
 
@@ -40,7 +50,7 @@ def plot_reward(run_dir: Path) -> Path | None:
     return path
 
 
-def drawn(rows: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]], name: str) -> Figure | None:
+def drawn(rows: Rows, validations: Rows, name: str) -> Figure | None:
     """Draws the figure of `plot_reward`, or returns None without matplotlib.
 
     Args:
@@ -62,32 +72,103 @@ def drawn(rows: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, 
             self.savefig(png, format="png")
             return png.getvalue()
 
-    figure = Shown(figsize=(8, 4.5), layout="constrained")
+    panels = {key: labels for key, labels in _PANELS.items() if _points(rows, key)}
+    figure = Shown(figsize=(8, 6 if panels else 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    what = _what(rows)
-    in_plot = [row for row in rows if _KEYS[what] in row]
-    steps, values = [row["step"] for row in in_plot], [row[_KEYS[what]] for row in in_plot]
-    running, mean = [], None
-    for value in values:
-        mean = value if mean is None else 0.9 * mean + 0.1 * value
-        running.append(mean)
-    axes.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=0.8, label=f"training {what}")
-    axes.plot(steps, running, color="tab:blue", linewidth=1.8, label="running mean (0.9)")
-    for key, (label, marker, color) in _VALIDATIONS.items():
-        points = [(v["step"], v[key]) for v in validations if v.get(key) is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker=marker, color=color, linewidth=1.2, label=label)
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel("reward, solve rate" if what == "reward" else "nats per token")
+    grid = figure.add_gridspec(2 if panels else 1, max(len(panels), 1), height_ratios=[3, 1] if panels else None)
+    axes = figure.add_subplot(grid[0, :])
+    _draw_main(axes, rows, validations)
     # A dollar sign in the folder name must not start a formula.
     axes.set_title(_as_text(name), parse_math=False)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
+    for column, (key, (title, unit)) in enumerate(panels.items()):
+        panel = figure.add_subplot(grid[1, column])
+        steps, values = zip(*_points(rows, key), strict=True)
+        panel.plot(steps, values, color="tab:blue", linewidth=1, marker="." if len(steps) < 30 else None)
+        panel.set_title(title, fontsize="small")
+        panel.set_ylabel(unit, fontsize="x-small")
+        panel.tick_params(labelsize="x-small")
+        _finish(panel, values)
     return figure
 
 
-def _what(rows: Sequence[Mapping[str, Any]]) -> str:
+def _draw_main(axes: Axes, rows: Rows, validations: Rows) -> None:
+    what = _what(rows)
+    points = _points(rows, _KEYS[what])
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    shown = list(values)
+    if what == "reward":
+        lowest, highest = dict(_points(rows, "trajectory_reward_min")), dict(_points(rows, "trajectory_reward_max"))
+        inside = [step for step in steps if step in lowest and step in highest]
+        bottom, top = [lowest[step] for step in inside], [highest[step] for step in inside]
+        if inside:
+            axes.fill_between(
+                inside, bottom, top, color="tab:blue", alpha=0.08, linewidth=0, label="range of the trajectories"
+            )
+            shown += [*bottom, *top]
+    window = window_of(len(values))
+    few = window == 1
+    if values:
+        axes.plot(
+            steps,
+            values,
+            color="tab:blue",
+            alpha=1 if few else 0.35,
+            linewidth=1.2 if few else 0.8,
+            marker="." if few else None,
+            label=f"training {what}",
+        )
+    if not few:
+        axes.plot(
+            steps, smoothed(values, window), color="tab:blue", linewidth=1.8, label=f"mean of {window} steps, centered"
+        )
+    for key, (label, marker, color) in _VALIDATIONS.items():
+        found = _points(validations, key)
+        if found:
+            at, measured = [step for step, _ in found], [value for _, value in found]
+            axes.plot(at, measured, marker=marker, color=color, linestyle="none", label=label)
+            if key != "solved":
+                axes.axhline(measured[0], color=color, linestyle=":", linewidth=1, label="first validation")
+            shown += measured
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("reward, solve rate" if what == "reward" else "nats per token")
+    _finish(axes, shown)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", fontsize="small")
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """Returns the mean of the ``window`` (odd) values around each; at the ends, of those that exist.
+
+    Unlike a running mean, it does not lag behind its data.
+    """
+    around = [values[max(0, at - window // 2) : at + window // 2 + 1] for at in range(len(values))]
+    return [sum(some) / len(some) for some in around]
+
+
+def window_of(count: int) -> int:
+    """Returns the width of the window for so many values: about a twentieth of them, odd; 1 for a few."""
+    return 2 * round(count * _SMOOTHED_SHARE / 2 + 1) + 1 if count >= 20 else 1
+
+
+def _finish(axes: Axes, values: Sequence[float]) -> None:
+    """Keeps room around equal values, which matplotlib would zoom into until rounding errors show."""
+    axes.grid(alpha=0.3)
+    axes.locator_params(axis="x", integer=True)
+    if values and max(values) - min(values) < 1e-6 * max(1.0, abs(values[0])):
+        margin = max(0.5 * abs(values[0]), 0.5)
+        axes.set_ylim(values[0] - margin, values[0] + margin)
+
+
+def _points(rows: Rows, key: str) -> list[tuple[int, float]]:
+    """Returns step and value of the rows that have a finite number."""
+    return [(row["step"], float(row[key])) for row in rows if _is_number(row.get(key))]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _what(rows: Rows) -> str:
     return "reward" if any("reward_mean" in row for row in rows) else "loss"
 
 

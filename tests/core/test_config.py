@@ -262,6 +262,21 @@ REFUSED = [
         P + "[[puzzle.stages]]\ncorect = 3",
         "unknown key 'puzzle.stages.0.corect'; did you mean 'puzzle.stages.0.correct'?",
     ),
+    # names of other libraries
+    (P + "lr = 3", "unknown key 'lr'; lr of verl is optimizer.learning_rate here"),
+    (
+        P + "[training]\nnum_generations = 3",
+        "unknown key 'training.num_generations'; num_generations of TRL is training.",
+    ),
+    (P + "[local]\nlr = 3", "unknown key 'local.lr'; lr of verl is optimizer.learning_rate here"),
+    (
+        P + "[algorithm.kl_ctrl]\nkl_coef = 3",
+        "unknown key 'algorithm.kl_ctrl.kl_coef'; kl_coef of verl is algorithm.kl.",
+    ),
+    (P + "[data]\nfiles = []\ntrain_batch_size = 3", "unknown key 'data.train_batch_size'; train_batch_size of verl"),
+    (P + "epsilon = 0.2", "epsilon of TRL is algorithm.loss_options here"),
+    (P + "ppo_epochs = 3", "ppo_epochs of verl has no counterpart here: "),
+    (P + "[optimizer]\nbeta = 3", "unknown key 'optimizer.beta'; did you mean 'optimizer.beta"),
     (P + "[local]\nthread = 3", "unknown key 'local.thread'; did you mean 'local.threads'?"),
     (P + "[plain]\nx = 3", "unknown key 'plain'; parser 'plain' has no settings"),
     (P + "[plugins]\nx = 3", "unknown key 'plugins'"),

@@ -10,10 +10,10 @@ from typing import Any
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder.journal import read_json_lines
+from rllm_core.run_folder.plot import smoothed, window_of
 from rllm_viewer.results import DAMAGED, tables_of, validations
 
 MEASURES = ("solved", "reward_mean", "nll_per_token")
-RUNNING_MEAN = 0.9
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ def plot(runs: Sequence[Run], labels: Sequence[str], file: Path) -> None:
         drawn = [row for row in run.metrics if row.get(name) is not None]
         steps, values = [row["step"] for row in drawn], [float(row[name]) for row in drawn]
         axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, _running_mean(values), color=color, linewidth=1.8)
+        axes.plot(steps, smoothed(values, window_of(len(values))), color=color, linewidth=1.8)
         points = [(row["step"], row[validated]) for row in run.validations if row.get(validated) is not None]
         marks = list(zip(*points, strict=True)) or [(), ()]
-        axes.plot(*marks, color=color, marker="o", linestyle="--", linewidth=0.8)
+        axes.plot(*marks, color=color, marker="o", linestyle="none")
         # A dollar sign in the name must not start a formula.
         axes.plot([], [], color=color, linewidth=1.8, label=label.replace("$", r"\$"))
     axes.set_xlabel("optimizer step")
@@ -126,13 +126,6 @@ def plot(runs: Sequence[Run], labels: Sequence[str], file: Path) -> None:
         figure.savefig(file, dpi=120)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the plot cannot be written to {file}: {error}") from error
-
-
-def _running_mean(values: Sequence[float]) -> list[float]:
-    running: list[float] = []
-    for value in values:
-        running.append(value if not running else RUNNING_MEAN * running[-1] + (1 - RUNNING_MEAN) * value)
-    return running
 
 
 def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

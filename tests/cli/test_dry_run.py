@@ -1,0 +1,69 @@
+"""Tests that a dry run shows what is set, and where each value comes from."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rllm_core.cli import Session, cli
+
+RUN_FILE = """
+workflow = "sort"
+[training]
+steps = 7
+groups_per_step = 4
+[sort]
+length = 3
+"""
+
+
+@pytest.fixture
+def dry_run(tmp_path: Path) -> Any:
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+
+    def run(*options: str, verbose: bool = False) -> str:
+        before = ["-v"] if verbose else []
+        arguments = [*before, "train", str(tmp_path / "run.toml"), "--backend", "local", "--dry-run", *options]
+        done = CliRunner().invoke(cli, arguments, obj=Session(), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    return run
+
+
+def test_every_value_has_its_source(dry_run: Any) -> None:
+    shown = json.loads(dry_run("--json", "-o", "training.steps=100", "-o", "local.lora.rank=4"))
+    sources = shown["sources"]
+    assert sources["training.steps"] == "option"
+    assert sources["local.lora.rank"] == sources["backend"] == "option"
+    assert sources["training.groups_per_step"] == sources["sort.length"] == sources["workflow"] == "file"
+    assert sources["rollout.max_response_tokens"] == "workflow"
+    assert sources["parser"] == "backend"
+    assert sources["training.seed"] == sources["local.lora.alpha"] == sources["sort.letters"] == "default"
+    assert shown["resolved"]["training"]["steps"] == 100
+
+
+def test_only_what_is_set_is_shown_even_if_it_is_the_default(dry_run: Any) -> None:
+    lines = dry_run("-o", "training.steps=100").splitlines()
+    [steps] = [line for line in lines if line.startswith("steps =")]
+    assert steps.split() == ["steps", "=", "100", "#", "option"]
+    assert not [line for line in lines if line.startswith("seed =") or line.endswith("# default")]
+
+
+def test_verbose_shows_the_whole_run_file(dry_run: Any) -> None:
+    text, as_json = dry_run(verbose=True), json.loads(dry_run("--json"))
+    assert tomllib.loads(text) == as_json["resolved"]
+    [seed] = [line for line in text.splitlines() if line.startswith("seed =")]
+    assert seed.endswith("# default")
+    assert tomllib.loads(dry_run()).keys() < as_json["resolved"].keys()
+
+
+def test_replaced_options_of_the_workflow_have_no_source(dry_run: Any) -> None:
+    shown = json.loads(dry_run("--json", "-o", "algorithm.name=rloo", "-o", "algorithm.corrections=[]"))
+    assert shown["sources"]["algorithm.name"] == "option"
+    assert set(shown["sources"].values()) <= {"workflow", "file", "option", "backend", "default"}
