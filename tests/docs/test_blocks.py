@@ -40,6 +40,7 @@ TEXT = {
 # Shell programs other than rllm-core and make. This test does not check what they install or start.
 PROGRAMS = (
     "pip install ",
+    'export PIP_FIND_LINKS="$PWD/dist"',
     "pytest ",
     "touch ",
     "pre-commit",
