@@ -34,9 +34,11 @@ def check(wheels: Path, constraints: Path, folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "environment"], check=True)
     python = folder.resolve() / "environment" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", python]
-    # Torch first, with the pin of this repository: another version may bring gigabytes of CUDA.
-    subprocess.run([*pip, "install", "-c", constraints, "torch"], check=True)
-    subprocess.run([*pip, "install", "-c", constraints, "--find-links", wheels, *requirements(wheels)], check=True)
+    # The torch of this repository: another version may bring gigabytes of CUDA. Its other pins are stricter than what
+    # the packages declare, and verl needs an older transformers.
+    lines = constraints.read_text(encoding="utf-8").splitlines()
+    [torch] = [line for line in lines if line.startswith("torch==")]
+    subprocess.run([*pip, "install", "--find-links", wheels, torch, *requirements(wheels)], check=True)
     subprocess.run([*pip, "check"], check=True)
 
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RLLM_"))}
