@@ -53,7 +53,7 @@ BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-serve \
-	docs-reference clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
+	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
 	$(TEST_LANES)
 
 help:
@@ -75,6 +75,9 @@ help:
 	@echo "make docs            build the documentation; open build/site/index.html"
 	@echo "make docs-serve      serve the documentation locally and update it on changes"
 	@echo "make docs-reference  generate the reference parts of docs/ from the code"
+	@echo "make curves          run the commands of docs/recipes.md again and draw their learning curves (some minutes)"
+	@echo "make wheels          build the wheels of all distributions into dist/, for pip install --find-links dist"
+	@echo "make release-check   test packaging, then install all wheels into a new environment and train there (2 GB)"
 	@echo "make clean           remove environments and caches, but keep runs/"
 
 train: $(VENV)/.installed
@@ -143,6 +146,19 @@ docs-serve: $(VENV)/.installed
 
 docs-reference: $(VENV)/.installed
 	PYTHONPATH=plugins/rllm-tinker:plugins/rllm-trackers:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
+
+curves: $(VENV)/.installed
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python docs/curves.py
+
+# Needs no environment, so that it is the first command of somebody who only wants to install.
+wheels:
+	@rm -rf dist
+	@$(PYTHON) -m pip wheel $(PIP_QUIETLY) --no-deps --wheel-dir dist . $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
+	@ls dist
+
+release-check: wheels $(VENV)/.installed
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q tests/installed/test_packaging.py tests/installed/test_commands.py
+	@$(PYTHON) tests/installed/release.py dist constraints.txt build/release
 
 clean:
 	rm -rf .venv* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

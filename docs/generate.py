@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 import architecture
+import curves
 import diagrams
 import hook_pages
 from hook_pages import attributes
@@ -228,4 +229,5 @@ if __name__ == "__main__":
         path.write_text(hook_pages.page(name, path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, draw in diagrams.DIAGRAMS.items():
         (diagrams.FOLDER / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
+    curves.draw()
     architecture.PICTURE.write_text(architecture.drawing().svg(), encoding="utf-8")

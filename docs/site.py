@@ -12,6 +12,15 @@ from notebooks import notebooks, rendered
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = "packages"
+# Pages that readers search for first, and pages whose headings repeat a common word.
+BOOST = {
+    "install.md": 3.0,
+    "python.md": 3.0,
+    "my-code.md": 3.0,
+    "memory.md": 2.0,
+    "faq.md": 2.0,
+    "compatibility.md": 0.5,
+}
 _NOTEBOOK = re.compile(r"\.ipynb\)")
 _LINK = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]+)(?P<anchor>#[^)\s]+)?\)")
 
@@ -38,8 +47,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Converts links to files of the repository, and to notebooks, to links within the site."""
+    """Converts links to files of the repository and to notebooks to links within the site, and sets search boosts."""
     here = page.file.src_uri
+    if here in BOOST:
+        page.meta["search"] = {"boost": BOOST[here]}
     below = Path("plugins", Path(here).stem) if here.startswith(f"{PACKAGES}/") else Path("docs", here).parent
     up = "../" * here.count("/")
 

@@ -32,6 +32,7 @@ TEXT = {
     "README.md": "test_a_picture_names_what_there_is",
     "docs/asynchronous-training.md": "test_the_live_view",
     "docs/contracts/backend.md": "test_the_order_of_a_step",
+    "docs/index.md": "test_what_a_run_prints",
     "docs/hooks.md": "test_hooks.test_the_order_of_events_is_that_of_a_run",
     "docs/looking-at-runs.md": "test_looking_at_runs.test_the_page_has_what_the_commands_print",
     "docs/quickstart.md": "test_what_a_run_prints",
@@ -40,6 +41,7 @@ TEXT = {
 # Shell programs other than rllm-core and make. This test does not check what they install or start.
 PROGRAMS = (
     "pip install ",
+    'export PIP_FIND_LINKS="$PWD/dist"',
     "pytest ",
     "touch ",
     "pre-commit",
@@ -145,7 +147,10 @@ def run(folder: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_what_a_run_prints(tmp_path: Path) -> None:
-    [block] = [b for b in Page(ROOT / "docs" / "quickstart.md").blocks if b.language == "text"]
+    block, again = (
+        b for name in ("quickstart", "index") for b in Page(ROOT / "docs" / f"{name}.md").blocks if b.language == "text"
+    )
+    assert again == block
     short = ("training.steps=2", "training.validation_rollouts=8", "training.groups_per_step=4")
     printed = run(tmp_path, "train", "sort", "--backend", "local", *(word for one in short for word in ("-o", one)))
     assert [shape(line) for line in printed.splitlines()] == [shape(line) for line in block.text.splitlines()]
