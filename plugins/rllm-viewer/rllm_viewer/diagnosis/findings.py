@@ -9,7 +9,7 @@ from typing import Any
 from rllm_viewer.diagnosis.rules import FAILED_SHARE, FIRST_STEPS, LEAST_FAILED, RULES, Row, Rule
 
 PAGE = "docs/what-went-wrong.md"
-NEVER_SOLVED_STEPS = 10
+NEVER_SOLVED_STEPS = 30
 
 
 @dataclass(frozen=True)
