@@ -20,6 +20,7 @@ SPECS: dict[str, Callable[..., Any]] = {
 }
 RECORDS = {kind.hook: kind for kind in providers.KINDS}
 STATE_HOOKS = ("save_plugin_state", "load_plugin_state")
+REMARK_HOOKS = ("remarks", "closing_lines")
 CONTRACT_PAGES: dict[str, str] = {
     "backends": "backend",
     "rollout_engines": "engine",
@@ -71,7 +72,8 @@ def page(name: str, written: str) -> str:
 
 def _answers(name: str) -> Iterator[tuple[str, str]]:
     if name not in RECORDS:
-        returned = "a JSON object or None" if name == "save_plugin_state" else "ignored"
+        of_state = "a JSON object or None" if name == "save_plugin_state" else "ignored"
+        returned = "a list of lines, or None" if name in REMARK_HOOKS else of_state
         yield from {"returns": returned, **_OF_OBSERVERS}.items()
         return
     record = RECORDS[name]

@@ -1,6 +1,6 @@
 """Every hook of rllm-core. The docstring of a spec is its documentation.
 
-There are three kinds:
+There are four kinds:
 
 * **Provider hooks** return records (`rllm_core.providers`). All provider hooks of a plugin are called together, at most
   once per process, when something is first listed or selected. They are plain functions. If one raises, or returns
@@ -13,6 +13,7 @@ There are three kinds:
   stops training.
 * **State hooks** let an observing plugin continue from a checkpoint. They are called like event hooks. The manifest of
   the checkpoint stores the result of ``save_plugin_state`` under the plugin's name.
+* **Remark hooks** return lines for the user, in the terminal and in a notebook. They are called like event hooks.
 
 An implementation may leave out arguments it does not need, so new arguments can be added to specs later.
 
@@ -255,3 +256,27 @@ def load_plugin_state(state: TrainerState, saved: dict[str, Any]) -> None:
     Runs at most once per launch, before ``on_train_start``. If the checkpoint holds no state of this plugin, the run
     reports that instead of calling the hook. The return value is ignored.
     """
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Remark hooks
+
+
+@hookspec
+def remarks(state: TrainerState, metrics: dict[str, float], books: dict[str, dict[str, int]]) -> list[str] | None:
+    """Returns lines to show while the run goes on, such as a warning; empty if there is nothing to say.
+
+    Runs once before the first rollout of a launch, with empty ``metrics``, and then after each optimizer step, after
+    ``on_batch_end``. ``books`` counts the rollouts so far by outcome and reason, as in ``summary.json``.
+    Every line is shown, without control characters.
+    """
+    return None
+
+
+@hookspec
+def closing_lines(run_dir: Path, summary: dict[str, Any]) -> list[str] | None:
+    """Returns lines to show when the run has ended and all of its files are complete, also after an error.
+
+    Runs once per launch, after ``on_train_end``. ``summary`` is the content of ``summary.json``.
+    """
+    return None

@@ -33,6 +33,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.plugins.blame import blamed
 from rllm_core.plugins.loading import HookImplementation
 from rllm_core.records import Record
+from rllm_core.text import MAX_TEXT_CHARACTERS, printable_lines
 from rllm_core.third_party import DeadlineExceeded, Worker, within
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ _Copies = dict[int, tuple[object, object]]  # by id of the original, which is ke
 _IMMUTABLE = (str, int, float, bytes, PurePath, FrozenDict, FrozenList, MessageView)
 AcceptedT = TypeVar("AcceptedT")
 SAVE, LOAD = "save_plugin_state", "load_plugin_state"
+REMARKS, CLOSING = "remarks", "closing_lines"
+MAX_LINES = 60
 
 
 class Observers:
@@ -67,7 +70,7 @@ class Observers:
         self._implementations = {
             hook: tuple(plugins.implementations(hook))
             for hook in vars(hookspecs)
-            if hook.startswith("on_") or hook in (SAVE, LOAD)
+            if hook.startswith("on_") or hook in (SAVE, LOAD, REMARKS, CLOSING)
         }
         names = {implementation.plugin for found in self._implementations.values() for implementation in found}
         self._turns = {name: asyncio.Lock() for name in names}
@@ -83,6 +86,13 @@ class Observers:
         """Calls every observer of an event hook with all arguments of its spec, until each has returned or failed."""
         for implementation in self._implementations[hook]:
             await self._call(hook, implementation, arguments, _done)
+
+    async def lines(self, hook: str, **arguments: Any) -> list[str]:
+        """Collects the lines of a remark hook from all plugins."""
+        said: list[str] = []
+        for implementation in self._implementations[hook]:
+            said += await self._call(hook, implementation, arguments, _lines) or ()
+        return said
 
     async def save_states(self, state: object) -> dict[str, dict[str, Any] | None]:
         """Collects plugin states with the hook ``save_plugin_state``: by name; None if it saves nothing or failed."""
@@ -220,6 +230,18 @@ def private(value: Any, kept: _Copies) -> Any:
 
 def _done(result: object) -> bool:
     return True
+
+
+def _lines(answer: object) -> list[str]:
+    """Returns the lines of a remark hook, without terminal control characters.
+
+    Raises:
+        TypeError: If they are not a list of texts; a generator would run here, without a deadline.
+    """
+    found = [] if answer is None else answer
+    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+        raise TypeError(f"it must return a list of lines, or None; got {answer!r:.80}")
+    return [printable_lines(line[:MAX_TEXT_CHARACTERS].replace("\n", " ")) for line in found[:MAX_LINES]]
 
 
 def _json_object(answer: object) -> dict[str, Any] | None:

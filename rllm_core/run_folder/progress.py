@@ -164,6 +164,7 @@ class PlainProgress(_Told):
 
     def validating(self, step: int, rollouts: int) -> None:
         self._doing = f"validation after step {step}"
+        self._say(f"validating after step {step}: {rollouts} rollouts ...")
 
     def validated(self, result: ValidationResult) -> None:
         self._doing = f"step {result.step + 1}"

@@ -20,7 +20,7 @@ from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.guard import Guard
 from rllm_core.limits.timeouts import within
 from rllm_core.moved import moved_names
-from rllm_core.observers import Observers
+from rllm_core.observers import CLOSING, Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.blame import blamed
 from rllm_core.run_folder import first_failures
@@ -128,7 +128,7 @@ class _Launch:
         """Trains; ``restarted`` says that there was no checkpoint to resume from."""
         config, assembly, run_dir, progress = self.config, self.assembly, self.run_dir, self.progress
         async with AsyncExitStack() as at_end:  # what is entered last ends first, even if something else fails
-            at_end.callback(self._conclude)
+            at_end.push_async_callback(self._conclude)
             at_end.push_async_callback(lambda: self.trackers.finish(self.summary["status"]))
             at_end.callback(self._count)
             at_end.push_async_callback(self._shut_down)
@@ -211,7 +211,7 @@ class _Launch:
             "observer_failures": dict(self.observers.failures),
         }
 
-    def _conclude(self) -> None:
+    async def _conclude(self) -> None:
         """Writes the summary, and reports how to continue."""
         summary, progress = self.summary, self.progress
         self.assembly.left_running.extend(self.trackers.hung)
@@ -220,6 +220,8 @@ class _Launch:
         if summary["optimizer_steps"]:
             self._draw()
         for line in first_failures.lines(summary["failures"]):
+            progress.closing(line)
+        for line in await self.observers.lines(CLOSING, run_dir=self.run_dir.path, summary=summary):
             progress.closing(line)
         if summary["status"] == "interrupted":
             progress.note(f"to continue: {how_to_continue(self.config.workflow, self.run_dir.path)}")

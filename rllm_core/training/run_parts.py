@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import Teacher
 from rllm_core.engine import RolloutEngine
 from rllm_core.events import TrainerState
-from rllm_core.observers import Observers
+from rllm_core.observers import REMARKS, Observers
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.reporting import Reporter
@@ -173,3 +174,10 @@ class RunParts:
     async def notify(self, hook: str, **arguments: Any) -> None:
         """Calls the observers of an event hook, with the run's state and ``arguments``."""
         await self.observers.notify(hook, state=self.state(), **arguments)
+
+    async def remark(self, metrics: Mapping[str, float]) -> None:
+        """Shows what observers say about the run so far."""
+        if self.observers.active(REMARKS):
+            books = self.ledger.books.by_reason()
+            for line in await self.observers.lines(REMARKS, state=self.state(), metrics=metrics, books=books):
+                self.progress.note(line)

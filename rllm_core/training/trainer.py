@@ -103,6 +103,7 @@ class Trainer:
                 trajectories_per_step=self.config.training.trajectories_per_step,
             )
             await parts.notify("on_train_start")
+            await parts.remark({})
             await self.weights.publish(parts.position, "resume" if parts.run_dir.resumed else "start")
             parts.progress.watch(self.pace.now)
             if self._is_validation_due():  # also if the previous launch was interrupted during it
@@ -218,6 +219,7 @@ class Trainer:
         self.ledger.check()
         metrics = self.reporter.step(step, self.coordinator.weight_version, trained, self.pace.end_step())
         await parts.notify("on_batch_end", step=step, metrics=metrics)
+        await parts.remark(metrics)
 
     async def _take(self) -> list[Group]:
         with self.pace.spending("generation_wait"):

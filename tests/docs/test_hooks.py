@@ -15,7 +15,7 @@ from typing import Any
 
 import hook_pages
 import pytest
-from hook_pages import RECORDS, SPECS, STATE_HOOKS
+from hook_pages import RECORDS, REMARK_HOOKS, SPECS, STATE_HOOKS
 from pages import ROOT, Page, write_files
 
 import rllm_devkit.scripted_plugin
@@ -191,7 +191,7 @@ def test_the_order_of_events_is_that_of_a_run(tmp_path: Path) -> None:
         setattr(module, name, hookimpl(lambda: heard.append(name)))
         return module
 
-    events = [name for name in SPECS if name not in RECORDS and name not in STATE_HOOKS]
+    events = [name for name in SPECS if name not in {*RECORDS, *STATE_HOOKS, *REMARK_HOOKS}]
     train(tmp_path / "run", {name: listener(name) for name in events}, steps=1)
     seen = [name for place, name in enumerate(heard) if place == 0 or heard[place - 1] != name]
     [listed] = [b.text.split() for b in HOOKS.blocks if b.language == "text"]

@@ -20,6 +20,8 @@ SPECS: dict[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "rllm_core_spec")
 }
 
+WITH_RESULTS = ("save_plugin_state", "load_plugin_state", "remarks", "closing_lines")
+
 
 def signature(name: str) -> str:
     return f"{name}({', '.join(inspect.signature(SPECS[name]).parameters)})"
@@ -46,7 +48,7 @@ def test_every_hook_is_named_by_a_test(name: str) -> None:
 
 def test_every_provider_kind_has_its_hook() -> None:
     assert {kind.hook for kind in providers.KINDS} == {
-        name for name in SPECS if not name.startswith("on_") and name not in ("save_plugin_state", "load_plugin_state")
+        name for name in SPECS if not name.startswith("on_") and name not in WITH_RESULTS
     }
 
 
@@ -250,3 +252,36 @@ def test_hook_load_plugin_state() -> None:
     assert asyncio.run(observers.load_states("now", saved)) == {"all", "less"}
     assert got == [("now", {"step": 5}), {"level": 3}]
     assert not observers.failures
+
+
+def lines_of(hook: str, *functions: Callable[..., object], **arguments: object) -> tuple[list[str], Observers]:
+    manager = PluginManager()
+    for number, function in enumerate(functions):
+        manager.register(plugin(hook, function), f"p{number}")
+    observers = Observers(manager)
+    return asyncio.run(observers.lines(hook, **arguments)), observers
+
+
+def test_hook_remarks() -> None:
+    """Collects the lines of all plugins, in order, each with the arguments it names."""
+    said, observers = lines_of(
+        "remarks",
+        lambda state, metrics: [f"{state}: {metrics['loss']}", "more"],
+        lambda books: [f"{reason} {count}" for reason, count in books["failed"].items()],
+        lambda: None,
+        state="now",
+        metrics={"loss": 0.5},
+        books={"failed": {"error": 2}},
+    )
+    assert said == ["now: 0.5", "more", "error 2"]
+    assert not observers.failures
+
+
+def test_hook_closing_lines() -> None:
+    """Shows no control character of a plugin, and reports one that returns something else."""
+    said, observers = lines_of(
+        "closing_lines", lambda summary: [f"\x1b[31m{summary['status']}"], lambda: [3], run_dir=Path("r"),
+        summary={"status": "completed"},
+    )  # fmt: skip
+    assert said == [" [31mcompleted"]
+    assert observers.failures == {"p1": 1}

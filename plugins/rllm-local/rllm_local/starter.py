@@ -20,6 +20,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -108,6 +109,7 @@ def starter_model(seed: int = 0, task: str = "starter") -> Path:
     try:
         if not (folder / "config.json").is_file():
             folder.parent.mkdir(parents=True, exist_ok=True)  # Fail early if the cache is not writable.
+            print("making the starter model, which is then cached ...", file=sys.stderr, flush=True)
             make_starter_model(folder, seed=seed, conversations=conversations, target_loss=target_loss)
     except OSError as error:
         raise ConfigError(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from rllm_core import hookimpl
 from rllm_core.providers import CommandProvider
 
-__all__ = ["__version__", "cli_commands"]
+if TYPE_CHECKING:
+    from rllm_core.events import TrainerState
+
+__all__ = ["__version__", "cli_commands", "closing_lines", "remarks"]
 
 __version__ = "0.1.0"
 
@@ -14,7 +20,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """``chat``, ``compare``, ``export-model``, ``runs``, ``show`` and ``verify``."""
+    """``chat``, ``compare``, ``diagnose``, ``export-model``, ``runs``, ``show`` and ``verify``."""
     return [
         CommandProvider(
             name="verify",
@@ -46,4 +52,25 @@ def cli_commands() -> list[CommandProvider]:
             load="rllm_viewer.commands.compare:compare",
             summary="Compare runs: differing settings, validations, last metrics, plot.",
         ),
+        CommandProvider(
+            name="diagnose",
+            load="rllm_viewer.commands.diagnose:diagnose",
+            summary="Name what went wrong in a run, and what usually causes it.",
+        ),
     ]
+
+
+@hookimpl
+def remarks(state: TrainerState, metrics: dict[str, float], books: dict[str, dict[str, int]]) -> list[str]:
+    """Names what goes wrong as soon as it is certain."""
+    from rllm_viewer import warnings_of_runs
+
+    return warnings_of_runs.lines(state, metrics, books)
+
+
+@hookimpl
+def closing_lines(run_dir: Path, summary: dict[str, Any]) -> list[str]:
+    """Shows what the run has achieved, what went wrong, and what to do next."""
+    from rllm_viewer import closing
+
+    return closing.lines(run_dir, summary)

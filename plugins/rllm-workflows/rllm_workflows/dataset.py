@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,10 +19,16 @@ from rllm_core.errors import ConfigError
 from rllm_core.run_file import Preset
 from rllm_core.sandbox import ChildError, Limits
 from rllm_core.services import RewardFunction
+from rllm_core.text import printable
 from rllm_core.types import Episode, FinishReason, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_workflows.dataset_examples import Columns, Examples, check_no_overlap
 from rllm_workflows.dataset_rows import Rows, open_file, open_hub, open_saved
+from rllm_workflows.reward_check import complaint
+
+logger = logging.getLogger(__name__)
+
+ASKED_ROWS = 8  # among which there should be two different answers
 
 
 class DatasetConfig(WorkflowConfig):
@@ -107,6 +114,8 @@ class DatasetWorkflow(Workflow):
     async def open(self) -> None:
         """Rewards an empty text for the first task, so that a function that cannot read the rows fails early.
 
+        Warns if the function does not prefer the first row's answer to that of another row.
+
         Raises:
             ConfigError: If the function fails.
         """
@@ -116,6 +125,9 @@ class DatasetWorkflow(Workflow):
             raise ConfigError(
                 f"dataset.reward = {self.config.reward!r} fails on the first row with an empty text: {error}"
             ) from error
+        tasks = self._tasks["train"][:ASKED_ROWS]
+        if (wrong := await complaint(self._reward, tasks)) is not None:
+            logger.warning("dataset.reward = %r %s", self.config.reward, printable(wrong))
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Asks the question and rewards the answer."""

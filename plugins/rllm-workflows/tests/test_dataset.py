@@ -13,10 +13,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 from rllm_workflows.dataset import DatasetConfig, DatasetWorkflow, graded_text, run_file
+from rllm_workflows.reward_check import complaint
 
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.sandbox import ChildTimeout
-from rllm_core.types import FinishReason, Step, TerminationReason, thaw, token_ids
+from rllm_core.services import Score
+from rllm_core.types import FinishReason, Step, Task, TerminationReason, thaw, token_ids
 from rllm_devkit.checks.workflows import check_workflow
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -456,3 +458,39 @@ def test_settings_depend_on_the_model(given: dict[str, Any], learning_rate: floa
     preset = run_file(given)
     assert preset.tables["optimizer"]["learning_rate"] == learning_rate
     assert reason in preset.reason
+
+
+@pytest.mark.parametrize(
+    ("reward", "is_wrong"), [("exact_match", False), ("numeric", False), ("f1", False), ("always", True)]
+)
+def test_a_reward_that_does_not_prefer_the_right_answer_is_named(tmp_path, caplog, reward, is_wrong):
+    source = lines(tmp_path / "rows.jsonl", *ROWS[:40])
+    if reward == "always":
+        reward = f"{tmp_path / 'score.py'}:always"
+        (tmp_path / "score.py").write_text("def always(task, text):\n    return 0.0\n")
+    workflow = workflow_of(source, reward=reward)
+
+    async def opened():
+        await workflow.open()
+        await workflow.services.close()
+
+    asyncio.run(opened())
+    named = [record.getMessage() for record in caplog.records if "another row's answer" in record.getMessage()]
+    assert len(named) == is_wrong
+
+
+def test_the_complaint_knows_common_formats_and_never_raises():
+    tasks = [Task(task_id=str(n), data={"question": "?", "answer": [str(n)]}) for n in range(3)]
+
+    async def boxed(task, text):
+        return Score(text == f"\\boxed{{{task.data['answer'][0]}}}")
+
+    async def anything(task, text):
+        return Score(1.0)
+
+    async def fails(task, text):
+        raise ValueError("no")
+
+    assert asyncio.run(complaint(boxed, tasks)) is None
+    assert asyncio.run(complaint(fails, tasks)) is None
+    assert "another row's answer 1" in asyncio.run(complaint(anything, tasks))

@@ -1,0 +1,140 @@
+"""Follows a run step by step, and keeps what is certain about its troubles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rllm_viewer.diagnosis.rules import FAILED_SHARE, FIRST_STEPS, LEAST_FAILED, RULES, Row, Rule
+
+PAGE = "docs/what-went-wrong.md"
+NEVER_SOLVED_STEPS = 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A trouble of a run.
+
+    Attributes:
+        name: Section of the page `PAGE`.
+        since_step: First step in which it showed; None if it does not depend on a step.
+        seen: What was seen.
+        causes: Usual causes, the most likely first; several cannot be told apart from the metrics.
+        decides: Command that tells them apart, with ``RUN`` for the folder; empty for a single cause.
+    """
+
+    name: str
+    since_step: int | None
+    seen: str
+    causes: tuple[str, ...]
+    decides: str = ""
+
+    def text(self, run: object) -> str:
+        """Returns one sentence: what was seen, since when, its causes, and where to read on."""
+        since = f" since step {self.since_step}" if self.since_step is not None else ""
+        decides = f". To decide: {self.decides.replace('RUN', str(run))}" if self.decides else ""
+        return f"{self.seen}{since}. Cause: {'; or '.join(self.causes)}{decides}. See {PAGE}#{self.name}"
+
+    def to_json(self, run: object) -> dict[str, Any]:
+        """Returns the fields, and the address of the page."""
+        fields = asdict(self) | {"decides": self.decides.replace("RUN", str(run)), "page": f"{PAGE}#{self.name}"}
+        return fields | {"causes": list(self.causes)}
+
+
+@dataclass
+class _Streak:
+    """How long a rule holds or does not hold without a break."""
+
+    since: int = 0
+    held: int = 0
+    missed: int = 0
+    is_certain: bool = False
+
+    def follow(self, holds: bool, step: int, rule: Rule) -> None:
+        if holds:
+            self.since = self.since if self.held or self.is_certain else step
+            self.held, self.missed = self.held + 1, 0
+            self.is_certain = self.is_certain or self.held >= rule.steps
+        else:
+            self.held, self.missed = 0, self.missed + 1
+            self.is_certain = self.is_certain and self.missed < rule.steps
+
+
+class Diagnosis:
+    """Troubles of a run so far.
+
+    Args:
+        tables: Run file.
+    """
+
+    def __init__(self, tables: Mapping[str, Any]) -> None:
+        self.tables = tables
+        self.steps = 0
+        self.trained_steps = 0
+        self._first: list[Row] = []
+        self._streaks = [_Streak() for _ in RULES]
+        self._solved: list[float] = []
+        self._failed: Finding | None = None
+        self._ended: Finding | None = None
+
+    def step(self, metrics: Row) -> None:
+        """Takes the metrics of the next optimizer step."""
+        self.steps += 1
+        step = int(metrics.get("step", self.steps))
+        has_gradient = metrics.get("grad_norm", 1.0 - metrics.get("uniform_groups_share", 0.0)) != 0.0
+        self.trained_steps += bool(metrics.get("samples", 0.0) and has_gradient)
+        for rule, streak in zip(RULES, self._streaks, strict=True):
+            streak.follow(rule.holds(metrics, self.tables, self._first), step, rule)
+        if len(self._first) < FIRST_STEPS:
+            self._first.append(metrics)
+        if "solved" in metrics:
+            self._solved.append(metrics["solved"])
+
+    def rollouts(self, books: Mapping[str, Mapping[str, int]]) -> None:
+        """Takes the number of rollouts so far by outcome and reason."""
+        failed = sum(books.get("failed", {}).values())
+        ended = failed + sum(books.get("trained", {}).values()) + sum(books.get("filtered", {}).values())
+        self._failed = None
+        if failed >= LEAST_FAILED and failed >= FAILED_SHARE * ended:
+            reason = max(books["failed"], key=lambda name: books["failed"][name])
+            self._failed = Finding(
+                "rollouts-failing",
+                None,
+                f"{failed:,} of {ended:,} rollouts failed, most of them with reason {reason!r}",
+                ("the workflow, a tool or the reward function raises an error", "a time limit is too short"),
+                f"rllm-core show RUN --reason {reason}",
+            )
+
+    def end(self, validated: Sequence[float | None]) -> None:
+        """Takes the solve rates of all validations, when the run has ended."""
+        known = [*self._solved, *(value for value in validated if value is not None)]
+        if self.steps >= NEVER_SOLVED_STEPS and known and not any(known):
+            rule = next(rule for rule in reversed(RULES) if rule.name == "nobody-solves-it")
+            self._ended = Finding(rule.name, 1, rule.seen, rule.causes, rule.decides)
+
+    @property
+    def nothing_trained(self) -> bool:
+        """Whether no step of the run so far had a gradient."""
+        return self.steps > 0 and self.trained_steps == 0
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is certain now, the most telling first; at most one of a name."""
+        found = [*self._before()]
+        for rule, streak in zip(RULES, self._streaks, strict=True):
+            if streak.is_certain:
+                found.append(Finding(rule.name, streak.since, rule.seen, rule.causes, rule.decides))
+        found += [one for one in (self._failed, self._ended) if one is not None]
+        names = [one.name for one in found]
+        return [one for place, one in enumerate(found) if one.name not in names[:place]]
+
+    def _before(self) -> list[Finding]:
+        """What the run file alone says."""
+        steps = self.tables.get("training", {}).get("steps", 0)
+        warmup = self.tables.get("optimizer", {}).get("warmup_steps", 0)
+        if not steps or warmup < steps:
+            return []
+        seen = f"the warm-up takes {warmup} steps and the run has {steps}, so it never reaches its learning rate"
+        cause = "optimizer.warmup_steps is too large, or training.steps too small"
+        return [Finding("warm-up-longer-than-the-run", None, seen, (cause,))]

@@ -1,0 +1,192 @@
+"""The signs of each trouble in the metrics of one optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+
+FIRST_STEPS = 3
+MOSTLY = 0.75
+HUGE_GRADIENT = 10.0  # times the limit; up to there, clipping every step is common in healthy runs
+FAR_APART = 0.05  # mean abs(log ratio); low precision alone stays below it
+FEW_EFFECTIVE = 0.3
+FAILED_SHARE = 0.2
+LEAST_FAILED = 8
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A trouble that shows in the metrics of several steps in a row.
+
+    Attributes:
+        name: Section of the page ``docs/what-went-wrong.md``.
+        steps: Steps in a row after which it is certain, and without it after which it is over.
+        holds: Whether it shows in a step, given the run file and the first steps of the run.
+        seen: What was seen.
+        causes: Usual causes, the most likely first.
+        decides: Command that tells the causes apart, with ``RUN`` for the folder.
+    """
+
+    name: str
+    steps: int
+    holds: Callable[[Row, Mapping[str, Any], list[Row]], bool]
+    seen: str
+    causes: tuple[str, ...]
+    decides: str = "rllm-core show RUN"
+
+
+def _is_cut_off(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    return bool(row.get("truncated_share", 0.0) >= MOSTLY)
+
+
+def _is_uniform(row: Row) -> bool:
+    return bool(row.get("uniform_groups_share", 0.0) == 1.0)
+
+
+def _was_better(row: Row, first: list[Row]) -> bool:
+    """Whether one of the first steps had rewards that differed, and higher ones."""
+    return any(not _is_uniform(one) and row.get("reward_mean", 0.0) < one.get("reward_mean", 0.0) for one in first)
+
+
+def _is_broken(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    return _is_uniform(row) and not row.get("solved") and _was_better(row, first)
+
+
+def _is_equal(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    return _is_uniform(row) and "solved" not in row and not _was_better(row, first)
+
+
+def _is_never_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    return _is_uniform(row) and row.get("solved") == 0.0 and not _was_better(row, first)
+
+
+def _is_always_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    return row.get("solved") == 1.0 and all(one.get("solved", 0.0) >= MOSTLY for one in first)
+
+
+def _is_partly_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    return row.get("groups_solved_by_none") == 1.0 and not _is_uniform(row)
+
+
+def _is_equal_but_judged(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    solved = row.get("solved")
+    return _is_uniform(row) and solved is not None and 0.0 < solved < MOSTLY and not _is_one_answer(row, tables, first)
+
+
+def _is_one_answer(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    """Whether all rollouts of a group are the same sequence, and wrong: the best policies are certain, too."""
+    distinct = row.get("distinct_samples_share", 1.0) * row.get("samples", 0.0)
+    is_sampled = row.get("trajectories", 0.0) > row.get("groups", 0.0) and "reward_mean" in row
+    return bool(is_sampled and 0 < distinct <= row["groups"] + 0.5 and row.get("solved", 0.0) < MOSTLY)
+
+
+def _is_clipped(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    limit = tables.get("optimizer", {}).get("max_grad_norm") or 0.0
+    return bool(0.0 < limit * HUGE_GRADIENT < (row.get("grad_norm") or 0.0))
+
+
+def _is_stale(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    share, masked = row.get("off_policy_effective_share"), row.get("masked_share") or 0.0
+    return row.get("staleness_mean", 0.0) > 0 and ((share is not None and share < FEW_EFFECTIVE) or masked > MOSTLY)
+
+
+def _is_apart(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    fresh = row.get("off_policy_log_ratio/age_0")
+    if fresh is None and row.get("staleness_max") == 0.0:
+        fresh = row.get("off_policy_log_ratio")
+    return fresh is not None and fresh > FAR_APART
+
+
+RULES = (
+    Rule(
+        "the-policy-broke",
+        FIRST_STEPS,
+        _is_broken,
+        "the rewards have fallen, and all rollouts of a group now get the same one",
+        (
+            "the learning rate is too high (optimizer.learning_rate)",
+            "the reward has an exploit that ends in a dead end",
+        ),
+        "rllm-core compare RUN OTHER, with a run at a tenth of optimizer.learning_rate",
+    ),
+    Rule(
+        "answers-cut-off",
+        FIRST_STEPS,
+        _is_cut_off,
+        "most answers are cut off at rollout.max_response_tokens",
+        ("rollout.max_response_tokens is too small", "the model never writes its stop token, as with a wrong template"),
+        "rllm-core show RUN --tokens",
+    ),
+    Rule(
+        "nobody-solves-it",
+        FIRST_STEPS,
+        _is_never_solved,
+        "no rollout solves anything, all groups have equal rewards, and nothing is learned",
+        (
+            "the tasks are too hard for the model, or its chat template is wrong",
+            "the reward is always the same, or the answers belong to other rows",
+        ),
+    ),
+    Rule(
+        "all-groups-equal",
+        FIRST_STEPS,
+        _is_equal,
+        "all rollouts of a group get the same reward, so nothing is learned",
+        ("the reward is always the same", "the tasks are too hard or too easy for the model"),
+    ),
+    Rule(
+        "everybody-solves-it",
+        FIRST_STEPS,
+        _is_always_solved,
+        "all rollouts have solved their tasks from the start, so nothing is learned",
+        ("the tasks are too easy for the model", "the reward accepts anything"),
+    ),
+    Rule(
+        "one-answer",
+        5,
+        _is_one_answer,
+        "all rollouts of a group give the same wrong answer",
+        ("the policy has collapsed: the learning rate is too high", "rollout.temperature is too low"),
+    ),
+    Rule(
+        "all-groups-equal",
+        10,
+        _is_equal_but_judged,
+        "all rollouts of a group get the same reward, so nothing is learned",
+        ("the tasks are too hard or too easy for the model", "the reward does not depend on the answer"),
+    ),
+    Rule(
+        "gradient-always-clipped",
+        10,
+        _is_clipped,
+        "the gradient is more than ten times optimizer.max_grad_norm in every step",
+        ("the learning rate is too high, and training diverges", "optimizer.max_grad_norm is too small"),
+        "rllm-core compare RUN OTHER, with a run at a tenth of optimizer.learning_rate",
+    ),
+    Rule(
+        "too-stale",
+        5,
+        _is_stale,
+        "rollouts are so old when they are trained that most of their tokens count for nothing",
+        ("training.staleness_threshold is too high", "the learning rate is too high for it"),
+        "rllm-core compare RUN OTHER, with a run at training.staleness_threshold = 0",
+    ),
+    Rule(
+        "sampler-and-trainer-apart",
+        FIRST_STEPS,
+        _is_apart,
+        "engine and trainer compute different probabilities for fresh tokens",
+        ("their precision or sampling settings differ", "the engine has other weights than the trainer"),
+        "rllm-core doctor",
+    ),
+    Rule(
+        "nobody-solves-it",
+        30,
+        _is_partly_solved,
+        "no rollout solves anything, although rewards differ",
+        ("the tasks are too hard for the model", "the reward pays for something else than a solution"),
+    ),
+)

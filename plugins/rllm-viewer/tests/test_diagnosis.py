@@ -1,0 +1,145 @@
+"""Tests the rules of the diagnosis on metrics written by hand, and what is shown of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_runs import called, sorting, write_run
+
+from rllm_core.config import RunConfig
+from rllm_core.events import TrainerState
+from rllm_viewer import closing, warnings_of_runs
+from rllm_viewer.commands.diagnose import diagnose
+from rllm_viewer.diagnosis import Diagnosis
+
+HEALTHY = {
+    "reward_mean": 0.4, "trajectory_reward_max": 1.0, "solved": 0.3, "uniform_groups_share": 0.25,
+    "truncated_share": 0.1, "distinct_samples_share": 0.8, "samples": 32.0, "groups": 4.0, "trajectories": 32.0,
+    "grad_norm": 1.5, "groups_solved_by_none": 0.5, "staleness_mean": 0.0, "staleness_max": 0.0,
+    "off_policy_log_ratio": 0.001, "off_policy_effective_share": 0.99,
+}  # fmt: skip
+NEVER = {"solved": 0.0, "uniform_groups_share": 1.0, "reward_mean": 0.0, "groups_solved_by_none": 1.0, "grad_norm": 0.0}
+TABLES = {"training": {"steps": 100}, "optimizer": {"warmup_steps": 5, "max_grad_norm": 1.0}}
+
+
+def names(*rows: dict[str, Any], tables: dict[str, Any] = TABLES) -> list[str]:
+    diagnosis = Diagnosis(tables)
+    for step, row in enumerate(rows, 1):
+        diagnosis.step({"step": step, **HEALTHY, **row})
+    return [finding.name for finding in diagnosis.findings]
+
+
+TROUBLES = [
+    ("nobody-solves-it", 3, NEVER, []),
+    ("everybody-solves-it", 3, {"solved": 1.0, "uniform_groups_share": 1.0, "reward_mean": 1.0}, []),
+    ("all-groups-equal", 10, {"solved": 0.5, "uniform_groups_share": 1.0}, []),
+    ("the-policy-broke", 3, NEVER, [{}]),
+    ("answers-cut-off", 3, {"truncated_share": 0.9}, []),
+    ("one-answer", 5, {"distinct_samples_share": 0.125, "solved": 0.0}, []),
+    ("gradient-always-clipped", 10, {"grad_norm": 50.0}, []),
+    ("too-stale", 5, {"staleness_mean": 3.0, "staleness_max": 4.0, "off_policy_effective_share": 0.1}, []),
+    ("sampler-and-trainer-apart", 3, {"off_policy_log_ratio": 0.2}, []),
+    ("nobody-solves-it", 30, {"groups_solved_by_none": 1.0, "solved": 0.0}, []),
+]
+
+
+@pytest.mark.parametrize(("name", "steps", "row", "before"), TROUBLES)
+def test_a_trouble_is_named_when_it_is_certain_and_no_longer_when_it_is_over(
+    name: str, steps: int, row: dict[str, Any], before: list[dict[str, Any]]
+) -> None:
+    assert name not in names(*before, *[row] * (steps - 1))
+    assert names(*before, *[row] * steps)[0] == name
+    assert name in names(*before, *[row] * steps, *[{}] * (steps - 1))
+    assert name not in names(*before, *[row] * steps, *[{}] * steps)
+
+
+def test_a_healthy_run_has_no_trouble_even_when_it_ends_perfect() -> None:
+    perfect = {"solved": 1.0, "uniform_groups_share": 1.0, "reward_mean": 1.0, "distinct_samples_share": 0.125}
+    assert names(*[{}] * 40, *[perfect | {"grad_norm": 0.0}] * 40) == []
+
+
+def test_a_policy_that_broke_is_named_before_its_other_signs() -> None:
+    assert names({}, *[NEVER | {"truncated_share": 1.0}] * 4)[:2] == ["the-policy-broke", "answers-cut-off"]
+
+
+def test_a_warm_up_longer_than_the_run_is_named_before_the_first_step() -> None:
+    assert names(tables={"training": {"steps": 5}, "optimizer": {"warmup_steps": 5}}) == ["warm-up-longer-than-the-run"]
+    assert names(tables={"training": {"steps": 6}, "optimizer": {"warmup_steps": 5}}) == []
+
+
+def test_failing_rollouts_are_named_with_their_reason() -> None:
+    diagnosis = Diagnosis(TABLES)
+    diagnosis.rollouts({"trained": {"trained": 30}, "failed": {"timeout": 7, "error": 1}})
+    assert [(one.name, "'timeout'" in one.seen) for one in diagnosis.findings] == [("rollouts-failing", True)]
+    diagnosis.rollouts({"trained": {"trained": 100}, "failed": {"timeout": 8}})
+    assert diagnosis.findings == []
+
+
+def state(run: Path, step: int, steps: int = 8) -> TrainerState:
+    config = RunConfig(**{"workflow": "sort", "backend": "local", "training": {"steps": steps}})
+    return TrainerState(config=config, run_dir=run, incarnation=0, step=step, weight_version=step, epoch=0)
+
+
+def test_a_warning_is_said_once_and_taken_back(tmp_path: Path) -> None:
+    said = [warnings_of_runs.lines(state(tmp_path, 0), {}, {})]
+    for step, row in enumerate([NEVER] * 5 + [{}] * 3, 1):
+        said.append(warnings_of_runs.lines(state(tmp_path, step), {"step": step, **HEALTHY, **row}, {}))
+    assert [bool(lines) for lines in said] == [step in (3, 8) for step in range(9)]
+    assert said[3][0].startswith("warning: no rollout solves anything")
+    assert all(len(line) <= 80 for line in said[3])
+    assert said[8] == ["no longer: nobody solves it (step 8)"]
+
+
+def test_a_resumed_run_goes_on_with_what_was_seen(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", metrics=[{"step": step, **HEALTHY, **NEVER} for step in (1, 2)])
+    warnings_of_runs.lines(state(run, 2), {}, {})
+    assert "since step 1" in " ".join(warnings_of_runs.lines(state(run, 3), {"step": 3, **HEALTHY, **NEVER}, {}))
+
+
+def written(tmp_path: Path, *rows: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    metrics = [{"step": step, **HEALTHY, **row} for step, row in enumerate(rows, 1)]
+    run = write_run(tmp_path / "run", [sorting(step=len(rows))], metrics=metrics)
+    summary = {"status": "completed", "optimizer_steps": len(rows), "validation": [], "books_by_reason": {}}
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    return run, summary
+
+
+def test_the_closing_lines_of_a_healthy_run(tmp_path: Path) -> None:
+    run, summary = written(tmp_path, {"solved": 0.1}, {"solved": 0.9})
+    text = "\n".join(closing.lines(run, summary))
+    assert "solved 10% -> 90%" in text
+    assert 'best  reward 1: "sort: dbca" -> "abcd"' in text
+    assert 'worst reward 0.250: "sort: dbca" -> "abdc"' in text
+    assert "warning" not in text
+    assert text.count("  rllm-core ") == 3
+
+
+def test_nobody_overlooks_that_nothing_was_trained(tmp_path: Path) -> None:
+    run, summary = written(tmp_path, *[NEVER] * 4)
+    lines = closing.lines(run, summary)
+    assert any(line.startswith("NOTHING WAS TRAINED") for line in lines)
+    assert any(line.startswith("warning: no rollout solves anything") for line in lines)
+    assert "NOTHING WAS TRAINED" in called(diagnose, run).output
+    data = json.loads(called(diagnose, run, "--json").output)
+    assert data["nothing_trained"]
+    assert [(one["name"], one["since_step"]) for one in data["findings"]] == [("nobody-solves-it", 1)]
+    assert data["findings"][0]["page"].endswith("what-went-wrong.md#nobody-solves-it")
+
+
+def test_every_finding_has_its_section() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "what-went-wrong.md").read_text(encoding="utf-8")
+    sections = {line[3:].lower().replace(" ", "-") for line in page.splitlines() if line.startswith("## ")}
+    named = {name for name, *_ in TROUBLES} | {"warm-up-longer-than-the-run", "rollouts-failing"}
+    assert named == sections
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "summary.json"])
+def test_a_damaged_run_is_one_line(tmp_path: Path, file: str) -> None:
+    run, _ = written(tmp_path, {})
+    (run / file).write_text("[1]\n", encoding="utf-8")
+    result = called(diagnose, run)
+    assert result.exit_code == 1
+    assert "a file is damaged" in str(result.exception)

@@ -1,0 +1,139 @@
+"""Plants mistakes of newcomers in real runs: the first line that a user sees of each names its cause."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from rllm_local.starter import starter_model
+
+from rllm_core.assembly.parts import parts_of
+from rllm_core.assembly.resolution import resolve_run
+from rllm_core.errors import UserError
+from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.progress import Progress
+from rllm_core.training import launch
+
+SMALL = (
+    "training.steps=6",
+    "training.groups_per_step=4",
+    "training.rollouts_per_group=8",
+    "training.validation_rollouts=16",
+)
+ON_ROWS = ("rollout.max_response_tokens=8", "optimizer.warmup_steps=1")
+
+
+class Heard(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    closing = note
+
+
+def warnings(path: Path, caplog: pytest.LogCaptureFixture, workflow: str, *overrides: str) -> list[str]:
+    """Trains, and returns the warnings that were shown, in order; of a run that is refused, its error."""
+    caplog.clear()
+    heard = Heard()
+    plugins = PluginManager.from_environment()
+    try:
+        parts = parts_of(resolve_run(workflow, plugins, overrides=overrides, backend="local"))
+        asyncio.run(launch.train(parts, path, resume=False, progress=heard))
+    except UserError as refused:
+        return [str(refused)]
+    logged = [record.getMessage() for record in caplog.records]  # before the first step
+    # A warning has several lines, of which the later ones are indented.
+    text = "\n".join(heard.lines).replace("\n  ", " ")
+    return logged + [line for line in text.splitlines() if line.startswith(("warning", "NOTHING"))]
+
+
+def rows(count: int = 60) -> list[dict[str, str]]:
+    choice = random.Random(0)
+    words = sorted({"".join(choice.sample("abcdefgh", 3)) for _ in range(4 * count)})[:count]
+    return [{"question": f"sort: {word}", "answer": "".join(sorted(word))} for word in words]
+
+
+def written(path: Path, lines: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def swapped(path: Path) -> Path:
+    right = rows()
+    return written(path, [row | {"answer": right[place - 7]["answer"]} for place, row in enumerate(right)])
+
+
+def function(path: Path, returned: str) -> str:
+    path.write_text(f"def score(task, text):\n    return {returned}\n", encoding="utf-8")
+    return f"dataset.reward={path}:score"
+
+
+def model_with(path: Path, replaced: str, by: str) -> str:
+    """Copies the starter model with another chat template."""
+    shutil.copytree(starter_model(0), path)
+    changed = 0
+    for file in path.iterdir():
+        if file.suffix in (".json", ".jinja") and "template" in (text := file.read_text(encoding="utf-8")) + file.name:
+            changed += text.count(replaced)
+            if file.name in ("tokenizer_config.json", "chat_template.jinja"):
+                file.write_text(text.replace(replaced, by), encoding="utf-8")
+    assert changed
+    return f"model.path={path}"
+
+
+MISTAKES = {
+    "reward-always-0": ("another row's answer", lambda d: [function(d / "f.py", "0.0")]),
+    "answers-cut": ("max_response_tokens is too small", lambda d: ["rollout.max_response_tokens=2"]),
+    "warm-up": ("warm-up", lambda d: ["optimizer.warmup_steps=50"]),
+    "labels-swapped": ("answers belong to other rows", lambda d: [f"dataset.train_file={swapped(d / 's.jsonl')}"]),
+    "duplicates": ("is the same as", lambda d: [f"dataset.train_file={written(d / 'd.jsonl', rows() + rows()[:3])}"]),
+    "one-rollout": ("rollouts_per_group = 1 is too small", lambda d: ["training.rollouts_per_group=1"]),
+    "reward-of-wrong-type": ("dataset.reward", lambda d: [function(d / "f.py", "'right'")]),
+    "validation-is-training": ("must not overlap", lambda d: [f"dataset.validation_file={d / 'rows.jsonl'}"]),
+    "unsolvable": ("too hard for the model", lambda d: []),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_first_warning_names_the_mistake(mistake: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cause, plant = MISTAKES[mistake]
+    source = written(tmp_path / "rows.jsonl", rows())
+    shown = warnings(
+        tmp_path / "run", caplog, "dataset", f"dataset.train_file={source}", *SMALL, *ON_ROWS, *plant(tmp_path)
+    )
+    assert cause in shown[0]
+
+
+@pytest.mark.slow
+def test_a_learning_rate_100_times_too_high_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shown = warnings(tmp_path / "run", caplog, "sort", *SMALL, "training.steps=12", "optimizer.learning_rate=0.1")
+    assert "the learning rate is too high" in shown[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replaced", "by"), [("<|im_end|>", ""), ("assistant", "robot")])
+def test_a_wrong_template_is_named(replaced: str, by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = model_with(tmp_path / "model", replaced, by)
+    source = written(tmp_path / "rows.jsonl", rows())
+    shown = warnings(tmp_path / "run", caplog, "dataset", f"dataset.train_file={source}", *SMALL, *ON_ROWS, model)
+    assert "template" in shown[0]
+
+
+HEALTHY = [(name, seed) for name in ("sort", "guess", "calculator", "solver_judge") for seed in (0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workflow", "seed"), [*HEALTHY, ("sort", 2), ("guess", 2)])
+def test_the_first_steps_of_a_shipped_recipe_give_no_warning(
+    workflow: str, seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = ("training.steps=12", "training.validation_rollouts=32", f"training.seed={seed}")
+    assert warnings(tmp_path / "run", caplog, workflow, *few) == []
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
