@@ -94,7 +94,8 @@ def failed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     overrides = ["training.steps=6", "training.groups_per_step=4", "training.rollouts_per_group=4",
                  "training.validation_rollouts=10", "training.checkpoint_every_steps=2",
                  "training.staleness_threshold=1", "rollout.max_attempts=1",
-                 "rollout.quarantine_after_groups=1", "say_yes.tasks=14"]  # fmt: skip
+                 "rollout.quarantine_after_groups=1", "say_yes.tasks=14",
+                 "training.trajectories_per_step=8"]  # fmt: skip
     config = load_run_config("say_yes", plugins, overrides=overrides, backend="scripted")
 
     async def breaks(step: OptimizerStep) -> None:
@@ -161,7 +162,7 @@ def test_the_names_in_summary_json(failed_and_resumed: tuple[Path, dict[str, Any
     assert summary["validation"][0]["step"] == 0
 
 
-@pytest.mark.parametrize("name", ["timings", "trajectories"])
+@pytest.mark.parametrize("name", ["timings", "groups", "trajectories"])
 def test_the_names_in_lines(failed_and_resumed: tuple[Path, dict[str, Any]], name: str) -> None:
     assert {frozenset(line) for line in objects(failed_and_resumed[0], name)} == {
         frozenset(RUN_FOLDER.rows(f"{name}.jsonl"))
