@@ -144,8 +144,8 @@ def test_run_files_load(text: str, tmp_path: Path) -> None:
     load_run_config(str(path), plugins)
 
 
-# test_hooks.py lets the examples of hooks observe a run, test_using_the_model.py exports a model first, and test_my_code.py
-# trains with the files of its page.
+# test_hooks.py lets the examples of hooks observe a run, test_using_the_model.py exports a model first, and
+# test_my_code.py trains with the files of its page.
 ELSEWHERE = {
     "docs/using-the-model.md",
     "docs/my-code.md",
