@@ -26,10 +26,13 @@ ASYNCHRONOUS = (
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     "overrides",
-    [pytest.param((), id="synchronous"), pytest.param(ASYNCHRONOUS, id="asynchronous", marks=pytest.mark.slow)],
+    [pytest.param((), id="synchronous", marks=pytest.mark.slow), pytest.param(ASYNCHRONOUS, id="asynchronous")],
 )
 def test_the_starter_task_is_learned(server: TinkerServer, start_run: StartRun, overrides, seed: int) -> None:
-    """One seed and mode in ``make test-tinker``; the others in ``make tinker-seeds``."""
+    """One seed and mode in ``make test-tinker``; the others in ``make tinker-seeds``.
+
+    The synchronous example of ``test_examples.py`` learns in ``make test-tinker`` too.
+    """
     seen = server.request_count()
     run = start_run(server, f"training.steps={STEPS}", f"training.seed={seed}", *overrides)
     assert run.wait() == 0, run.printed()
