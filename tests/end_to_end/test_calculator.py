@@ -16,12 +16,15 @@ from rllm_core.types import Episode
 
 pytestmark = pytest.mark.slow
 
+# The other runs of this suite have the first parser, also over several turns.
+FIRST_PARSER, OTHER_PARSER = PARSERS["calculator"]
+
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("parser", PARSERS["calculator"])
+@pytest.mark.parametrize("parser", [pytest.param(FIRST_PARSER, marks=pytest.mark.by_hand), OTHER_PARSER])
 def test_the_call_is_learned_and_every_trajectory_is_one_segment(tmp_path: Path, parser: str) -> None:
     run_dir = tmp_path / "run"
     command = ["train", "calculator", "--parser", parser, "--run-dir", str(run_dir)]

@@ -32,6 +32,7 @@ from rllm_devkit.scripted import ScriptedBackend
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Manager = Callable[..., PluginManager]
 
+AHEAD = ("training.staleness_threshold=1",)
 SMALL = (
     "training.steps=2",
     "training.groups_per_step=2",
@@ -77,7 +78,7 @@ def trained(assembly: Parts, path: Path) -> dict[str, Any]:
 # Compliant components
 
 
-@pytest.mark.parametrize("ahead", [(), ("training.staleness_threshold=1",)])
+@pytest.mark.parametrize("ahead", [(), AHEAD])
 def test_pieces_of_a_package_train_by_name(scripted: Manager, tmp_path: Path, ahead: tuple[str, ...]) -> None:
     assembly = assembled(scripted("rllm-thirds"), *THEIRS, *ahead)
     [estimator], [correction] = assembly.algorithm.estimators.all, assembly.algorithm.corrections.corrections
@@ -158,20 +159,20 @@ def test_one_that_cannot_be_used_is_told_before_anything_starts(
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("ahead", [(), ("training.staleness_threshold=1",)])
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "ahead", "expected"),
     [
-        ("says_nan", "returned advantages array([nan"),
-        ("wrong_shape", "returned advantages array([[0., 0.]]) for 1 steps"),
-        ("wrong_count", "returned advantages for 1 of 4 trajectories of task 'train-"),
-        ("says_nothing", "returned advantages None for 1 steps"),
-        ("fails", "rllm_wrongs/estimators.py:40: ZeroDivisionError: division by zero"),
-        ("undeclared_tokens", "returns advantages per token; declare this"),
+        ("says_nan", (), "returned advantages array([nan"),
+        ("wrong_shape", AHEAD, "returned advantages array([[0., 0.]]) for 1 steps"),
+        ("wrong_count", (), "returned advantages for 1 of 4 trajectories of task 'train-"),
+        ("says_nothing", AHEAD, "returned advantages None for 1 steps"),
+        ("fails", (), "rllm_wrongs/estimators.py:40: ZeroDivisionError: division by zero"),
+        ("fails", AHEAD, "rllm_wrongs/estimators.py:40: ZeroDivisionError: division by zero"),
+        ("undeclared_tokens", AHEAD, "returns advantages per token; declare this"),
     ],
 )
 def test_an_estimator_that_goes_wrong_ends_the_run_with_its_name(
-    scripted: Manager, tmp_path: Path, name: str, expected: str, ahead: tuple[str, ...]
+    scripted: Manager, tmp_path: Path, name: str, ahead: tuple[str, ...], expected: str
 ) -> None:
     with pytest.raises((RunError, ValueError)) as failed:
         trained(assembled(scripted("rllm-wrongs"), f"algorithm.name={name}", *ahead), tmp_path / "run")

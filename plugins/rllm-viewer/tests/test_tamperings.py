@@ -420,6 +420,7 @@ def test_nothing_is_found_in_what_was_not_changed(made: Callable[[str], Path], t
     assert (result.problems, result.status) == ([], "interrupted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_nothing_is_found_in_a_folder_of_an_earlier_version(
     made: Callable[[str], Path], tmp_path: Path, kind: str
