@@ -52,6 +52,7 @@ def test_import_of_the_package_is_light(tmp_path: Path) -> None:
     assert imported_by("import rllm_core", tmp_path) <= ALLOWED_BY_THE_PACKAGE
 
 
+@pytest.mark.slow
 def test_what_programs_use_is_imported_when_they_use_it(tmp_path: Path) -> None:
     used = imported_by("import rllm_core; rllm_core.train; rllm_core.evaluate; rllm_core.Run", tmp_path)
     assert "numpy" in used
@@ -73,6 +74,7 @@ def test_help_of_a_group_is_light(tmp_path: Path) -> None:
     assert imported_by(command("plugins", "--help"), tmp_path) <= ALLOWED_BY_THE_HELP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [("--help",), ("backends",), ("engines",), ("parsers",), ("workflows",), ("train", "--help"), ("eval", "--help")],

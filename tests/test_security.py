@@ -88,6 +88,7 @@ def train(run_dir: Path, *overrides: str) -> BaseException | None:
     return None
 
 
+@pytest.mark.slow
 def test_names_from_data_never_become_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def tasks(self: Any, split: str) -> Sequence[Task]:
         return [Task(task_id=name if split == "train" else f"{name}{split}") for name in HOSTILE]
@@ -110,6 +111,7 @@ class ConfigWithSecret(scripted.ScriptedWorkflowConfig):
     api_key: SecretStr = SecretStr("")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_secret_is_in_no_artefact_and_no_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], fails: bool

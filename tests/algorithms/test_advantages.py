@@ -48,6 +48,7 @@ def test_golden_vectors_in_closed_form(std: str, good: float) -> None:
     assert result == pytest.approx([good if reward else -good / 3 for reward in GOLDEN], abs=1e-12)
 
 
+@pytest.mark.slow
 @given(rewards, st.sampled_from(["population", "sample"]))
 def test_grpo_squared_is_an_exact_fraction(given_rewards: list[int], std: str) -> None:
     exact = [Fraction(reward) for reward in given_rewards]

@@ -211,6 +211,7 @@ class NeverBridges(Honest):
         return None
 
 
+@pytest.mark.slow
 def test_reported_breaks_are_counted_and_are_no_mistake(make_folder: MakeFolder) -> None:
     folder = make_folder()
     found, best = counted(folder, NeverBridges.from_model), counted(folder, Honest.from_model)

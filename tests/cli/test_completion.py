@@ -39,6 +39,7 @@ def values(words: str, tmp_path: Path) -> set[str]:
     return {value for _, value in found}
 
 
+@pytest.mark.slow
 def test_commands_and_options(tmp_path: Path) -> None:
     assert {name for name in CORE_COMMANDS if " " not in name} | {"new"} <= values("rllm-core ", tmp_path)
     assert values("rllm-core plugins ", tmp_path) == {"show", "enable", "disable", "check"}
@@ -70,6 +71,7 @@ def test_a_run_file_can_be_named_too(tmp_path: Path) -> None:
     assert offered("rllm-core train ./my", tmp_path)[0] == [("file", "./my")]
 
 
+@pytest.mark.slow
 def test_broken_plugins_keep_quiet(tmp_path: Path) -> None:
     (tmp_path / "rllm_noisy.py").write_text(NOISY, encoding="utf-8")
     info = tmp_path / "rllm_noisy-1.0.dist-info"

@@ -603,6 +603,7 @@ def test_empty_steps_continue_too() -> None:
     assert Trajectory.from_json(trajectory.to_json()) == trajectory
 
 
+@pytest.mark.slow
 def test_a_long_training_sample_is_small() -> None:
     tokens_in_all = 32_768
 

@@ -107,6 +107,7 @@ def test_what_the_example_provides_is_there(name: str, example: Callable[[str], 
             assert callable(plugins.load(provided, path))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("package")
 def test_the_examples_train_together(tmp_path: Path, example: Callable[[str], Any]) -> None:
     plugins = PluginManager.from_environment(no_plugins=True)
@@ -161,6 +162,7 @@ def train(
     return summary
 
 
+@pytest.mark.slow
 def test_the_examples_observe_a_run_and_its_resumption(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -183,6 +185,7 @@ def test_the_examples_observe_a_run_and_its_resumption(
     assert examples["load_plugin_state"].seen_tasks
 
 
+@pytest.mark.slow
 def test_the_order_of_events_is_that_of_a_run(tmp_path: Path) -> None:
     heard: list[str] = []
 

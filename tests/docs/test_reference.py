@@ -122,6 +122,7 @@ def objects(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_the_files_of_a_run_folder(failed_and_resumed: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = failed_and_resumed
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}

@@ -78,6 +78,7 @@ def trained(assembly: Parts, path: Path) -> dict[str, Any]:
 # Compliant components
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [(), AHEAD])
 def test_pieces_of_a_package_train_by_name(scripted: Manager, tmp_path: Path, ahead: tuple[str, ...]) -> None:
     assembly = assembled(scripted("rllm-thirds"), *THEIRS, *ahead)
@@ -159,6 +160,7 @@ def test_one_that_cannot_be_used_is_told_before_anything_starts(
     assert "\n" not in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ahead", "expected"),
     [

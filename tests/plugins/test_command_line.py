@@ -100,6 +100,7 @@ def test_load_gives_up_on_an_import_that_never_ends(rllm_core: Run) -> None:
     assert row["error"].startswith("its import did not end within 1.5 s")
 
 
+@pytest.mark.slow
 def test_strict_mode_fails_the_listing_but_prints_it(rllm_core: Run) -> None:
     run = rllm_core("plugins", "--json", packages=("rllm-twin-a", "rllm-twin-b"), RLLM_PLUGINS_STRICT="1")
     assert run.returncode == 1
@@ -279,6 +280,7 @@ def test_the_list_of_core_commands_agrees_with_the_commands(name: str) -> None:
 # doctor
 
 
+@pytest.mark.slow
 def test_doctor_finds_what_an_installed_plugin_lacks(rllm_core: Run) -> None:
     run = rllm_core("doctor", "--json", packages=("rllm-missing",))
     assert run.returncode == 1

@@ -94,6 +94,7 @@ def test_a_listing_is_one_json_document_whatever_a_plugin_prints(rllm_core_proce
 # Lines
 
 
+@pytest.mark.slow
 def test_ten_megabytes_of_error_are_one_short_line(rllm_core: Run) -> None:
     packages, only_it = ("rllm-hostile", "rllm-good"), {"RLLM_PLUGINS": "good,huge-error"}
     for arguments in (("workflows",), ("plugins", "--load", "--json"), ("plugins", "--load")):

@@ -137,6 +137,7 @@ def test_selecting_one_of_them_is_an_error_of_one_line(
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.slow
 def test_who_hangs_can_be_left_out(
     rllm_core: Run, installed: Callable[..., list[str]], testing_plugin: str, tmp_path: Path
 ) -> None:

@@ -205,6 +205,7 @@ def test_when_the_process_dies_it_says_what_was_being_loaded(site: str, tmp_path
     assert "being loaded" not in left_out.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spins", "holds"])
 def test_what_never_ends_is_named_and_ended(site: str, tmp_path: Path, name: str) -> None:
     code = (
@@ -295,6 +296,7 @@ def test_a_failure_names_its_plugin_its_distribution_and_its_line(
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_completes_ends_with_the_first_failures_in_full(
     candidates: tuple[Candidate, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

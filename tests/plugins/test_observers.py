@@ -427,6 +427,7 @@ def everything_of(run_dir: Path) -> dict[str, Any]:
     return kept
 
 
+@pytest.mark.slow
 def test_an_observer_that_rewrites_everything_it_is_given_changes_nothing(tmp_path: Path) -> None:
     rewriter, heard = Rewriter(), Rewriter()
     runs = {}

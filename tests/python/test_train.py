@@ -142,6 +142,7 @@ def test_the_command_line_says_that_it_cannot_resume_a_class(folder: Path, workf
         assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_class_with_changed_source_is_refused_on_resume(folder: Path, workflow: type[Workflow]) -> None:
     rllm_core.train(workflow, {**SMALL, "training.steps": 1}, backend="local", run_dir="run")
     rest_changed, changed = CELL.replace("not of", "really not of"), CELL.replace("> 2", "> 3")
@@ -150,6 +151,7 @@ def test_a_class_with_changed_source_is_refused_on_resume(folder: Path, workflow
         rllm_core.train(of_cell(changed), run_dir="run", resume=True)
 
 
+@pytest.mark.slow
 def test_a_class_of_a_module_is_named_by_its_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "my_echo.py").write_text(FILE, encoding="utf-8")
     monkeypatch.syspath_prepend(folder)
@@ -162,6 +164,7 @@ def test_a_class_of_a_module_is_named_by_its_file(folder: Path, monkeypatch: pyt
         rllm_core.train(Workflow)
 
 
+@pytest.mark.slow
 def test_an_installed_class_has_its_own_name(folder: Path) -> None:
     from rllm_workflows.sort import SortWorkflow
 
@@ -169,6 +172,7 @@ def test_an_installed_class_has_its_own_name(folder: Path) -> None:
     assert run.config["workflow"] == "sort"
 
 
+@pytest.mark.slow
 def test_an_edited_file_is_loaded_again(folder: Path) -> None:
     file = folder / "echo.py"
     file.write_text(FILE, encoding="utf-8")
@@ -224,6 +228,7 @@ def test_a_wrong_argument_is_one_line(folder: Path, call: Any, message: str) -> 
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_failed_run_raises_and_keeps_its_folder(folder: Path, workflow: type[Workflow]) -> None:
     async def main() -> None:
         rllm_core.train(workflow, {**SMALL, "letters.letters": -1}, backend="local", run_dir="run")
@@ -234,6 +239,7 @@ def test_a_failed_run_raises_and_keeps_its_folder(folder: Path, workflow: type[W
     assert "no letters" in rllm_core.Run("run").summary["error"]
 
 
+@pytest.mark.slow
 def test_in_another_thread_it_trains_without_signals(folder: Path) -> None:
     runs: list[rllm_core.Run] = []
     settings = {**SMALL, "training.steps": 1}

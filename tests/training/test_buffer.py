@@ -95,6 +95,7 @@ def test_the_size_counts_shared_prompts_once() -> None:
     assert long - short == 4 * (1000 * 4 + 1000)  # four rollouts: ids of four bytes each, plus the text of the message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spill", ["true", "false"])
 def test_a_buffer_that_is_always_full_neither_stalls_nor_changes_what_is_trained(run_scripted: Any, spill: str) -> None:
     tight = run_scripted(*AHEAD, "training.buffer_max_bytes=1", f"training.buffer_spill={spill}")
@@ -129,6 +130,7 @@ def waiting_when_more_were_dispatched(run: Any) -> int:
     return most
 
 
+@pytest.mark.slow
 def test_complete_groups_survive_a_restart(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedBackend, "seconds_per_step", 0.02)  # lets generation run ahead
     more = (*AHEAD, "training.checkpoint_every_steps=1", "training.steps=8")
@@ -159,6 +161,7 @@ def test_complete_groups_survive_a_restart(run_scripted: Any, monkeypatch: pytes
     assert sorted(trained) == list(range(32))
 
 
+@pytest.mark.slow
 def test_a_strict_run_takes_no_group_over_that_a_restart_would_make_too_old(
     run_scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +186,7 @@ def test_a_strict_run_takes_no_group_over_that_a_restart_would_make_too_old(
     assert begun[-1]["restored"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [(), AHEAD])
 def test_a_workflow_decides_what_is_compared_in_both_modes(
     run_scripted: Any, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]
@@ -207,6 +211,7 @@ def test_a_workflow_decides_what_is_compared_in_both_modes(
     assert seen == {("half-0", 2), ("half-1", 2)}
 
 
+@pytest.mark.slow
 def test_a_group_without_a_name_ends_the_run(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedWorkflow, "group_of", lambda *_: None)
     run = run_scripted()

@@ -64,6 +64,7 @@ def skill_of(run: Any) -> float:
     return run.assembly.backend.skill
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [
@@ -86,6 +87,7 @@ def test_the_student_becomes_its_teacher(distil: Distil, teachers: Any, mode: li
     assert run.summary["validation"][-1]["reward_mean"] is not None
 
 
+@pytest.mark.slow
 def test_advantages_are_differences_of_log_probabilities(distil: Distil, teachers: Any) -> None:
     [*_, teacher] = teachers() or [None]
     run = distil("training.steps=1", "training.trajectories_per_step=32")
@@ -99,6 +101,7 @@ def test_advantages_are_differences_of_log_probabilities(distil: Distil, teacher
     assert teacher is None
 
 
+@pytest.mark.slow
 def test_what_older_weights_sampled_is_compared_with_the_policy_as_it_is(
     distil: Distil, teachers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +130,7 @@ def test_what_older_weights_sampled_is_compared_with_the_policy_as_it_is(
         assert sample.advantages[1:] == pytest.approx((theirs - ours)[1:], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_validation_asks_no_teacher(distil: Distil, teachers: Any) -> None:
     made = teachers()
     distil("training.steps=2")
@@ -135,6 +139,7 @@ def test_validation_asks_no_teacher(distil: Distil, teachers: Any) -> None:
     assert teacher.requests == 2 * 8 * 4
 
 
+@pytest.mark.slow
 def test_tokens_without_a_log_probability_are_masked_and_counted(distil: Distil, teachers: Any) -> None:
     teachers(unscored=lambda place: place % 2 == 0)
     run = distil("training.steps=3", "training.trajectories_per_step=32")
@@ -155,6 +160,7 @@ def test_tokens_without_a_log_probability_are_masked_and_counted(distil: Distil,
     assert "teacher_kl_mean" not in blind.lines("metrics")[0]
 
 
+@pytest.mark.slow
 def test_a_teacher_that_fails_is_asked_again_and_counted(distil: Distil, teachers: Any) -> None:
     teachers(failure=lambda request: EngineError("out of memory") if request % 5 == 0 else None)
     run = distil("training.steps=6", "rollout.max_attempts=6")
@@ -165,6 +171,7 @@ def test_a_teacher_that_fails_is_asked_again_and_counted(distil: Distil, teacher
     assert any("out of memory" in event["error"] for event in run.lines("events") if event["event"] == "error")
 
 
+@pytest.mark.slow
 def test_a_busy_teacher_is_waited_for(distil: Distil, teachers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm_core.limits.request_retries.pause_seconds", lambda *arguments: 0.0)
     teachers(failure=lambda request: EngineBusy("later") if request <= 20 else None)
@@ -173,6 +180,7 @@ def test_a_busy_teacher_is_waited_for(distil: Distil, teachers: Any, monkeypatch
     assert run.summary["retries"] == 0
 
 
+@pytest.mark.slow
 def test_a_teacher_that_never_answers_ends_the_run_and_not_the_patience(distil: Distil, teachers: Any) -> None:
     class Silent(ScriptedEngine):
         async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
@@ -186,6 +194,7 @@ def test_a_teacher_that_never_answers_ends_the_run_and_not_the_patience(distil: 
     assert "did not answer within 0.05 s" in str(run.error)
 
 
+@pytest.mark.slow
 def test_answers_of_another_length_are_refused(distil: Distil, teachers: Any) -> None:
     class Short(ScriptedEngine):
         async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
@@ -229,6 +238,7 @@ class PairTeacher(ScriptedEngine):
         return np.add.reduceat(known, np.cumsum([0, *spans[:-1]])).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_a_teacher_with_other_tokens_is_aligned_by_bytes(
     distil: Distil, teachers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +259,7 @@ def test_a_teacher_with_other_tokens_is_aligned_by_bytes(
     assert run.lines("metrics")[0]["teacher_unscored_tokens"] == 0
 
 
+@pytest.mark.slow
 def test_a_teacher_that_could_not_be_shown_the_tools_is_refused(
     distil: Distil, teachers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +284,7 @@ def test_a_teacher_that_could_not_be_shown_the_tools_is_refused(
     assert "the first prompt of a rollout contains more than its messages" in str(run.error)
 
 
+@pytest.mark.slow
 def test_scale_and_clip(distil: Distil, teachers: Any, tmp_path: Path) -> None:
     teachers()
     one = "training.steps=1"
@@ -312,6 +324,7 @@ def test_an_engine_that_cannot_score_is_refused_early(plugins: PluginManager, mo
         asyncio.run(RolloutEngine.compute_logprobs(ScriptedEngine(), np.array([1, 2]), start=1))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_one_that_was_never_stopped(distil: Distil, teachers: Any, tmp_path: Path) -> None:
     teachers()
     whole = distil("training.steps=6", path=tmp_path / "whole")

@@ -141,6 +141,7 @@ ROLES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_each_role_is_credited_by_its_own_estimator(run_scripted: RunScripted, mode: str) -> None:
     backend, overrides = MODES[mode]
@@ -165,6 +166,7 @@ def test_each_role_is_credited_by_its_own_estimator(run_scripted: RunScripted, m
     assert [row["reward_mean"] for row in rows] == pytest.approx(both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])  # one number per step and one per token
 def test_a_weight_scales_the_advantages_of_its_role_only(run_scripted: RunScripted, name: str) -> None:
     watched = Watched()
@@ -184,6 +186,7 @@ def test_a_weight_scales_the_advantages_of_its_role_only(run_scripted: RunScript
     assert any(sample.advantages.any() for sample in watched.samples if sample.role == "judge")
 
 
+@pytest.mark.slow
 def test_one_role_has_no_metrics_of_its_own(run_scripted: RunScripted) -> None:
     assert not any("/" in name for name in run_scripted("training.steps=1").lines("metrics")[0])
 
@@ -216,6 +219,7 @@ class Notes(Progress):
         self.notes.append(text)
 
 
+@pytest.mark.slow
 def test_a_role_that_does_not_occur_is_said(run_scripted: RunScripted) -> None:
     """Roles are known only once the workflow runs, so a misspelled role cannot be rejected earlier."""
     progress = Notes()
@@ -225,6 +229,7 @@ def test_a_role_that_does_not_occur_is_said(run_scripted: RunScripted) -> None:
     assert said == ["algorithm.roles.jugde matches no group so far: the first groups have roles judge, solver"]
 
 
+@pytest.mark.slow
 def test_overlong_responses_are_punished_in_advantages_and_not_in_metrics(run_scripted: RunScripted) -> None:
     """Penalizes "yes", which is longer than "no", by more than its reward."""
     punished = ("algorithm.name=dr_grpo", "algorithm.overlong.max_tokens=4", "algorithm.overlong.penalty_tokens=1",
@@ -245,6 +250,7 @@ def test_a_penalty_that_begins_before_the_first_token_is_refused(run_scripted: R
         run_scripted("algorithm.overlong.penalty_tokens=5000")
 
 
+@pytest.mark.slow
 def test_a_backend_without_advantages_of_tokens_is_told_before_anything_starts(
     run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +267,7 @@ def test_what_compares_within_a_group_is_told_that_there_is_none(run_scripted: R
         run_scripted(f"algorithm.name={name}", "training.rollouts_per_group=1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reinforce", "reinforce_plus_plus", "prpo"])
 def test_what_does_not_trains_single_rollouts(run_scripted: RunScripted, name: str) -> None:
     run = run_scripted(f"algorithm.name={name}", "training.rollouts_per_group=1", "training.groups_per_step=8")
@@ -268,6 +275,7 @@ def test_what_does_not_trains_single_rollouts(run_scripted: RunScripted, name: s
     assert run.lines("metrics")[-1]["skill"] > 0.5
 
 
+@pytest.mark.slow
 def test_a_lone_survivor_is_filtered_and_not_pushed(run_scripted: RunScripted) -> None:
     """If one of two rollouts is excluded by its termination reason, the other has no baseline."""
 

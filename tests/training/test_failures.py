@@ -147,6 +147,7 @@ def test_a_good_episode_gets_its_identity() -> None:
     assert not episode.is_validation
 
 
+@pytest.mark.slow
 def test_failed_rollouts_are_tried_again_from_scratch(run_scripted: Any) -> None:
     def fail_every_tenth(assembly: Any) -> None:
         assembly.backend.script.failure = lambda number: EngineError("down") if number % 10 == 0 else None
@@ -163,6 +164,7 @@ def test_failed_rollouts_are_tried_again_from_scratch(run_scripted: Any) -> None
     assert run.summary["books"]["failed"] == 0
 
 
+@pytest.mark.slow
 def test_a_group_with_a_hopeless_rollout_is_dropped_and_replaced(
     run_scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +203,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]],
     return install
 
 
+@pytest.mark.slow
 def test_a_poison_task_is_set_aside_with_its_last_traceback(
     run_scripted: Any, poison: Any, tmp_path: Any, plugins: PluginManager
 ) -> None:
@@ -221,6 +224,7 @@ def test_a_poison_task_is_set_aside_with_its_last_traceback(
     assert not {event["group"] for event in events if event["event"] == "dispatch"} & set(skipped)
 
 
+@pytest.mark.slow
 def test_a_quarantine_outlives_a_restart(run_scripted: Any, poison: Any) -> None:
     poison(lambda task_id: task_id == "train-3")
     small = ("say_yes.tasks=16", "rollout.max_attempts=1", "training.checkpoint_every_steps=12", "training.steps=14")
@@ -253,6 +257,7 @@ def test_a_task_that_works_again_is_not_set_aside() -> None:
     assert not quarantine.group_lost("a", "fourth"), "it is set aside once"
 
 
+@pytest.mark.slow
 def test_a_run_whose_every_task_fails_says_so(run_scripted: Any, poison: Any) -> None:
     poison(lambda task_id: task_id.startswith("train"))
     run = run_scripted("say_yes.tasks=3", "rollout.max_attempts=1")
@@ -261,6 +266,7 @@ def test_a_run_whose_every_task_fails_says_so(run_scripted: Any, poison: Any) ->
     assert "poison in train-" in str(run.error)
 
 
+@pytest.mark.slow
 def test_what_the_user_must_mend_ends_the_run_at_once(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def wants_images(self: Any, task: Task, completer: Completer) -> Episode:
         raise ConfigError("this parser takes text only")
@@ -273,6 +279,7 @@ def test_what_the_user_must_mend_ends_the_run_at_once(run_scripted: Any, monkeyp
     assert isinstance(run_scripted(resume=True).error, ConfigError)
 
 
+@pytest.mark.slow
 def test_an_outage_ends_the_run(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     down = Script(failure=lambda number: EngineError("503 down") if number > 40 else None)
     monkeypatch.setattr(ScriptedBackend, "script", down)
@@ -298,6 +305,7 @@ def test_a_high_share_of_failures_ends_the_run_too() -> None:
     assert {fresh.record(bad) for _ in range(999)} == {None}, "a share of few attempts says nothing"
 
 
+@pytest.mark.slow
 def test_a_run_that_stands_still_ends_with_the_whereabouts_of_its_rollouts(run_scripted: Any) -> None:
     def never(assembly: Any) -> None:
         async def stuck(batch: Any) -> None:
@@ -336,6 +344,7 @@ def test_every_call_of_the_backend_has_a_deadline(run_scripted: Any, method: str
     assert run.summary["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_backend_that_does_not_shut_down_is_left_behind(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "SHUTDOWN_TIMEOUT_SECONDS", 0.1)
 
@@ -351,6 +360,7 @@ def test_a_backend_that_does_not_shut_down_is_left_behind(run_scripted: Any, mon
     assert run.assembly.left_running
 
 
+@pytest.mark.slow
 def test_a_failing_weight_sync_stops_the_run(run_scripted: Any) -> None:
     def stale(assembly: Any) -> None:
         original = assembly.backend.on_policy_updated

@@ -29,6 +29,7 @@ def shares(row: dict[str, Any]) -> list[float]:
     return [row["groups_solved_by_none"], row["groups_solved_by_some"], row["groups_solved_by_all"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["scripted", "scripted_colocated"])
 @pytest.mark.parametrize("overrides", [(), ("training.groups_per_forward_backward=1",)])
 def test_a_step_goes_without_what_is_filtered(
@@ -52,6 +53,7 @@ def test_a_step_goes_without_what_is_filtered(
         assert row["trajectories"] == row["samples"] == 2 * groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), ASYNCHRONOUS])
 def test_or_others_take_their_place(run_scripted: RunScripted, overrides: tuple[str, ...]) -> None:
     run = run_scripted(*PAIRS, *overrides)
@@ -65,6 +67,7 @@ def test_or_others_take_their_place(run_scripted: RunScripted, overrides: tuple[
     assert run.summary["books"]["trained"] == 8 * 4 * 2 < run.summary["books"]["dispatched"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [ASYNCHRONOUS, ("training.staleness_threshold=2", "training.staleness=strict")])
 def test_asynchronous_steps_go_without_too(run_scripted: RunScripted, overrides: tuple[str, ...]) -> None:
     run = run_scripted(*GO_WITHOUT, *overrides)
@@ -89,6 +92,7 @@ class CountingBackend(ScriptedBackend):
         return await super().update_policy(step)
 
 
+@pytest.mark.slow
 def test_denominators_count_what_is_trained(run_scripted: RunScripted) -> None:
     def counting(assembly: Parts) -> None:
         assembly.backend.__class__ = CountingBackend
@@ -99,6 +103,7 @@ def test_denominators_count_what_is_trained(run_scripted: RunScripted) -> None:
     assert counts == [(row["samples"], row["trajectories"], row["sampled_tokens"]) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["scripted", "scripted_colocated"])
 def test_a_step_in_which_nothing_is_left_counts_and_changes_nothing(
     run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch, backend: str
@@ -120,6 +125,7 @@ def test_a_step_in_which_nothing_is_left_counts_and_changes_nothing(
     assert "skill" not in run.lines("metrics")[0], "the backend had nothing to say"
 
 
+@pytest.mark.slow
 def test_with_refilling_the_same_policy_ends_the_run(
     run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +137,7 @@ def test_with_refilling_the_same_policy_ends_the_run(
     assert run.summary["books"]["trained"] == 0
 
 
+@pytest.mark.slow
 def test_a_group_that_failed_is_replaced_in_any_case(run_scripted: RunScripted) -> None:
     def failing(assembly: Parts) -> None:
         play = assembly.workflow.run
@@ -149,6 +156,7 @@ def test_a_group_that_failed_is_replaced_in_any_case(run_scripted: RunScripted) 
     assert run.summary["books"]["dispatched"] == 8 * 4 * 2 + lost
 
 
+@pytest.mark.slow
 def test_rollouts_left_out_for_how_they_ended_may_leave_nothing(run_scripted: RunScripted) -> None:
     run = run_scripted(
         "training.steps=2", "algorithm.refill_filtered_groups=false", 'algorithm.filter_termination_reasons=["done"]'
@@ -157,6 +165,7 @@ def test_rollouts_left_out_for_how_they_ended_may_leave_nothing(run_scripted: Ru
     assert run.summary["books_by_reason"] == {"filtered": {"termination_reason": 2 * 16}}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_one_that_was_never_stopped(run_scripted: RunScripted, tmp_path: Path) -> None:
     """Filtered groups of the step in progress are judged exactly once."""
 
@@ -188,6 +197,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(run_scripted: RunScript
         assert verify(stopped).problems == []
 
 
+@pytest.mark.slow
 def test_groups_that_wait_at_a_checkpoint_stay_filtered(run_scripted: RunScripted, tmp_path: Path) -> None:
     """Checkpoints of an asynchronous run may contain groups that a later step filters."""
     path = tmp_path / "run"
@@ -232,6 +242,7 @@ def test_difficulty_by_hand() -> None:
     assert difficulty.take([]) == difficulty.take([episodes(None)]) == {}
 
 
+@pytest.mark.slow
 def test_without_is_correct_nobody_says_how_hard_it_was(run_scripted: RunScripted) -> None:
     def silent(assembly: Parts) -> None:
         play = assembly.workflow.run

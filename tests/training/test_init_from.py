@@ -40,6 +40,7 @@ def initial_calls(run: Run) -> list[tuple[Any, ...]]:
     return [call for call in backend.calls.log if call[0] in ("load_weights", "load_checkpoint", "update_policy")][:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "step"), [("", 6), (":4", 4), (":2", 2)])
 def test_only_the_weights_come_from_the_other_run(
     source: Run, run_scripted: RunScripted, tmp_path: Path, suffix: str, step: int
@@ -67,6 +68,7 @@ def crashed_at_once(run: Run) -> None:
     shutil.rmtree(run.path / "checkpoints")
 
 
+@pytest.mark.slow
 def test_a_run_that_crashed_before_its_first_checkpoint_starts_from_the_same_weights(
     source: Run, run_scripted: RunScripted, tmp_path: Path
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_run_that_crashed_before_its_first_checkpoint_starts_from_the_same_wei
     assert (again.path / "metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_need_the_other_run_any_more(
     source: Run, run_scripted: RunScripted, tmp_path: Path
 ) -> None:
@@ -93,6 +96,7 @@ def test_a_resumed_run_does_not_need_the_other_run_any_more(
     assert initial_calls(resumed)[0][0] == "load_checkpoint"
 
 
+@pytest.mark.slow
 def test_a_reference_policy_is_loaded_again_on_resume(source: Run, run_scripted: RunScripted, tmp_path: Path) -> None:
     with_reference = {"policies": frozenset({"current", "reference"}), "kl_loss": True}
     settings = (f"training.init_from={source.path}", "algorithm.kl.coefficient=0.1")
@@ -112,6 +116,7 @@ def test_a_reference_policy_is_loaded_again_on_resume(source: Run, run_scripted:
             RunDir(tmp_path / "next", config, resume=True)
 
 
+@pytest.mark.slow
 def test_another_checkpoint_in_the_same_place_is_refused(
     source: Run, run_scripted: RunScripted, tmp_path: Path
 ) -> None:
@@ -125,6 +130,7 @@ def test_another_checkpoint_in_the_same_place_is_refused(
         RunDir(run.path, config, resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
@@ -149,6 +155,7 @@ def test_what_does_not_exist_is_one_line(
     assert not (tmp_path / "next").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "backend", "both"),
     [
@@ -167,6 +174,7 @@ def test_another_backend_or_model_is_refused_with_both(
     assert not (tmp_path / "next").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["policy.json", "foreign.pt"])
 def test_a_damaged_or_foreign_file_is_refused_before_anything_is_loaded(
     source: Run, plugins: PluginManager, tmp_path: Path, name: str
@@ -178,6 +186,7 @@ def test_a_damaged_or_foreign_file_is_refused_before_anything_is_loaded(
     assert not (tmp_path / "next").exists()
 
 
+@pytest.mark.slow
 def test_a_backend_that_cannot_is_refused_before_it_is_allocated(
     source: Run, plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +196,7 @@ def test_a_backend_that_cannot_is_refused_before_it_is_allocated(
         assemble(config, plugins)
 
 
+@pytest.mark.slow
 def test_a_run_file_names_a_run_relative_to_itself(source: Run, plugins: PluginManager, tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
@@ -195,12 +205,14 @@ def test_a_run_file_names_a_run_relative_to_itself(source: Run, plugins: PluginM
     assert load_run_config(str(file), plugins).training.init_from == f"{source.path}:4"
 
 
+@pytest.mark.slow
 def test_what_a_resume_refuses_names_the_way_to_keep_the_weights(source: Run, plugins: PluginManager) -> None:
     config = load_run_config(str(source.path / "run.toml"), plugins, overrides=["training.groups_per_step=2"])
     with pytest.raises(ConfigError, match=f"--init-from {source.path}"):
         RunDir(source.path, config, resume=True)
 
 
+@pytest.mark.slow
 def test_the_folder_of_such_a_run_verifies(source: Run, run_scripted: RunScripted, tmp_path: Path) -> None:
     run = run_scripted(f"training.init_from={source.path}", path=tmp_path / "next")
     assert verify(run.path).problems == []

@@ -17,6 +17,7 @@ LINEAR = "optimizer.schedule=linear"
 ENTROPY = ("algorithm.entropy_coefficient=0.1", "algorithm.entropy_coefficient_final=0.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "first", "more"),
     [

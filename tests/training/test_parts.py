@@ -299,6 +299,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success() -> None:
     assert 0.58 < high < 0.62
 
 
+@pytest.mark.slow
 def test_evaluation_of_a_checkpoint(run_scripted: Any, plugins: PluginManager) -> None:
     run = run_scripted("training.steps=20")
     resolved = resolve_run("say_yes", plugins, backend="scripted", engine="scripted")

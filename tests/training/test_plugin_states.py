@@ -103,6 +103,7 @@ def run(plugins: PluginManager, tmp_path: Path, run_scripted: Callable[..., Any]
     return Run(plugins, tmp_path / "run", run_scripted)
 
 
+@pytest.mark.slow
 def test_a_resumed_plugin_goes_on_where_the_checkpoint_left_it(run: Run) -> None:
     first, second = Diary(), Diary()
     run.start(first, fails_at_step=4)
@@ -116,6 +117,7 @@ def test_a_resumed_plugin_goes_on_where_the_checkpoint_left_it(run: Run) -> None
     assert resumed.notes == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_version_without_plugin_states_is_resumed(run: Run) -> None:
     run.start(fails_at_step=4)
     path = run.folder / "checkpoints/step-000002/manifest.json"
@@ -128,6 +130,7 @@ def test_a_checkpoint_of_a_version_without_plugin_states_is_resumed(run: Run) ->
     assert resumed.notes == ["step-000002 has no saved state of plugin 'observer', which starts without it"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -160,6 +163,7 @@ def test_a_state_that_cannot_be_saved_costs_its_plugin_and_nobody_else(
     assert resumed.notes == ["step-000004 has no saved state of plugin 'observer', which starts without it"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_plugin_that_takes_too_long_to_save_is_not_asked_again(
     run: Run, monkeypatch: pytest.MonkeyPatch, is_async: bool
@@ -182,6 +186,7 @@ def test_a_plugin_that_takes_too_long_to_save_is_not_asked_again(
     assert slow.summary["observer_failures"] == {"observer": 1}
 
 
+@pytest.mark.slow
 def test_the_state_of_a_missing_plugin_is_carried_on_until_it_is_back(run: Run) -> None:
     run.start(Diary(), fails_at_step=3)
     without = run.start(fails_at_step=5, resume=True)
@@ -197,6 +202,7 @@ def test_the_state_of_a_missing_plugin_is_carried_on_until_it_is_back(run: Run) 
     assert run.states()[6] == {"observer": {"steps": [1, 2, 5, 6]}}
 
 
+@pytest.mark.slow
 def test_a_state_that_its_plugin_does_not_take_is_carried_on(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     class Refuses:
         @hookimpl
@@ -215,6 +221,7 @@ def test_a_state_that_its_plugin_does_not_take_is_carried_on(run: Run, caplog: p
     assert run.states()[6] == {"observer": {"steps": [1, 2]}}, "whatever it did to what it was given"
 
 
+@pytest.mark.slow
 def test_a_plugin_with_two_states_has_failed(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     class Twice(Diary):
         @hookimpl(specname="save_plugin_state")
@@ -228,6 +235,7 @@ def test_a_plugin_with_two_states_has_failed(run: Run, caplog: pytest.LogCapture
     assert "implemented 2 times, but a checkpoint holds one state" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_a_plugin_returned_is_saved_as_it_was_then(run: Run) -> None:
     """A plugin may return its live object and keep changing it while the checkpoint is being written."""
     state: dict[str, Any] = {"step": 0}
@@ -249,6 +257,7 @@ def test_what_a_plugin_returned_is_saved_as_it_was_then(run: Run) -> None:
     assert run.states() == {step: {"observer": {"step": step}} for step in (2, 4, 6)}
 
 
+@pytest.mark.slow
 def test_no_plugin_is_behind_what_an_asynchronous_checkpoint_holds(run: Run, run_scripted: Callable[..., Any]) -> None:
     """Complete groups in the checkpoint do not run again, so a plugin that counts rollouts must have seen theirs."""
     heard: list[str] = []

@@ -44,6 +44,7 @@ def credited(reward: float | None, role: str = "agent") -> Callable[[Parts], Non
     return prepare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), (FILTER,), ("training.groups_per_forward_backward=1",)])
 def test_without_rewards_every_group_is_trained(run_scripted: RunScripted, overrides: tuple[str, ...]) -> None:
     run = run_scripted(PRECOMPUTED, *overrides, prepare=credited(None))
@@ -56,6 +57,7 @@ def test_without_rewards_every_group_is_trained(run_scripted: RunScripted, overr
     assert run.lines("metrics")[-1]["skill"] > 0.6, "what the advantages ask for is learned"
 
 
+@pytest.mark.slow
 def test_without_rewards_none_is_reported(run_scripted: RunScripted) -> None:
     told: dict[str, list[Any]] = {"metrics": [], "validations": []}
 
@@ -80,6 +82,7 @@ def test_without_rewards_none_is_reported(run_scripted: RunScripted) -> None:
     assert picture.name == "loss.png"
 
 
+@pytest.mark.slow
 def test_groups_with_equal_rewards_are_filtered_all_the_same(run_scripted: RunScripted) -> None:
     run = run_scripted(PRECOMPUTED, FILTER, "algorithm.refill_filtered_groups=false", prepare=credited(1.0))
     assert run.error is None
@@ -89,6 +92,7 @@ def test_groups_with_equal_rewards_are_filtered_all_the_same(run_scripted: RunSc
     ] == 6 * 4 * 4  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_role_without_rewards_stays_beside_one_with_them(run_scripted: RunScripted) -> None:
     """The filter drops the role whose equal rewards teach nothing, and keeps this one."""
 
@@ -152,6 +156,7 @@ def test_an_evaluation_without_rewards_says_so(plugins: PluginManager, engine: s
     assert result["reward_mean"] is None
 
 
+@pytest.mark.slow
 def test_what_the_command_line_prints_without_rewards(
     run_scripted: RunScripted, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ class Watched(LiveProgress):
         self.seen[f"validation {step}"] = self.look()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), AHEAD])
 def test_plain_lines_of_an_asynchronous_run_say_how_stale_and_how_idle(
     run_scripted: Any, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...]
@@ -65,6 +66,7 @@ def test_plain_lines_of_an_asynchronous_run_say_how_stale_and_how_idle(
     assert [text in last for text in said] == [bool(settings)] * 4
 
 
+@pytest.mark.slow
 def test_plain_lines_say_that_a_long_step_goes_on(
     run_scripted: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ def test_plain_lines_say_that_a_long_step_goes_on(
             assert not thread.is_alive(), "it ends with the run"
 
 
+@pytest.mark.slow
 def test_the_live_view_of_an_asynchronous_run(run_scripted: Any) -> None:
     progress = Watched()
     run = run_scripted(*AHEAD, progress=progress)
@@ -121,12 +124,14 @@ def test_the_live_view_of_an_asynchronous_run(run_scripted: Any) -> None:
     assert "validation after step 6: reward" in progress.screen.getvalue()
 
 
+@pytest.mark.slow
 def test_the_live_view_of_a_synchronous_run_is_short(run_scripted: Any) -> None:
     progress = Watched()
     assert run_scripted(progress=progress).error is None
     assert [line.split()[0] for line in progress.seen["step 3"]] == ["step", "reward", "generation"]
 
 
+@pytest.mark.slow
 def test_what_is_in_flight_changes_while_a_step_is_trained(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     progress, shown = Watched(), []
 
@@ -148,6 +153,7 @@ def test_what_is_in_flight_changes_while_a_step_is_trained(run_scripted: Any, mo
     assert shown[-1] == "generation 0/16 rollouts in 0 groups, 4 queued (window full)"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_shows_the_whole_of_it(run_scripted: Any) -> None:
     def broken(assembly: Parts) -> None:
         original = assembly.backend.update_policy
@@ -168,6 +174,7 @@ def test_a_resumed_run_shows_the_whole_of_it(run_scripted: Any) -> None:
     assert progress.seen["step 3"][-1].startswith("speed-up   measured once"), "the pipeline is empty again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80])
 def test_many_rollouts_fit_into_a_narrow_terminal(run_scripted: Any, columns: int) -> None:
     class Crowded(Watched):
@@ -197,6 +204,7 @@ class Broken(Progress):
         self.stopped = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["start", "watch", "step", "validating", "validated", "problem", "note", "stop"])
 def test_a_display_that_fails_does_not_stop_a_run(
     run_scripted: Any, method: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[TrainingSample]]:
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [1, 3])
 def test_groups_are_whole_and_the_rules_take_turns(run_scripted: Any, kept: int) -> None:
     run = run_scripted(f"training.groups_kept_per_step={kept}")
@@ -64,6 +65,7 @@ def test_groups_are_whole_and_the_rules_take_turns(run_scripted: Any, kept: int)
             assert rollout.episode.trajectories[0].total_reward == part["reward"]
 
 
+@pytest.mark.slow
 def test_the_best_group_has_the_highest_mean_reward(run_scripted: Any) -> None:
     run = run_scripted("training.groups_kept_per_step=4")
     by_step = defaultdict(dict)
@@ -77,6 +79,7 @@ def test_the_best_group_has_the_highest_mean_reward(run_scripted: Any) -> None:
         assert means["worst"] == min(mean for kept, mean in means.items() if kept not in ("first", "best"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("corrections", [(), CORRECTED], ids=["plain", "corrected"])
 def test_advantages_are_those_that_were_trained(run_scripted: Any, trained: Any, corrections: tuple[str, ...]) -> None:
     run = run_scripted("say_yes.turns=2", *corrections)
@@ -98,6 +101,7 @@ def test_advantages_are_those_that_were_trained(run_scripted: Any, trained: Any,
     assert bool(weighted) == bool(corrections)
 
 
+@pytest.mark.slow
 def test_filtered_groups_leave_fewer_and_fewer_examples(run_scripted: Any) -> None:
     run = run_scripted(UNIFORM)
     filtered = [line["group"] for line in run.lines("events") if line["event"] == "filter"]
@@ -109,6 +113,7 @@ def test_filtered_groups_leave_fewer_and_fewer_examples(run_scripted: Any) -> No
     assert all(len({r.episode.trajectories[0].total_reward for r in group.rollouts}) == 1 for group in found)
 
 
+@pytest.mark.slow
 def test_a_failed_group_says_what_failed(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = Script(
         failure=lambda request: EngineError("busy") if request % 9 == 0 else None,
@@ -128,6 +133,7 @@ def test_a_failed_group_says_what_failed(run_scripted: Any, monkeypatch: pytest.
         assert all("busy" in error for error in errors)
 
 
+@pytest.mark.slow
 def test_every_validation_records_the_same_tasks(run_scripted: Any) -> None:
     run = run_scripted("training.validate_every_steps=2")
     tasks = defaultdict(list)
@@ -143,6 +149,7 @@ def masked(path: Path) -> str:
     return re.sub(r'"step_id":"\w+"|train-\d+|validation-\d+', "", path.read_text())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_records_the_same_groups(run_scripted: Any, tmp_path: Path) -> None:
     def breaks(parts: Any) -> None:
         original = parts.backend.update_policy
@@ -164,6 +171,7 @@ def test_a_resumed_run_records_the_same_groups(run_scripted: Any, tmp_path: Path
     assert (cut / "tokens.jsonl").read_text() == (whole.path / "tokens.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_the_texts_of_the_tokens_are_those_of_the_answers(run_scripted: Any) -> None:
     run = run_scripted()
     texts = texts_of_tokens(run.path)
@@ -177,6 +185,7 @@ def test_the_texts_of_the_tokens_are_those_of_the_answers(run_scripted: Any) -> 
                 assert step.text in ("yes", "no")
 
 
+@pytest.mark.slow
 def test_calls_have_durations(run_scripted: Any) -> None:
     run = run_scripted("say_yes.turns=2")
     timings = timings_of(run.path)
@@ -190,6 +199,7 @@ def test_calls_have_durations(run_scripted: Any) -> None:
         assert 0 < sum(call["seconds"] for call in line["calls"]) <= line["seconds"] + 1e-5  # rounded
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_if_nothing_is_wanted(run_scripted: Any) -> None:
     run = run_scripted("training.groups_kept_per_step=0")
     written = {path.name for path in run.path.iterdir()}

@@ -90,6 +90,7 @@ def test_true_and_false_are_one_and_zero(services: Services) -> None:
     assert closed(services, both()) == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_services_work_again_after_they_were_closed(services: Services) -> None:
     length = services.reward_function("length")
     for _ in range(2):
@@ -188,6 +189,7 @@ def train(assembly: Parts, folder: Path) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.slow
 def test_a_workflow_is_opened_before_and_closed_after_all_rollouts(
     assembly: Callable[..., Parts], tmp_path: Path
 ) -> None:
@@ -204,6 +206,7 @@ def test_an_evaluation_opens_and_closes_it_too(assembly: Callable[..., Parts]) -
     assert (first, set(between), last) == ("open", {"run"}, "close")
 
 
+@pytest.mark.slow
 def test_what_was_half_opened_is_closed(
     assembly: Callable[..., Parts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +220,7 @@ def test_what_was_half_opened_is_closed(
     assert "the server does not start" in json.loads((tmp_path / "run" / "summary.json").read_text())["error"]
 
 
+@pytest.mark.slow
 def test_opening_has_a_deadline(
     assembly: Callable[..., Parts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +230,7 @@ def test_opening_has_a_deadline(
     assert Recorded.calls == ["open", "close"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["raises", "hangs"])
 def test_a_workflow_that_does_not_close_changes_nothing_about_the_run(
     assembly: Callable[..., Parts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -244,6 +249,7 @@ def test_a_workflow_that_does_not_close_changes_nothing_about_the_run(
     assert any("close() of workflow 'say_yes'" in text for text in noted), noted
 
 
+@pytest.mark.slow
 def test_the_sandbox_of_the_run_file_is_used_and_closed(assembly: Callable[..., Parts], tmp_path: Path) -> None:
     a = assembly("rollout.sandbox=own")
     chosen: Any = type(a.workflow.services.sandbox)

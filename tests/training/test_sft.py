@@ -43,6 +43,7 @@ def sft(run_scripted: RunScripted, tmp_path: Path) -> Sft:
     return run
 
 
+@pytest.mark.slow
 def test_the_policy_learns_what_is_written(sft: Sft) -> None:
     run = sft("training.steps=20", "training.validate_every_steps=10")
     assert run.error is None
@@ -62,6 +63,7 @@ def test_the_policy_learns_what_is_written(sft: Sft) -> None:
     assert {v["reward_mean"] for v in run.summary["validation"]} == {None}
 
 
+@pytest.mark.slow
 def test_no_reward_is_invented(sft: Sft) -> None:
     run = sft()
     for line in run.lines("metrics"):
@@ -71,6 +73,7 @@ def test_no_reward_is_invented(sft: Sft) -> None:
     assert "reward_mean" not in (run.path / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_every_row_comes_once_per_epoch(sft: Sft) -> None:
     run = sft("training.steps=5")
     tasks = [event["task"] for event in run.lines("events") if event["event"] == "dispatch"]
@@ -79,6 +82,7 @@ def test_every_row_comes_once_per_epoch(sft: Sft) -> None:
     assert tasks[:10] != tasks[10:] != sorted(tasks[10:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["scripted", "scripted_colocated"])
 def test_a_resumed_run_is_one_that_was_never_stopped(sft: Sft, tmp_path: Path, backend: str) -> None:
     whole = sft("training.steps=8", backend=backend, path=tmp_path / "whole")
@@ -102,12 +106,14 @@ def test_a_resumed_run_is_one_that_was_never_stopped(sft: Sft, tmp_path: Path, b
     assert again.summary["validation"] == whole.summary["validation"]
 
 
+@pytest.mark.slow
 def test_asynchronous_rows_are_as_old_as_their_dispatch(sft: Sft) -> None:
     run = sft("training.steps=8", "training.staleness_threshold=1", "training.staleness=strict")
     assert run.error is None
     assert 0 < max(line["staleness_max"] for line in run.lines("metrics")) <= 1
 
 
+@pytest.mark.slow
 def test_rows_that_are_too_long_are_left_out_and_counted(sft: Sft, tmp_path: Path) -> None:
     train = write(tmp_path / "long.jsonl", ["yes", "y" * 500, "yes"])
     settings = (f"sft.train={train}", "training.groups_per_step=2", "training.steps=4", "sft.max_tokens=100")
@@ -120,6 +126,7 @@ def test_rows_that_are_too_long_are_left_out_and_counted(sft: Sft, tmp_path: Pat
     assert "long.jsonl line 2 has" in str(stopped.error)
 
 
+@pytest.mark.slow
 def test_masks_and_weights_reach_the_backend(sft: Sft, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}]
     path = tmp_path / "weighted.jsonl"
@@ -195,6 +202,7 @@ def test_it_is_not_evaluated(plugins: PluginManager, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_mixed_workflow_learns_each_role_its_own_way(run_scripted: RunScripted) -> None:
     def with_an_expert(assembly: Parts) -> None:
         original = assembly.workflow.run

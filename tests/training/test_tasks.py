@@ -204,6 +204,7 @@ def test_what_can_be_walked_is_trained_and_validated(
     assert [validation["rollouts"] for validation in run.summary["validation"]] == [10, 10]
 
 
+@pytest.mark.slow
 def test_a_split_is_asked_for_once(run_scripted: Callable[..., Any], tasks_return: Callable[[Any], None]) -> None:
     asked: list[str] = []
 
@@ -216,6 +217,7 @@ def test_a_split_is_asked_for_once(run_scripted: Callable[..., Any], tasks_retur
     assert asked == ["train", "validation"]
 
 
+@pytest.mark.slow
 def test_without_validations_nobody_asks_for_their_tasks(
     run_scripted: Callable[..., Any], tasks_return: Callable[[Any], None]
 ) -> None:
@@ -246,6 +248,7 @@ def workflows():
 """
 
 
+@pytest.mark.slow
 def test_the_command_line_says_it_in_one_line_and_makes_no_folder(tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(PLAIN)
     command = (

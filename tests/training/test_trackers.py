@@ -131,6 +131,7 @@ def raising(method: str, error: BaseException) -> Callable[[str], None]:
     return misbehave
 
 
+@pytest.mark.slow
 def test_a_tracker_hears_everything_in_order_in_one_thread_that_is_not_the_main_one(play: Any) -> None:
     run, notes = play("training.validate_every_steps=3", "board.colour=red")
     [board] = Board.boards
@@ -147,6 +148,7 @@ def test_a_tracker_hears_everything_in_order_in_one_thread_that_is_not_the_main_
     assert notes == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["start", "log", "finish"])
 @pytest.mark.parametrize("error", [ConnectionError("no network"), SystemExit(3), KeyboardInterrupt()], ids=repr)
 def test_what_a_tracker_raises_ends_the_tracker_and_not_the_run(play: Any, method: str, error: BaseException) -> None:
@@ -163,6 +165,7 @@ def test_what_a_tracker_raises_ends_the_tracker_and_not_the_run(play: Any, metho
     assert notes == [f"tracker 'board' is switched off for the rest of the run: {failure}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["start", "log", "finish"])
 def test_a_tracker_that_hangs_does_not_keep_the_run(play: Any, method: str, released: threading.Event) -> None:
     Board.misbehave = hanging(method, released)
@@ -177,6 +180,7 @@ def test_a_tracker_that_hangs_does_not_keep_the_run(play: Any, method: str, rele
     assert run.assembly.left_running, "its thread is left behind"
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_slow_tracker(play: Any, released: threading.Event) -> None:
     """Training continues while the tracker's first call hangs."""
     Board.misbehave = hanging("start", released)
@@ -192,6 +196,7 @@ def test_nobody_waits_for_a_slow_tracker(play: Any, released: threading.Event) -
     assert passed == [1] * 6
 
 
+@pytest.mark.slow
 def test_a_failed_run_tells_its_tracker_so(play: Any) -> None:
     def break_it(assembly: Parts) -> None:
         async def update(*arguments: Any, **options: Any) -> Any:
@@ -205,6 +210,7 @@ def test_a_failed_run_tells_its_tracker_so(play: Any) -> None:
     assert board.calls[-1] == ("finish", "failed")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_repeats_the_steps_after_its_checkpoint(play: Any, tmp_path: Path) -> None:
     every_two = "training.checkpoint_every_steps=2"
 
@@ -230,6 +236,7 @@ def test_a_resumed_run_repeats_the_steps_after_its_checkpoint(play: Any, tmp_pat
     assert before.calls[0][2] == after.calls[0][2] == str(play_again.path)
 
 
+@pytest.mark.slow
 def test_a_tracker_may_keep_its_files_in_the_run_folder(play: Any) -> None:
     def keep(method: str) -> None:
         if method == "start":
@@ -243,6 +250,7 @@ def test_a_tracker_may_keep_its_files_in_the_run_folder(play: Any) -> None:
     assert (resumed.path / "trackers" / "board.json").exists()
 
 
+@pytest.mark.slow
 def test_secrets_reach_a_tracker_masked(play: Any) -> None:
     play('board.key="sk-very-secret"')
     [board] = Board.boards

@@ -108,6 +108,7 @@ def test_references_become_absolute_wherever_they_stand() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_workflow_in_a_file_is_trained_with_its_section_and_its_run_file(
     run_scripted: RunScripted, write: Callable[[str, str], Path]
 ) -> None:
@@ -144,6 +145,7 @@ def test_only_files_that_are_named_are_loaded(plugins: PluginManager, write: Cal
     assert plugins.sources == [str(path)]
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_refused_on_resume(run_scripted: RunScripted, write: Callable[[str, str], Path]) -> None:
     path = write("env.py", WORKFLOW)
     run = run_scripted(target=str(path))
@@ -184,6 +186,7 @@ def test_a_reward_in_a_file_returns_a_number_and_parts(
     assert score.parts.keys() - metrics.keys() == parts
 
 
+@pytest.mark.slow
 def test_a_reward_in_a_file_runs_in_a_child_process(
     run_scripted: RunScripted, write: Callable[[str, str], Path]
 ) -> None:
@@ -197,6 +200,7 @@ def test_a_reward_in_a_file_runs_in_a_child_process(
     assert set(json.loads((run.path / "files.json").read_text())) == {str(path), str(score)}
 
 
+@pytest.mark.slow
 def test_an_estimator_in_a_file_is_trained(run_scripted: RunScripted, write: Callable[[str, str], Path]) -> None:
     path = write("signs.py", ESTIMATOR)
     run = run_scripted(f"algorithm.name={path}")

@@ -345,6 +345,7 @@ def test_whole_runs_with_corrections(
     assert first["grad_norm"] > 0, "the first step is on policy, and nothing of it is masked"
 
 
+@pytest.mark.slow
 def test_a_loss_and_a_correction_of_somebody_else(play: Callable[..., list[dict[str, float]]]) -> None:
     mine = play("algorithm.loss=reinforce", folder="mine")
     theirs = play(
@@ -361,6 +362,7 @@ def test_a_loss_and_a_correction_of_somebody_else(play: Callable[..., list[dict[
         assert "clipped_share" not in own
 
 
+@pytest.mark.slow
 def test_local_needs_no_pass_of_its_own_for_the_proximal_policy(
     play: Callable[..., list[dict[str, float]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,6 +277,7 @@ def torch_settings() -> tuple[int, str]:
     return torch.get_num_threads(), torch.get_float32_matmul_precision()
 
 
+@pytest.mark.slow
 async def test_torch_settings_are_put_back(run_config: Build) -> None:
     before = torch_settings()
     local = LocalConfig(device="cpu", threads=2, matmul_precision="medium")

@@ -197,6 +197,7 @@ async def test_shutdown_ends_both_workers_at_the_next_token(run_config: Build) -
         await ask(engine, 40)
 
 
+@pytest.mark.slow
 async def test_both_workers_use_the_settings_and_put_them_back(run_config: Build) -> None:
     before = torch.get_num_threads()
     async with started(run_config(SEPARATED.model_copy(update={"threads": 2}))) as (backend, _):
@@ -343,6 +344,7 @@ async def difference_to_checkpoint(config: RunConfig, folder: Path, samples: lis
     return max(float(np.abs(sample.logprobs - values).max()) for sample, values in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [(), ("local.lora.rank=2",)], ids=["full", "lora"])
 def test_rollouts_in_flight_go_on_with_new_weights(
     configured: Build,
@@ -378,6 +380,7 @@ def test_rollouts_in_flight_go_on_with_new_weights(
     assert asyncio.run(difference_to_checkpoint(config, folders[1], turns[0])) > EXACT, "versions do differ"
 
 
+@pytest.mark.slow
 def test_drained_rollouts_have_one_version(
     configured: Build, play: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -389,6 +392,7 @@ def test_drained_rollouts_have_one_version(
     assert lines_of(tmp_path / "run" / "metrics.jsonl")[1]["staleness_max"] == 1
 
 
+@pytest.mark.slow
 def test_gradients_accumulate_while_groups_arrive(
     configured: Build, play: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:

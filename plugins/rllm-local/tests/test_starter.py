@@ -168,6 +168,7 @@ def starter_folder(
         return folder, starter.make_starter_model(folder, seed=11, conversations=conversations)
 
 
+@pytest.mark.slow
 def test_the_warm_start_solves_no_more_than_chance(
     starter_folder: tuple[Path, dict[str, float]], conversations: Conversations
 ) -> None:

@@ -43,6 +43,7 @@ def lost(parser, *, conversations=2, **options):
     return {drift.completions for drift in drifts if drift.lost}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_both_parsers_keep_the_contract(parser, renderer, seed):
     for either in (parser, renderer):
@@ -83,6 +84,7 @@ def test_a_parser_without_protection_fails_the_check_of_control_tokens(make_pars
     assert "<|im_end|> in the text of a user becomes control token " in result.detail
 
 
+@pytest.mark.slow
 def test_without_a_bridge_the_verdict_is_not_exact(model_folder):
     def check(*arguments):
         return CliRunner().invoke(cli, ["parser", "check", str(model_folder), *arguments], obj=Session())

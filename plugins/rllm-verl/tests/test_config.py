@@ -100,6 +100,7 @@ print(getattr(import_module(module), name).name)
     assert done.stdout.splitlines() == ["['current', 'proximal', 'reference']", "verl-export"]
 
 
+@pytest.mark.slow
 def test_without_verl_a_run_is_refused_in_one_line_that_says_what_to_install(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(RUN_FILE, encoding="utf-8")

@@ -54,6 +54,7 @@ def called(plugins: PluginManager, *arguments: object, typed: str = "") -> Resul
     return CliRunner().invoke(chat, [str(argument) for argument in arguments], input=typed, obj=session)
 
 
+@pytest.mark.slow
 def test_a_message_gets_one_answer(trained, plugins: PluginManager) -> None:
     result = called(plugins, trained("sort"), "--message", "sort: dbca")
     assert result.exit_code == 0, result
@@ -68,6 +69,7 @@ def test_a_conversation_goes_on_until_the_input_ends(trained, plugins: PluginMan
     assert len(result.stdout.splitlines()) == 2, "an empty line is no message"
 
 
+@pytest.mark.slow
 def test_the_model_calls_the_tools_of_its_workflow(trained, plugins: PluginManager) -> None:
     result = called(plugins, trained("calculator"), typed="3 plus 4\n5 times 2\n2 minus 9\n1 plus 6\n")
     assert result.exit_code == 0, result

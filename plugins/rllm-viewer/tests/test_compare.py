@@ -40,6 +40,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return short, long
 
 
+@pytest.mark.slow
 def test_trained_runs_differ_in_their_settings_only(tmp_path: Path) -> None:
     settings = ("training.groups_per_step=2", "training.validation_rollouts=2")
     plugins = PluginManager.from_environment()

@@ -87,6 +87,7 @@ def greatest_gap(model: Any, run: Path) -> float:
     return max(gaps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "options", "kind"),
     [((), (), "model"), (LORA, (), "adapter"), (LORA, ("--merge",), "model"), ((), ("--merge",), "model")],

@@ -38,6 +38,7 @@ def metrics(count: int, **fields: Any) -> list[dict[str, Any]]:
     return [{"step": at, "reward_mean": at / count, **fields} for at in range(1, count + 1)]
 
 
+@pytest.mark.slow
 def test_a_trained_run_has_its_result(tmp_path: Path) -> None:
     settings = ("training.steps=3", "training.groups_per_step=2", "training.validation_rollouts=2")
     train(tmp_path / "mine", PluginManager.from_environment(), "sort", *settings)

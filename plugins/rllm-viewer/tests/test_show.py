@@ -325,6 +325,7 @@ def test_colors_need_a_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in shown(of(tmp_path, sorting()), "--tokens")
 
 
+@pytest.mark.slow
 def test_the_groups_of_a_real_run(tmp_path: Path) -> None:
     """Its conversations, tool calls, times and tokens, with the advantages that were trained."""
     settings = ("steps=1", "groups_per_step=2", "rollouts_per_group=4", "validation_rollouts=1")

@@ -41,6 +41,7 @@ def folder(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_what_is_proven_is_told(folder: Path) -> None:
     result = verify(folder)
     summary = json.loads((folder / "summary.json").read_text())

@@ -228,6 +228,7 @@ def test_any_answer_has_a_reward_and_only_the_display_solves(answer, display, is
     assert reward == INVALID or 0 <= reward < 1 or (answer == display and is_right)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(calls=st.lists(st.builds(lambda n, a: {"name": n, "arguments": a}, st.text(), st.dictionaries(st.text(), JSON))))
 def test_any_calls_make_an_episode(calls):

@@ -428,6 +428,7 @@ def test_it_keeps_the_contract(tmp_path):
     assert not [result for result in results if result.outcome == "failed"]
 
 
+@pytest.mark.slow
 def test_of_many_rows_little_stays_in_memory(tmp_path):
     code = (
         "import sys, tracemalloc, gc\n"

@@ -87,6 +87,7 @@ def engine_of(play, workflow):
     return type(engine)
 
 
+@pytest.mark.slow
 def test_of_64_comparisons_at_once_five_hang(monkeypatch, engine_of):
     """The comparison runs model-written regular expressions, some of which never end."""
     monkeypatch.setattr(math_workflow, "CHECK", "re:search")

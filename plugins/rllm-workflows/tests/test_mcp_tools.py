@@ -78,6 +78,7 @@ def test_two_servers_with_the_sdk_answer_as_the_built_in_calculator_does():
     with_tools({"sums": example("sums"), "products": example("products")}, play)
 
 
+@pytest.mark.slow
 def test_a_name_that_several_servers_have_is_qualified_in_all_of_them_whatever_their_order():
     def names(servers):
         async def play(tools):
@@ -240,6 +241,7 @@ def test_calls_that_wait_when_the_servers_are_stopped_have_no_answer_and_start_n
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_no_server_outlives_a_run_that_is_killed():
     code = f"""
 import asyncio, sys

@@ -142,6 +142,7 @@ def test_the_number_means_the_answer_that_stood_there(seed):
     assert judge.total_reward == pytest.approx((answers[1] == "a") - 0.5)
 
 
+@pytest.mark.slow
 def test_the_order_shown_depends_on_the_seed_and_on_nothing_else():
     def orders(delays):
         shown = [
@@ -330,6 +331,7 @@ def test_the_warm_start_teaches_form_and_nothing_else():
     assert judged_right / mixed == pytest.approx(blind / mixed, abs=0.03)
 
 
+@pytest.mark.slow
 def test_the_warm_start_hides_letters_as_the_built_in_run_file_does(tmp_path, monkeypatch):
     """A solver answers with each letter that it sees equally often."""
     config = SolverJudgeConfig.model_validate(run_file()["solver_judge"])

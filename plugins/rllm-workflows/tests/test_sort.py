@@ -31,6 +31,7 @@ def test_answers_are_the_letters_in_order(workflow):
         assert task.task_id == f"sort-{task.data['word']}"
 
 
+@pytest.mark.slow
 def test_splits_are_the_same_in_another_process(workflow):
     code = (
         "from rllm_workflows.sort import SortWorkflow\n"

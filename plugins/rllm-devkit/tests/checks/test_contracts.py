@@ -168,6 +168,7 @@ def test_settings_of_the_provider_reach_it(plugins: PluginManager, tmp_path: Pat
     assert [(result.outcome, "low = 9 must be less than" in result.detail) for result in wrong] == [("failed", True)]
 
 
+@pytest.mark.slow
 def test_importing_the_checks_needs_no_pytest(tmp_path: Path) -> None:
     code = (
         "import sys, rllm_devkit.checks, rllm_devkit.checks.provided; "

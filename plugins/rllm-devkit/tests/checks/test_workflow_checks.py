@@ -68,6 +68,7 @@ class Secretive(Honest):
         return float(text == "open sesame")
 
 
+@pytest.mark.slow
 def test_an_honest_workflow_passes_every_check() -> None:
     found = results(Honest)
     assert list(found) == list(WORKFLOW_CHECKS)

@@ -93,6 +93,7 @@ def test_the_project_file(new: Callable[..., tuple[int, str, str]], kind: str) -
     assert renamed(made) == renamed(first), "the templates differ in more than they need"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ab", LONGEST])
 def test_what_is_written_is_formatted_and_clean(
     new: Callable[..., tuple[int, str, str]], name: str, tmp_path: Path
