@@ -74,6 +74,7 @@ class Trainer:
         self.validation_plan = plan(validated, rollouts, samples=parts.workflow.samples)
         self._interrupt: Interrupted | None = None
         self._validating: asyncio.Task[list[Rollout]] | None = None
+        self._remarking: asyncio.Task[None] | None = None
 
     @property
     def step(self) -> int:
@@ -119,6 +120,7 @@ class Trainer:
         finally:
             self.ledger.cancel_complete("run_failed")  # groups of a checkpoint, if the launch failed before training
             await parts.runner.aclose()
+            await self._remarked()
             await parts.notify("on_train_end", status=status)
 
     def interrupt(self, error: Interrupted) -> None:
@@ -219,7 +221,14 @@ class Trainer:
         self.ledger.check()
         metrics = self.reporter.step(step, self.coordinator.weight_version, trained, self.pace.end_step())
         await parts.notify("on_batch_end", step=step, metrics=metrics)
-        await parts.remark(metrics)
+        await self._remarked()
+        # In a task: training does not wait for what is only said about it.
+        self._remarking = asyncio.create_task(parts.remark(metrics), name="remarks")
+
+    async def _remarked(self) -> None:
+        """Waits for the remarks about the previous step, and cancels them under no circumstances."""
+        if self._remarking is not None and not self._remarking.done():
+            await asyncio.wait({self._remarking})
 
     async def _take(self) -> list[Group]:
         with self.pace.spending("generation_wait"):

@@ -20,7 +20,7 @@ from rllm_core.providers import COMMAND_GROUPS, CommandProvider
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 OF_THE_DEVKIT = ("new workflow mine", "plugins check workflows", "parser check some/model")
-OF_THE_VIEWER = ("verify run", "show run", "runs", "compare run other")
+OF_THE_VIEWER = ("verify run", "show run", "runs", "compare run other", "diagnose run")
 
 
 class Adding:
@@ -105,7 +105,18 @@ def test_a_command_whose_package_is_missing_names_it(line: str, package: str) ->
     [
         (
             "--help",
-            ["chat", "compare", "export-model", "new", "parser check", "plugins check", "runs", "show", "verify"],
+            [
+                "chat",
+                "compare",
+                "diagnose",
+                "export-model",
+                "new",
+                "parser check",
+                "plugins check",
+                "runs",
+                "show",
+                "verify",
+            ],
         ),
         ("plugins --help", ["check"]),
         ("parser --help", ["check"]),

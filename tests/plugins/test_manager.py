@@ -445,7 +445,7 @@ def test_a_scratch_environment_installed_with_pip_is_discovered(
         [python, "-m", "rllm_core", "plugins"], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert run.returncode == 0, run.stderr
-    assert {"good", "broken", "twin"} <= {line.split()[0] for line in run.stdout.splitlines()}
+    assert {"good", "broken", "twin"} <= {line.split()[0] for line in run.stdout.splitlines() if line}
 
 
 def test_a_slow_import_is_announced_while_it_lasts(

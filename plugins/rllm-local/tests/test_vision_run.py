@@ -35,7 +35,7 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from rllm_core import hookimpl
+from rllm_core import Run, hookimpl
 from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.backend import OptimizerStep
@@ -238,8 +238,8 @@ def test_one_step_trains_every_part_of_a_vision_language_model(
         "lm_head.weight",
     ):
         assert any(name.endswith(part) for name in changed), part
-    for line in (run_dir / "trajectories.jsonl").read_text().splitlines():
-        for trajectory in Episode.model_validate(json.loads(line)["episode"]).trajectories:
+    for episode in Run(run_dir).episodes():
+        for trajectory in episode.trajectories:
             assert [len(step.prompt_media) for step in trajectory.steps] == [1, 2]
             assert all(piece.content is None for step in trajectory.steps for piece in step.prompt_media)
 
