@@ -10,8 +10,7 @@ VENV := .venv
 PLUGINS := rllm-devkit rllm-local rllm-renderers rllm-viewer rllm-workflows
 EDITABLE_PLUGINS := -e plugins/rllm-devkit -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
-# The longest first.
-TEST_LANES := test-verl test-tinker test-core test-packages test-trackers
+TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \
 	$(filter-out plugins/rllm-devkit plugins/rllm-local plugins/rllm-workflows,$(wildcard plugins/*))
@@ -42,8 +41,6 @@ TRACKERS := .venv-trackers
 TRACKERS_PACKAGES := tensorboard==2.21.0 wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0 swanlab==0.10.3 pytest \
 	-e plugins/rllm-devkit -e plugins/rllm-viewer -e "plugins/rllm-trackers[mlflow,swanlab,tensorboard,trackio,wandb]"
 
-ENVIRONMENTS := $(VENV) $(VERL) $(TINKER) $(TINKER_COOKBOOK) $(TINKER_038) $(TINKER_SERVER) $(TRACKERS)
-
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 PIP_QUIETLY := -q --disable-pip-version-check
@@ -53,9 +50,7 @@ IN_TWO_PROCESSES := -n 2 --dist worksteal
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-ifndef TWO_AT_A_TIME
 .NOTPARALLEL:
-endif
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
@@ -91,17 +86,13 @@ train: $(VENV)/.installed
 starter-model: $(VENV)/.installed
 	@$(VENV)/bin/python -m rllm_local.starter
 
-# Sets up one environment after another, then runs two suites at a time: those of verl and tinker often wait for a server
-# on one core. Each prints when it has ended.
-test: lint $(ENVIRONMENTS:%=%/.installed)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target TWO_AT_A_TIME=yes $(TEST_LANES)
+test: lint $(TEST_LANES)
 
 test-core: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(CORE_TESTS)
 
 test-exhaustive: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m by_hand $(CORE_TESTS) \
-		$(filter-out plugins/rllm-workflows,$(PACKAGE_TESTS))
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m by_hand $(CORE_TESTS) tests/installed
 
 test-packages: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(PACKAGE_TESTS)
