@@ -222,11 +222,11 @@ class Trainer:
         metrics = self.reporter.step(step, self.coordinator.weight_version, trained, self.pace.end_step())
         await parts.notify("on_batch_end", step=step, metrics=metrics)
         await self._remarked()
-        # In a task: training does not wait for what is only said about it.
+        # In a task, so that validation and checkpoint do not wait for them.
         self._remarking = asyncio.create_task(parts.remark(metrics), name="remarks")
 
     async def _remarked(self) -> None:
-        """Waits for the remarks about the previous step, and cancels them under no circumstances."""
+        """Waits for the remarks about the previous step; cancelling the wait does not cancel them."""
         if self._remarking is not None and not self._remarking.done():
             await asyncio.wait({self._remarking})
 

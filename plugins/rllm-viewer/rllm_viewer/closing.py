@@ -55,9 +55,9 @@ def _answers(run: Path) -> list[str]:
 def _answer(run: Path, name: str, entries: list[IndexedGroup]) -> list[str]:
     pick = max if name == "best" else min
     entry = pick(entries, key=lambda each: pick(reward for reward in each.rewards if reward is not None))
-    rewarded = [rollout for rollout in group_at(run, entry).rollouts if recordings.reward_of(rollout) is not None]
-    rollout = pick(rewarded, key=lambda each: recordings.reward_of(each) or 0.0)
-    head = f"{name:<6}reward {number(recordings.reward_of(rollout))}: "
+    rewarded = [rollout for rollout in group_at(run, entry).rollouts if rollout.reward is not None]
+    rollout = pick(rewarded, key=lambda each: each.reward or 0.0)
+    head = f"{name:<6}reward {number(rollout.reward)}: "
     return [fitted(head + _asked_and_answered(rollout), COLUMNS)]
 
 

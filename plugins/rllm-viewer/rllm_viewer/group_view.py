@@ -13,7 +13,7 @@ from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
 from rllm_core.run_folder.recorded import IndexedGroup
 from rllm_core.types import TerminationReason, Trajectory
 from rllm_viewer import conversation_view
-from rllm_viewer.recordings import best_and_worst, parts_of, reward_of
+from rllm_viewer.recordings import best_and_worst, parts_of
 from rllm_viewer.terminal import (
     columns_of,
     counted,
@@ -110,7 +110,7 @@ def in_full(
 def heading(group: RecordedGroup) -> Text:
     """Returns what the group is, and what became of it."""
     name = "validation" if group.group is None else f"group {group.group}"
-    rewards = [reward for reward in map(reward_of, group.rollouts) if reward is not None]
+    rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
     judged = [r.episode.is_correct for r in group.rollouts if r.episode.is_correct is not None]
     became = group.outcome if group.reason in ("", group.outcome) else f"{group.outcome} ({group.reason})"
     kept = [] if group.kept == group.outcome else [f"kept as {group.kept}"]
@@ -127,7 +127,7 @@ def heading(group: RecordedGroup) -> Text:
 def head(rollout: RecordedRollout) -> Text:
     """Returns the reward of a rollout, and what belongs to it."""
     episode = rollout.episode
-    reward = reward_of(rollout)
+    reward = rollout.reward
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
     facts = [CORRECT[episode.is_correct]]
     if trained := _numbers(rollout.advantages):

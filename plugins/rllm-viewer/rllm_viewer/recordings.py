@@ -121,12 +121,6 @@ def texts_of_tokens(run: Path) -> dict[int, str]:
         raise RunError(f"{run / f'{recorded.TOKENS}.jsonl'} cannot be read: {error}") from error
 
 
-def reward_of(rollout: RecordedRollout) -> float | None:
-    """Returns the total reward of a rollout's trajectories, or None if it has none."""
-    rewards = [trajectory.total_reward for trajectory in rollout.episode.trajectories if trajectory.has_reward]
-    return sum(rewards) if rewards else None
-
-
 def parts_of(rollout: RecordedRollout) -> dict[str, Any]:
     """Returns the parts of a rollout's reward, and the workflow's other metrics, by name."""
     parts = rollout.episode.metadata.get("reward_parts")
@@ -135,11 +129,11 @@ def parts_of(rollout: RecordedRollout) -> dict[str, Any]:
 
 def best_and_worst(group: RecordedGroup) -> list[RecordedRollout]:
     """Returns the rollouts with the highest and the lowest reward; fewer if they are the same or have none."""
-    rewarded = [rollout for rollout in group.rollouts if reward_of(rollout) is not None]
+    rewarded = [rollout for rollout in group.rollouts if rollout.reward is not None]
     if not rewarded:
         return list(group.rollouts[:1])
-    best = max(rewarded, key=lambda rollout: reward_of(rollout) or 0.0)
-    worst = min(rewarded, key=lambda rollout: reward_of(rollout) or 0.0)
+    best = max(rewarded, key=lambda rollout: rollout.reward or 0.0)
+    worst = min(rewarded, key=lambda rollout: rollout.reward or 0.0)
     return [best] if best is worst else [best, worst]
 
 
@@ -171,7 +165,7 @@ def group_json(group: RecordedGroup, timings: dict[str, dict[str, Any]]) -> dict
         {
             "outcome": rollout.outcome,
             "reason": rollout.reason,
-            "reward": reward_of(rollout),
+            "reward": rollout.reward,
             "reward_parts": parts_of(rollout),
             "advantages": _lists(rollout.advantages),
             "corrections": _lists(rollout.corrections),
