@@ -15,6 +15,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.types import Episode, FinishReason, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_workflows import arithmetic
+from rllm_workflows.presets import INSTRUCTION_TUNED
 
 HELD_OUT_ONE_IN = 7
 MAX_NUMBER = 10**12
@@ -269,14 +270,4 @@ def _row(line: str, where: str) -> Row:
 
 def run_file() -> dict[str, Any]:
     """Settings for a small instruction-tuned model; the starter model is too small for this task."""
-    return {
-        "training": {"steps": 200, "groups_per_step": 16, "rollouts_per_group": 8},
-        "rollout": {"max_response_tokens": 256},
-        "algorithm": {"name": "grpo"},
-        "optimizer": {
-            "learning_rate": 2e-5,
-            "schedule": "linear",
-            "warmup_steps": 10,
-            "final_learning_rate_fraction": 0.1,
-        },
-    }
+    return INSTRUCTION_TUNED

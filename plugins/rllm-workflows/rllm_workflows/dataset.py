@@ -24,6 +24,7 @@ from rllm_core.types import Episode, FinishReason, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_workflows.dataset_examples import Columns, Examples, check_no_overlap
 from rllm_workflows.dataset_rows import Rows, open_file, open_hub, open_saved
+from rllm_workflows.presets import INSTRUCTION_TUNED
 from rllm_workflows.reward_check import complaint
 
 logger = logging.getLogger(__name__)
@@ -258,22 +259,8 @@ def run_file(given: Mapping[str, Any]) -> Preset:
     """Settings for the model that the user chose: the starter model, which is small and learns fast, or another."""
     model = given.get("model")
     if isinstance(model, Mapping) and model.get("path"):
-        return Preset(SETTINGS, "settings for a small instruction-tuned model")
-    tables = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "learning_rate": 1e-3}}
+        return Preset(INSTRUCTION_TUNED, "settings for a small instruction-tuned model")
+    tables = {**INSTRUCTION_TUNED, "optimizer": {**INSTRUCTION_TUNED["optimizer"], "learning_rate": 1e-3}}
     return Preset(
         tables, "settings for the starter model, since model.path is not set: optimizer.learning_rate = 0.001"
     )
-
-
-# For a small instruction-tuned model. Short answers need fewer tokens, reasoning needs more.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "training": {"steps": 200, "groups_per_step": 16, "rollouts_per_group": 8},
-    "rollout": {"max_response_tokens": 256},
-    "algorithm": {"name": "grpo"},
-    "optimizer": {
-        "learning_rate": 2e-5,
-        "schedule": "linear",
-        "warmup_steps": 10,
-        "final_learning_rate_fraction": 0.1,
-    },
-}
