@@ -96,6 +96,13 @@ def timed(kind: str, name: str = "") -> Iterator[None]:
         yield
 
 
+def ended_calls(*calls: Call) -> None:
+    """Adds calls that were measured elsewhere to the current rollout."""
+    current = _calls.get()
+    if current is not None:
+        current.calls.extend(calls)
+
+
 class RolloutEnded(RuntimeError):
     """A completer was called after its rollout had ended, so the completion would belong to no rollout."""
 
@@ -112,9 +119,10 @@ class RolloutScope:
         is_open: Whether completers accept calls.
         sampled: ``prompt_ids, completion_ids, logprobs, weight_version`` of the steps that the completers returned, by
             ``step_id``.
+        waits_at: Where the rollout waits in another process, as far as that is known.
     """
 
-    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "is_open", "name", "sampled")
+    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "is_open", "name", "sampled", "waits_at")
 
     def __init__(
         self,
@@ -124,6 +132,7 @@ class RolloutScope:
     ) -> None:
         self.name = name
         self.is_open = True
+        self.waits_at: str | None = None
         self.sampled: dict[str, tuple[Any, ...]] = {}
         self._calls: set[asyncio.Task[object]] = set()
         self._stopped: set[asyncio.Task[object]] = set()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.assembly.components import select_component, select_corrections
+from rllm_core.assembly.placement import host_notes, with_host
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.file_references import is_file_reference, section_name, with_absolute_files
@@ -25,6 +26,7 @@ from rllm_core.providers import (
     CorrectionProvider,
     EngineProvider,
     ParserProvider,
+    RolloutHostProvider,
     SandboxProvider,
     TrackerProvider,
     WorkflowProvider,
@@ -56,6 +58,7 @@ class Resolved:
         workflow: Workflow.
         backend: Backend.
         sandbox: Sandbox for model-written code.
+        host: Rollout host.
         parsers: Parser of the policy, and of the teacher.
         engines: Engine of the teacher, and the one used instead of the backend's.
         trackers: Trackers.
@@ -71,6 +74,7 @@ class Resolved:
     workflow: Provided[WorkflowProvider]
     backend: Provided[BackendProvider]
     sandbox: Provided[SandboxProvider]
+    host: Provided[RolloutHostProvider]
     parsers: Mapping[str, Provided[ParserProvider]]
     engines: Mapping[str, Provided[EngineProvider]]
     trackers: Mapping[str, Provided[TrackerProvider]]
@@ -85,6 +89,7 @@ class Resolved:
         yield section_name(config.workflow), self.workflow
         yield config.backend, self.backend
         yield config.parser, self.parsers[config.parser]
+        yield config.rollout.host, self.host
         yield from self.engines.items()
         yield from self.trackers.items()
 
@@ -145,8 +150,9 @@ def resolve_run(
     if not config.parser:
         sources["parser"] = "backend"
     resolved = _with_sections(providers_of(config, plugins, engine), whole, asked_for=tables.keys() | given.keys())
-    notes = (f"workflow {config.workflow!r}: {preset.reason}",) if preset.reason else ()
-    return replace(resolved, notes=notes, sources=sources)
+    notes = [f"workflow {config.workflow!r}: {preset.reason}"] if preset.reason else []
+    notes += host_notes(resolved.config, workflow.record)
+    return replace(resolved, notes=tuple(notes), sources=sources)
 
 
 def _sources(whole: Mapping[str, Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
@@ -185,7 +191,7 @@ def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None =
     """
     workflow = plugins.select(WorkflowProvider, config.workflow)
     backend = plugins.select(BackendProvider, config.backend)
-    config = _with_parser(config, backend.record)
+    config = with_host(_with_parser(config, backend.record), workflow.record)
     teacher = config.teacher
     parsers = [config.parser, *([teacher.parser] if teacher.engine and teacher.parser else [])]
     return Resolved(
@@ -197,6 +203,7 @@ def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None =
         engines={name: plugins.select(EngineProvider, name) for name in (teacher.engine, engine) if name},
         trackers={name: plugins.select(TrackerProvider, name) for name in config.training.trackers},
         sandbox=plugins.select(SandboxProvider, config.rollout.sandbox),
+        host=plugins.select(RolloutHostProvider, config.rollout.host),
         estimators={
             name: select_component(plugins, AdvantageEstimatorProvider, key, name)
             for key, name in config.algorithm.estimator_names().items()

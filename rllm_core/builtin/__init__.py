@@ -11,6 +11,7 @@ from rllm_core.providers import (
     AdvantageEstimatorProvider,
     CorrectionProvider,
     PolicyLossProvider,
+    RolloutHostProvider,
     SandboxProvider,
     WorkflowProvider,
 )
@@ -108,4 +109,21 @@ def sandboxes() -> list[SandboxProvider]:
             load=f"{__name__}.sandbox:ChildSandbox",
             summary="A process with limits on time, memory and output; no isolation from hostile code.",
         )
+    ]
+
+
+@hookimpl
+def rollout_hosts() -> list[RolloutHostProvider]:
+    """``inline`` and ``processes``."""
+    return [
+        RolloutHostProvider(
+            name="inline",
+            load=f"{__name__}.inline_host:Inline",
+            summary="The process of the run.",
+        ),
+        RolloutHostProvider(
+            name="processes",
+            load=f"{__name__}.process_host:Processes",
+            summary="Other processes of this machine.",
+        ),
     ]
