@@ -12,6 +12,7 @@ from rllm_core.engine import Completer, EngineError, Terminated
 from rllm_core.errors import ConfigError, RefusedConversation, UserError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import RolloutFailed
+from rllm_core.hosts.elsewhere import GROUP
 from rllm_core.hosts.failures import failure_of
 from rllm_core.parser import SegmentBreak
 from rllm_core.scope import Call, RolloutEnded, ended_calls
@@ -124,6 +125,8 @@ class PlayedRollout:
 
     def _trajectory(self, returned: wire.ReturnedTrajectory) -> Trajectory:
         trajectory = Trajectory(**returned.fields)
+        if returned.group:
+            trajectory.metadata = {**trajectory.metadata, GROUP: returned.group}
         trajectory.__dict__["steps"] = [
             self._step(step) if isinstance(step, wire.ReturnedStep) else _stand_in(step) for step in returned.steps
         ]

@@ -21,6 +21,7 @@ from rllm_core.engine import Completer
 from rllm_core.errors import PluginError, RunError, UserError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow, HostReport, Place, RolloutHost
+from rllm_core.hosts.elsewhere import WorkflowElsewhere
 from rllm_core.hosts.played import PlayedRollout
 from rllm_core.limits.timeouts import GRACE_SECONDS
 from rllm_core.plugins.blame import place_in
@@ -379,6 +380,7 @@ class WorkerPool(RolloutHost):
                 sandbox=hosted.sandbox,
                 memory_bytes=self.config.worker_memory_bytes or 0,
                 says_settled=True,
+                says_groups=isinstance(hosted.workflow, WorkflowElsewhere),
             )
         )
         return worker

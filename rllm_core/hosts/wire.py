@@ -39,6 +39,8 @@ class Open(Message, tag="open"):
         sandbox: Name of the sandbox for model-written code.
         memory_bytes: Maximum memory of the worker, or 0.
         says_settled: Whether the worker sends `Settled`.
+        opens: Whether to open the workflow. If False, it only lists tasks.
+        says_groups: Whether trajectories come with the names of their advantage groups.
     """
 
     version: int
@@ -47,6 +49,8 @@ class Open(Message, tag="open"):
     sandbox: str = "child"
     memory_bytes: int = 0
     says_settled: bool = False
+    opens: bool = True
+    says_groups: bool = False
 
 
 class Start(Message, tag="start"):
@@ -138,6 +142,20 @@ class Cancel(Message, tag="cancel"):
     rollout: int
 
 
+class ListTasks(Message, tag="list_tasks"):
+    """Asks for the number of tasks in a split, ``train`` or ``validation``; answered by `Listed` or `Unlisted`."""
+
+    split: str
+
+
+class FetchTasks(Message, tag="fetch_tasks"):
+    """Asks for the tasks at positions ``[start, stop)`` of a split; answered by `Fetched` or `Unlisted`."""
+
+    split: str
+    start: int
+    stop: int
+
+
 class Close(Message, tag="close"):
     """Closes the workflow. The worker answers with `Closed` and ends."""
 
@@ -206,6 +224,37 @@ class GiveUp(Message, tag="give_up"):
     call: int
 
 
+class Listed(Message, tag="listed"):
+    """The number of tasks in a split."""
+
+    total: int
+
+
+class FetchedTask(Message, tag="task"):
+    """A task."""
+
+    task_id: str
+    data: dict[str, Any] = {}
+
+
+class Fetched(Message, tag="fetched"):
+    """Tasks of a split."""
+
+    tasks: list[FetchedTask]
+
+
+class Unlisted(Message, tag="unlisted"):
+    """Tasks cannot be listed.
+
+    Attributes:
+        message: What happened, with file and line.
+        is_config: Whether the data or the settings of the user are wrong.
+    """
+
+    message: str
+    is_config: bool = False
+
+
 class Cancelling(Message, tag="cancelling"):
     """A rollout is being cancelled.
 
@@ -245,10 +294,12 @@ class ReturnedTrajectory(Message, tag="trajectory"):
     Attributes:
         steps: Its steps. A text is the type of an object that is no step.
         fields: Its other fields, as far as they are not the defaults.
+        group: Name of its advantage group, if the run asked for it.
     """
 
     steps: list[ReturnedStep | str]
     fields: dict[str, Any] = {}
+    group: str = ""
 
 
 class Ended(Message, tag="ended"):
@@ -321,9 +372,9 @@ class Closed(Message, tag="closed"):
     message: str = ""
 
 
-FromRun = Open | Start | Answer | CallFailed | Cancel | Close
+FromRun = Open | Start | Answer | CallFailed | Cancel | ListTasks | FetchTasks | Close
 OfRollout = Call | GiveUp | Cancelling | Ended | Failed
-FromWorker = Ready | Opened | Broken | OfRollout | Settled | Fatal | Closed
+FromWorker = Ready | Opened | Broken | OfRollout | Listed | Fetched | Unlisted | Settled | Fatal | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 
