@@ -28,6 +28,7 @@ class _Conversation:
     tools: list[dict[str, Any]] | None = None
     last: Step | None = None
     forks: int = 0
+    asked: asyncio.Task[Any] | None = None
 
 
 class PlayedRollout:
@@ -155,6 +156,9 @@ class PlayedRollout:
 
     async def _complete(self, call: wire.Call) -> wire.Answer:
         conversation = self._conversation(tuple(call.conversation))
+        asked, conversation.asked = conversation.asked, asyncio.current_task()
+        if asked is not None and not asked.done():
+            await asyncio.wait([asked])  # the workflow gave it up, which an engine may take a moment to do
         if call.kept > len(conversation.said):
             raise ValueError(f"the conversation has {len(conversation.said)} messages so far, not {call.kept}")
         whole = call.kept == len(conversation.said)

@@ -110,7 +110,13 @@ class SampledStep(Message, tag="step"):
 
 
 class Answer(Message, tag="answer"):
-    """Answers a call."""
+    """Answers a call.
+
+    Attributes:
+        rollout: Number of the rollout.
+        call: Number of the call.
+        step: The step.
+    """
 
     rollout: int
     call: int
@@ -137,7 +143,11 @@ class CallFailed(Message, tag="call_failed"):
 
 
 class Cancel(Message, tag="cancel"):
-    """Cancels a rollout. The worker still ends it."""
+    """Cancels a rollout. The worker answers with `Cancelling`, and still ends the rollout.
+
+    Attributes:
+        rollout: Number of the rollout.
+    """
 
     rollout: int
 
@@ -183,7 +193,7 @@ class Opened(Message, tag="opened"):
 
 
 class Broken(Message, tag="broken"):
-    """The workflow cannot be constructed or opened; the worker ends.
+    """The workflow cannot be constructed or opened. The run ends the worker.
 
     Attributes:
         message: What happened, with file and line.
@@ -204,7 +214,7 @@ class Call(Message, tag="call"):
             of that.
         kept: How many messages of this conversation so far, its last answer included, the messages start with.
         messages: The messages after those. The id of a step stands for its answer.
-        tools: Tools on offer, or None; left out if they are those of the last call.
+        tools: Tools on offer, or None; left out if they are those of the last call, and that was answered.
         max_response_tokens: Maximum length of the answer, if it differs from that of the run.
     """
 
@@ -218,7 +228,12 @@ class Call(Message, tag="call"):
 
 
 class GiveUp(Message, tag="give_up"):
-    """The workflow cancelled a call; it expects no answer."""
+    """The workflow cancelled a call; it expects no answer.
+
+    Attributes:
+        rollout: Number of the rollout.
+        call: Number of the call.
+    """
 
     rollout: int
     call: int
@@ -268,7 +283,14 @@ class Cancelling(Message, tag="cancelling"):
 
 
 class TimedCall(Message, tag="timed"):
-    """Duration of a call to a tool or a reward function, see `rllm_core.scope.Call`."""
+    """Duration of a call to a tool or a reward function.
+
+    Attributes:
+        kind: ``tool`` or ``reward``.
+        name: Name of the tool or reward function.
+        start: Seconds from the start of the rollout.
+        seconds: Duration.
+    """
 
     kind: str
     name: str
@@ -357,7 +379,11 @@ class Settled(Message, tag="settled"):
 
 
 class Fatal(Message, tag="fatal"):
-    """The worker cannot go on and ends, such as after its memory was exhausted."""
+    """The worker cannot go on, such as after its memory was exhausted. The run ends it.
+
+    Attributes:
+        message: Why.
+    """
 
     message: str
 
