@@ -28,8 +28,8 @@ from typing import Any, ClassVar
 import rllm_devkit.scripted_plugin
 from benchmarks.simulated import OwnPrompts, SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind
-from rllm_core.assembly.parts import assemble
-from rllm_core.assembly.resolution import load_run_config
+from rllm_core.assembly.parts import assemble, host_of
+from rllm_core.assembly.resolution import load_run_config, providers_of
 from rllm_core.assembly.tasks import TaskStream
 from rllm_core.config import RunConfig
 from rllm_core.engine import TITOCompleter
@@ -127,10 +127,11 @@ def _workflow(turns: int) -> OwnPrompts:
 def whole_rollouts(turns: int, engine: ScriptedEngine) -> Side:
     """Runs rollouts as in a run."""
     workflow, plugins = _workflow(turns), _plugins()
-    config, tasks = _config(plugins), workflow.tasks("train")
+    resolved, tasks = providers_of(_config(plugins), plugins), workflow.tasks("train")
+    host = host_of(resolved, workflow)
 
     async def side() -> list[Rollout]:
-        runner = RolloutRunner(workflow, engine, config, lockstep=False)
+        runner = RolloutRunner(host, engine, resolved.config, lockstep=False)
         played = (runner.run(task, RolloutKey("train", ordinal, 0)) for ordinal, task in enumerate(tasks))
         return await asyncio.gather(*played)
 
@@ -198,7 +199,7 @@ class Groups:
         self.plugins = _plugins()
         self.assembly = assemble(_config(self.plugins), self.plugins)
         self.engine = ScriptedEngine()
-        self.runner = Played(self.assembly.workflow, self.engine, self.assembly.config, lockstep=False)
+        self.runner = Played(self.assembly.host, self.engine, self.assembly.config, lockstep=False)
         self.stream = TaskStream(self.assembly.tasks.of("train"), self.assembly.config.training.seed)
         self.runner.episodes = asyncio.run(self._play())
 
@@ -223,7 +224,7 @@ class Groups:
         """Generates as in a run, until training has taken a step's groups."""
         parts = RunParts(
             config=self.assembly.config,
-            workflow=self.assembly.workflow,
+            host=self.assembly.host,
             tasks=self.assembly.tasks,
             backend=self.assembly.backend,
             engine=self.engine,
