@@ -28,11 +28,12 @@ from typing import Any, ClassVar
 import rllm_devkit.scripted_plugin
 from benchmarks.simulated import OwnPrompts, SimulationPlugin
 from benchmarks.trials import Figures, RawTrials, Row, of_kind
-from rllm_core.assembly.parts import assemble, host_of
-from rllm_core.assembly.resolution import load_run_config, providers_of
+from rllm_core.assembly.parts import assemble
+from rllm_core.assembly.resolution import load_run_config
 from rllm_core.assembly.tasks import TaskStream
 from rllm_core.config import RunConfig
 from rllm_core.engine import TITOCompleter
+from rllm_core.hosts.inline import Inline
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.folder import RunDir
@@ -127,11 +128,10 @@ def _workflow(turns: int) -> OwnPrompts:
 def whole_rollouts(turns: int, engine: ScriptedEngine) -> Side:
     """Runs rollouts as in a run."""
     workflow, plugins = _workflow(turns), _plugins()
-    resolved, tasks = providers_of(_config(plugins), plugins), workflow.tasks("train")
-    host = host_of(resolved, workflow)
+    config, tasks = _config(plugins), workflow.tasks("train")
 
     async def side() -> list[Rollout]:
-        runner = RolloutRunner(host, engine, resolved.config, lockstep=False)
+        runner = RolloutRunner(Inline.of(workflow), engine, config, lockstep=False)
         played = (runner.run(task, RolloutKey("train", ordinal, 0)) for ordinal, task in enumerate(tasks))
         return await asyncio.gather(*played)
 
