@@ -8,7 +8,6 @@ Prints one row.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import sys
@@ -29,6 +28,7 @@ from rllm_core.hosts import wire
 from rllm_core.hosts.contract import RolloutHost
 from rllm_core.parser import ToolSpec
 from rllm_core.plugins import PluginManager
+from rllm_core.training.launch import _rare_collections
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import MessageLike, TokenIds, TokenOutput
 from rllm_devkit.scripted import ByteParser, Script, ScriptedEngine
@@ -165,14 +165,14 @@ async def _play(request: Row, host: RolloutHost, engine_of: Any, tasks: Any, con
     }
     try:
         runner = RolloutRunner(host, engine, config, lockstep=False)
-        gc.collect()
         pulse = Pulse()
-        beating = asyncio.create_task(pulse.beat()) if request["beats"] else None
-        first, began = reading(), time.perf_counter()
-        played = await asyncio.gather(
-            *(runner.run(task, RolloutKey("train", ordinal, 0)) for ordinal, task in enumerate(tasks))
-        )
-        wall, last = time.perf_counter() - began, reading()
+        with _rare_collections():  # as in a run
+            beating = asyncio.create_task(pulse.beat()) if request["beats"] else None
+            first, began = reading(), time.perf_counter()
+            played = await asyncio.gather(
+                *(runner.run(task, RolloutKey("train", ordinal, 0)) for ordinal, task in enumerate(tasks))
+            )
+            wall, last = time.perf_counter() - began, reading()
         row |= {"wall_seconds": wall, "worker_memory_mb": [_memory_mb(pid) for pid in pids]}
         if beating is not None:
             beating.cancel()
