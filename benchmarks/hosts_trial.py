@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,15 @@ def play(request: Row) -> Row:
 
 def _parts(request: Row) -> Any:
     is_inline = request["host"] == "inline"
-    plugins = PluginManager.from_environment(no_plugins=request["host"] in ("inline", "processes"))
+    plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_devkit.scripted_plugin, "testing")
     plugins.register(hosted_talk, "hosted_talk")
+    if request["host"] == "ray":
+        plugins.register(import_module("rllm_ray"), "rllm-ray")
     settings = {
         "rollout.host": request["host"],
         **({} if is_inline else {"rollout.workers": request["workers"]}),
+        **({"ray.address": os.environ["RAY_ADDRESS"]} if request["host"] == "ray" else {}),
         "rollout.max_concurrent_rollouts": request["concurrent"],
         "rollout.max_concurrent_requests": request["concurrent"],
         "rollout.rollout_timeout_seconds": 3600,
@@ -203,8 +207,16 @@ def _differences(first: Row, last: Row) -> Row:
 
 
 def _cpu_seconds(pids: Sequence[int]) -> list[float]:
-    """Returns the exact CPU time of each process so far, from its clock."""
-    return [time.clock_gettime(~pid << 3 | PROCESS_CLOCK) for pid in pids]
+    """Returns the exact CPU time of each worker so far, with that of the process that carries its messages."""
+    return [_clock(pid) + (_clock(parent) if (parent := _parent(pid)) != os.getpid() else 0.0) for pid in pids]
+
+
+def _clock(pid: int) -> float:
+    return time.clock_gettime(~pid << 3 | PROCESS_CLOCK)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
 
 
 def _memory_mb(pid: int) -> dict[str, float]:
