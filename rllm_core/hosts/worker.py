@@ -16,6 +16,7 @@ import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from rllm_core.hosts import wire
 from rllm_core.hosts.completer import RemoteCompleter, SampledSteps
 from rllm_core.hosts.contract import RolloutFailed
 from rllm_core.hosts.failures import failure_of
+from rllm_core.hosts.pacing import Paced
 from rllm_core.limits.timeouts import contained, waiting_at
 from rllm_core.parser import BreakReason, SegmentBreak
 from rllm_core.plugins.blame import blamed
@@ -37,6 +39,8 @@ from rllm_core.workflow import Workflow
 
 # A run asks a worker for its stack before it kills it; the stack goes to standard error.
 ASK_FOR_STACK = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 2
+MESSAGES_PER_TICK = 16  # rollouts that go on before the worker reads again, such as a cancellation
+MAX_SILENCE_SECONDS = 0.002  # the model need not wait while other rollouts of the worker compute
 _OF_RUN = {"trajectories", "rollout_id", "rollout_index", "is_validation"}
 
 
@@ -61,6 +65,8 @@ class WorkerSession:
         self.is_limited = False
         self._frames_read = 0
         self._was_active = False
+        self._incoming: Paced[wire.FromRun] = Paced(self._receive, MESSAGES_PER_TICK)
+        self._flushed_at = 0.0
         self._working: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
         self.say(wire.Ready(wire.VERSION, f"Python {platform.python_version()}, rllm-core {__version__}", os.getpid()))
@@ -73,28 +79,32 @@ class WorkerSession:
         """Handles the content of a frame."""
         self._frames_read += 1
         self._was_active = True
-        for message in wire.decode_from_run(content):
-            match message:
-                case wire.Answer() | wire.CallFailed():
-                    if rollout := self._rollouts.get(message.rollout):
-                        rollout.answered(message)
-                case wire.Start():
-                    self._work(self._play(message))
-                case wire.Cancel():
-                    if rollout := self._rollouts.get(message.rollout):
-                        rollout.cancel()
-                case wire.Open():
-                    self._work(self._open(message))
-                case wire.ListTasks() | wire.FetchTasks():
-                    self.say(self._listed(message))
-                case wire.Close():
-                    self._work(self._close())
+        self._incoming.add(wire.decode_from_run(content))
+
+    def _receive(self, message: wire.FromRun) -> None:
+        match message:
+            case wire.Answer() | wire.CallFailed():
+                if rollout := self._rollouts.get(message.rollout):
+                    rollout.answered(message)
+            case wire.Start():
+                self._work(self._play(message))
+            case wire.Cancel():
+                if rollout := self._rollouts.get(message.rollout):
+                    rollout.cancel()
+            case wire.Open():
+                self._work(self._open(message))
+            case wire.ListTasks() | wire.FetchTasks():
+                self.say(self._listed(message))
+            case wire.Close():
+                self._work(self._close())
 
     def say(self, message: wire.FromWorker) -> None:
-        """Sends a message at the end of this tick."""
+        """Sends a message at the end of this tick; at once if rollouts compute for long in this tick."""
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.append(message)
+        if time.monotonic() - self._flushed_at > MAX_SILENCE_SECONDS:
+            self._flush()
 
     def idle(self) -> None:
         """To be called when the event loop has nothing to do."""
@@ -106,6 +116,7 @@ class WorkerSession:
 
     def _flush(self) -> None:
         self._was_active = True
+        self._flushed_at = time.monotonic()
         outgoing, self._outgoing = self._outgoing, []
         if outgoing:
             self._send(wire.encoded(outgoing))

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.hosts import play
 
 from rllm_core.engine import EngineError
 from rllm_core.hosts import wire
@@ -16,7 +17,6 @@ from rllm_core.scope import RolloutScope
 from rllm_core.types import TokenOutput
 from rllm_devkit.scripted import ScriptedEngine
 from tests.hosts.workflows import TOOLS
-from tests.support.hosts import play
 
 
 def test_a_call_after_one_that_failed_names_its_tools_again() -> None:
