@@ -118,7 +118,7 @@ def rollout_hosts() -> list[RolloutHostProvider]:
     return [
         RolloutHostProvider(
             name="inline",
-            load=f"{__name__}.inline_host:Inline",
+            load="rllm_core.hosts.inline:Inline",
             summary="The process of the run.",
         ),
         RolloutHostProvider(

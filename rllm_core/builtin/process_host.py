@@ -65,12 +65,11 @@ class Processes(WorkerPool):
         with other:
             try:
                 process = subprocess.Popen(
-                    [_python(self.config.python), "-m", "rllm_core.hosts.worker", str(other.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
+                    [_python(self.config.python), "-m", "rllm_core.hosts.worker"],
+                    stdin=other.fileno(),
+                    stdout=other.fileno(),
                     stderr=subprocess.PIPE,
-                    pass_fds=(other.fileno(),),
-                    env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ},
+                    env=dict.fromkeys(ONE_THREAD, "1") | dict(os.environ),
                     start_new_session=True,
                     bufsize=0,
                 )

@@ -1,7 +1,7 @@
 """The worker's side: runs rollouts of one workflow for a run that is elsewhere.
 
-`WorkerSession` knows messages only. `main` connects one to the socket of host ``processes``; another host may carry the
-messages in its own way.
+`WorkerSession` knows messages only. `main` connects one to standard input and output, as host ``processes`` wants it;
+another host may carry the messages in its own way.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import resource
 import selectors
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -312,14 +313,27 @@ class _IdleSelector(selectors.DefaultSelector):
 
 
 class _Connection(asyncio.Protocol):
-    """Carries frames over the socket. Ends the process when the run is gone."""
+    """Reads frames from the run, and ends the process when the run is gone.
 
-    def __init__(self, selector: _IdleSelector) -> None:
+    Args:
+        selector: Selector of the event loop.
+        writer: Where to write frames. None if the connection that they come from takes them.
+
+    Attributes:
+        session: The session; set once connected.
+    """
+
+    session: WorkerSession
+    writer: asyncio.WriteTransport
+
+    def __init__(self, selector: _IdleSelector, writer: asyncio.WriteTransport | None = None) -> None:
         self._selector = selector
+        self._writer = writer
         self._frames = wire.Frames()
 
     def connection_made(self, transport: Any) -> None:
-        self.session = WorkerSession(lambda content: transport.write(wire.frame(content)))
+        self.writer = self._writer or transport
+        self.session = WorkerSession(lambda content: self.writer.write(wire.frame(content)))
         self._selector.idle = self.session.idle
 
     def data_received(self, data: bytes) -> None:
@@ -330,20 +344,30 @@ class _Connection(asyncio.Protocol):
         os._exit(0)
 
 
-async def _serve(descriptor: int, selector: _IdleSelector) -> None:
-    connected = socket.socket(fileno=descriptor)
-    _, connection = await asyncio.get_running_loop().create_connection(lambda: _Connection(selector), sock=connected)
+async def _serve(read: int, write: int, selector: _IdleSelector) -> None:
+    loop = asyncio.get_running_loop()
+    if stat.S_ISSOCK(os.fstat(read).st_mode):  # asyncio cannot write to a socket as if it were a pipe
+        both = socket.socket(fileno=read)
+        _, connection = await loop.create_connection(lambda: _Connection(selector), sock=both)
+    else:
+        writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(write, "wb", 0))
+        reader = os.fdopen(read, "rb", 0)
+        _, connection = await loop.connect_read_pipe(lambda: _Connection(selector, writer), reader)
     await connection.session.wait_closed()
+    while connection.writer.get_write_buffer_size():
+        await asyncio.sleep(0.001)
 
 
 def main() -> None:
-    """Serves the run at the other end of the socket whose descriptor is the only argument."""
-    faulthandler.register(ASK_FOR_STACK, all_threads=False)
+    """Serves the run that writes frames to standard input and reads them from standard output."""
+    read, write = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what a workflow prints is kept with its errors
+    faulthandler.register(ASK_FOR_STACK, all_threads=False)
     selector = _IdleSelector()
     loop = asyncio.SelectorEventLoop(selector)
     asyncio.set_event_loop(loop)
-    loop.run_until_complete(_serve(int(sys.argv[1]), selector))
+    loop.run_until_complete(_serve(read, write, selector))
     sys.stderr.flush()
     os._exit(0)  # threads of a library must not keep the worker alive
 
