@@ -8,6 +8,7 @@ import ctypes
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,7 +113,9 @@ def _shutdown() -> None:
 
 
 def _prepare(*, is_own: bool) -> None:
-    """Sets Ray's environment variables that the user has not set."""
+    """Sets Ray's environment variables that the user has not set, unless Ray has been imported and goes by others."""
+    if "ray" in sys.modules:
+        return
     variables = dict(VARIABLES)
     if is_own:
         variables |= OWN_VARIABLES

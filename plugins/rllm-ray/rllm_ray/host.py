@@ -16,6 +16,7 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow
 from rllm_core.hosts.pool import Link, Worker, WorkerPool
+from rllm_core.hosts.worker import ASK_FOR_STACK
 from rllm_core.text import printable
 from rllm_ray.cluster import Cluster
 from rllm_ray.config import RayConfig
@@ -47,9 +48,9 @@ class RayHost(WorkerPool):
         return super().capacity if is_known else None
 
     def what(self, number: int) -> str:
-        machines = len({worker.machine for worker in self.workers})
+        nodes = len({worker.link.node for worker in self.workers if isinstance(worker.link, _RayLink)})
         workers = "Ray workers" if number != 1 else "Ray worker"
-        return f"{workers} on {machines} nodes" if machines > 1 else workers
+        return f"{workers} on {nodes} nodes" if nodes > 1 else workers
 
     async def open(self, *, note: Callable[[str], None], settled: Callable[[], None], folder: Path | None) -> None:
         """Starts or joins the cluster, and all workers in it."""
@@ -94,7 +95,7 @@ class RayHost(WorkerPool):
                 "it to the Python interpreter of an environment that has rllm-core and the workflow on every node"
             )
         worker.machine = started.machine
-        _RayLink(worker, actor, self)
+        _RayLink(worker, actor, started.node)
 
     async def _supervised(self, worker: Worker, spec: bytes) -> tuple[Any, Any]:
         """Returns an actor that has started its worker; repeats that if its node is lost meanwhile."""
@@ -141,8 +142,9 @@ class RayHost(WorkerPool):
 class _RayLink(Link):
     """The connection to a worker, through its actor."""
 
-    def __init__(self, worker: Worker, actor: Any, host: RayHost) -> None:
+    def __init__(self, worker: Worker, actor: Any, node: str) -> None:
         super().__init__(worker)
+        self.node = node
         self._actor = actor
         self._send, self._news = actor.send, actor.news
         self._frames = wire.Frames()
@@ -177,7 +179,7 @@ class _RayLink(Link):
 
     async def kill(self, *, asking: bool) -> None:
         if not self._following.done():
-            self._actor.kill.remote(asking)
+            self._actor.kill.remote(ASK_FOR_STACK if asking else 0)
             await asyncio.wait([self._following], timeout=KILL_SECONDS)
             self._following.cancel()
         await _end(self._actor)
@@ -198,6 +200,10 @@ def _ending(exit_code: int) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Cause of the loss of an actor; Ray's own text ends with it."""
+    """Why an actor was lost; Ray's own text ends with it."""
+    from ray.exceptions import ActorUnavailableError
+
+    if isinstance(error, ActorUnavailableError):
+        return "its node, or Ray on it, does not answer any more"
     *_, last = str(error).strip().splitlines() or [""]
     return printable(last.strip()) or type(error).__name__

@@ -21,7 +21,6 @@ import msgspec
 import ray
 
 from rllm_core.builtin import process_keeper
-from rllm_core.hosts.worker import ASK_FOR_STACK
 
 STACK_SECONDS = 1.0
 # What a worker prints is not read further than this before the run has taken it.
@@ -50,10 +49,12 @@ class Started(msgspec.Struct):
 
     Attributes:
         machine: Address of the node.
+        node: Its id in the cluster.
         error: Why the interpreter cannot be started, or "".
     """
 
     machine: str
+    node: str
     error: str = ""
 
 
@@ -96,7 +97,7 @@ class Supervisor:
 
     async def start(self) -> bytes:
         """Starts the worker. Returns a `Started`."""
-        machine = ray.util.get_node_ip_address()
+        started = Started(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id())
         spec = self._spec
         keeper = self._keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", process_keeper.__file__],
@@ -118,7 +119,8 @@ class Supervisor:
                 bufsize=0,
             )
         except OSError as error:
-            return msgspec.msgpack.encode(Started(machine, error.strerror or type(error).__name__))
+            started.error = error.strerror or type(error).__name__
+            return msgspec.msgpack.encode(started)
         assert keeper.stdin is not None
         keeper.stdin.write(b"+%d\n" % process.pid)
         loop = asyncio.get_running_loop()
@@ -129,7 +131,7 @@ class Supervisor:
         )
         waiting = loop.create_task(self._wait())
         self._waiting.add(waiting)
-        return msgspec.msgpack.encode(Started(machine))
+        return msgspec.msgpack.encode(started)
 
     @ray.method(num_returns=0)
     async def send(self, number: int, content: bytes) -> None:
@@ -156,17 +158,17 @@ class Supervisor:
             self._output.resume_reading()
         return msgspec.msgpack.encode(news)
 
-    async def kill(self, asking: bool) -> None:
+    async def kill(self, ask: int) -> None:
         """Ends the worker and all of its processes. The last news have its exit code.
 
         Args:
-            asking: Whether it prints its stack first.
+            ask: Signal after which it prints its stack, to send first; or 0.
         """
         process = self._process
         if process is None:
             return
-        if asking and process.poll() is None:
-            os.kill(process.pid, ASK_FOR_STACK)
+        if ask and process.poll() is None:
+            os.kill(process.pid, ask)
             await asyncio.sleep(STACK_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its session: what it has started ends, too
