@@ -31,26 +31,30 @@ class Call:
     seconds: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Calls:
     """Durations of a rollout and of its calls, in the order in which they ended.
 
     Attributes:
         began: `time.perf_counter` at the start of the rollout.
         seconds: Duration of the rollout; None while it runs.
+        in_progress: Calls to tools and reward functions that have not ended.
     """
 
     began: float = field(default_factory=time.perf_counter)
     seconds: float | None = None
     calls: list[Call] = field(default_factory=list)
+    in_progress: int = 0
 
     @contextmanager
     def timed(self, kind: str, name: str = "") -> Iterator[None]:
         """Measures the duration of its body."""
-        start = time.perf_counter()
+        start, is_outside = time.perf_counter(), kind != "model"
+        self.in_progress += is_outside
         try:
             yield
         finally:
+            self.in_progress -= is_outside
             self.calls.append(Call(kind, name, start - self.began, time.perf_counter() - start))
 
     def end(self) -> None:

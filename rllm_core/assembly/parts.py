@@ -103,6 +103,7 @@ def parts_of(resolved: Resolved) -> Parts:
     if missing:
         raise ConfigError(f"requires: {missing[0]}; {pip_install(*(lack.requirement for lack in missing))}")
     workflow = workflow_of(resolved)
+    host = host_of(resolved, workflow)
     chosen_backend: type[BackendProtocol[Any]] = plugins.load(provided)
     if config.training.init_from is not None and chosen_backend.load_weights is BackendProtocol.load_weights:
         raise ConfigError(
@@ -130,7 +131,6 @@ def parts_of(resolved: Resolved) -> Parts:
         rows, trained = len(tasks.of("train")), config.training.steps * config.training.groups_per_step
         notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")
     notes += _notes_on_passes(config, capabilities, algorithm)
-    host = host_of(resolved, workflow)
     return Parts(resolved, workflow, host, tasks, backend, algorithm, _trackers_of(resolved), not_checked, notes)
 
 

@@ -113,6 +113,11 @@ class RolloutHost(ABC):
         """
         return True
 
+    @property
+    def outside(self) -> int:
+        """Calls to tools and reward functions that rollouts have in progress in workers."""
+        return 0
+
     @abstractmethod
     async def open(self, *, note: Callable[[str], None], settled: Callable[[], None], folder: Path | None) -> None:
         """Opens the workflow. Called before the first rollout, in its event loop.

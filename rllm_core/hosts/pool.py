@@ -92,6 +92,7 @@ class Worker:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed = asyncio.Event()
         self.is_settled = False
+        self.outside = 0  # calls to tools and reward functions
         self._output_bytes = self._output_since_rollout = 0
         self._outgoing: list[Any] = []
         self._frames_sent = 0
@@ -139,6 +140,7 @@ class Worker:
                 self.pool.rollout_ended()
         elif isinstance(message, wire.Settled):
             self.is_settled = message.frames == self._frames_sent
+            self.outside = message.outside
             self.pool.maybe_settled()
         elif isinstance(message, wire.Ready):
             self.pid = message.pid
@@ -292,6 +294,11 @@ class WorkerPool(RolloutHost):
     def is_settled(self) -> bool:
         """Whether no worker computes anything."""
         return all(worker.is_settled for worker in self.workers if worker.rollouts)
+
+    @property
+    def outside(self) -> int:
+        """Calls to tools and reward functions that are in progress."""
+        return sum(worker.outside for worker in self.workers)
 
     def maybe_settled(self) -> None:
         """Tells the run if no worker computes anything any more."""

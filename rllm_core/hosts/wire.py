@@ -298,9 +298,11 @@ class Settled(Message, tag="settled"):
 
     Attributes:
         frames: How many frames the worker had read.
+        outside: Calls to tools and reward functions that are in progress.
     """
 
     frames: int
+    outside: int = 0
 
 
 class Fatal(Message, tag="fatal"):

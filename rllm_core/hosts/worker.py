@@ -92,7 +92,8 @@ class WorkerSession:
     def idle(self) -> None:
         """To be called when the event loop has nothing to do."""
         if self._was_active and self._says_settled and self._workflow is not None:
-            self._outgoing.append(wire.Settled(self._frames_read))
+            outside = sum(rollout.calls.in_progress for rollout in self._rollouts.values())
+            self._outgoing.append(wire.Settled(self._frames_read, outside))
             self._flush()
         self._was_active = False
 
@@ -154,7 +155,11 @@ class WorkerSession:
 
 
 class _Rollout:
-    """A rollout in a worker."""
+    """A rollout in a worker.
+
+    Attributes:
+        calls: Durations of its calls.
+    """
 
     def __init__(
         self, start: wire.Start, workflow: Workflow, say: Callable[[wire.FromWorker], None], is_limited: bool
@@ -163,7 +168,7 @@ class _Rollout:
         self._start = start
         self._workflow = workflow
         self._say = say
-        self._calls = Calls()
+        self.calls = Calls()
         self._asked = 0
         self._waiting: dict[int, asyncio.Future[wire.SampledStep]] = {}
         self._sampled = SampledSteps()
@@ -203,7 +208,7 @@ class _Rollout:
             scope.close()
         ended.timed = [
             wire.TimedCall(call.kind, call.name, call.start, call.seconds)
-            for call in self._calls.calls
+            for call in self.calls.calls
             if call.kind != "model"  # the run measures those
         ]
         return ended
@@ -212,7 +217,7 @@ class _Rollout:
         start = self._start
         completer = RemoteCompleter(start, scope, self._ask, self._sampled)
         task = Task(task_id=start.task_id, data=start.data)
-        with timing(self._calls):
+        with timing(self.calls):
             return await contained(self._workflow.run(task, completer))
 
     async def _ask(self, call: wire.Call) -> wire.SampledStep:

@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,8 @@ class _Launch:
             settled, workers = parts.runner.merger.settled, run_dir.path / WORKERS_FOLDER
             opening = opened(assembly.host, config, progress.note, settled=settled, folder=workers)
             await at_end.enter_async_context(opening)
+            if assembly.host.runs_elsewhere:
+                progress.note(f"rollouts run in {assembly.host.report().where}")
             self.trainer = self.signals.trainer = Trainer(parts)
             await self.trainer.run()
 
@@ -223,7 +226,9 @@ class _Launch:
                 "quarantined": dict(trainer.generation.quarantine.tasks),
                 "weight_version": trainer.coordinator.weight_version,
             }
+        host = self.assembly.host.report()
         self.summary |= {
+            "rollout_host": {"name": self.config.rollout.host, **asdict(host)},
             "incarnation": self.run_dir.incarnation,
             "seconds": round(time.time() - self.started, 3),
             "observer_failures": dict(self.observers.failures),

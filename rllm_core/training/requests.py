@@ -21,7 +21,9 @@ from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 # The interpreter collects young garbage when many more objects were created than freed. If rollouts end as fast as they
 # start, this never happens, and garbage piles up until one collection blocks the event loop for 0.1 s.
 ANSWERS_PER_COLLECTION = 512
+# How long a batch waits for rollouts that wait for something unknown, and for calls to tools and reward functions.
 LOCKSTEP_GRACE_SECONDS = 0.02
+LOCKSTEP_OUTSIDE_SECONDS = 2.0
 
 
 @types.coroutine
@@ -82,14 +84,16 @@ class RequestMerger:
     Requests with the same prompt, parameters and purpose that arrive in one event-loop tick become one call, sent by
     its own task; a single request is sent by the task that makes it. Validation goes first when calls queue. With
     ``lockstep``, requests wait until every running rollout has sent one and the engine is idle, and are sent in the
-    order of their seeds, so batches do not depend on timing. A rollout that waits for something else, such as a tool,
-    delays the others by at most 20 ms; one that computes in a worker, until it has computed.
+    order of their seeds, so batches do not depend on timing. A rollout that computes in a worker delays the others
+    until it has computed; one in a call to a tool or a reward function (`rllm_core.scope.timed`), by at most 2 s; one
+    that waits for anything else, by at most 20 ms.
 
     Args:
         engine: Engine that receives the calls.
         limits: Maximum concurrent calls, their timeout, and maximum attempts.
         lockstep: Whether to synchronize batches, for engines whose results depend on the rest of the batch.
         is_settled: See `rllm_core.hosts.contract.RolloutHost`.
+        outside: Returns how many calls to tools and reward functions are in progress.
     """
 
     def __init__(
@@ -99,9 +103,11 @@ class RequestMerger:
         *,
         lockstep: bool,
         is_settled: Callable[[], bool] = lambda: True,
+        outside: Callable[[], int] = lambda: 0,
     ) -> None:
         self.engine = engine
         self._is_settled = is_settled
+        self._outside = outside
         self._limits = limits
         self.lockstep = lockstep
         self.requests = 0
@@ -205,11 +211,18 @@ class RequestMerger:
             if not self._running_calls:
                 self._flush()
         elif self._grace is None:
-            self._grace = asyncio.get_running_loop().call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over)
+            loop = asyncio.get_running_loop()
+            until = loop.time() + LOCKSTEP_OUTSIDE_SECONDS
+            self._grace = loop.call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over, until)
 
-    def _grace_over(self) -> None:
+    def _grace_over(self, until: float) -> None:
         self._grace = None
-        if self._pending and not self._running_calls and self._is_settled():
+        if not self._pending or self._running_calls or not self._is_settled():
+            return
+        loop = asyncio.get_running_loop()
+        if self._outside() and loop.time() < until:
+            self._grace = loop.call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over, until)
+        else:
             self._flush()
 
     def _flush(self) -> None:

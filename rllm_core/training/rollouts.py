@@ -117,11 +117,14 @@ class RolloutRunner:
         self.config = config
         self._estimators = estimators
         self._teacher = teacher
-        self.merger = RequestMerger(engine, config.rollout, lockstep=lockstep, is_settled=lambda: host.is_settled)
+        self.merger = RequestMerger(
+            engine, config.rollout, lockstep=lockstep, is_settled=lambda: host.is_settled, outside=self._outside
+        )
         most = config.rollout.max_concurrent_rollouts
         self.slots = Slots(min(most, host.capacity or most))
         self._timer = SharedTimer(config.rollout.rollout_timeout_seconds)
         self._pid = os.getpid()
+        self._calls: set[Calls] = set()  # of rollouts in this process
         self._running: set[asyncio.Task[Episode]] = set()  # including those that ignored their cancellation
         self._lingering: set[RolloutScope] = set()  # scopes of ended rollouts with requests in the engine
         self._settled = asyncio.Event()  # set when the last of them has none
@@ -174,9 +177,11 @@ class RolloutRunner:
         is_validation, calls = key.purpose != "train", Calls()
         async with self.slots.place(priority=is_validation), self.host.place() as place:
             self.merger.rollout_started()
+            self._calls.add(calls)
             try:
                 attempt = await self._limited(place, task, key, is_validation, calls)
             finally:
+                self._calls.discard(calls)
                 self.merger.rollout_ended()
             episode = attempt.episode
             if self._teacher is not None and not is_validation and not episode.termination_reason.is_failure:
@@ -193,6 +198,10 @@ class RolloutRunner:
             self._settled.clear()
             await self._settled.wait()
         await self.merger.idle()
+
+    def _outside(self) -> int:
+        """Returns how many calls to tools and reward functions are in progress."""
+        return self.host.outside + sum(calls.in_progress for calls in self._calls)
 
     def whereabouts(self) -> str:
         """Describes where a few rollouts wait."""

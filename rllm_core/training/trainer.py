@@ -219,7 +219,10 @@ class Trainer:
         elif parts.capabilities.colocated:
             await self.backend.enter_generation()
         self.ledger.check()
-        metrics = self.reporter.step(step, self.coordinator.weight_version, trained, self.pace.end_step())
+        pace = self.pace.end_step()
+        if parts.host.runs_elsewhere:
+            pace["worker_restarts"] = parts.host.report().restarts
+        metrics = self.reporter.step(step, self.coordinator.weight_version, trained, pace)
         await parts.notify("on_batch_end", step=step, metrics=metrics)
         await self._remarked()
         # In a task, so that validation and checkpoint do not wait for them.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hosted import Inline, play
 
 from rllm_core.errors import ConfigError
 from rllm_core.types import Episode
 from rllm_devkit.scripted import Script
-from tests.support.hosts import Inline, play
 
 FINE = ["plain", "turns", "list", "edited", "forks", "tokens", "tools", "looks", "gives_up", "written"]
 WRONG = [

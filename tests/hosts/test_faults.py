@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hosted import WORKFLOWS, play
 
 from rllm_core.builtin.process_host import Processes
 from rllm_core.errors import PluginError, RunError
 from rllm_core.types import Task
-from tests.support.hosts import WORKFLOWS, play
 
 LONG_SECONDS = 60.0
 
@@ -108,7 +108,7 @@ def test_a_workflow_that_kills_every_worker_ends_the_run() -> None:
 
 
 def test_a_workflow_that_cannot_be_opened_ends_the_run() -> None:
-    with pytest.raises(PluginError, match="workflows.py:.*no server"):
+    with pytest.raises(PluginError, match=r"workflows\.py:.*no server"):
         play("DoesNotOpen", ["plain"], workers=2)
 
 
@@ -174,9 +174,9 @@ def test_cancelling_everything_leaves_nothing_running(tmp_path: Path) -> None:
 
 DRIVER = """
 import sys
-sys.path.insert(0, {root!r})
+sys.path.insert(0, {support!r})
 from rllm_core.types import Task
-from tests.support.hosts import play
+from hosted import play
 tasks = [Task(task_id=f"children-{{n}}", data={{"pids": {pids!r}}}) for n in range(2)]
 play("Fault", [*tasks, "spin"], workers=3, rollouts_per_worker=1)
 """
@@ -185,8 +185,8 @@ play("Fault", [*tasks, "spin"], workers=3, rollouts_per_worker=1)
 def test_when_the_driver_dies_all_workers_end(tmp_path: Path) -> None:
     """Also one that blocks, and what rollouts have started."""
     pids = tmp_path / "pids"
-    root = str(WORKFLOWS.parent.parent.parent)
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(root=root, pids=str(pids))])
+    support = str(WORKFLOWS.parent.parent / "support")
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(support=support, pids=str(pids))])
     try:
         assert eventually(lambda: pids.is_file() and len(pids.read_text().split()) == 4)
         workers = [int(pid) for pid in Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()]

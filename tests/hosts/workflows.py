@@ -230,7 +230,7 @@ class Fault(Talk):
                 while True:
                     try:
                         await asyncio.sleep(3600)
-                    except:  # noqa: E722, S110
+                    except:  # noqa: E722
                         pass
             case "memory":
                 kept = []
