@@ -39,6 +39,7 @@ class RayHost(WorkerPool):
         self._cluster = Cluster(self.settings)
         self._actors: Any = None
         self._starting: set[Any] = set()
+        self._nodes: set[str] = set()
         self._is_closing = False
 
     @property
@@ -48,9 +49,8 @@ class RayHost(WorkerPool):
         return super().capacity if is_known else None
 
     def what(self, number: int) -> str:
-        nodes = len({worker.link.node for worker in self.workers if isinstance(worker.link, _RayLink)})
         workers = "Ray workers" if number != 1 else "Ray worker"
-        return f"{workers} on {nodes} nodes" if nodes > 1 else workers
+        return f"{workers} on {len(self._nodes)} nodes" if len(self._nodes) > 1 else workers
 
     async def open(self, *, note: Callable[[str], None], settled: Callable[[], None], folder: Path | None) -> None:
         """Starts or joins the cluster, and all workers in it."""
@@ -95,7 +95,8 @@ class RayHost(WorkerPool):
                 "it to the Python interpreter of an environment that has rllm-core and the workflow on every node"
             )
         worker.machine = started.machine
-        _RayLink(worker, actor, started.node)
+        self._nodes.add(started.node)
+        _RayLink(worker, actor)
 
     async def _supervised(self, worker: Worker, spec: bytes) -> tuple[Any, Any]:
         """Returns an actor that has started its worker; repeats that if its node is lost meanwhile."""
@@ -142,9 +143,8 @@ class RayHost(WorkerPool):
 class _RayLink(Link):
     """The connection to a worker, through its actor."""
 
-    def __init__(self, worker: Worker, actor: Any, node: str) -> None:
+    def __init__(self, worker: Worker, actor: Any) -> None:
         super().__init__(worker)
-        self.node = node
         self._actor = actor
         self._send, self._news = actor.send, actor.news
         self._frames = wire.Frames()
