@@ -74,6 +74,7 @@ class Worker:
     Attributes:
         link: Connection to it.
         pid: Its process id, once known.
+        machine: Machine that it runs on, if that may be another; a host sets it.
         rollouts: Running rollouts by number.
         output: What it printed last.
     """
@@ -84,6 +85,7 @@ class Worker:
         self.number = number
         self.pool = pool
         self.pid = 0
+        self.machine = ""
         self.rollouts: dict[int, PlayedRollout] = {}
         self.reserved = 0
         self.played = 0
@@ -103,7 +105,8 @@ class Worker:
     @property
     def label(self) -> str:
         """Name of the worker, for messages."""
-        return f"worker {self.number}" + (f" (pid {self.pid})" if self.pid else "")
+        where = " on ".join(each for each in (f"pid {self.pid}" if self.pid else "", self.machine) if each)
+        return f"worker {self.number}" + (f" ({where})" if where else "")
 
     def send(self, message: Any) -> None:
         """Sends a message at the end of this tick."""
