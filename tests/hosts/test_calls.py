@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.hosts import play
+from hosted import play
 
 from rllm_core.engine import EngineError
 from rllm_core.hosts import wire
