@@ -16,6 +16,7 @@ import architecture
 import curves
 import diagrams
 import hook_pages
+import protocol
 from hook_pages import attributes
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -225,6 +226,7 @@ if __name__ == "__main__":
     first_party = first_party_plugins()
     for path, write in ((PAGE, generated), (CAPABILITIES, generated_capabilities)):
         path.write_text(write(path.read_text(encoding="utf-8"), first_party), encoding="utf-8")
+    protocol.PAGE.write_text(protocol.page(protocol.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     for name in hook_pages.SPECS:
         path = hook_pages.FOLDER / f"{name}.md"
         path.write_text(hook_pages.page(name, path.read_text(encoding="utf-8")), encoding="utf-8")
