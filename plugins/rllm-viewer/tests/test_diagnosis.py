@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_runs import called, sorting, write_run
+import recorded_runs
+from recorded_runs import add_tokens, called, group, rollout, sorting, write_run
 
 from rllm_core.config import RunConfig
 from rllm_core.events import TrainerState
+from rllm_core.types import FinishReason
 from rllm_viewer import closing, warnings_of_runs
 from rllm_viewer.commands.diagnose import diagnose
-from rllm_viewer.diagnosis import Diagnosis
+from rllm_viewer.diagnosis import Diagnosis, of_folder
 
 HEALTHY = {
     "reward_mean": 0.4, "trajectory_reward_max": 1.0, "solved": 0.3, "uniform_groups_share": 0.25,
@@ -76,6 +78,64 @@ def test_failing_rollouts_are_named_with_their_reason() -> None:
     assert [(one.name, "'timeout'" in one.seen) for one in diagnosis.findings] == [("rollouts-failing", True)]
     diagnosis.rollouts({"trained": {"trained": 100}, "failed": {"timeout": 8}})
     assert diagnosis.findings == []
+
+
+ASKED = [{"role": "user", "content": "sort: dbca"}]
+
+
+def explained(tmp_path: Path, answers: list[tuple[str, ...]], metrics: dict[str, Any], *, cut_off: bool = False) -> str:
+    """Returns the first finding of a run with answers, each given by the texts of its tokens."""
+    ids = {text: number for number, text in enumerate(sorted({text for answer in answers for text in answer}))}
+    reason = FinishReason.LENGTH if cut_off else FinishReason.STOP
+    steps = [
+        recorded_runs.step(
+            ASKED, "".join(one[:-1]), completion_ids=[ids[text] for text in one], finish_reason=reason, logprobs=None
+        )
+        for one in answers
+    ]
+    rollouts = [rollout(index, [one], 0.0) for index, one in enumerate(steps)]
+    rows = [{"step": number, **HEALTHY, **metrics} for number in (1, 2, 3)]
+    run = write_run(tmp_path / "run", [group(rollouts, step=3)], metrics=rows)
+    add_tokens(run, {number: text for text, number in ids.items()})
+    return of_folder(run).findings[0].text(run)
+
+
+END = "<|im_end|>"
+OTHERS = "workflow/answers_of_other_rows"
+CUT = NEVER | {"truncated_share": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("answers", "metrics", "cut_off", "cause"),
+    [
+        ([("a", "b", END)] * 4, NEVER, False, "too hard for the model; or the reward never pays"),
+        ([("a", "b", END)] * 4, NEVER | {OTHERS: 0.0}, False, "too hard for the model; or its chat template"),
+        ([("a", "b", END)] * 4, NEVER | {OTHERS: 0.1}, False, "belong to other rows; or the model only guesses"),
+        (
+            [(END,)] * 2 + [("a", END)] * 2,
+            NEVER,
+            False,
+            "2 are empty (since step 1). Cause: the chat template is wrong",
+        ),
+        ([("a", "<|im_start|>", "b", END)] * 4, NEVER, False, "4 have control tokens such as <|im_start|>"),
+        ([("<think>", "a", "</think>", "b", END)] * 4, NEVER, False, "too hard"),
+        ([("a", "b")] * 4, CUT, True, "max_response_tokens is too small; or the model never writes"),
+        ([("a", END, "a")] * 4, CUT, True, "the stop token is missing: <|im_end|> ends an answer"),
+        ([("abcd", "\n", "abcd")] * 4, CUT, True, "the stop token is missing: the model never writes it"),
+        ([("so ", "so ") * 8] * 4, CUT, True, "the stop token is missing: the model never writes it"),
+        ([("abcd", "\n", "abcd")] * 3, CUT, True, "max_response_tokens is too small"),  # too few to tell
+    ],
+)
+def test_answers_tell_causes_apart(
+    answers: list[tuple[str, ...]], metrics: dict[str, Any], cut_off: bool, cause: str, tmp_path: Path
+) -> None:
+    assert cause in explained(tmp_path, answers, metrics, cut_off=cut_off)
+
+
+def test_answers_that_cannot_be_read_leave_the_usual_causes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [sorting()], metrics=[{"step": one, **HEALTHY, **NEVER} for one in (1, 2, 3)])
+    (run / "groups.jsonl").write_text("{}\n", encoding="utf-8")
+    assert "too hard" in of_folder(run).findings[0].text(run)
 
 
 def state(run: Path, step: int, steps: int = 8) -> TrainerState:

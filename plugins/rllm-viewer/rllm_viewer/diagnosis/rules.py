@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rllm_viewer.diagnosis.answers import Answers
+
 Row = Mapping[str, Any]
 
 FIRST_STEPS = 3
@@ -15,6 +17,23 @@ FAR_APART = 0.05  # mean abs(log ratio); low precision alone stays below it
 FEW_EFFECTIVE = 0.3
 FAILED_SHARE = 0.2
 LEAST_FAILED = 8
+OF_OTHER_ROWS = "workflow/answers_of_other_rows"  # metric of workflow dataset
+SOME = 0.005
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a trouble happens, as far as the answers of the run can tell.
+
+    Attributes:
+        causes: Usual causes, the most likely first.
+        decides: Command that tells the causes apart, with ``RUN`` for the folder; empty for a single cause.
+        seen: What the answers show, if anything.
+    """
+
+    causes: tuple[str, ...]
+    decides: str = "rllm-core show RUN"
+    seen: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,6 +47,7 @@ class Rule:
         seen: What was seen.
         causes: Usual causes, the most likely first.
         decides: Command that tells the causes apart, with ``RUN`` for the folder.
+        explain: Finds the cause in the answers and the mean metrics of the run; None keeps the usual ones.
     """
 
     name: str
@@ -36,6 +56,47 @@ class Rule:
     seen: str
     causes: tuple[str, ...]
     decides: str = "rllm-core show RUN"
+    explain: Callable[[Answers, Row], Cause | None] | None = None
+
+
+def _why_cut_off(answers: Answers, means: Row) -> Cause | None:
+    if (end := answers.end_that_is_no_stop) is not None:
+        seen = f"the answers go on after {end}"
+        return Cause(
+            (f"the stop token is missing: {end} ends an answer, but is no eos_token_id of the model",), "", seen
+        )
+    if answers.is_of_another_template:
+        return _wrong_template(answers)
+    if answers.never_stops:
+        seen = f"{answers.past_end} of {answers.cut_off} recorded ones go on after the answer, or repeat themselves"
+        return Cause(("the stop token is missing: the model never writes it after an answer",), "", seen)
+    return None
+
+
+def _why_never_solved(answers: Answers, means: Row) -> Cause | None:
+    if answers.is_of_another_template:
+        return _wrong_template(answers)
+    others = means.get(OF_OTHER_ROWS)
+    if others is None:
+        return None
+    if others > SOME:
+        seen = f"{others:.1%} of the answers are the expected ones of other rows"
+        return Cause(("the expected answers belong to other rows", "the model only guesses"), seen=seen)
+    return Cause(
+        ("the tasks are too hard for the model", "its chat template is not the one that it was trained with"),
+        "rllm-core show RUN --tokens",
+    )
+
+
+def _wrong_template(answers: Answers) -> Cause:
+    seen = []
+    if answers.empty:
+        seen.append(f"{answers.empty} are empty")
+    if answers.with_markers:
+        [(marker, _)] = answers.markers.most_common(1)
+        seen.append(f"{answers.with_markers} have control tokens such as {marker}")
+    cause = "the chat template is wrong for this model, which does not write answers in it"
+    return Cause((cause,), "", f"of {answers.all} recorded answers, {' and '.join(seen)}")
 
 
 def _is_cut_off(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
@@ -60,7 +121,8 @@ def _is_equal(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
 
 
 def _is_never_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
-    return _is_uniform(row) and row.get("solved") == 0.0 and not _was_better(row, first)
+    is_explained = _was_better(row, first) or _is_cut_off(row, tables, first)
+    return _is_uniform(row) and row.get("solved") == 0.0 and not is_explained
 
 
 def _is_always_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
@@ -119,16 +181,15 @@ RULES = (
         "most answers are cut off at rollout.max_response_tokens",
         ("rollout.max_response_tokens is too small", "the model never writes its stop token, as with a wrong template"),
         "rllm-core show RUN --tokens",
+        _why_cut_off,
     ),
     Rule(
         "nobody-solves-it",
         FIRST_STEPS,
         _is_never_solved,
         "no rollout solves anything, all groups have equal rewards, and nothing is learned",
-        (
-            "the tasks are too hard for the model, or its chat template is wrong",
-            "the reward is always the same, or the answers belong to other rows",
-        ),
+        ("the tasks are too hard for the model", "the reward never pays"),
+        explain=_why_never_solved,
     ),
     Rule(
         "all-groups-equal",
