@@ -37,7 +37,7 @@ class Answers:
         cut_off: Answers that ended at the limit of tokens.
         past_end: Cut-off answers that go on after the expected answer, or repeat themselves.
         markers: How many answers have each of these control tokens.
-        markers_of_cut_off: Likewise, of the cut-off answers.
+        ends_of_cut_off: How many cut-off answers have each as the first one, of those that the prompt has, too.
     """
 
     all: int = 0
@@ -46,21 +46,22 @@ class Answers:
     cut_off: int = 0
     past_end: int = 0
     markers: Counter[str] = field(default_factory=Counter)
-    markers_of_cut_off: Counter[str] = field(default_factory=Counter)
+    ends_of_cut_off: Counter[str] = field(default_factory=Counter)
 
     def add(self, step: Step, texts: Mapping[int, str], expected: object) -> None:
         """Counts an answer; ``expected`` is the task's answer, or anything else if it has none."""
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         tokens = [texts.get(token, "") for token in step.completion_ids.tolist()]
         written = tokens if is_cut_off else tokens[:-1]  # without the stop token
-        markers = {one for one in written if _CONTROL.fullmatch(one) and not _OF_ANSWERS.search(one)}
+        markers = [one for one in written if _is_marker(one)]
         self.all += 1
         self.empty += not step.text.strip() and not step.response.get("tool_calls") and not is_cut_off
         self.with_markers += bool(markers)
-        self.markers.update(markers)
+        self.markers.update(set(markers))
         if is_cut_off:
             self.cut_off += 1
-            self.markers_of_cut_off.update(markers)
+            of_template = {texts.get(token, "") for token in step.prompt_ids.tolist()}
+            self.ends_of_cut_off.update(one for one in markers[:1] if one in of_template)
             self.past_end += _is_past_end("".join(written), expected)
 
     @property
@@ -71,7 +72,7 @@ class Answers:
     @property
     def end_that_is_no_stop(self) -> str | None:
         """Control token after which most cut-off answers go on, or None."""
-        [(name, count)] = self.markers_of_cut_off.most_common(1) or [("", 0)]
+        [(name, count)] = self.ends_of_cut_off.most_common(1) or [("", 0)]
         return name if self.cut_off >= LEAST_ANSWERS and count >= self.cut_off / 2 else None
 
     @property
@@ -99,6 +100,10 @@ def _steps(run: Path) -> Iterator[tuple[Step, Any]]:
             for trajectory in rollout.episode.trajectories:
                 for step in trajectory.steps:
                     yield step, group.task.data.get("answer")
+
+
+def _is_marker(token: str) -> bool:
+    return _CONTROL.fullmatch(token) is not None and not _OF_ANSWERS.search(token)
 
 
 def _is_past_end(text: str, expected: object) -> bool:

@@ -15,6 +15,7 @@ MOSTLY = 0.75
 HUGE_GRADIENT = 10.0  # times the limit; up to there, clipping every step is common in healthy runs
 FAR_APART = 0.05  # mean abs(log ratio); low precision alone stays below it
 FEW_EFFECTIVE = 0.3
+RISEN_SHARE = 0.1
 FAILED_SHARE = 0.2
 LEAST_FAILED = 8
 OF_OTHER_ROWS = "workflow/answers_of_other_rows"  # metric of workflow dataset
@@ -95,8 +96,11 @@ def _wrong_template(answers: Answers) -> Cause:
     if answers.with_markers:
         [(marker, _)] = answers.markers.most_common(1)
         seen.append(f"{answers.with_markers} have control tokens such as {marker}")
-    cause = "the chat template is wrong for this model, which does not write answers in it"
-    return Cause((cause,), "", f"of {answers.all} recorded answers, {' and '.join(seen)}")
+    return Cause(
+        ("the chat template is wrong for this model", "the model has never learned to write such answers"),
+        "rllm-core show RUN --tokens",
+        f"of {answers.all} recorded answers, {' and '.join(seen)}",
+    )
 
 
 def _is_cut_off(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
@@ -110,6 +114,15 @@ def _is_uniform(row: Row) -> bool:
 def _was_better(row: Row, first: list[Row]) -> bool:
     """Whether one of the first steps had rewards that differed, and higher ones."""
     return any(not _is_uniform(one) and row.get("reward_mean", 0.0) < one.get("reward_mean", 0.0) for one in first)
+
+
+def _has_risen(row: Row, first: list[Row]) -> bool:
+    """Whether the reward is above that of the first steps by a share of the range that rewards have."""
+    if "reward_mean" not in row or not first:
+        return False
+    before = sum(one.get("reward_mean", 0.0) for one in first) / len(first)
+    spread = row.get("trajectory_reward_max", 0.0) - row.get("trajectory_reward_min", 0.0)
+    return bool(row["reward_mean"] - before > RISEN_SHARE * spread)
 
 
 def _is_broken(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
@@ -130,7 +143,7 @@ def _is_always_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> 
 
 
 def _is_partly_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
-    return row.get("groups_solved_by_none") == 1.0 and not _is_uniform(row)
+    return row.get("groups_solved_by_none") == 1.0 and not _is_uniform(row) and not _has_risen(row, first)
 
 
 def _is_equal_but_judged(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
