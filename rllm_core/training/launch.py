@@ -147,10 +147,14 @@ class _Launch:
             if restarted:
                 progress.note(f"{run_dir.path} has no complete checkpoint: restarting at step 0")
             self.trackers.start(config, str(run_dir.path))
+            model = f" with model {config.model.path}" if config.model.path else ""
+            progress.waiting(f"starting backend {config.backend!r}{model}")
             engine = await assembly.engine()
             at_end.enter_context(_rare_collections())
             teacher = await at_end.enter_async_context(open_teacher(assembly.resolved, engine.parser))
+            progress.waiting(f"opening workflow {config.workflow!r}")
             await at_end.enter_async_context(opened(assembly.workflow, config, progress.note))
+            progress.waiting("loading weights into the engine")
             parts = RunParts(
                 config=config,
                 workflow=assembly.workflow,

@@ -210,7 +210,7 @@ class Trainer:
         parts.position.step = step
         self.generation.groups_since_step = 0
         trained = self.ledger.train(planned)
-        self.parts.recording.trained(trained, samples, self.crediting.take_corrections(), step=step)
+        recorded = self.parts.recording.trained(trained, samples, self.crediting.take_corrections(), step=step)
         self.reporter.difficulty(self.generation.difficulty.take(group.episodes for group in trained))
         known = {**result.metrics, **self.crediting.diagnostics.flush()}
         self.reporter.trained(trained, samples, known, self.coordinator.weight_version)
@@ -220,6 +220,7 @@ class Trainer:
             await self.backend.enter_generation()
         self.ledger.check()
         metrics = self.reporter.step(step, self.coordinator.weight_version, trained, self.pace.end_step())
+        self.reporter.answers(step, recorded)
         await parts.notify("on_batch_end", step=step, metrics=metrics)
         await self._remarked()
         # In a task, so that validation and checkpoint do not wait for them.
