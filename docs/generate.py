@@ -73,6 +73,7 @@ def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]
         providers.EngineProvider,
         providers.ParserProvider,
         providers.WorkflowProvider,
+        providers.RolloutHostProvider,
         providers.TrackerProvider,
     ):
         for provided in plugins.providers(kind).values():
