@@ -70,7 +70,7 @@ def test_every_check_and_instruction_is_on_the_page() -> None:
     assert list(PROTOCOL.rows("Check a worker")) == list(WORKER_CHECKS)
     assert f"`{REFERENCE}`" in PROTOCOL.text
     named = [json.loads(row.replace("...", '"').split(",")[0] + "]" * ("," in row))[0] for row in instructions()]
-    assert set(named) == {name.removeprefix("do_") for name in vars(reference._Playing) if name.startswith("do_")}
+    assert set(named) == {name.removeprefix("_do_") for name in vars(reference.Playing) if name.startswith("_do_")}
 
 
 def instructions() -> list[str]:
