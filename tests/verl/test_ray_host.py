@@ -209,20 +209,22 @@ def test_a_run_outlives_its_nodes(nodes: Nodes, kills: int, tmp_path: Path) -> N
             for kill in range(kills):
                 eventually(lambda done=1 + 2 * kill: steps_done(folder) >= done)  # type: ignore[misc]
                 nodes.lose()
-                nodes.add()
         except BaseException as error:
             failed.append(error)
 
+    for _ in range(kills - 1):
+        nodes.add()
     losing = threading.Thread(target=lose)
     losing.start()
     steps = {"training.steps": 3 + 6 * kills}
     asynchronous = {"training.staleness_threshold": 1, "local.generation": "separated"}
-    train(folder, "guess", **steps, **asynchronous, **RAY)
+    train(folder, "guess", **steps, **asynchronous, **(RAY | {"rollout.workers": kills + 1}))
     losing.join()
+    nodes.add()
     assert not failed
     found = summary(folder)
     assert found["status"] == "completed"
-    assert 1 <= found["rollout_host"]["restarts"] <= 2 * kills
+    assert found["rollout_host"]["restarts"] >= 1
     assert found["retries"] == found["rollout_host"]["lost_rollouts"]
     assert verify(folder).problems == []
 
