@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
@@ -226,14 +225,13 @@ class LeavesChildren(Processes):
 
     async def start_worker(self, worker: Worker) -> None:
         await super().start_worker(worker)
-        kill = worker.link.kill
+        link: Any = worker.link
 
         async def kill_one(*, asking: bool) -> None:
-            killpg: Callable[..., None] = os.killpg
-            os.killpg = os.kill
-            try:
-                await kill(asking=asking)
-            finally:
-                os.killpg = killpg
+            link._process.kill()
+            link._process.wait()
+            self.keep(b"-", link._process.pid)
+            link._transport.abort()
+            link.output.close()
 
-        worker.link.kill = kill_one  # type: ignore[method-assign]
+        link.kill = kill_one
