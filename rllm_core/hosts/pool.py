@@ -323,16 +323,17 @@ class WorkerPool(RolloutHost):
         """Starts all workers, and waits until the workflow is open in each."""
         self.note, self._settled, self._folder = note, settled, folder
         self._failure = None
-        await asyncio.gather(*[self._start() for _ in range(self.size)])
-        await asyncio.gather(*[worker.opened for worker in self.workers])
+        started = await asyncio.gather(*[self._start() for _ in range(self.size)])
+        await asyncio.gather(*[worker.opened for worker in started])  # also of those that are lost already
         self._is_open = True
 
     async def close(self) -> None:
         """Closes the workflow in all workers, and ends them."""
         self._is_open = False
-        await asyncio.gather(*[self._close(worker) for worker in list(self.workers)])
-        while self._background:
-            await asyncio.wait(self._background)
+        while self.workers or self._background:  # a worker that is just being replaced comes late
+            await asyncio.gather(*[self._close(worker) for worker in list(self.workers)])
+            if self._background:
+                await asyncio.wait(self._background)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[Place]:
