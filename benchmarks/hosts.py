@@ -20,8 +20,8 @@ of `inline` alternate.
   compute for 2 ms per turn.
 
 With Ray, on one machine as two nodes: the same figures with ``ray_`` before their names (``ray_speedup_two_workers`` at
-least 1.6, ``ray_lag_p99_ms`` at most 50). Creates the environment ``.venv-verl`` for them on first use; ``--no-ray``
-leaves them out.
+least 1.6, ``ray_lag_p99_ms`` at most 50), and ``ray_calls_per_frame``, which is 1 if all that is said in one tick is
+one call. Creates the environment ``.venv-verl`` for them on first use; ``--no-ray`` leaves them out.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ def _idle_wall(row: Row) -> float:
 def _driver(mine: Sequence[Row], inline: Sequence[Row]) -> Figures:
     ours, theirs = _slopes(mine), _slopes(inline)
     long = of_kind(mine, "trial", turns=LONG_TURNS)
+    is_ray = long[0]["host"] == "ray"
     memory = {
         kind: max(_median(w[kind] for w in row["worker_memory_mb"]) for row in long)
         for kind in long[0]["worker_memory_mb"][0]
@@ -154,6 +155,7 @@ def _driver(mine: Sequence[Row], inline: Sequence[Row]) -> Figures:
         "inline_us_per_turn": _median(turn for turn, _ in theirs.values()),
         "driver_us_per_rollout_over_inline_us": _median(ours[trial][1] - theirs[trial][1] for trial in ours),
         "messages_per_frame": _median(row["messages_sent"] / row["frames_sent"] for row in long),
+        **({"calls_per_frame": _median(row["ray_calls"] / row["frames_sent"] for row in long)} if is_ray else {}),
         "start_seconds_per_worker": _median(_start_seconds(row) for row in mine),
         "worker_mb": memory["rss"],
         "worker_mb_pss": memory["pss"],
