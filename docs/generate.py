@@ -37,6 +37,7 @@ DECLARED_MARKER = "<!-- Generated from the backends' declared capabilities by `m
 # An explicit list, because other installed plugins must not appear on the page.
 FIRST_PARTY = {
     "local": "rllm_local",
+    "ray": "rllm_ray",
     "renderers": "rllm_renderers",
     "tinker": "rllm_tinker",
     "trackers": "rllm_trackers",

@@ -110,7 +110,7 @@ class RolloutConfig(Section, use_attribute_docstrings=True):
     """Sandbox for model-written code. `child` limits time and memory, but does not isolate."""
     host: str = ""
     """Where rollouts run: `inline` in the process of the run, `processes` in others. Defaults to `inline`, or to
-    `processes` for a workflow that asks for it.
+    `processes` if a key of its workers is set or the workflow asks for it.
     """
     workers: Annotated[int | None, Field(ge=1)] = None
     """Workers of a host that has them. Defaults to one per CPU core."""

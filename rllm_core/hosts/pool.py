@@ -21,6 +21,7 @@ from rllm_core.engine import Completer
 from rllm_core.errors import PluginError, RunError, UserError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow, HostReport, Place, RolloutHost
+from rllm_core.hosts.elsewhere import WorkflowElsewhere
 from rllm_core.hosts.pacing import Paced
 from rllm_core.hosts.played import PlayedRollout
 from rllm_core.limits.timeouts import GRACE_SECONDS
@@ -73,6 +74,7 @@ class Worker:
     Attributes:
         link: Connection to it.
         pid: Its process id, once known.
+        machine: Machine that it runs on, if that may be another; a host sets it.
         rollouts: Running rollouts by number.
         output: What it printed last.
     """
@@ -83,6 +85,7 @@ class Worker:
         self.number = number
         self.pool = pool
         self.pid = 0
+        self.machine = ""
         self.rollouts: dict[int, PlayedRollout] = {}
         self.reserved = 0
         self.played = 0
@@ -102,7 +105,8 @@ class Worker:
     @property
     def label(self) -> str:
         """Name of the worker, for messages."""
-        return f"worker {self.number}" + (f" (pid {self.pid})" if self.pid else "")
+        where = " on ".join(each for each in (f"pid {self.pid}" if self.pid else "", self.machine) if each)
+        return f"worker {self.number}" + (f" ({where})" if where else "")
 
     def send(self, message: Any) -> None:
         """Sends a message at the end of this tick."""
@@ -383,6 +387,7 @@ class WorkerPool(RolloutHost):
                 sandbox=hosted.sandbox,
                 memory_bytes=self.config.worker_memory_bytes or 0,
                 says_settled=True,
+                says_groups=isinstance(hosted.workflow, WorkflowElsewhere),
             )
         )
         return worker

@@ -111,6 +111,10 @@ def test_hook_sandboxes() -> None:
     provides(providers.SandboxProvider)
 
 
+def test_hook_rollout_hosts() -> None:
+    provides(providers.RolloutHostProvider)
+
+
 def test_hook_cli_commands() -> None:
     provides(providers.CommandProvider)
 

@@ -197,7 +197,7 @@ def test_it_is_not_evaluated(plugins: PluginManager, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="workflow 'sft' never asks the model"):
         asyncio.run(
             evaluation.evaluate(
-                assembly.resolved, assembly.workflow, opening, split="train", task_limit=1, samples=1, ks=(1,)
+                assembly.resolved, assembly.host, opening, split="train", task_limit=1, samples=1, ks=(1,)
             )
         )
 

@@ -9,6 +9,7 @@ from rllm_devkit.checks.results import CheckResult
 from rllm_devkit.checks.rewards import check_reward_function
 from rllm_devkit.checks.sandboxes import check_sandbox
 from rllm_devkit.checks.trackers import check_tracker
+from rllm_devkit.checks.workers import check_worker
 from rllm_devkit.checks.workflows import check_workflow
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "check_reward_function",
     "check_sandbox",
     "check_tracker",
+    "check_worker",
     "check_workflow",
     "probe_drift",
 ]
