@@ -93,6 +93,7 @@ class PlayedRollout:
         """Ends it, because its worker is lost."""
         if not self.over.done():
             self.over.set_exception(RolloutFailed(TerminationReason.WORKER_LOST, why))
+            self.over.exception()  # a rollout that was cancelled does not ask for it, and asyncio would report that
 
     def result(self, ended: wire.Ended | wire.Failed) -> object:
         """Returns what ``run`` returned, or raises what it raised.

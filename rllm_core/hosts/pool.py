@@ -142,7 +142,7 @@ class Worker:
                 self._output_since_rollout = 0
                 self.pool.rollout_ended()
         elif isinstance(message, wire.Settled):
-            self.is_settled = message.frames == self._frames_sent
+            self.is_settled = message.frames == self._frames_sent and not self._outgoing
             self.outside = message.outside
             self.pool.maybe_settled()
         elif isinstance(message, wire.Ready):

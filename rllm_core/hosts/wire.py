@@ -153,13 +153,23 @@ class Cancel(Message, tag="cancel"):
 
 
 class ListTasks(Message, tag="list_tasks"):
-    """Asks for the number of tasks in a split, ``train`` or ``validation``; answered by `Listed` or `Unlisted`."""
+    """Asks for the number of tasks in a split. The worker answers with `Listed` or `Unlisted`.
+
+    Attributes:
+        split: ``train`` or ``validation``.
+    """
 
     split: str
 
 
 class FetchTasks(Message, tag="fetch_tasks"):
-    """Asks for the tasks at positions ``[start, stop)`` of a split; answered by `Fetched` or `Unlisted`."""
+    """Asks for tasks of a split. The worker answers with `Fetched` or `Unlisted`.
+
+    Attributes:
+        split: ``train`` or ``validation``.
+        start: Position of the first task.
+        stop: Position after the last one.
+    """
 
     split: str
     start: int
@@ -240,20 +250,33 @@ class GiveUp(Message, tag="give_up"):
 
 
 class Listed(Message, tag="listed"):
-    """The number of tasks in a split."""
+    """Says how many tasks a split has.
+
+    Attributes:
+        total: Number of tasks.
+    """
 
     total: int
 
 
 class FetchedTask(Message, tag="task"):
-    """A task."""
+    """A task.
+
+    Attributes:
+        task_id: Id of the task.
+        data: Data of the task.
+    """
 
     task_id: str
     data: dict[str, Any] = {}
 
 
 class Fetched(Message, tag="fetched"):
-    """Tasks of a split."""
+    """Tasks of a split.
+
+    Attributes:
+        tasks: The tasks, in order.
+    """
 
     tasks: list[FetchedTask]
 

@@ -1,8 +1,9 @@
-"""Tests of calls that got no answer: what the worker says next, and what the run does meanwhile."""
+"""Tests of calls and rollouts that got no answer: what the worker says next, and what the run does meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,3 +61,17 @@ def test_a_call_after_one_that_was_given_up_waits_for_an_engine_that_takes_its_t
     [episode] = play("Talk", ["gives_up"], workers=1, max_attempts=1).episodes
     assert episode.termination_reason.value == "done", episode.error
     assert len(calls) == 2
+
+
+def test_nothing_is_reported_twice_when_a_rollout_that_blocks_loses_its_worker() -> None:
+    """Its timeout is its error; asyncio must not report the loss as an exception that nobody wanted."""
+    reported: list[dict[str, Any]] = []
+
+    async def listen(host: Any) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+
+    played = play("Fault", ["sleep"], workers=1, max_attempts=1, rollout_timeout_seconds=1, during=listen)
+    assert played.episodes[0].termination_reason.value == "timeout"
+    del played
+    gc.collect()
+    assert reported == []

@@ -87,6 +87,10 @@ def test_hook_workflows() -> None:
     provides(providers.WorkflowProvider)
 
 
+def test_hook_rollout_hosts() -> None:
+    provides(providers.RolloutHostProvider)
+
+
 def test_hook_trackers() -> None:
     provides(providers.TrackerProvider)
 
@@ -109,10 +113,6 @@ def test_hook_reward_functions() -> None:
 
 def test_hook_sandboxes() -> None:
     provides(providers.SandboxProvider)
-
-
-def test_hook_rollout_hosts() -> None:
-    provides(providers.RolloutHostProvider)
 
 
 def test_hook_cli_commands() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rllm_workflows
 
 from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.assembly.resolution import load_run_config
@@ -29,6 +30,12 @@ def write(path: Path, answers: list[str]) -> str:
     ]
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     return str(path)
+
+
+@pytest.fixture
+def plugins(plugins: PluginManager) -> PluginManager:
+    plugins.register(rllm_workflows, "workflows")
+    return plugins
 
 
 @pytest.fixture

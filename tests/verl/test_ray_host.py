@@ -209,20 +209,22 @@ def test_a_run_outlives_its_nodes(nodes: Nodes, kills: int, tmp_path: Path) -> N
             for kill in range(kills):
                 eventually(lambda done=1 + 2 * kill: steps_done(folder) >= done)  # type: ignore[misc]
                 nodes.lose()
-                nodes.add()
         except BaseException as error:
             failed.append(error)
 
+    for _ in range(kills - 1):
+        nodes.add()
     losing = threading.Thread(target=lose)
     losing.start()
     steps = {"training.steps": 3 + 6 * kills}
     asynchronous = {"training.staleness_threshold": 1, "local.generation": "separated"}
-    train(folder, "guess", **steps, **asynchronous, **RAY)
+    train(folder, "guess", **steps, **asynchronous, **(RAY | {"rollout.workers": kills + 1}))
     losing.join()
+    nodes.add()
     assert not failed
     found = summary(folder)
     assert found["status"] == "completed"
-    assert 1 <= found["rollout_host"]["restarts"] <= 2 * kills
+    assert found["rollout_host"]["restarts"] >= 1
     assert found["retries"] == found["rollout_host"]["lost_rollouts"]
     assert verify(folder).problems == []
 
@@ -251,7 +253,7 @@ def test_when_the_driver_dies_all_workers_end(nodes: Nodes, tmp_path: Path) -> N
         written = [int(pid) for pid in pids.read_text().split()]
         actor = psutil.Process(written[0]).parent()
         assert actor is not None
-        siblings = [each for each in actor.parent().children(recursive=True)]  # type: ignore[union-attr]
+        siblings = list(actor.parent().children(recursive=True))  # type: ignore[union-attr]
         workers = [each.pid for each in siblings if "rllm_core.hosts.worker" in " ".join(each.cmdline())]
     finally:
         driver.kill()
@@ -283,7 +285,7 @@ def test_a_killed_run_with_its_own_ray_can_resume(kills: int, tmp_path: Path) ->
     for kill in range(kills):
         run = start(folder, how, settings | RAY)
         how = "resume"
-        eventually(lambda done=1 + 2 * kill: run.poll() is not None or steps_done(folder) >= done)  # type: ignore[misc]
+        eventually(lambda run=run, done=1 + 2 * kill: run.poll() is not None or steps_done(folder) >= done)  # type: ignore[misc]
         everything = psutil.Process(run.pid).children(recursive=True)
         assert any("rllm_core.hosts.worker" in " ".join(each.cmdline()) for each in everything)
         os.kill(run.pid, signal.SIGKILL)

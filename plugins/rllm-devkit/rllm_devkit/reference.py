@@ -18,6 +18,7 @@ class Reference(Workflow):
     """Plays ``task.data["do"]``, a list of instructions."""
 
     name: ClassVar[str] = "reference"
+    playing: ClassVar[type[Playing]]
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """A task that asks once."""
@@ -26,9 +27,9 @@ class Reference(Workflow):
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Plays the instructions, and returns all steps in one trajectory."""
-        playing = _Playing(completer)
+        playing = self.playing(completer)
         for name, *arguments in task.data["do"]:
-            call: Callable[..., Awaitable[None]] = getattr(playing, f"do_{name}")
+            call: Callable[..., Awaitable[None]] = getattr(playing, f"_do_{name}")
             await call(*arguments)
         seen = {
             "task_id": task.task_id,
@@ -53,8 +54,8 @@ class _Conversation:
         return await self.completer.complete(self.messages, tools=self.tools, max_response_tokens=self.limit)
 
 
-class _Playing:
-    """A rollout of `Reference`; its methods ``do_NAME`` are the instructions."""
+class Playing:
+    """A rollout of `Reference`; its methods ``_do_NAME`` are the instructions."""
 
     def __init__(self, completer: Completer) -> None:
         self.conversations = {FIRST: _Conversation(completer)}
@@ -65,59 +66,62 @@ class _Playing:
         conversation.messages.append(step.response)
         self.steps.append(step)
 
-    async def do_say(self, name: str, message: Any) -> None:
+    async def _do_say(self, name: str, message: Any) -> None:
         self.conversations[name].messages.append(message)
 
-    async def do_quote(self, name: str, step: int) -> None:
+    async def _do_quote(self, name: str, step: int) -> None:
         self.conversations[name].messages.append(self.steps[step].response)
 
-    async def do_keep(self, name: str, number: int) -> None:
+    async def _do_keep(self, name: str, number: int) -> None:
         conversation = self.conversations[name]
         conversation.messages = Messages(conversation.messages[:number])
 
-    async def do_tools(self, name: str, tools: Any) -> None:
+    async def _do_tools(self, name: str, tools: Any) -> None:
         self.conversations[name].tools = tools
 
-    async def do_limit(self, name: str, tokens: int | None) -> None:
+    async def _do_limit(self, name: str, tokens: int | None) -> None:
         self.conversations[name].limit = tokens
 
-    async def do_fork(self, name: str, new: str) -> None:
+    async def _do_fork(self, name: str, new: str) -> None:
         self.conversations[new] = _Conversation(self.conversations[name].completer.fork())
 
-    async def do_ask(self, *names: str) -> None:
+    async def _do_ask(self, *names: str) -> None:
         asked = [self.conversations[name] for name in names]
         for conversation, step in zip(asked, await asyncio.gather(*(one.ask() for one in asked)), strict=True):
             self._add(conversation, step)
 
-    async def do_try(self, name: str) -> None:
+    async def _do_try(self, name: str) -> None:
         conversation = self.conversations[name]
         try:
             self._add(conversation, await conversation.ask())
         except Exception as error:  # whatever a call can raise
             self.caught.append(str(error))
 
-    async def do_give_up(self, name: str) -> None:
+    async def _do_give_up(self, name: str) -> None:
         asking = asyncio.create_task(self.conversations[name].ask())
         await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait([asking])
 
-    async def do_reward(self, step: int, reward: float) -> None:
+    async def _do_reward(self, step: int, reward: float) -> None:
         self.steps[step].reward = reward
 
-    async def do_print(self, text: str) -> None:
+    async def _do_print(self, text: str) -> None:
         print(text)
 
-    async def do_compute(self, seconds: float) -> None:
+    async def _do_compute(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             pass
 
-    async def do_wait(self) -> None:
+    async def _do_wait(self) -> None:
         await asyncio.Event().wait()
 
-    async def do_fail(self, message: str) -> None:
+    async def _do_fail(self, message: str) -> None:
         raise RuntimeError(message)
 
-    async def do_end(self, reason: str, message: str) -> None:
+    async def _do_end(self, reason: str, message: str) -> None:
         raise Terminated(TerminationReason(reason), message)
+
+
+Reference.playing = Playing

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import ray
 
-from rllm_core.builtin import process_keeper
+from rllm_ray import keeper
 
 STACK_SECONDS = 1.0
 # What a worker prints is not read further than this before the run has taken it.
@@ -83,7 +83,7 @@ class Supervisor:
         self._spec = msgspec.msgpack.decode(spec, type=Spec)
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: Any = None
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._keeper: Any = None
         self._sent = bytearray()
         self._printed = bytearray()
         self._output: Any = None
@@ -99,13 +99,11 @@ class Supervisor:
         """Starts the worker. Returns a `Started`."""
         started = Started(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id())
         spec = self._spec
-        keeper = self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", process_keeper.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            bufsize=0,
+        keeping = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__], stdin=subprocess.PIPE, start_new_session=True, bufsize=0
         )
+        self._keeper = keeping.stdin
+        await asyncio.to_thread(keeping.wait)
         python = sys.executable if spec.python is None else shutil.which(spec.python) or spec.python
         try:
             process = self._process = subprocess.Popen(
@@ -121,8 +119,7 @@ class Supervisor:
         except OSError as error:
             started.error = error.strerror or type(error).__name__
             return msgspec.msgpack.encode(started)
-        assert keeper.stdin is not None
-        keeper.stdin.write(b"+%d\n" % process.pid)
+        self._keeper.write(b"%d\n" % process.pid)
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
         await loop.connect_read_pipe(lambda: _Stream(self._has_sent, self._stream_ended), process.stdout)
@@ -191,6 +188,7 @@ class Supervisor:
     async def _wait(self) -> None:
         assert self._process is not None
         exit_code = await asyncio.to_thread(self._process.wait)
+        self._keeper.close()  # ends what the worker has started
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._streams_ended.wait(), LAST_OUTPUT_SECONDS)
         self._exit_code = exit_code

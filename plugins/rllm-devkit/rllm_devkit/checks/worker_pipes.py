@@ -102,9 +102,9 @@ class Pipes:
             ) from None
 
     async def opened(self, open: wire.Open) -> None:
-        """Reads its first message, and opens the workflow."""
-        await self.next(wire.Ready)
+        """Opens the workflow, as a run does: without waiting for its first message."""
         await self.send(open)
+        await self.next(wire.Ready)
         await self.next(wire.Opened)
 
     async def start(self, *do: Any, fields: dict[str, Any] | None = None, **data: Any) -> Played:

@@ -171,12 +171,13 @@ async def _failed_calls(probe: WorkerProbe) -> str:
         add = [tool("add")]
         rollout = await pipes.start(
             SAY, ["tools", "main", add], ASK, ["say", "main", user("two")], ["tools", "main", None], ["try", "main"],
-            ["tools", "main", add], ASK, reward=1.0,
+            ["try", "main"], ["tools", "main", add], ASK, reward=1.0,
         )  # fmt: skip
         await rollout.turn([user("one")], tools=add)
         messages = [user("one"), yes(), user("two")]
-        call = await rollout.call(messages)
-        await pipes.send(wire.CallFailed(rollout.number, call.call, "engine_error", "503 overloaded"))
+        for _ in range(2):
+            call = await rollout.call(messages)
+            await pipes.send(wire.CallFailed(rollout.number, call.call, "engine_error", "503 overloaded"))
         await rollout.turn(messages, tools=add)
         seen = await rollout.ended()
         if not any("503 overloaded" in str(one) for one in seen.get("caught", [])):
