@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import os
 import platform
 import resource
@@ -145,6 +146,8 @@ class WorkerSession:
             self.say(wire.Broken(str(error) if isinstance(error, UserError) else str(failed), failed.traceback))
             return
         self._workflow = workflow
+        gc.collect()
+        gc.freeze()  # no collection walks what was imported, while rollouts wait
         self.say(wire.Opened())
 
     def _listed(self, message: wire.ListTasks | wire.FetchTasks) -> wire.Listed | wire.Fetched | wire.Unlisted:
