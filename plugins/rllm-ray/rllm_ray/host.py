@@ -49,6 +49,7 @@ class RayHost(WorkerPool):
         return super().capacity if is_known else None
 
     def what(self, number: int) -> str:
+        """What its workers are, for messages."""
         workers = "Ray workers" if number != 1 else "Ray worker"
         return f"{workers} on {len(self._nodes)} nodes" if len(self._nodes) > 1 else workers
 
