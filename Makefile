@@ -49,10 +49,14 @@ IN_TWO_PROCESSES := -n 2 --dist worksteal
 # For files whose tests share slow fixtures; runs files in the given order.
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 
+# For make docs-browser.
+BROWSER_PYTHON := python3
+CHROMIUM := chromium
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-serve \
+.PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
 	$(TEST_LANES)
 
@@ -74,6 +78,7 @@ help:
 	@echo "make workflow-seeds  test that workflows learn, on more seeds; not part of make test"
 	@echo "make docs            build the documentation; open build/site/index.html"
 	@echo "make docs-serve      serve the documentation locally and update it on changes"
+	@echo "make docs-browser    look at every page in Chromium, by hand: see docs/browser.py"
 	@echo "make docs-reference  generate the reference parts of docs/ from the code"
 	@echo "make curves          run the commands of docs/recipes.md again and draw their learning curves (some minutes)"
 	@echo "make wheels          build the wheels of all distributions into dist/, for pip install --find-links dist"
@@ -141,6 +146,10 @@ lint: $(VENV)/.installed
 docs: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
+# By hand: needs a Python with playwright, and a Chromium.
+docs-browser: docs
+	@$(BROWSER_PYTHON) docs/browser.py --chromium $(CHROMIUM)
+
 docs-serve: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve --strict
 
@@ -170,7 +179,7 @@ $(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/
 	@$(VENV)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	@$(PYTHON) -m pip --python $(VENV)/bin/python install $(PIP_QUIETLY) pip
 	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
-	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,docs,parquet,plots]" $(EDITABLE_PLUGINS)
+	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,docs,plots]" $(EDITABLE_PLUGINS)
 	@touch $@
 
 # Create the starter model once, so that no test waits for it.

@@ -42,6 +42,16 @@ TITLES = {
 }
 PAGE = ROOT / "docs" / "staleness.md"
 PLOT = ROOT / "docs" / "images" / "staleness.svg"
+EXPLANATION = """\
+The *staleness* of a group is the number of weight updates between the weights that sampled it and those that it trains:
+
+![Three groups with staleness 0, 2 and 2](images/age.svg)
+
+[`training.staleness_threshold`](run-file/training.md) limits how far generation runs ahead, and with it the staleness.
+[Asynchronous training](asynchronous-training.md) gains time from it; this page measures what it costs.
+"""
+# Inverts lightness and keeps hues, for readers of dark pages.
+DARK = "@media (prefers-color-scheme: dark) {svg {filter: invert(0.88) hue-rotate(180deg)}}"
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
@@ -110,6 +120,8 @@ def page(rows: Sequence[Row]) -> str:
         "",
         "<!-- Written by `python -m benchmarks.staleness`; run that to change it. -->",
         "",
+        *EXPLANATION.splitlines(),
+        "",
         "Solve rate on held-out words at the end of training: mean over seeds (worst seed). Workflow `sort` on `local` "
         f"with separated generation, {settings['steps']} steps at a learning rate of {settings['learning_rate']:g}, "
         f"seeds {', '.join(map(str, seeds))}. η is `staleness_threshold`.",
@@ -158,6 +170,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
+    path.write_text(path.read_text(encoding="utf-8").replace("</style>", f"{DARK}</style>", 1), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -23,11 +23,13 @@ COMMANDS = {
     "lora": "rllm-core train sort --backend local -o local.lora.rank=8",
 }
 WIDTH, HEIGHT = 640, 240
-LEFT, RIGHT, TOP, BOTTOM = 48, 16, 20, 36
+LEFT, RIGHT, TOP, BOTTOM = 56, 16, 20, 36
 _CURVE = """
     .curve { stroke: #4a78d6; stroke-width: 1.8 }
     .held { fill: #d6604a }
     .grid { stroke: var(--box) }
+    text { font-size: 17px }
+    .faint { font-size: 16px }
 """
 
 
@@ -60,7 +62,7 @@ def svg(name: str, recorded: dict[str, Any]) -> str:
     for step, rate in held:
         parts.append(f'<circle class="held" cx="{x(step)}" cy="{y(rate)}" r="4.5"/>')
         end = step > len(solved) / 2
-        beside = f'x="{x(step) - 8 if end else x(step) + 10}" y="{y(rate) + (18 if end else 4)}"'
+        beside = f'x="{x(step) - 8 if end else x(step) + 10}" y="{y(rate) + (24 if end else 4)}"'
         parts.append(f'<text {beside} text-anchor="{"end" if end else "start"}">{rate:.1%}</text>')
     title = f"Solve rate of {COMMANDS[name]}"
     words = f"solve rate over {len(solved)} steps: line, training; points, held-out tasks"

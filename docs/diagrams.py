@@ -1,4 +1,4 @@
-"""Draws the diagrams of ``concepts.md`` into ``images/``: ``make docs-reference``.
+"""Draws the diagrams of the pages into ``images/``: ``make docs-reference``.
 
 Boxes and arrows are placed on a square grid, so no drawing program is needed. The files use no external font, script or
 image, and follow the reader's light or dark mode.
@@ -176,6 +176,55 @@ def staleness() -> Drawing:
     return it
 
 
+def placement() -> Drawing:
+    """What eight devices do over time when they are shared, and when they are divided."""
+    it = Drawing("Colocated and separated placement: eight GPUs that take turns, and four that generate ahead", 70, 28)
+    it.words(1, 1.6, "colocated: trainers and servers share every device and take turns")
+    for number in range(4):
+        x = 13 + 14 * number
+        it.box(x, 3, 8, 7, f"generate {number + 1}", style="strong")
+        it.box(x + 8, 3, 6, 7, f"train {number + 1}")
+    it.words(1, 6.5, "GPUs 0 to 7", style="faint")
+    it.words(1, 13.6, "separated: each device has one job; generation runs ahead of training")
+    for number in range(5):
+        x = 13 + 11 * number
+        it.box(x, 15, 11, 3.5, f"generate {number + 1}", style="strong")
+        if number < 4:
+            it.box(x + 11, 20, 9, 3.5, f"train {number + 1}")
+            it.arrow((x + 20, 21.75), (x + 21, 21.75), (x + 21, 18.7))
+    it.box(13, 20, 11, 3.5, "idle", style="empty")
+    it.words(1, 16.1, "GPUs 0 to 3", style="faint")
+    it.words(1, 17.5, "(servers)", style="faint")
+    it.words(1, 21.1, "GPUs 4 to 7", style="faint")
+    it.words(1, 22.5, "(trainers)", style="faint")
+    words = "Time runs to the right. An arrow is a weight sync to the servers; colocated devices sync in place."
+    it.words(13, 26, words, style="faint")
+    return it
+
+
+def age() -> Drawing:
+    """The staleness of three groups: when they were sampled, and when they were trained."""
+    it = Drawing("The staleness of a group: the weight version it trains, minus the oldest that sampled it", 70, 23)
+    it.words(1, 3, "weights", style="faint")
+    it.row(13, 2, [(f"version {3 + number}", "") for number in range(4)], width=14)
+    groups = [
+        ("group A", [(28, 8, "sampled")], 38, "staleness 4 - 4 = 0"),
+        ("group B", [(15, 8, "sampled")], 46, "staleness 5 - 3 = 2"),
+        ("group C", [(34, 7, "turn 1"), (41, 7, "turn 2")], 57, "staleness 6 - 4 = 2"),
+    ]
+    for number, (name, sampled, trained, result) in enumerate(groups):
+        y = 6.5 + 4.5 * number
+        it.words(1, y + 1, name, style="faint")
+        for x, width, text in sampled:
+            it.box(x, y, width, 2, text, style="strong")
+        it.arrow((x + width, y + 1), (trained, y + 1))
+        it.box(trained, y, 6, 2, "trained")
+        it.words(trained + 3, y + 3, result, style="faint", anchor="middle")
+    it.words(1, 20.6, "Group B waited in the buffer. Group C continued over a weight sync", style="faint")
+    it.words(1, 22, "(partial_rollout), and its oldest step counts.", style="faint")
+    return it
+
+
 def books() -> Drawing:
     """Rollout accounting: the four outcomes."""
     it = Drawing("Rollout accounting: every dispatched rollout has exactly one of four outcomes", 70, 21)
@@ -227,6 +276,8 @@ DIAGRAMS: dict[str, Callable[[], Drawing]] = {
     "loop": loop,
     "segments": segments,
     "lead": staleness,
+    "placement": placement,
+    "age": age,
     "books": books,
     "loading": loading,
 }

@@ -16,6 +16,7 @@ import architecture
 import curves
 import diagrams
 import hook_pages
+import protocol
 from hook_pages import attributes
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -31,6 +32,7 @@ from rllm_core.plugins.discovery import installed_plugins
 from rllm_core.plugins.settings import Settings
 
 PAGE = Path(__file__).parent / "run-file.md"
+SECTIONS = Path(__file__).parent / "run-file"
 CAPABILITIES = Path(__file__).parent / "capabilities.md"
 MARKER = "<!-- Generated from the configuration models by `make docs-reference`; edit those. -->\n"
 DECLARED_MARKER = "<!-- Generated from the backends' declared capabilities by `make docs-reference`. -->\n"
@@ -73,6 +75,7 @@ def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]
         providers.EngineProvider,
         providers.ParserProvider,
         providers.WorkflowProvider,
+        providers.RolloutHostProvider,
         providers.TrackerProvider,
     ):
         for provided in plugins.providers(kind).values():
@@ -99,23 +102,52 @@ def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, str]]:
             yield name, field, " ".join((field.description or documented.get(name, "")).split())
 
 
-def reference(plugins: PluginManager) -> str:
-    """The part of ``run-file.md`` below the marker."""
-    parts = []
-    for _, heading, model in sections(plugins):
+def reference(plugins: PluginManager) -> dict[str, str]:
+    """The generated part of every page about the run file, by the page's name.
+
+    A section of the core and a backend have a page of their own, with their nested sections. Other plugins share a page
+    for each kind. The page named "" is ``run-file.md``: what fits on no other page, and a list of all sections.
+    """
+    parts: dict[str, list[str]] = {"": []}
+    index = []
+
+    def add(page: str, heading: str, summary: str, model: type[BaseModel]) -> None:
+        parts.setdefault(page, []).append(_part(heading, summary, model))
+        index.append(f"| [{heading}]({f'run-file/{page}.md' if page else ''}#{_anchor(heading)}) | {_cell(summary)} |")
+
+    page = ""
+    for path, heading, model in sections(plugins):
+        _, _, provider_kind = heading.partition(", ")
+        if "." not in path:
+            shared = "" if path == "model" else path
+            page = shared if provider_kind in ("", "backend") else f"{provider_kind}s".replace(" ", "-")
         summary = (inspect.getdoc(model) or "").partition("\n\n")[0].replace("``", "`").replace("\n", " ")
         summary = re.sub(r"^`\[[\w.]+\]`: (\w)", lambda match: match[1].upper(), summary)
-        if model is RunConfig:
-            summary = "Above the first section."
-        parts.append(_part(heading, summary, model))
+        add(page, heading, "Above the first section." if model is RunConfig else summary, model)
     without = []
     for section, name, summary, model in options(plugins):
         if model.model_fields:
-            parts.append(_part(f"`[{section}]` of `{name}`", summary, model))
+            add("algorithm-options", f"`[{section}]` of `{name}`", summary, model)
         else:
             without.append(f"`{name}`")
-    parts.append("### Without options\n\n" + ", ".join(without) + ".")
-    return "\n\n".join(parts) + "\n"
+    parts["algorithm-options"].append("## Without options\n\n" + ", ".join(without) + ".")
+    parts[""].append("\n".join(["## All sections", "", "| section | meaning |", "| --- | --- |", *index]))
+    return {page: "\n\n".join(texts) + "\n" for page, texts in parts.items()}
+
+
+def pages(plugins: PluginManager) -> dict[str, str]:
+    """The complete pages below ``run-file/``, by file name."""
+    backends = plugins.providers(providers.BackendProvider)
+    found = {}
+    for page, text in reference(plugins).items():
+        title = f"Backend `{page}`" if page in backends else page.replace("-", " ").capitalize()
+        found[f"{page}.md"] = f"# {title}\n\nKeys of a [run file](../run-file.md).\n\n{MARKER}\n{text}"
+    del found[".md"]  # run-file.md itself, which also has a written part
+    return found
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def _part(heading: str, summary: str, model: type[BaseModel]) -> str:
@@ -124,7 +156,7 @@ def _part(heading: str, summary: str, model: type[BaseModel]) -> str:
         for name, field, text in keys(model)
     ]
     table = ["| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows]
-    return "\n".join([f"### {heading}", "", summary, "", *(table if rows else ["It has no keys."])])
+    return "\n".join([f"## {heading}", "", summary, "", *(table if rows else ["It has no keys."])])
 
 
 def kind(field: FieldInfo) -> str:
@@ -162,7 +194,7 @@ def capability_table(plugins: PluginManager) -> str:
 
 def generated(page: str, plugins: PluginManager) -> str:
     """The complete ``run-file.md``, with the hand-written part of ``page``."""
-    return _below(page, MARKER, reference(plugins))
+    return _below(page, MARKER, reference(plugins)[""])
 
 
 def generated_capabilities(page: str, plugins: PluginManager) -> str:
@@ -225,6 +257,12 @@ if __name__ == "__main__":
     first_party = first_party_plugins()
     for path, write in ((PAGE, generated), (CAPABILITIES, generated_capabilities)):
         path.write_text(write(path.read_text(encoding="utf-8"), first_party), encoding="utf-8")
+    protocol.PAGE.write_text(protocol.page(protocol.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for old in SECTIONS.glob("*.md"):
+        old.unlink()
+    SECTIONS.mkdir(exist_ok=True)
+    for name, page in pages(first_party).items():
+        (SECTIONS / name).write_text(page, encoding="utf-8")
     for name in hook_pages.SPECS:
         path = hook_pages.FOLDER / f"{name}.md"
         path.write_text(hook_pages.page(name, path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from diagrams import DIAGRAMS
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -12,15 +13,19 @@ from notebooks import notebooks, rendered
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = "packages"
-# Pages that readers search for first, and pages whose headings repeat a common word.
+# Pages, or folders of pages, that readers search for first, and those whose headings repeat a common word.
 BOOST = {
     "install.md": 3.0,
     "python.md": 3.0,
-    "my-code.md": 3.0,
+    "my-code.md": 5.0,
     "memory.md": 2.0,
     "faq.md": 2.0,
+    "benchmarks.md": 0.3,
     "compatibility.md": 0.5,
+    "hooks/": 0.3,
 }
+_DIAGRAM = re.compile(rf'<p>(<img [^>]*/(?:{"|".join((*DIAGRAMS, "rooms"))})\.svg"[^>]*>)</p>')
+_KEYS = re.compile(r"<table>\s*<thead>\s*<tr>\s*<th>key</th>\s*<th>type</th>.*?</table>", re.S)
 _NOTEBOOK = re.compile(r"\.ipynb\)")
 _LINK = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]+)(?P<anchor>#[^)\s]+)?\)")
 
@@ -49,8 +54,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Converts links to files of the repository and to notebooks to links within the site, and sets search boosts."""
     here = page.file.src_uri
-    if here in BOOST:
-        page.meta["search"] = {"boost": BOOST[here]}
+    boost = BOOST.get(here) or BOOST.get(f"{Path(here).parent}/")
+    if boost is not None:
+        page.meta["search"] = {"boost": boost}
     below = Path("plugins", Path(here).stem) if here.startswith(f"{PACKAGES}/") else Path("docs", here).parent
     up = "../" * here.count("/")
 
@@ -68,3 +74,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return f"]({up}{inside}{link['anchor'] or ''})"
 
     return _LINK.sub(moved, _NOTEBOOK.sub(".md)", markdown))
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Marks diagrams and references of keys, which ``stylesheets/site.css`` lays out differently on a phone."""
+    html = _DIAGRAM.sub(r'<div class="diagram">\1</div>', html)
+    return _KEYS.sub(lambda table: f'<div class="keys">{table[0]}</div>', html)

@@ -80,8 +80,8 @@ class Provider:
         load: Dotted path of the class or function, ``"package.module:Name"``.
         summary: One line for listings.
         config: Dotted path of the pydantic model for the section ``[name]`` of the run file. Backends, engines,
-            parsers, workflows and trackers can have one. A class that declares ``config_model`` must declare the same
-            model.
+            parsers, workflows, rollout hosts and trackers can have one. A class that declares ``config_model`` must
+            declare the same model.
     """
 
     kind: ClassVar[str] = "provider"

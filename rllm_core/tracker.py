@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from rllm_core.config import RunConfig
 
 Status = Literal["completed", "interrupted", "failed"]
+Cell = str | float | None
 
 
 class Tracker(ABC):
@@ -16,7 +17,8 @@ class Tracker(ABC):
 
     A tracker is constructed before anything is allocated. The constructor raises if a library is missing or a setting
     is not supported (`rllm_core.errors.PluginError`, `rllm_core.errors.ConfigError`), and has no side effects. The
-    calls then come in order, all from one thread that is not the main one: `start`, any number of `log`, `finish`.
+    calls then come in order, all from one thread that is not the main one: `start`, any number of `log` and
+    `log_table`, `finish`.
     After a call that raises or takes longer than a minute, no more follow; it never stops training. Runs in one process
     must not mix: if the library supports one run at a time, the `start` of a second one must fail.
 
@@ -54,6 +56,19 @@ class Tracker(ABC):
         Args:
             step: Optimizer steps done.
             metrics: Finite numbers by name; a name may contain ``/``.
+        """
+
+    def log_table(  # noqa: B027 - trackers without tables ignore them
+        self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]
+    ) -> None:
+        """Logs a table, such as the sampled answers of a step; by default does nothing, for trackers without tables.
+
+        Args:
+            name: Name of the table, the same at every step.
+            step: Optimizer steps done.
+            columns: Names of the columns.
+            rows: Cells of each row in the order of ``columns``: any text, also of a model and of any length, finite
+                numbers, and None.
         """
 
     @abstractmethod

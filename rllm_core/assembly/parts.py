@@ -7,6 +7,7 @@ from typing import Any
 
 from rllm_core.assembly.algorithm import Algorithm, passes
 from rllm_core.assembly.components import kl_notes
+from rllm_core.assembly.elsewhere import ElsewhereProvider
 from rllm_core.assembly.engines import build_parser
 from rllm_core.assembly.imitation import check_imitation
 from rllm_core.assembly.resolution import Resolved, providers_of
@@ -18,6 +19,7 @@ from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.file_references import CLASS_PREFIX, is_class_reference, section_name
 from rllm_core.hosts.contract import HostedWorkflow, RolloutHost
+from rllm_core.hosts.elsewhere import WorkflowElsewhere
 from rllm_core.limits.guard import patience
 from rllm_core.limits.timeouts import within
 from rllm_core.parser import BaseParser
@@ -141,6 +143,9 @@ def workflow_of(resolved: Resolved) -> Workflow:
     with provided.at_work("its construction", workflow_class):
         workflow = workflow_class(config.plugins.get(section_name(config.workflow)))
     workflow.services = Services(resolved.plugins, config.rollout.sandbox)
+    record = provided.record
+    if isinstance(record, ElsewhereProvider) and isinstance(workflow, WorkflowElsewhere):
+        workflow.place(record.python, record.path, sandbox=config.rollout.sandbox, samples=record.samples)
     return workflow
 
 
@@ -161,7 +166,7 @@ def host_of(resolved: Resolved, workflow: Workflow) -> RolloutHost:
     section = config.plugins.get(section_name(config.workflow))
     hosted = HostedWorkflow(
         workflow=workflow,
-        load=record.load,
+        load=record.path if isinstance(record, ElsewhereProvider) else record.load,
         section={} if section is None else section.model_dump(mode="json"),
         sandbox=config.rollout.sandbox,
     )

@@ -17,7 +17,7 @@ def with_host(config: RunConfig, workflow: WorkflowProvider) -> RunConfig:
         ConfigError: If it cannot.
     """
     rollout = config.rollout
-    changes: dict[str, str | int] = {"host": rollout.host or INLINE}
+    changes: dict[str, str | int] = {"host": rollout.host or (WORKERS if _worker_keys(config) else INLINE)}
     if workflow.blocks or workflow.global_state:
         what = "changes the state of its process" if workflow.global_state else "blocks its process"
         if rollout.host == INLINE:

@@ -13,7 +13,6 @@ from rllm_core.providers import (
     PolicyLossProvider,
     RolloutHostProvider,
     SandboxProvider,
-    WorkflowProvider,
 )
 
 ESTIMATORS = {
@@ -83,20 +82,6 @@ def corrections() -> list[CorrectionProvider]:
     return [
         CorrectionProvider(name=name, load=f"{__name__}.off_policy_corrections:{correction}", summary=summary)
         for name, (correction, summary) in CORRECTIONS.items()
-    ]
-
-
-@hookimpl
-def workflows() -> list[WorkflowProvider]:
-    """``sft``, supervised fine-tuning on a dataset."""
-    return [
-        WorkflowProvider(
-            name="sft",
-            load=f"{__name__}.sft.workflow:SFTWorkflow",
-            config=f"{__name__}.sft.workflow:SFTConfig",
-            run_file=f"{__name__}.sft.workflow:run_file",
-            summary="Supervised fine-tuning on a file of conversations.",
-        )
     ]
 
 

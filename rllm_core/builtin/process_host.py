@@ -15,9 +15,9 @@ from typing import Any
 
 from rllm_core.builtin import process_keeper
 from rllm_core.config import RolloutConfig
-from rllm_core.errors import ConfigError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow
+from rllm_core.hosts.elsewhere import no_interpreter
 from rllm_core.hosts.pool import Link, Worker, WorkerPool
 from rllm_core.hosts.worker import ASK_FOR_STACK
 
@@ -75,10 +75,7 @@ class Processes(WorkerPool):
                 )
             except OSError as error:
                 mine.close()
-                raise ConfigError(
-                    f"rollout.python = {self.config.python!r} cannot be started: {error.strerror}; set it to the "
-                    "Python interpreter of an environment that has rllm-core and the workflow"
-                ) from error
+                raise no_interpreter(self.config.python, error) from error
         self.keep(b"+", process.pid)
         link = _ProcessLink(worker, process, self)
         loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rllm_core.cli.completion import provided
+from rllm_core.cli.waiting import waiting
 from rllm_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def train(
     target = starting.target_to_train(target, run_dir, resume=resume)
     plugins = context.obj.plugins
     given = [*overrides, *([f"training.init_from={json.dumps(init_from)}"] if init_from is not None else [])]
-    parts = parts_of(resolve_run(target, plugins, overrides=given, backend=backend, parser=parser))
+    with waiting("checking the run file, the plugins and the tasks"):
+        parts = parts_of(resolve_run(target, plugins, overrides=given, backend=backend, parser=parser))
     if dry_run:
         _print_dry_run(parts, as_json, show_defaults=context.obj.verbose)
         return

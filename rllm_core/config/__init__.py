@@ -118,6 +118,11 @@ class RunConfig(Section, use_attribute_docstrings=True):
                 f"training.groups_per_forward_backward = {passes} does not divide "
                 f"training.groups_per_step = {training.groups_per_step}"
             )
+        if training.answers_table_every_steps and not training.groups_kept_per_step:
+            raise ValueError(
+                "training.answers_table_every_steps shows the recorded groups, but training.groups_kept_per_step = 0 "
+                "records none"
+            )
         chosen = self.algorithm.corrections
         unused = sorted(self.algorithm.correction_options.keys() - set(chosen))
         if unused:

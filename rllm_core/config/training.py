@@ -49,6 +49,10 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """Rollouts per validation, spread evenly over its tasks. 0 disables validation."""
     groups_kept_per_step: Annotated[int, Field(ge=0)] = 1
     """Whole groups written to groups.jsonl per step; of each validation, four times as many tasks. 0 records none."""
+    answers_table_every_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps between tables of the sampled answers in these groups, for trackers that show tables and, with
+    rllm-viewer, for the terminal. 0 shows none.
+    """
     trajectories_per_step: Annotated[int, Field(ge=0)] = 0
     """Deprecated: episodes written to trajectories.jsonl per step, and per validation. Use groups_kept_per_step."""
     buffer_max_bytes: Annotated[int, Field(ge=1)] = 8 * 2**30
@@ -110,7 +114,7 @@ class RolloutConfig(Section, use_attribute_docstrings=True):
     """Sandbox for model-written code. `child` limits time and memory, but does not isolate."""
     host: str = ""
     """Where rollouts run: `inline` in the process of the run, `processes` in others. Defaults to `inline`, or to
-    `processes` for a workflow that asks for it.
+    `processes` if a key of its workers is set or the workflow asks for it.
     """
     workers: Annotated[int | None, Field(ge=1)] = None
     """Workers of a host that has them. Defaults to one per CPU core."""

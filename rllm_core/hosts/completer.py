@@ -116,6 +116,7 @@ class RemoteCompleter(Completer):
             call.tools = offered
         if params.max_response_tokens != self.sampling_params.max_response_tokens:
             call.max_response_tokens = params.max_response_tokens
+        self._offered = NO_TOOLS  # without an answer, it is unknown which tools the run keeps
         sampled = await self._ask(call)
         self._offered = offered
         step = self._last = self._step(sampled, view)

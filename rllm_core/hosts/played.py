@@ -12,6 +12,7 @@ from rllm_core.engine import Completer, EngineError, Terminated
 from rllm_core.errors import ConfigError, RefusedConversation, UserError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import RolloutFailed
+from rllm_core.hosts.elsewhere import GROUP
 from rllm_core.hosts.failures import failure_of
 from rllm_core.parser import SegmentBreak
 from rllm_core.scope import Call, RolloutEnded, ended_calls
@@ -27,6 +28,7 @@ class _Conversation:
     tools: list[dict[str, Any]] | None = None
     last: Step | None = None
     forks: int = 0
+    asked: asyncio.Task[Any] | None = None
 
 
 class PlayedRollout:
@@ -91,6 +93,7 @@ class PlayedRollout:
         """Ends it, because its worker is lost."""
         if not self.over.done():
             self.over.set_exception(RolloutFailed(TerminationReason.WORKER_LOST, why))
+            self.over.exception()  # a rollout that was cancelled does not ask for it, and asyncio would report that
 
     def result(self, ended: wire.Ended | wire.Failed) -> object:
         """Returns what ``run`` returned, or raises what it raised.
@@ -124,6 +127,8 @@ class PlayedRollout:
 
     def _trajectory(self, returned: wire.ReturnedTrajectory) -> Trajectory:
         trajectory = Trajectory(**returned.fields)
+        if returned.group:
+            trajectory.metadata = {**trajectory.metadata, GROUP: returned.group}
         trajectory.__dict__["steps"] = [
             self._step(step) if isinstance(step, wire.ReturnedStep) else _stand_in(step) for step in returned.steps
         ]
@@ -152,6 +157,9 @@ class PlayedRollout:
 
     async def _complete(self, call: wire.Call) -> wire.Answer:
         conversation = self._conversation(tuple(call.conversation))
+        asked, conversation.asked = conversation.asked, asyncio.current_task()
+        if asked is not None and not asked.done():
+            await asyncio.wait([asked])  # the workflow gave it up, which an engine may take a moment to do
         if call.kept > len(conversation.said):
             raise ValueError(f"the conversation has {len(conversation.said)} messages so far, not {call.kept}")
         whole = call.kept == len(conversation.said)

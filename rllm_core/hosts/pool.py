@@ -21,6 +21,8 @@ from rllm_core.engine import Completer
 from rllm_core.errors import PluginError, RunError, UserError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow, HostReport, Place, RolloutHost
+from rllm_core.hosts.elsewhere import WorkflowElsewhere
+from rllm_core.hosts.pacing import Paced
 from rllm_core.hosts.played import PlayedRollout
 from rllm_core.limits.timeouts import GRACE_SECONDS
 from rllm_core.plugins.blame import place_in
@@ -35,6 +37,7 @@ MAX_OUTPUT_BYTES = 16 << 20
 KEPT_OUTPUT_BYTES = 64 << 10
 SHOWN_OUTPUT_LINES = 3
 NOTED_LOSSES = 5  # the others are only counted
+MESSAGES_PER_TICK = 32  # a call takes the run about 0.2 ms, and a thousand may arrive at once
 
 
 class Link:
@@ -125,10 +128,10 @@ class Worker:
         except (msgspec.DecodeError, ValueError) as error:
             self.lose(f"it sent a message that is not one of the protocol: {error}")
             return
-        for message in messages:
-            self._receive(message)
+        self.pool.incoming.add((self, message) for message in messages)
 
-    def _receive(self, message: Any) -> None:
+    def receive(self, message: Any) -> None:
+        """Handles a message."""
         if isinstance(message, wire.OfRollout):
             rollout = self.rollouts.get(message.rollout)
             if rollout is None:
@@ -139,7 +142,7 @@ class Worker:
                 self._output_since_rollout = 0
                 self.pool.rollout_ended()
         elif isinstance(message, wire.Settled):
-            self.is_settled = message.frames == self._frames_sent
+            self.is_settled = message.frames == self._frames_sent and not self._outgoing
             self.outside = message.outside
             self.pool.maybe_settled()
         elif isinstance(message, wire.Ready):
@@ -258,6 +261,7 @@ class WorkerPool(RolloutHost):
 
     Attributes:
         workers: Living workers.
+        incoming: Messages that arrived, with their workers.
     """
 
     def __init__(self, hosted: HostedWorkflow, config: RolloutConfig, section: Any = None) -> None:
@@ -273,6 +277,7 @@ class WorkerPool(RolloutHost):
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._background: set[asyncio.Task[None]] = set()
         self._folder: Path | None = None
+        self.incoming: Paced[tuple[Worker, Any]] = Paced(lambda one: one[0].receive(one[1]), MESSAGES_PER_TICK)
         self.note: Callable[[str], None] = lambda line: None
         self._settled: Callable[[], None] = lambda: None
 
@@ -382,6 +387,7 @@ class WorkerPool(RolloutHost):
                 sandbox=hosted.sandbox,
                 memory_bytes=self.config.worker_memory_bytes or 0,
                 says_settled=True,
+                says_groups=isinstance(hosted.workflow, WorkflowElsewhere),
             )
         )
         return worker

@@ -39,6 +39,8 @@ class Open(Message, tag="open"):
         sandbox: Name of the sandbox for model-written code.
         memory_bytes: Maximum memory of the worker, or 0.
         says_settled: Whether the worker sends `Settled`.
+        opens: Whether to open the workflow. If False, it only lists tasks.
+        says_groups: Whether trajectories come with the names of their advantage groups.
     """
 
     version: int
@@ -47,6 +49,8 @@ class Open(Message, tag="open"):
     sandbox: str = "child"
     memory_bytes: int = 0
     says_settled: bool = False
+    opens: bool = True
+    says_groups: bool = False
 
 
 class Start(Message, tag="start"):
@@ -106,7 +110,13 @@ class SampledStep(Message, tag="step"):
 
 
 class Answer(Message, tag="answer"):
-    """Answers a call."""
+    """Answers a call.
+
+    Attributes:
+        rollout: Number of the rollout.
+        call: Number of the call.
+        step: The step.
+    """
 
     rollout: int
     call: int
@@ -133,9 +143,37 @@ class CallFailed(Message, tag="call_failed"):
 
 
 class Cancel(Message, tag="cancel"):
-    """Cancels a rollout. The worker still ends it."""
+    """Cancels a rollout. The worker answers with `Cancelling`, and still ends the rollout.
+
+    Attributes:
+        rollout: Number of the rollout.
+    """
 
     rollout: int
+
+
+class ListTasks(Message, tag="list_tasks"):
+    """Asks for the number of tasks in a split. The worker answers with `Listed` or `Unlisted`.
+
+    Attributes:
+        split: ``train`` or ``validation``.
+    """
+
+    split: str
+
+
+class FetchTasks(Message, tag="fetch_tasks"):
+    """Asks for tasks of a split. The worker answers with `Fetched` or `Unlisted`.
+
+    Attributes:
+        split: ``train`` or ``validation``.
+        start: Position of the first task.
+        stop: Position after the last one.
+    """
+
+    split: str
+    start: int
+    stop: int
 
 
 class Close(Message, tag="close"):
@@ -165,7 +203,7 @@ class Opened(Message, tag="opened"):
 
 
 class Broken(Message, tag="broken"):
-    """The workflow cannot be constructed or opened; the worker ends.
+    """The workflow cannot be constructed or opened. The run ends the worker.
 
     Attributes:
         message: What happened, with file and line.
@@ -186,7 +224,7 @@ class Call(Message, tag="call"):
             of that.
         kept: How many messages of this conversation so far, its last answer included, the messages start with.
         messages: The messages after those. The id of a step stands for its answer.
-        tools: Tools on offer, or None; left out if they are those of the last call.
+        tools: Tools on offer, or None; left out if they are those of the last call, and that was answered.
         max_response_tokens: Maximum length of the answer, if it differs from that of the run.
     """
 
@@ -200,10 +238,59 @@ class Call(Message, tag="call"):
 
 
 class GiveUp(Message, tag="give_up"):
-    """The workflow cancelled a call; it expects no answer."""
+    """The workflow cancelled a call; it expects no answer.
+
+    Attributes:
+        rollout: Number of the rollout.
+        call: Number of the call.
+    """
 
     rollout: int
     call: int
+
+
+class Listed(Message, tag="listed"):
+    """Says how many tasks a split has.
+
+    Attributes:
+        total: Number of tasks.
+    """
+
+    total: int
+
+
+class FetchedTask(Message, tag="task"):
+    """A task.
+
+    Attributes:
+        task_id: Id of the task.
+        data: Data of the task.
+    """
+
+    task_id: str
+    data: dict[str, Any] = {}
+
+
+class Fetched(Message, tag="fetched"):
+    """Tasks of a split.
+
+    Attributes:
+        tasks: The tasks, in order.
+    """
+
+    tasks: list[FetchedTask]
+
+
+class Unlisted(Message, tag="unlisted"):
+    """Tasks cannot be listed.
+
+    Attributes:
+        message: What happened, with file and line.
+        is_config: Whether the data or the settings of the user are wrong.
+    """
+
+    message: str
+    is_config: bool = False
 
 
 class Cancelling(Message, tag="cancelling"):
@@ -219,7 +306,14 @@ class Cancelling(Message, tag="cancelling"):
 
 
 class TimedCall(Message, tag="timed"):
-    """Duration of a call to a tool or a reward function, see `rllm_core.scope.Call`."""
+    """Duration of a call to a tool or a reward function.
+
+    Attributes:
+        kind: ``tool`` or ``reward``.
+        name: Name of the tool or reward function.
+        start: Seconds from the start of the rollout.
+        seconds: Duration.
+    """
 
     kind: str
     name: str
@@ -245,10 +339,12 @@ class ReturnedTrajectory(Message, tag="trajectory"):
     Attributes:
         steps: Its steps. A text is the type of an object that is no step.
         fields: Its other fields, as far as they are not the defaults.
+        group: Name of its advantage group, if the run asked for it.
     """
 
     steps: list[ReturnedStep | str]
     fields: dict[str, Any] = {}
+    group: str = ""
 
 
 class Ended(Message, tag="ended"):
@@ -306,7 +402,11 @@ class Settled(Message, tag="settled"):
 
 
 class Fatal(Message, tag="fatal"):
-    """The worker cannot go on and ends, such as after its memory was exhausted."""
+    """The worker cannot go on, such as after its memory was exhausted. The run ends it.
+
+    Attributes:
+        message: Why.
+    """
 
     message: str
 
@@ -321,9 +421,9 @@ class Closed(Message, tag="closed"):
     message: str = ""
 
 
-FromRun = Open | Start | Answer | CallFailed | Cancel | Close
+FromRun = Open | Start | Answer | CallFailed | Cancel | ListTasks | FetchTasks | Close
 OfRollout = Call | GiveUp | Cancelling | Ended | Failed
-FromWorker = Ready | Opened | Broken | OfRollout | Settled | Fatal | Closed
+FromWorker = Ready | Opened | Broken | OfRollout | Listed | Fetched | Unlisted | Settled | Fatal | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -16,7 +16,8 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rllm_core.engine import EngineError, Terminated
@@ -25,6 +26,7 @@ from rllm_core.hosts import wire
 from rllm_core.hosts.completer import RemoteCompleter, SampledSteps
 from rllm_core.hosts.contract import RolloutFailed
 from rllm_core.hosts.failures import failure_of
+from rllm_core.hosts.pacing import Paced
 from rllm_core.limits.timeouts import contained, waiting_at
 from rllm_core.parser import BreakReason, SegmentBreak
 from rllm_core.plugins.blame import blamed
@@ -37,6 +39,8 @@ from rllm_core.workflow import Workflow
 
 # A run asks a worker for its stack before it kills it; the stack goes to standard error.
 ASK_FOR_STACK = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 2
+MESSAGES_PER_TICK = 16  # rollouts that go on before the worker reads again, such as a cancellation
+MAX_SILENCE_SECONDS = 0.002  # the model need not wait while other rollouts of the worker compute
 _OF_RUN = {"trajectories", "rollout_id", "rollout_index", "is_validation"}
 
 
@@ -45,6 +49,10 @@ class WorkerSession:
 
     Args:
         send: Sends the content of a frame.
+
+    Attributes:
+        is_limited: Whether the memory of the process has a limit.
+        says_groups: See `wire.Open`.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -52,10 +60,13 @@ class WorkerSession:
         self._outgoing: list[wire.FromWorker] = []
         self._rollouts: dict[int, _Rollout] = {}
         self._workflow: Workflow | None = None
-        self._says_settled = False
-        self._is_limited = False
+        self._says_settled = self.says_groups = False
+        self._tasks: dict[str, Sequence[Task]] = {}
+        self.is_limited = False
         self._frames_read = 0
         self._was_active = False
+        self._incoming: Paced[wire.FromRun] = Paced(self._receive, MESSAGES_PER_TICK)
+        self._flushed_at = 0.0
         self._working: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
         self.say(wire.Ready(wire.VERSION, f"Python {platform.python_version()}, rllm-core {__version__}", os.getpid()))
@@ -68,26 +79,32 @@ class WorkerSession:
         """Handles the content of a frame."""
         self._frames_read += 1
         self._was_active = True
-        for message in wire.decode_from_run(content):
-            match message:
-                case wire.Answer() | wire.CallFailed():
-                    if rollout := self._rollouts.get(message.rollout):
-                        rollout.answered(message)
-                case wire.Start():
-                    self._work(self._play(message))
-                case wire.Cancel():
-                    if rollout := self._rollouts.get(message.rollout):
-                        rollout.cancel()
-                case wire.Open():
-                    self._work(self._open(message))
-                case wire.Close():
-                    self._work(self._close())
+        self._incoming.add(wire.decode_from_run(content))
+
+    def _receive(self, message: wire.FromRun) -> None:
+        match message:
+            case wire.Answer() | wire.CallFailed():
+                if rollout := self._rollouts.get(message.rollout):
+                    rollout.answered(message)
+            case wire.Start():
+                self._work(self._play(message))
+            case wire.Cancel():
+                if rollout := self._rollouts.get(message.rollout):
+                    rollout.cancel()
+            case wire.Open():
+                self._work(self._open(message))
+            case wire.ListTasks() | wire.FetchTasks():
+                self.say(self._listed(message))
+            case wire.Close():
+                self._work(self._close())
 
     def say(self, message: wire.FromWorker) -> None:
-        """Sends a message at the end of this tick."""
+        """Sends a message at the end of this tick; at once if rollouts compute for long in this tick."""
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.append(message)
+        if time.monotonic() - self._flushed_at > MAX_SILENCE_SECONDS:
+            self._flush()
 
     def idle(self) -> None:
         """To be called when the event loop has nothing to do."""
@@ -99,6 +116,7 @@ class WorkerSession:
 
     def _flush(self) -> None:
         self._was_active = True
+        self._flushed_at = time.monotonic()
         outgoing, self._outgoing = self._outgoing, []
         if outgoing:
             self._send(wire.encoded(outgoing))
@@ -112,21 +130,37 @@ class WorkerSession:
         if message.version != wire.VERSION:
             self.say(wire.Broken(f"the worker speaks version {wire.VERSION} of the protocol, not {message.version}"))
             return
-        self._says_settled = message.says_settled
-        self._is_limited = message.memory_bytes > 0
-        if self._is_limited:
+        self._says_settled, self.says_groups = message.says_settled, message.says_groups
+        self.is_limited = message.memory_bytes > 0
+        if self.is_limited:
             resource.setrlimit(resource.RLIMIT_DATA, (message.memory_bytes, message.memory_bytes))
         try:
             workflow_class: type[Workflow] = resolve(message.workflow)
             workflow = workflow_class(workflow_class.config_model.model_validate(message.section))
             workflow.services = Services(sandbox=message.sandbox)
-            await contained(workflow.open())
+            if message.opens:
+                await contained(workflow.open())
         except BaseException as error:  # third-party code
             failed = failure_of(error)
             self.say(wire.Broken(str(error) if isinstance(error, UserError) else str(failed), failed.traceback))
             return
         self._workflow = workflow
         self.say(wire.Opened())
+
+    def _listed(self, message: wire.ListTasks | wire.FetchTasks) -> wire.Listed | wire.Fetched | wire.Unlisted:
+        assert self._workflow is not None, "the run opens a worker before it asks for tasks"
+        try:
+            tasks = self._tasks.get(message.split)
+            if tasks is None:
+                found: Any = self._workflow.tasks(message.split)  # type: ignore[arg-type]
+                tasks = self._tasks[message.split] = found if hasattr(found, "__getitem__") else list(found)
+            if isinstance(message, wire.ListTasks):
+                return wire.Listed(len(tasks))
+            wanted = [tasks[position] for position in range(message.start, message.stop)]
+            return wire.Fetched([wire.FetchedTask(task.task_id, dict(task.data)) for task in wanted])
+        except Exception as error:  # third-party code
+            is_user = isinstance(error, UserError)
+            return wire.Unlisted(str(error) if is_user else f"tasks() failed: {blamed(error)}", is_config=is_user)
 
     async def _close(self) -> None:
         for rollout in self._rollouts.values():
@@ -144,7 +178,7 @@ class WorkerSession:
 
     async def _play(self, start: wire.Start) -> None:
         assert self._workflow is not None, "the run opens a worker before it starts a rollout"
-        rollout = self._rollouts[start.rollout] = _Rollout(start, self._workflow, self.say, self._is_limited)
+        rollout = self._rollouts[start.rollout] = _Rollout(start, self._workflow, self)
         try:
             self.say(await rollout.end())
         except MemoryError as error:
@@ -161,13 +195,11 @@ class _Rollout:
         calls: Durations of its calls.
     """
 
-    def __init__(
-        self, start: wire.Start, workflow: Workflow, say: Callable[[wire.FromWorker], None], is_limited: bool
-    ) -> None:
-        self._is_limited = is_limited  # its worker has a limit of memory
+    def __init__(self, start: wire.Start, workflow: Workflow, session: WorkerSession) -> None:
         self._start = start
         self._workflow = workflow
-        self._say = say
+        self._session = session
+        self._say = session.say
         self.calls = Calls()
         self._asked = 0
         self._waiting: dict[int, asyncio.Future[wire.SampledStep]] = {}
@@ -201,7 +233,7 @@ class _Rollout:
             cancelled = RolloutFailed(TerminationReason.CANCELLED, "the workflow was cancelled from within")
             ended = self._failed(cancelled)
         except Exception as error:  # third-party code
-            if isinstance(error, MemoryError) and self._is_limited:
+            if isinstance(error, MemoryError) and self._session.is_limited:
                 raise  # the state of the interpreter is unknown
             ended = self._failed(error)
         finally:
@@ -238,16 +270,18 @@ class _Rollout:
         if not isinstance(returned, Episode):
             return wire.Ended(number, returned=type(returned).__name__)
         trajectories: list[wire.ReturnedTrajectory | str] = [
-            self._trajectory(trajectory) if isinstance(trajectory, Trajectory) else type(trajectory).__name__
+            self._trajectory(returned, trajectory) if isinstance(trajectory, Trajectory) else type(trajectory).__name__
             for trajectory in returned.trajectories
         ]
         return wire.Ended(number, trajectories=trajectories, fields=_fields(returned, Episode, _OF_RUN))
 
-    def _trajectory(self, trajectory: Trajectory) -> wire.ReturnedTrajectory:
+    def _trajectory(self, episode: Episode, trajectory: Trajectory) -> wire.ReturnedTrajectory:
         steps: list[wire.ReturnedStep | str] = [
             self._sampled.returned(step) if isinstance(step, Step) else type(step).__name__ for step in trajectory.steps
         ]
-        return wire.ReturnedTrajectory(steps, _fields(trajectory, Trajectory, {"steps"}))
+        says_group = self._session.says_groups and type(self._workflow).group_of is not Workflow.group_of
+        group = self._workflow.group_of(episode, trajectory) if says_group else ""
+        return wire.ReturnedTrajectory(steps, _fields(trajectory, Trajectory, {"steps"}), group)
 
     def _failed(self, error: Exception) -> wire.Failed:
         failed, call = failure_of(error), getattr(error, "call_of_rollout", None)

@@ -82,32 +82,30 @@ def drawn(rows: Rows, validations: Rows, name: str) -> Figure | None:
     axes.set_title(_as_text(name), parse_math=False)
     for column, (key, (title, unit)) in enumerate(panels.items()):
         panel = figure.add_subplot(grid[1, column])
-        steps, values = zip(*_points(rows, key), strict=True)
+        steps, values = line_of(rows, key)
         panel.plot(steps, values, color="tab:blue", linewidth=1, marker="." if len(steps) < 30 else None)
         panel.set_title(title, fontsize="small")
         panel.set_ylabel(unit, fontsize="x-small")
         panel.tick_params(labelsize="x-small")
-        _finish(panel, values)
+        _finish(panel, [value for _, value in _points(rows, key)])
     return figure
 
 
 def _draw_main(axes: Axes, rows: Rows, validations: Rows) -> None:
     what = _what(rows)
-    points = _points(rows, _KEYS[what])
-    steps, values = [step for step, _ in points], [value for _, value in points]
-    shown = list(values)
-    if what == "reward":
-        lowest, highest = dict(_points(rows, "trajectory_reward_min")), dict(_points(rows, "trajectory_reward_max"))
-        inside = [step for step in steps if step in lowest and step in highest]
-        bottom, top = [lowest[step] for step in inside], [highest[step] for step in inside]
-        if inside:
-            axes.fill_between(
-                inside, bottom, top, color="tab:blue", alpha=0.08, linewidth=0, label="range of the trajectories"
-            )
-            shown += [*bottom, *top]
+    steps, values = line_of(rows, _KEYS[what])
+    shown = [value for _, value in _points(rows, _KEYS[what])]
+    edges = [_points(rows, f"trajectory_reward_{edge}") for edge in ("min", "max")]
+    if what == "reward" and all(edges):
+        _, bottom = line_of(rows, "trajectory_reward_min")
+        _, top = line_of(rows, "trajectory_reward_max")
+        axes.fill_between(
+            steps, bottom, top, color="tab:blue", alpha=0.08, linewidth=0, label="range of the trajectories"
+        )
+        shown += [value for edge in edges for _, value in edge]
     window = window_of(len(values))
     few = window == 1
-    if values:
+    if shown:
         axes.plot(
             steps,
             values,
@@ -137,12 +135,15 @@ def _draw_main(axes: Axes, rows: Rows, validations: Rows) -> None:
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Returns the mean of the ``window`` (odd) values around each; at the ends, of those that exist.
+    """Returns the mean of the ``window`` (odd) values around each, of those that exist; NaN stays NaN.
 
     Unlike a running mean, it does not lag behind its data.
     """
-    around = [values[max(0, at - window // 2) : at + window // 2 + 1] for at in range(len(values))]
-    return [sum(some) / len(some) for some in around]
+    means = []
+    for at, value in enumerate(values):
+        around = [one for one in values[max(0, at - window // 2) : at + window // 2 + 1] if not math.isnan(one)]
+        means.append(math.nan if math.isnan(value) else sum(around) / len(around))
+    return means
 
 
 def window_of(count: int) -> int:
@@ -162,6 +163,11 @@ def _finish(axes: Axes, values: Sequence[float]) -> None:
 def _points(rows: Rows, key: str) -> list[tuple[int, float]]:
     """Returns step and value of the rows that have a finite number."""
     return [(row["step"], float(row[key])) for row in rows if _is_number(row.get(key))]
+
+
+def line_of(rows: Rows, key: str) -> tuple[list[int], list[float]]:
+    """Returns the steps and the values of all rows; a value that is missing is NaN, and leaves a gap in the line."""
+    return [row["step"] for row in rows], [float(row[key]) if _is_number(row.get(key)) else math.nan for row in rows]
 
 
 def _is_number(value: Any) -> bool:

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 PLAIN_EVERY_SECONDS = 5.0
 PLAIN_BETWEEN_STEPS_SECONDS = 60.0
+SILENT_SECONDS = 1.0
 SHOWN_PROBLEMS = 5
 LABEL_WIDTH = len("generation ")
 HOLDS = {"pause": "new weights", "memory": "buffer full", "window": "window full", "end": "nothing left to start"}
@@ -32,6 +33,9 @@ class Progress:
 
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
         """Called when the run starts at ``first_step`` (0 unless it is resumed)."""
+
+    def waiting(self, what: str) -> None:
+        """Called before something that may take long, such as loading a model; the next call or `watch` ends it."""
 
     def watch(self, now: Callable[[], Now]) -> None:
         """Called when generation and training start; ``now`` returns the work in flight, and is thread-safe."""
@@ -96,6 +100,7 @@ class _Told(Progress):
         self._began: float | None = None
         self._problems = 0
         self._now: Callable[[], Now] | None = None
+        self._awaited = ""
         self._say(
             f"training {config.workflow} on {config.backend} for {self._steps} steps of "
             f"{training.groups_per_step} x {training.rollouts_per_group} rollouts, in {run_dir}"
@@ -103,8 +108,11 @@ class _Told(Progress):
         if first_step:
             self._say(f"resumed after step {first_step}")
 
+    def waiting(self, what: str) -> None:
+        self._awaited, self._since = what, time.monotonic()
+
     def watch(self, now: Callable[[], Now]) -> None:
-        self._now = now
+        self._now, self._awaited = now, ""
 
     def validated(self, result: ValidationResult) -> None:
         measured = {"reward": result.reward_mean, "solved": result.solved, "nll per token": result.nll_per_token}
@@ -148,6 +156,21 @@ class PlainProgress(_Told):
     def start(self, config: RunConfig, run_dir: Path, first_step: int) -> None:
         self._doing = f"step {first_step + 1}"
         super().start(config, run_dir, first_step)
+
+    def waiting(self, what: str) -> None:
+        super().waiting(what)
+        # In a thread: loading may block the event loop.
+        threading.Thread(target=self._speak_while_waiting, args=(what,), name="waiting", daemon=True).start()
+
+    def _speak_while_waiting(self, what: str) -> None:
+        pause = SILENT_SECONDS
+        while not self._ended.wait(pause) and self._awaited == what:
+            waited = time.monotonic() - self._since
+            try:
+                self._say(f"{what} ..." if pause == SILENT_SECONDS else f"{what} for {_clock(waited)}")
+            except OSError:
+                return  # stderr is closed, which the main loop will notice too
+            pause = PLAIN_BETWEEN_STEPS_SECONDS
 
     def watch(self, now: Callable[[], Now]) -> None:
         super().watch(now)
@@ -240,7 +263,7 @@ class LiveProgress(_Told):
 
     def stop(self) -> None:
         if hasattr(self, "_live"):
-            self._now = None  # nothing is in flight now
+            self._now, self._awaited = None, ""  # nothing is in flight now
             self._live.stop()
 
     def render(self) -> RenderableType:
@@ -253,6 +276,8 @@ class LiveProgress(_Told):
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         metrics, timings, now = self._metrics, self._timings, self._now
+        if self._awaited:
+            yield "waiting", f"{self._awaited} ({_clock(time.monotonic() - self._since)})"
         if self._validation:
             yield "validation", self._validation
         elif metrics:

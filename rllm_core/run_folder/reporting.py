@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm_core.config import RunConfig
+from rllm_core.run_folder import answers_table
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.groups import RecordedGroup
 from rllm_core.run_folder.metrics import CORE_METRICS, WORKFLOW, MetricsAggregator, record_step, record_teacher
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.results import ConsumedGroup, StartedRollout, ValidationResult
@@ -101,6 +103,11 @@ class Reporter:
         self.progress.step(metrics, timings)
         self.trackers.log(step, {**metrics, **{name: value for name, value in timings.items() if value is not None}})
         return metrics
+
+    def answers(self, step: int, groups: Sequence[RecordedGroup]) -> None:
+        """Sends the table of the sampled answers of a step to the trackers, if it is due."""
+        if answers_table.is_due(self.config.training.answers_table_every_steps, step):
+            self.trackers.log_table(answers_table.NAME, step, answers_table.COLUMNS, list(answers_table.rows(groups)))
 
     def validated(
         self, result: ValidationResult, episodes: Sequence[Episode], retried: Sequence[Episode]

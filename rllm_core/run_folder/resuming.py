@@ -17,6 +17,7 @@ RESUMABLE = frozenset(
         ("training", "keep_checkpoints"),
         ("training", "validate_every_steps"),
         ("training", "groups_kept_per_step"),
+        ("training", "answers_table_every_steps"),
         ("training", "trajectories_per_step"),
         ("training", "trackers"),
         ("training", "buffer_max_bytes"),

@@ -11,13 +11,13 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rllm_core.config import RunConfig
 from rllm_core.plugins.blame import blamed
 from rllm_core.third_party import Worker
-from rllm_core.tracker import Status, Tracker
+from rllm_core.tracker import Cell, Status, Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,11 @@ class Trackers:
         """See `Tracker.log`; does not wait."""
         logged = dict(metrics)  # a copy: the calls come later
         self._each(lambda tracker: tracker.log(step, dict(logged)))
+
+    def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """See `Tracker.log_table`; does not wait."""
+        logged = [list(row) for row in rows]
+        self._each(lambda tracker: tracker.log_table(name, step, list(columns), copy.deepcopy(logged)))
 
     async def finish(self, status: Status) -> None:
         """See `Tracker.finish`; waits until all trackers have finished or failed, at most `deadline_seconds`."""

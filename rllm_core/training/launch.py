@@ -163,6 +163,8 @@ class _Launch:
             if restarted:
                 progress.note(f"{run_dir.path} has no complete checkpoint: restarting at step 0")
             self.trackers.start(config, str(run_dir.path))
+            model = f" with model {config.model.path}" if config.model.path else ""
+            progress.waiting(f"starting backend {config.backend!r}{model}")
             engine = await assembly.engine()
             at_end.enter_context(_rare_collections())
             teacher = await at_end.enter_async_context(open_teacher(assembly.resolved, engine.parser))
@@ -182,7 +184,9 @@ class _Launch:
             )
             settled, workers = parts.runner.merger.settled, run_dir.path / WORKERS_FOLDER
             opening = opened(assembly.host, config, progress.note, settled=settled, folder=workers)
+            progress.waiting(f"opening workflow {config.workflow!r}")
             await at_end.enter_async_context(opening)
+            progress.waiting("loading weights into the engine")
             if assembly.host.runs_elsewhere:
                 progress.note(f"rollouts run in {assembly.host.report().where}")
             self.trainer = self.signals.trainer = Trainer(parts)

@@ -97,8 +97,8 @@ class Recording:
         corrections: Mapping[str, Floats],
         *,
         step: int,
-    ) -> None:
-        """Records some groups of an optimizer step.
+    ) -> list[RecordedGroup]:
+        """Records some groups of an optimizer step, and returns them.
 
         Args:
             consumed: Groups of the step.
@@ -107,7 +107,7 @@ class Recording:
             step: Number of the step.
         """
         if not self._groups:
-            return
+            return []
         for group in consumed:
             if group.filtered is not None:
                 self.filtered(group, group.filtered, step=step)
@@ -119,21 +119,22 @@ class Recording:
             [t.total_reward for advantages in group.groups for t in advantages.trajectories if t.has_reward]
             for group in trained
         ]
+        recorded = []
         for position, rule in chosen(rewards, self._groups, step - 1):
             group = trained[position]
-            self._write(
-                RecordedGroup(
-                    step=step,
-                    group=group.ordinal,
-                    task=self._task_of(group.ordinal),
-                    kept=rule,
-                    outcome="trained",
-                    reason="trained",
-                    weight_version=group.weight_version,
-                    rollouts=self._trained_rollouts(group, of_group.get(group.ordinal, ()), corrections),
-                ),
-                group.calls,
+            one = RecordedGroup(
+                step=step,
+                group=group.ordinal,
+                task=self._task_of(group.ordinal),
+                kept=rule,
+                outcome="trained",
+                reason="trained",
+                weight_version=group.weight_version,
+                rollouts=self._trained_rollouts(group, of_group.get(group.ordinal, ()), corrections),
             )
+            self._write(one, group.calls)
+            recorded.append(one)
+        return recorded
 
     def validated(self, rollouts: Sequence[tuple[Task, Rollout]], *, step: int) -> None:
         """Records the rollouts of some tasks of a validation."""

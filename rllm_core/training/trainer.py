@@ -210,7 +210,7 @@ class Trainer:
         parts.position.step = step
         self.generation.groups_since_step = 0
         trained = self.ledger.train(planned)
-        self.parts.recording.trained(trained, samples, self.crediting.take_corrections(), step=step)
+        recorded = self.parts.recording.trained(trained, samples, self.crediting.take_corrections(), step=step)
         self.reporter.difficulty(self.generation.difficulty.take(group.episodes for group in trained))
         known = {**result.metrics, **self.crediting.diagnostics.flush()}
         self.reporter.trained(trained, samples, known, self.coordinator.weight_version)
@@ -223,6 +223,7 @@ class Trainer:
         if parts.host.runs_elsewhere:
             pace["worker_restarts"] = parts.host.report().restarts
         metrics = self.reporter.step(step, self.coordinator.weight_version, trained, pace)
+        self.reporter.answers(step, recorded)
         await parts.notify("on_batch_end", step=step, metrics=metrics)
         await self._remarked()
         # In a task, so that validation and checkpoint do not wait for them.

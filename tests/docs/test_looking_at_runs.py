@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from pathlib import Path
 
 from pages import ROOT, Page
 from recorded_runs import add_tokens, called, group, rollout, step, write_run
 
+from rllm_core.algorithms.grouping import FilterReason
 from rllm_core.types import Task
 from rllm_viewer.commands.runs import runs
 from rllm_viewer.commands.show import show
@@ -56,6 +58,13 @@ def test_the_page_has_what_runs_prints(tmp_path: Path) -> None:
     with (now / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert printed(runs, tmp_path) == RUNS
+
+
+def test_reasons_exist() -> None:
+    help_text = called(show, "--help").output
+    named = re.findall(r"--reason (\w+)", PAGE.text) + re.findall(r"such as\s+(\w+)\s+or", help_text)
+    assert len(named) == 2
+    assert [name for name in named if name not in set(FilterReason)] == []
 
 
 def printed(command: object, *arguments: object) -> str:

@@ -35,6 +35,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("name", ["my-code", "train-on-my-data"])
+def test_the_rows_of_the_pages_can_be_read(name: str, tmp_path: Path) -> None:
+    [rows] = [block.text for block in Page(ROOT / "docs" / f"{name}.md").blocks if block.language == "json"]
+    (tmp_path / "rows.jsonl").write_text(rows, encoding="utf-8")
+    command = ["train", "dataset", "--backend", "local", "-o", "dataset.train_file=rows.jsonl", "--dry-run"]
+    done = run_in_process(command, folder=tmp_path, environment=os.environ)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", TRAINING)
 def test_the_commands_of_the_page_train(folder: Path, command: str) -> None:

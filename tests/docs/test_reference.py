@@ -39,6 +39,8 @@ CLI = Page(ROOT / "docs" / "cli.md")
 def test_the_run_file_reference_is_up_to_date() -> None:
     page = generate.PAGE.read_text(encoding="utf-8")
     assert generate.generated(page, generate.first_party_plugins()) == page, "run make docs-reference"
+    written = {path.name: path.read_text(encoding="utf-8") for path in generate.SECTIONS.iterdir()}
+    assert written == generate.pages(generate.first_party_plugins()), "run make docs-reference"
 
 
 def test_the_table_of_capabilities_is_up_to_date() -> None:
@@ -68,9 +70,9 @@ def test_every_key_says_what_it_means() -> None:
 
 def test_the_options_of_every_piece_are_there() -> None:
     plugins = generate.first_party_plugins()
-    text = generate.PAGE.read_text(encoding="utf-8")
+    text = generate.reference(plugins)["algorithm-options"]
     for section, name, _, model in generate.options(plugins):
-        part = text.partition(f"### `[{section}]` of `{name}`\n")[2].partition("\n### ")[0]
+        part = text.partition(f"## `[{section}]` of `{name}`\n")[2].partition("\n## ")[0]
         rows = re.findall(r"^\| `(\w+)` \|", part, re.M)
         assert rows == list(model.model_fields), name
 
@@ -78,7 +80,7 @@ def test_the_options_of_every_piece_are_there() -> None:
 def test_a_description_can_come_from_the_docstring() -> None:
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_devkit.scripted_plugin, "testing")
-    assert "| `turns` | integer | `1` | Model calls per rollout. |" in generate.reference(plugins)
+    assert "| `turns` | integer | `1` | Model calls per rollout. |" in generate.reference(plugins)["workflows"]
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import searching
 from notebooks import notebooks
 from pages import PAGES, ROOT
 
@@ -121,43 +121,23 @@ def test_the_search_has_every_page_and_needs_no_server(tags: dict[Path, Tags], s
         assert any(source.endswith("iframe-worker.js") for source in page.fetched)
 
 
-def searched(site: Path, query: str) -> list[str]:
-    """Returns pages, best first, ranked roughly as the browser does: by terms in titles and texts, and by boosts."""
-    text = (site / "search" / "search_index.js").read_text(encoding="utf-8")
-    index = json.loads(text.partition(" = ")[2])
-    weights = {field: index["config"]["fields"][field]["boost"] for field in ("title", "text")}
-    lengths = {field: statistics.mean(len(words(entry[field])) for entry in index["docs"]) for field in weights}
-    best: dict[str, float] = {}
-    for entry in index["docs"]:
-        score = 0.0
-        for field, weight in weights.items():
-            there = words(entry[field])
-            length = 1.2 * (0.25 + 0.75 * len(there) / lengths[field])
-            for term in words(query):
-                count = sum(word.startswith(term) for word in there)
-                score += weight * entry.get("boost", 1) * count / (length + count)
-        page = entry["location"].partition("#")[0]
-        best[page] = max(best.get(page, 0.0), score)
-    return sorted(best, key=lambda page: -best[page])
-
-
-def words(html: str) -> list[str]:
-    return re.findall(r"\w+", re.sub(r"<[^>]+>", " ", html).lower())
-
-
 @pytest.mark.parametrize(
     ("query", "page"),
     [
         ("install", "install.html"),
         ("LoRA", "faq.html"),
+        ("lora rank", "run-file/local.html"),
         ("KL", "faq.html"),
+        ("kl", "run-file/algorithm.html"),
         ("out of memory", "memory.html"),
         ("Python", "python.html"),
         ("own reward", "my-code.html"),
+        ("reward function", "my-code.html"),
+        ("wandb", "trackers.html"),
     ],
 )
 def test_a_search_finds_the_page_among_the_first_three(query: str, page: str, site: Path) -> None:
-    assert page in searched(site, query)[:3]
+    assert page in searching.index(site).search(query)[:3]
 
 
 @pytest.mark.parametrize("mistake", ["[lost](nowhere.md)", "[lost](cli.md#no-such-heading)"])

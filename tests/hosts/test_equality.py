@@ -11,7 +11,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.types import Episode
 from rllm_devkit.scripted import Script
 
-FINE = ["plain", "turns", "list", "edited", "forks", "tokens", "tools", "looks", "gives_up", "written"]
+FINE = ["plain", "turns", "list", "edited", "forks", "tokens", "tools", "looks", "written"]
 WRONG = [
     "raises", "exits", "terminates", "times_out", "engine_error", "cancelled", "none", "nan", "no_reward", "twice",
     "changed", "too_many", "bad_message", "surrogate", "wrong_items",
@@ -78,6 +78,11 @@ def test_errors_of_the_engine_are_its_own() -> None:
 def test_a_prompt_that_is_too_long_terminates() -> None:
     [episode] = play("Talk", ["plain"], workers=1, max_attempts=1, max_prompt_tokens=3).episodes
     assert episode.termination_reason.value == "max_prompt_tokens_exceeded"
+
+
+def test_a_call_can_be_given_up() -> None:
+    [episode] = play("Talk", ["gives_up"], workers=1, max_attempts=1).episodes
+    assert episode.termination_reason.value == "done"
 
 
 def test_validation_rollouts_say_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import struct
 import time
@@ -127,4 +128,76 @@ READERS = {
     "tensorboard": read_tensorboard,
     "trackio": read_trackio,
     "wandb": read_wandb,
+}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tables: the rows of each table "answers" by step
+
+
+Tables = dict[int, list[dict[str, Any]]]
+
+
+def tables_of_tensorboard(run_dir: Path) -> Tables:
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "trackers" / "tensorboard"))
+    events.Reload()
+    found: Tables = {}
+    for event in events.Tensors("answers"):
+        head, _, *lines = [
+            [html.unescape(cell.strip()) for cell in line[1:-1].split("|")]
+            for line in event.tensor_proto.string_val[0].decode().splitlines()
+        ]
+        found[event.step] = [dict(zip(head, line, strict=True)) for line in lines]
+    return found
+
+
+def tables_of_wandb(run_dir: Path) -> Tables:
+    found: Tables = {}
+    for record in wandb_records(run_dir):
+        if record.WhichOneof("record_type") == "history":
+            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            path = row.get("answers/path") or row.get("answers", {}).get("path")
+            if path is not None:
+                [file] = (run_dir / "trackers" / "wandb").glob(f"offline-run-*/files/{path}")
+                table = json.loads(file.read_text())
+                found[row["step"]] = [dict(zip(table["columns"], line, strict=True)) for line in table["data"]]
+    return found
+
+
+def tables_of_mlflow(run_dir: Path) -> Tables:
+    client, run_id = mlflow_client(run_dir), kept_id(run_dir, "mlflow")
+    found: Tables = {}
+    for file in client.list_artifacts(run_id, "answers"):
+        table = json.loads(Path(client.download_artifacts(run_id, file.path)).read_text())
+        found[int(Path(file.path).stem.rpartition("-")[2])] = [
+            dict(zip(table["columns"], line, strict=True)) for line in table["data"]
+        ]
+    return found
+
+
+def tables_of_trackio(run_dir: Path) -> Tables:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    logs = SQLiteStorage.get_logs("rllm", kept_id(run_dir, "trackio"))
+    return {row["step"]: row["answers"]["_value"] for row in logs if "answers" in row}
+
+
+def tables_of_swanlab(run_dir: Path) -> Tables:
+    found: Tables = {}
+    for record in swanlab_records(run_dir):
+        if record.HasField("media") and record.media.key == "answers":
+            [item] = record.media.value.items
+            [path] = (run_dir / "trackers" / "swanlab").glob(f"run-*/media/echarts/{item.filename}")
+            found[record.media.step] = json.loads(path.read_text())["rowData"]
+    return found
+
+
+TABLES = {
+    "mlflow": tables_of_mlflow,
+    "swanlab": tables_of_swanlab,
+    "tensorboard": tables_of_tensorboard,
+    "trackio": tables_of_trackio,
+    "wandb": tables_of_wandb,
 }

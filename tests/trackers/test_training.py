@@ -58,6 +58,19 @@ def test_a_training_and_its_resume_are_one_run(tracker: str, train: Callable[...
 
 
 @pytest.mark.parametrize("tracker", READERS)
+def test_sampled_answers_are_recorded_as_tables(tracker: str, train: Callable[..., Any]) -> None:
+    run = train(tracker, overrides=("training.answers_table_every_steps=2",))
+    assert (run.error, run.summary["tracker_failures"]) == (None, {})
+    tables = readers.TABLES[tracker](run.path)
+    assert sorted(tables) == [2, 4]
+    for step, rows in tables.items():
+        [group] = [line for line in run.lines("groups_index") if (line["step"], line["outcome"]) == (step, "trained")]
+        assert [row["task"] for row in rows] == [group["task"]] * 4
+        assert [float(row["reward"]) for row in rows] == group["rewards"]
+        assert all(row["question"] and row["answer"] for row in rows)
+
+
+@pytest.mark.parametrize("tracker", READERS)
 def test_the_run_file_its_name_and_its_end_are_recorded(tracker: str, train: Callable[..., Any]) -> None:
     train(tracker, fails_at=4, overrides=NAMED.get(tracker, ()))
     found = ABOUT[tracker](train(tracker, resume=True, overrides=NAMED.get(tracker, ())).path)

@@ -69,10 +69,26 @@ def test_equal_values_keep_a_readable_axis(value: float) -> None:
     assert top >= value + 0.5
 
 
-def test_a_value_that_is_no_number_is_left_out() -> None:
-    rows = [row(1, 0.1), row(2, math.nan), {"step": 3}, {"step": 4, "reward_mean": None}, row(5, 0.5)]
-    line = lines(figure(rows).axes[0])["training reward"]
-    assert list(line.get_xdata()) == [1, 5]
+def test_a_value_that_is_missing_leaves_a_gap() -> None:
+    rows = [row(1, 0.1, solved=0.2), row(2, math.nan), {"step": 3}, {"step": 4, "reward_mean": None}, row(5, 0.5)]
+    main, solved = figure(rows).axes
+    for axes, values in ((main, [0.1, None, None, None, 0.5]), (solved, [0.2, None, None, None, None])):
+        line = axes.lines[0]
+        assert list(line.get_xdata()) == [1, 2, 3, 4, 5]
+        assert [None if math.isnan(value) else value for value in line.get_ydata()] == values
+
+
+def test_smoothing_keeps_gaps_and_averages_around_them() -> None:
+    values = smoothed([1.0, math.nan, 3.0, math.nan], 3)
+    assert [None if math.isnan(value) else value for value in values] == [1.0, None, 3.0, None]
+    assert smoothed([1.0, math.nan, 3.0, 6.0], 5)[0] == 2.0
+
+
+def test_the_range_leaves_a_gap_where_a_step_has_none() -> None:
+    edges = {"trajectory_reward_min": 0.0, "trajectory_reward_max": 1.0}
+    rows = [row(step, 0.5, **({} if step in (3, 4) else edges)) for step in range(1, 7)]
+    [band] = figure(rows).axes[0].collections
+    assert [(path.vertices[:, 0].min(), path.vertices[:, 0].max()) for path in band.get_paths()] == [(1, 2), (5, 6)]
 
 
 def test_panels_only_for_what_was_measured() -> None:

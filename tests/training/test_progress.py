@@ -94,6 +94,54 @@ def test_plain_lines_say_that_a_long_step_goes_on(
 
 
 @pytest.mark.slow
+def test_plain_lines_say_what_takes_long_before_the_first_step(
+    run_scripted: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(progress_module, "PLAIN_BETWEEN_STEPS_SECONDS", 0.02)
+
+    def takes_long(assembly: Parts) -> None:
+        original = assembly.backend.init_rollout_engine
+
+        async def init_rollout_engine(parser: Any) -> Any:
+            said = ""
+            async with asyncio.timeout(10):
+                while "starting backend 'scripted' for 0:00\n" not in said:
+                    await asyncio.sleep(0.001)
+                    said += capsys.readouterr().err
+            assert "starting backend 'scripted' ...\n" in said
+            return await original(parser)
+
+        assembly.backend.init_rollout_engine = init_rollout_engine  # type: ignore[method-assign]
+
+    run = run_scripted(prepare=takes_long, progress=PlainProgress())
+    assert run.error is None
+    for thread in threading.enumerate():
+        if thread.name == "waiting":
+            thread.join(timeout=10)
+            assert not thread.is_alive(), "it ends with what is waited for"
+
+
+@pytest.mark.slow
+def test_the_live_view_shows_what_takes_long_before_the_first_step(run_scripted: Any) -> None:
+    progress = Watched()
+    seen: list[list[str]] = []
+
+    def look(assembly: Parts) -> None:
+        original = assembly.backend.init_rollout_engine
+
+        async def init_rollout_engine(parser: Any) -> Any:
+            seen.append(progress.look())
+            return await original(parser)
+
+        assembly.backend.init_rollout_engine = init_rollout_engine  # type: ignore[method-assign]
+
+    assert run_scripted(prepare=look, progress=progress).error is None
+    assert seen[0][1].startswith("waiting    starting backend 'scripted' (0:0")
+    assert not any(line.startswith("waiting") for line in progress.seen["before the first step"])
+
+
+@pytest.mark.slow
 def test_the_live_view_of_an_asynchronous_run(run_scripted: Any) -> None:
     progress = Watched()
     run = run_scripted(*AHEAD, progress=progress)

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.tracking import Trackers
-from rllm_core.tracker import Status, Tracker
+from rllm_core.tracker import Cell, Status, Tracker
 from rllm_core.training import launch
 
 HANGS_SECONDS = 30.0
@@ -57,6 +57,10 @@ class Board(Tracker):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.calls.append(("log", step, dict(metrics)))
         self.meet("log")
+
+    def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        self.calls.append(("log_table", name, step, columns, rows))
+        self.meet("log_table")
 
     def finish(self, status: Status) -> None:
         self.calls.append(("finish", status))
@@ -117,6 +121,32 @@ def play(run_scripted: Any, plugins: PluginManager, released: threading.Event, m
         return ended, [note for note in notes.notes if "tracker" in note]
 
     return run
+
+
+@pytest.mark.slow
+def test_sampled_answers_are_logged_as_a_table(play: Any) -> None:
+    run, notes = play("training.answers_table_every_steps=2", "training.groups_kept_per_step=2")
+    assert (run.error, notes) == (None, [])
+    [board] = Board.boards
+    tables = [call for call in board.calls if call[0] == "log_table"]
+    assert [(name, step) for _, name, step, _, _ in tables] == [("answers", 2), ("answers", 4), ("answers", 6)]
+    entries = [line for line in run.lines("groups_index") if line["step"] == 4 and line["outcome"] == "trained"]
+    _, _, _, columns, rows = tables[1]
+    assert columns == ["task", "question", "expected", "answer", "reward"]
+    wanted = [(entry["task"], reward) for entry in entries for reward in entry["rewards"]]
+    assert len(entries) == 2
+    assert [(row[0], row[-1]) for row in rows] == wanted
+    assert all(row[1] and row[3] for row in rows)
+    assert [call[0] for call in board.calls if call[:2] in [("log", 4), ("log_table", "answers")]][:2] == [
+        "log_table",
+        "log",
+    ]
+
+
+def test_a_table_needs_recorded_groups(plugins: PluginManager) -> None:
+    overrides = ("training.answers_table_every_steps=2", "training.groups_kept_per_step=0")
+    with pytest.raises(ConfigError, match="groups_kept_per_step = 0 records none"):
+        load_run_config("say_yes", plugins, overrides=overrides, backend="scripted")
 
 
 def hanging(method: str, released: threading.Event) -> Callable[[str], None]:

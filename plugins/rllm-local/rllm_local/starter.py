@@ -22,6 +22,7 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.resources import files
@@ -60,6 +61,7 @@ SPECIAL_TOKENS = (
 # Pre-tokens: JSON keys with the punctuation around them, words, other runs of JSON punctuation, and any other single
 # character, including digits.
 PRE_TOKENS = r"""(?:["}\], ]*[{,] ?"[a-z]+": "?)+|[A-Za-z]+|["{}\[\]:, ]+|(?m:.)"""
+SAY_EVERY_SECONDS = 5.0
 VOCABULARY_CONVERSATIONS = 3000
 VOCABULARY_MIN_FREQUENCY = 30
 
@@ -279,7 +281,7 @@ def warm_start(
         share_prefixes=True,
         max_batch_tokens=4096,
     )
-    average, converged_at = None, None
+    average, converged_at, said_at = None, None, time.monotonic()
     for step in range(1, settings["max_steps"] + 1):
         if converged_at is not None:
             done = (step - converged_at) / settings["cool_down_steps"]
@@ -300,6 +302,10 @@ def warm_start(
         average = decay * (average or 0.0) + (1 - decay) * metrics["loss"]
         if converged_at is None and average < settings["target_loss"]:
             converged_at = step
+        if time.monotonic() - said_at > SAY_EVERY_SECONDS:
+            said_at = time.monotonic()
+            aim = f"stops below {settings['target_loss']}" if converged_at is None else "almost done"
+            print(f"  step {step}: loss {average:.2f}, {aim}", file=sys.stderr, flush=True)
         if converged_at is not None and step == converged_at + settings["cool_down_steps"]:
             return step, average
     raise RunError(

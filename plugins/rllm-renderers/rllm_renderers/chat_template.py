@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,7 +19,10 @@ from rllm_renderers.loading import load_tokenizer, stop_token_ids
 from rllm_renderers.media import ImageInputs, MediaProcessor, has_media, images_of, load_media
 from rllm_renderers.supervised import masked_by_template
 from rllm_renderers.template import ChatTemplate
+from rllm_renderers.template_check import complaints
 from rllm_renderers.text_parser import TextParser
+
+logger = logging.getLogger(__name__)
 
 _DECIDED_BY_THE_PARSER = frozenset(
     {
@@ -115,7 +119,10 @@ class ChatTemplateParser(TextParser):
             tokenizer.chat_template = media.chat_template
         if not tokenizer.chat_template:
             raise ConfigError(f"the tokenizer of model {str(path)!r} has no chat template")
-        return cls(tokenizer, stop_token_ids(str(path), tokenizer), section, media)
+        parser = cls(tokenizer, stop_token_ids(str(path), tokenizer), section, media)
+        for complaint in complaints(parser.template):
+            logger.warning("model %s: %s", path, complaint)
+        return parser
 
     def place_media(
         self, prompt_ids: Sequence[int] | TokenIds, messages: Sequence[MessageLike], *, start: int = 0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from rllm_core.config import RunConfig, Section
-from rllm_core.tracker import Status, Tracker
+from rllm_core.tracker import Cell, Status, Tracker
 from rllm_trackers.identity import identity
 from rllm_trackers.library import library
 from rllm_trackers.tables import flat
@@ -22,6 +23,7 @@ STATUSES: dict[Status, str] = {"completed": "FINISHED", "interrupted": "KILLED",
 MAX_NAME_CHARACTERS = 250
 MAX_PARAM_CHARACTERS = 6000
 PARAMS_PER_CALL = 100
+SHOWN_TABLES = "mlflow.loggedArtifacts"
 NOT_IN_NAMES = re.compile(r"[^\w./ -]")
 
 
@@ -58,7 +60,7 @@ class MlflowTracker(Tracker):
         self._client = self._tracking.MlflowClient(
             self.config.tracking_uri or f"sqlite:///{folder.parent / 'mlflow.db'}"
         )
-        self._run_id, is_resumed = identity(run_dir, self.name, lambda: self._new_run(folder.name, config))
+        self._run_id, is_resumed = identity(run_dir, self.name, lambda: self._new_run(folder, config))
         if is_resumed:
             self._client.update_run(self._run_id, status="RUNNING")
 
@@ -70,20 +72,31 @@ class MlflowTracker(Tracker):
         ]
         self._client.log_batch(self._run_id, metrics=logged)
 
+    def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """See `Tracker.log_table`; a file in the format of MLflow's own ``log_table``, which needs pandas."""
+        file = f"{name}/step-{step:06}.json"
+        self._client.log_dict(self._run_id, {"columns": list(columns), "data": [list(row) for row in rows]}, file)
+        # The last table is the one that MLflow shows as such.
+        self._client.set_tag(self._run_id, SHOWN_TABLES, json.dumps([{"path": file, "type": "table"}]))
+
     def finish(self, status: Status) -> None:
         """See `Tracker.finish`."""
         self._client.set_terminated(self._run_id, STATUSES[status])
 
-    def _new_run(self, folder_name: str, config: RunConfig) -> str:
+    def _new_run(self, folder: Path, config: RunConfig) -> str:
         """Creates the run and logs its parameters, only once: MLflow parameters cannot change.
 
         The few keys that may differ on resume do not affect earlier steps.
         """
         experiment = self._client.get_experiment_by_name(self.config.experiment)
+        # By default, files of a database would go to the working directory.
+        files = None if self.config.tracking_uri else (folder.parent / "mlartifacts").as_uri()
         experiment_id = (
-            experiment.experiment_id if experiment else self._client.create_experiment(self.config.experiment)
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(self.config.experiment, artifact_location=files)
         )
-        name = self.config.run_name or folder_name
+        name = self.config.run_name or folder.name
         run = self._client.create_run(experiment_id, run_name=name, tags=self.config.tags)
         run_id: str = run.info.run_id
         params = [

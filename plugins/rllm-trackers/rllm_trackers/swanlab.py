@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rllm_core.config import RunConfig, Section
 from rllm_core.errors import ConfigError
-from rllm_core.tracker import Status, Tracker
+from rllm_core.tracker import Cell, Status, Tracker
 from rllm_trackers.identity import files_of, identity
 from rllm_trackers.library import library
 
@@ -70,6 +70,12 @@ class SwanlabTracker(Tracker):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker.log`."""
         self._run.log(dict(metrics), step=step)
+
+    def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """See `Tracker.log_table`."""
+        table = self._swanlab.echarts.Table()
+        table.add(list(columns), [["" if cell is None else cell for cell in row] for row in rows])
+        self._run.log({name: table}, step=step)
 
     def finish(self, status: Status) -> None:
         """See `Tracker.finish`."""

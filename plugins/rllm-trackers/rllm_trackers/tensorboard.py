@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from rllm_core.config import RunConfig, Section
-from rllm_core.tracker import Status, Tracker
+from rllm_core.tracker import Cell, Status, Tracker
 from rllm_trackers.identity import files_of
 from rllm_trackers.library import library
-from rllm_trackers.tables import flat
+from rllm_trackers.tables import flat, markdown
 
 
 class TensorboardConfig(Section):
@@ -50,20 +50,29 @@ class TensorboardTracker(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker.log`."""
-        if not self._is_marked:
-            start = self._events.SessionLog(status=self._events.SessionLog.START)
-            self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, session_log=start))
-            self._is_marked = True
+        self._mark(step)
         # Same form as PyTorch writes, which every reader of event files supports.
         values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(step, self._summaries.Summary(value=values))
         self._last_step = step
         self._writer.flush()
 
+    def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """See `Tracker.log_table`; TensorBoard shows the table as text."""
+        self._mark(step)
+        self._write(step, self._text.text_pb(name, markdown(columns, rows)))
+        self._writer.flush()
+
     def finish(self, status: Status) -> None:
         """See `Tracker.finish`."""
         self._write(self._last_step, self._text.text_pb("status", status))
         self._writer.close()
+
+    def _mark(self, step: int) -> None:
+        if not self._is_marked:
+            start = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, session_log=start))
+            self._is_marked = True
 
     def _write(self, step: int, summary: Any) -> None:
         self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rllm_core.config import RunConfig, Section
 from rllm_core.errors import ConfigError
-from rllm_core.tracker import Status, Tracker
+from rllm_core.tracker import Cell, Status, Tracker
 from rllm_trackers.identity import identity
 from rllm_trackers.library import library
 
@@ -70,6 +70,11 @@ class TrackioTracker(Tracker):
         """See `Tracker.log`."""
         self._run.log({name: value for name, value in metrics.items() if name != "step"}, step=step)
         self._last_step = step
+
+    def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """See `Tracker.log_table`."""
+        table = self._trackio.Table(columns=list(columns), data=[list(row) for row in rows])
+        self._run.log({name: table}, step=step)
 
     def finish(self, status: Status) -> None:
         """See `Tracker.finish`."""

@@ -62,10 +62,11 @@ def cli_commands() -> list[CommandProvider]:
 
 @hookimpl
 def remarks(state: TrainerState, metrics: dict[str, float], books: dict[str, dict[str, int]]) -> list[str]:
-    """Names what goes wrong as soon as it is certain."""
-    from rllm_viewer import warnings_of_runs
+    """Shows sampled answers every so many steps, and names what goes wrong as soon as it is certain."""
+    from rllm_viewer import answers_table, warnings_of_runs
 
-    return warnings_of_runs.lines(state, metrics, books)
+    shown = answers_table.lines(state) if metrics else []
+    return [*shown, *warnings_of_runs.lines(state, metrics, books)]
 
 
 @hookimpl

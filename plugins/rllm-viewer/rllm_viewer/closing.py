@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Any
 
 from rllm_core.errors import ConfigError, RunError
+from rllm_core.run_folder.answers_table import question_and_answer
 from rllm_core.run_folder.groups import RecordedRollout
 from rllm_core.run_folder.recorded import IndexedGroup, group_at
 from rllm_viewer import diagnosis, recordings
@@ -62,11 +63,10 @@ def _answer(run: Path, name: str, entries: list[IndexedGroup]) -> list[str]:
 
 
 def _asked_and_answered(rollout: RecordedRollout) -> str:
-    steps = [step for trajectory in rollout.episode.trajectories for step in trajectory.steps]
-    if not steps:
+    asked, answer = question_and_answer(rollout)
+    if answer is None:
         return "no model call"
-    asked = steps[0].messages[-1].get("content") if steps[0].messages else ""
-    return f"{quoted(asked if isinstance(asked, str) else '')[:200]} -> {quoted(steps[-1].text)}"
+    return f"{quoted(asked or '')[:200]} -> {quoted(answer)}"
 
 
 def _next(run: Path, summary: Mapping[str, Any], is_troubled: bool) -> list[str]:

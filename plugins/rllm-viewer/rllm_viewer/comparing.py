@@ -10,10 +10,8 @@ from typing import Any
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder.journal import read_json_lines
-from rllm_core.run_folder.plot import smoothed, window_of
+from rllm_core.run_folder.plot import line_of, smoothed, window_of
 from rllm_viewer.results import DAMAGED, tables_of, validations
-
-MEASURES = ("solved", "reward_mean", "nll_per_token")
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,7 @@ def plot(runs: Sequence[Run], labels: Sequence[str], file: Path) -> None:
     validated = "reward_mean" if name == "reward_mean" else "nll_per_token"
     for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
         color = f"C{number}"
-        drawn = [row for row in run.metrics if row.get(name) is not None]
-        steps, values = [row["step"] for row in drawn], [float(row[name]) for row in drawn]
+        steps, values = line_of(run.metrics, name)
         axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
         axes.plot(steps, smoothed(values, window_of(len(values))), color=color, linewidth=1.8)
         points = [(row["step"], row[validated]) for row in run.validations if row.get(validated) is not None]

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 
 from rllm_core.errors import ConfigError
 
-MEASURES = ("solved", "reward_mean", "nll_per_token", "loss")
+OF_VALIDATIONS = ("solved", "reward_mean", "nll_per_token")
+MEASURES = (*OF_VALIDATIONS, "loss")
 """Measures of a run, of which the first that it has describes it: ``loss`` is only known of training steps."""
 
 SAMPLES = 24

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rllm_core.run_folder.journal import read_json_lines
-from rllm_viewer.diagnosis import Diagnosis
+from rllm_viewer.diagnosis import Diagnosis, answers
 
 if TYPE_CHECKING:
     from rllm_core.events import TrainerState
@@ -20,7 +21,7 @@ class _Followed:
     """A run in this process, and the troubles that were named."""
 
     def __init__(self, state: TrainerState) -> None:
-        self.diagnosis = Diagnosis(state.config.to_tables())
+        self.diagnosis = Diagnosis(state.config.to_tables(), partial(answers.of_folder, state.run_dir))
         self.named: set[str] = set()
         if state.step:  # resumed: its troubles go on from there
             for row in read_json_lines(state.run_dir / "metrics.jsonl"):

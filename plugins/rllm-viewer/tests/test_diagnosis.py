@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_runs import called, sorting, write_run
+import recorded_runs
+from recorded_runs import add_tokens, called, group, rollout, sorting, write_run
 
 from rllm_core.config import RunConfig
 from rllm_core.events import TrainerState
-from rllm_viewer import closing, warnings_of_runs
+from rllm_core.types import FinishReason
+from rllm_viewer import answers_table, closing, warnings_of_runs
 from rllm_viewer.commands.diagnose import diagnose
-from rllm_viewer.diagnosis import Diagnosis
+from rllm_viewer.diagnosis import Diagnosis, of_folder
 
 HEALTHY = {
     "reward_mean": 0.4, "trajectory_reward_max": 1.0, "solved": 0.3, "uniform_groups_share": 0.25,
@@ -61,6 +64,12 @@ def test_a_healthy_run_has_no_trouble_even_when_it_ends_perfect() -> None:
     assert names(*[{}] * 40, *[perfect | {"grad_norm": 0.0}] * 40) == []
 
 
+def test_rewards_that_rise_before_anybody_solves_anything_are_no_trouble() -> None:
+    unsolved = {"solved": 0.0, "groups_solved_by_none": 1.0, "trajectory_reward_min": 0.0}
+    assert names(*[unsolved] * 3, *[unsolved | {"reward_mean": 0.55}] * 60) == []
+    assert names(*[unsolved] * 3, *[unsolved | {"reward_mean": 0.45}] * 60) == ["nobody-solves-it"]
+
+
 def test_a_policy_that_broke_is_named_before_its_other_signs() -> None:
     assert names({}, *[NEVER | {"truncated_share": 1.0}] * 4)[:2] == ["the-policy-broke", "answers-cut-off"]
 
@@ -76,6 +85,68 @@ def test_failing_rollouts_are_named_with_their_reason() -> None:
     assert [(one.name, "'timeout'" in one.seen) for one in diagnosis.findings] == [("rollouts-failing", True)]
     diagnosis.rollouts({"trained": {"trained": 100}, "failed": {"timeout": 8}})
     assert diagnosis.findings == []
+
+
+ASKED = [{"role": "user", "content": "sort: dbca"}]
+TEMPLATE = ("<|im_start|>", "sort: dbca", "<|im_end|>")
+
+
+def explained(tmp_path: Path, answers: list[tuple[str, ...]], metrics: dict[str, Any], *, cut_off: bool = False) -> str:
+    """Returns the first finding of a run with answers, each given by the texts of its tokens."""
+    ids = {text: number for number, text in enumerate(sorted({text for one in (*answers, TEMPLATE) for text in one}))}
+    of_all: dict[str, Any] = {
+        "prompt_ids": [ids[text] for text in TEMPLATE],
+        "finish_reason": FinishReason.LENGTH if cut_off else FinishReason.STOP,
+        "logprobs": None,
+    }
+    steps = [
+        recorded_runs.step(ASKED, "".join(one[:-1]), completion_ids=[ids[text] for text in one], **of_all)
+        for one in answers
+    ]
+    rollouts = [rollout(index, [one], 0.0) for index, one in enumerate(steps)]
+    rows = [{"step": number, **HEALTHY, **metrics} for number in (1, 2, 3)]
+    run = write_run(tmp_path / "run", [group(rollouts, step=3)], metrics=rows)
+    add_tokens(run, {number: text for text, number in ids.items()})
+    return of_folder(run).findings[0].text(run)
+
+
+END = "<|im_end|>"
+OTHERS = "workflow/answers_of_other_rows"
+CUT = NEVER | {"truncated_share": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("answers", "metrics", "cut_off", "cause"),
+    [
+        ([("a", "b", END)] * 4, NEVER, False, "too hard for the model; or the reward never pays"),
+        ([("a", "b", END)] * 4, NEVER | {OTHERS: 0.0}, False, "too hard for the model; or its chat template"),
+        ([("a", "b", END)] * 4, NEVER | {OTHERS: 0.1}, False, "belong to other rows; or the model only guesses"),
+        (
+            [(END,)] * 2 + [("a", END)] * 2,
+            NEVER,
+            False,
+            "2 are empty (since step 1). Cause: the chat template is wrong",
+        ),
+        ([("a", "<|im_start|>", "b", END)] * 4, NEVER, False, "4 have control tokens such as <|im_start|>"),
+        ([("<think>", "a", "</think>", "b", END)] * 4, NEVER, False, "too hard"),
+        ([("a", "b")] * 4, CUT, True, "max_response_tokens is too small; or the model never writes"),
+        ([("a", END, "a")] * 4, CUT, True, "the stop token is missing: <|im_end|> ends an answer"),
+        ([("a", "<|pad|>", END, "a")] * 4, CUT, True, "the chat template is wrong"),  # anything but an answer
+        ([("abcd", "\n", "abcd")] * 4, CUT, True, "the stop token is missing: the model never writes it"),
+        ([("so ", "so ") * 8] * 4, CUT, True, "the stop token is missing: the model never writes it"),
+        ([("abcd", "\n", "abcd")] * 3, CUT, True, "max_response_tokens is too small"),  # too few to tell
+    ],
+)
+def test_answers_tell_causes_apart(
+    answers: list[tuple[str, ...]], metrics: dict[str, Any], cut_off: bool, cause: str, tmp_path: Path
+) -> None:
+    assert cause in explained(tmp_path, answers, metrics, cut_off=cut_off)
+
+
+def test_answers_that_cannot_be_read_leave_the_usual_causes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [sorting()], metrics=[{"step": one, **HEALTHY, **NEVER} for one in (1, 2, 3)])
+    (run / "groups.jsonl").write_text("{}\n", encoding="utf-8")
+    assert "too hard" in of_folder(run).findings[0].text(run)
 
 
 def state(run: Path, step: int, steps: int = 8) -> TrainerState:
@@ -97,6 +168,34 @@ def test_a_resumed_run_goes_on_with_what_was_seen(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", metrics=[{"step": step, **HEALTHY, **NEVER} for step in (1, 2)])
     warnings_of_runs.lines(state(run, 2), {}, {})
     assert "since step 1" in " ".join(warnings_of_runs.lines(state(run, 3), {"step": 3, **HEALTHY, **NEVER}, {}))
+
+
+def test_sampled_answers_are_shown_when_they_are_due(tmp_path: Path) -> None:
+    long = [{"role": "user", "content": "sort: dbca\n\x1b[31m" + "x" * 400}]
+    groups = [
+        sorting(step=2),
+        sorting(step=4),
+        group([rollout(0, [recorded_runs.step(long, "a" * 300)], 1.0)], step=4, outcome="validation"),
+        group([rollout(0, [recorded_runs.step(long, "a" * 300)], 1.0), rollout(1, [], None)], step=4),
+    ]
+    run = write_run(tmp_path / "run", groups)
+
+    def shown(step: int, every: int) -> list[str]:
+        now = state(run, step)
+        training = now.config.training.model_copy(update={"answers_table_every_steps": every})
+        return answers_table.lines(replace(now, config=now.config.model_copy(update={"training": training})))
+
+    assert shown(4, 0) == []
+    assert shown(3, 2) == []
+    assert shown(6, 2) == []  # nothing was recorded
+    title, head, right, wrong, *others = shown(4, 4)
+    assert (title, head.split()) == ("answers of step 4:", ["reward", "question", "expected", "answer"])
+    assert (right.split(), wrong.split()) == (["1", "sort:", "dbca", "abcd", "abcd"], ["0.250", "abdc"])
+    assert others[-1].split()[0] == "-"  # a rollout without a model call
+    assert len(others) < 30
+    for line in (title, head, right, wrong, *others):
+        assert line.isprintable()
+        assert len(line) <= 80
 
 
 def written(tmp_path: Path, *rows: dict[str, Any]) -> tuple[Path, dict[str, Any]]:

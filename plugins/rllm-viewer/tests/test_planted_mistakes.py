@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from rllm_local.starter import starter_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm_core.assembly.parts import parts_of
 from rllm_core.assembly.resolution import resolve_run
@@ -53,10 +56,11 @@ def warnings(path: Path, caplog: pytest.LogCaptureFixture, workflow: str, *overr
     return logged + [line for line in text.splitlines() if line.startswith(("warning", "NOTHING"))]
 
 
-def rows(count: int = 60) -> list[dict[str, str]]:
-    choice = random.Random(0)
-    words = sorted({"".join(choice.sample("abcdefgh", 3)) for _ in range(4 * count)})[:count]
-    return [{"question": f"sort: {word}", "answer": "".join(sorted(word))} for word in words]
+def rows(count: int = 120, letters: int = 4) -> list[dict[str, str]]:
+    """Returns tasks in random order; the starter model solves one in 24 of those with 4 letters, and no others."""
+    words = ["".join(word) for word in itertools.permutations("abcdefgh", letters)]
+    chosen = random.Random(0).sample(words, count)
+    return [{"question": f"sort: {word}", "answer": "".join(sorted(word))} for word in chosen]
 
 
 def written(path: Path, lines: list[dict[str, str]]) -> Path:
@@ -87,16 +91,69 @@ def model_with(path: Path, replaced: str, by: str) -> str:
     return f"model.path={path}"
 
 
+def with_another_end(path: Path) -> str:
+    """Copies the starter model, with an end of sequence that is not the one that its template and it write."""
+    shutil.copytree(starter_model(0), path)
+    for name, key, value in (
+        ("config.json", "eos_token_id", 0),
+        ("generation_config.json", "eos_token_id", 0),
+        ("tokenizer_config.json", "eos_token", "<|endoftext|>"),
+    ):
+        settings = json.loads((path / name).read_text(encoding="utf-8"))
+        assert settings[key] != value
+        (path / name).write_text(json.dumps(settings | {key: value}), encoding="utf-8")
+    return f"model.path={path}"
+
+
+def trained_without_end(path: Path) -> str:
+    """Trains the starter model on answers that go on, and have no stop token among the targets."""
+    shutil.copytree(starter_model(0), path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    prompt = "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    start = len(tokenizer.encode(prompt.format(**rows(1)[0])))
+    for seed in range(20):
+        chosen = random.Random(seed).sample(rows(1000), 32)
+        ids = torch.tensor([tokenizer.encode(prompt.format(**row) + f"{row['answer']}\n" * 5) for row in chosen])
+        logits = model(ids).logits[:, start - 1 : -1]
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, start:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(path)
+    return f"model.path={path}"
+
+
+LONG = "rollout.max_response_tokens=24"
 MISTAKES = {
-    "reward-always-0": ("another row's answer", lambda d: [function(d / "f.py", "0.0")]),
+    "reward-always-0": ("is it always the same", lambda d: [function(d / "f.py", "0.0")]),
+    "stop-token-missing-in-the-settings": (
+        "lacks the token that ends an answer",
+        lambda d: [with_another_end(d / "m"), LONG],
+    ),
+    "stop-token-missing-in-the-answers": ("the stop token is missing", lambda d: [trained_without_end(d / "m"), LONG]),
     "answers-cut": ("max_response_tokens is too small", lambda d: ["rollout.max_response_tokens=2"]),
     "warm-up": ("warm-up", lambda d: ["optimizer.warmup_steps=50"]),
-    "labels-swapped": ("answers belong to other rows", lambda d: [f"dataset.train_file={swapped(d / 's.jsonl')}"]),
+    "template-without-end": ("the template is wrong", lambda d: [model_with(d / "m", "<|im_end|>", "")]),
+    "template-of-another-model": (
+        "the chat template is of another model",
+        lambda d: [model_with(d / "m", "<|im_", "<|turn_")],
+    ),
+    "template-with-another-role": (
+        "the chat template is wrong for this model",
+        lambda d: [model_with(d / "m", "assistant", "robot")],
+    ),
+    "labels-swapped": (
+        "the expected answers belong to other rows",
+        lambda d: [f"dataset.train_file={swapped(d / 's.jsonl')}"],
+    ),
     "duplicates": ("is the same as", lambda d: [f"dataset.train_file={written(d / 'd.jsonl', rows() + rows()[:3])}"]),
     "one-rollout": ("rollouts_per_group = 1 is too small", lambda d: ["training.rollouts_per_group=1"]),
     "reward-of-wrong-type": ("dataset.reward", lambda d: [function(d / "f.py", "'right'")]),
     "validation-is-training": ("must not overlap", lambda d: [f"dataset.validation_file={d / 'rows.jsonl'}"]),
-    "unsolvable": ("too hard for the model", lambda d: []),
+    "unsolvable": (
+        "the tasks are too hard for the model",
+        lambda d: [f"dataset.train_file={written(d / 'u.jsonl', rows(letters=3))}"],
+    ),
 }
 
 
@@ -109,6 +166,7 @@ def test_the_first_warning_names_the_mistake(mistake: str, tmp_path: Path, caplo
         tmp_path / "run", caplog, "dataset", f"dataset.train_file={source}", *SMALL, *ON_ROWS, *plant(tmp_path)
     )
     assert cause in shown[0]
+    assert shown[0].count("; or ") <= 1  # at most two causes
 
 
 @pytest.mark.slow
@@ -118,12 +176,9 @@ def test_a_learning_rate_100_times_too_high_is_named(tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("replaced", "by"), [("<|im_end|>", ""), ("assistant", "robot")])
-def test_a_wrong_template_is_named(replaced: str, by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = model_with(tmp_path / "model", replaced, by)
+def test_rows_that_the_model_sometimes_solves_give_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = written(tmp_path / "rows.jsonl", rows())
-    shown = warnings(tmp_path / "run", caplog, "dataset", f"dataset.train_file={source}", *SMALL, *ON_ROWS, model)
-    assert "template" in shown[0]
+    assert warnings(tmp_path / "run", caplog, "dataset", f"dataset.train_file={source}", *SMALL, *ON_ROWS) == []
 
 
 HEALTHY = [(name, seed) for name in ("sort", "guess", "calculator", "solver_judge") for seed in (0, 1)]

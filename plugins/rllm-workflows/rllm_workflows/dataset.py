@@ -29,6 +29,9 @@ from rllm_workflows.reward_check import complaint
 
 logger = logging.getLogger(__name__)
 
+OF_OTHER_ROWS = "answers_of_other_rows"
+"""Metric: share of the wrong answers that are the correct answer of another row, as with answers in the wrong rows."""
+
 ASKED_ROWS = 8  # among which there should be two different answers
 
 
@@ -101,7 +104,7 @@ class DatasetWorkflow(Workflow):
 
     def __init__(self, config: WorkflowConfig | None = None) -> None:
         super().__init__(config)
-        self._tasks = _splits(self.config)
+        self._examples, self._tasks = _splits(self.config)
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """See `Workflow.tasks`; each task is created on access.
@@ -136,14 +139,16 @@ class DatasetWorkflow(Workflow):
         if "system" in task.data:
             messages.insert(0, {"role": "system", "content": task.data["system"]})
         step = await completer.complete(messages, tools=task.data.get("tools"))
-        reward = await self._reward(task, graded_text(step))
+        answer = graded_text(step)
+        reward = await self._reward(task, answer)
+        is_correct = reward >= self.config.solved_at
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         return self.episode(
             task,
             [step],
             reward=reward,
-            is_correct=reward >= self.config.solved_at,
-            metrics=reward.numbers,
+            is_correct=is_correct,
+            metrics={OF_OTHER_ROWS: float(not is_correct and self._examples.has_answer(answer)), **reward.numbers},
             metadata={"reward_parts": reward.parts} if reward.parts else None,
             termination_reason=TerminationReason.MAX_RESPONSE_TOKENS if is_cut_off else TerminationReason.DONE,
         )
@@ -182,8 +187,8 @@ class _Tasks(Sequence[Task]):
         return Task(task_id=example.task_id, data=example.data)
 
 
-def _splits(config: DatasetConfig) -> dict[Split, Sequence[Task]]:
-    """Returns the tasks of both splits.
+def _splits(config: DatasetConfig) -> tuple[Examples, dict[Split, Sequence[Task]]]:
+    """Returns the training rows, and the tasks of both splits.
 
     Raises:
         ConfigError: If the source or a row is invalid.
@@ -201,14 +206,17 @@ def _splits(config: DatasetConfig) -> dict[Split, Sequence[Task]]:
     if validation_rows is not None:
         validation = Examples(validation_rows, columns, config.reward)
         check_no_overlap(train, validation)
-        return {"train": _Tasks(train, range(len(train))), "validation": _Tasks(validation, range(len(validation)))}
+        return train, {
+            "train": _Tasks(train, range(len(train))),
+            "validation": _Tasks(validation, range(len(validation))),
+        }
     held_out = train.held_out(config.held_out_share)
     if config.held_out_share > 0 and len(np.unique(held_out)) < 2:
         raise ConfigError(
             f"{train_rows.source}: {len(train)} rows are too few to hold {config.held_out_share:g} of them out; set "
             "other rows for validation, or dataset.held_out_share = 0"
         )
-    return {"train": _Tasks(train, _where(~held_out)), "validation": _Tasks(train, _where(held_out))}
+    return train, {"train": _Tasks(train, _where(~held_out)), "validation": _Tasks(train, _where(held_out))}
 
 
 def _where(mask: npt.NDArray[np.bool_]) -> Sequence[int]:

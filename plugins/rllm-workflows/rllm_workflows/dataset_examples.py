@@ -114,6 +114,7 @@ class Examples:
         rows: Source to read rows from again.
         digests: Hashes of the content, ``(rows,)``, to detect later changes.
         keys: Hashes of the rows' identities, ``(rows,)``.
+        answers: Hashes of all answers, sorted.
 
     Raises:
         ConfigError: If there are no rows, a row is invalid, or two rows share an id; the message names them.
@@ -123,7 +124,7 @@ class Examples:
         self.rows = rows
         self._columns = columns
         self._reward = reward
-        digests, keys = array("Q"), array("Q")
+        digests, keys, answers = array("Q"), array("Q"), array("Q")
         kind = None
         for index, row in enumerate(rows):
             example = self._read(index, row)
@@ -135,9 +136,11 @@ class Examples:
                 )
             digests.append(example.digest)
             keys.append(example.key)
+            answers.extend(map(_digest, _stated(example.data["answer"])))
         if kind is None:
             raise ConfigError(f"{rows.source} has no rows")
         self.digests, self.keys = np.array(digests, np.uint64), np.array(keys, np.uint64)
+        self.answers = np.unique(np.array(answers, np.uint64))
         self._check_unique()
 
     def __len__(self) -> int:
@@ -150,6 +153,12 @@ class Examples:
                 f"{self.rows.where(index)} has changed since the run started; do not edit the source during a run"
             )
         return example
+
+    def has_answer(self, text: str) -> bool:
+        """Whether a text is the answer of any row, or ends in one as its last line or word."""
+        said = {text, *text.strip().splitlines()[-1:], *text.split()[-1:]}
+        found = np.array([_digest(one) for one in map(_plain, said)], np.uint64)
+        return bool(np.isin(found, self.answers).any())
 
     def held_out(self, share: float) -> npt.NDArray[np.bool_]:
         """Returns a mask of held-out rows, ``(rows,)``: about ``share``, by a machine-independent hash."""
@@ -188,6 +197,14 @@ def check_no_overlap(train: Examples, validation: Examples) -> None:
             f"{validation.rows.where(int(at[place]))} is the same as {train.rows.where(int(other[place]))}; training "
             "and validation must not overlap"
         )
+
+
+def _stated(answer: Any) -> list[str]:
+    return [_plain(str(one)) for one in (answer if isinstance(answer, list | tuple) else [answer])]
+
+
+def _plain(text: str) -> str:
+    return text.strip().casefold()
 
 
 def _digest(text: str) -> int:

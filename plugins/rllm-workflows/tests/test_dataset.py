@@ -12,7 +12,7 @@ import datasets
 import pyarrow
 import pytest
 from pyarrow import parquet
-from rllm_workflows.dataset import DatasetConfig, DatasetWorkflow, graded_text, run_file
+from rllm_workflows.dataset import OF_OTHER_ROWS, DatasetConfig, DatasetWorkflow, graded_text, run_file
 from rllm_workflows.reward_check import complaint
 
 from rllm_core.errors import ConfigError, PluginError
@@ -376,6 +376,16 @@ def test_a_reward_below_solved_at_and_a_cut_off_answer(tmp_path, make_completer)
     assert solved.is_correct is True
     assert (episode.is_correct, episode.trajectories[0].total_reward) == (False, 0.0)
     assert episode.termination_reason is TerminationReason.MAX_RESPONSE_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("said", "is_of_another"),
+    [("4", 0.0), ("6", 1.0), (" 6 ", 1.0), ("So it is 6", 1.0), ("Three?\n6", 1.0), ("17", 0.0), ("6 or so", 0.0)],
+)
+def test_wrong_answers_that_belong_to_other_rows_are_counted(tmp_path, make_completer, said, is_of_another):
+    workflow = workflow_of(lines(tmp_path / "rows.jsonl", *ROWS[:5]), held_out_share=0)
+    [episode] = played(workflow, (workflow.tasks("train")[2], make_completer(said)[1]))
+    assert episode.metrics == {OF_OTHER_ROWS: is_of_another}
 
 
 def test_an_unknown_reward_is_an_error_before_anything_is_allocated(tmp_path):

@@ -334,5 +334,17 @@ class BackendProbe:
         await self.publish("start")
 
 
+def largest_gap(left: Sequence[Floats], right: Sequence[Floats]) -> float:
+    """Returns the largest difference of two lists of arrays."""
+    return max(float(np.abs(one - other).max()) for one, other in zip(left, right, strict=True))
+
+
+def check_as_saved(probe: BackendProbe, found: Sequence[Floats], saved: Saved, what: str) -> None:
+    """Checks log-probabilities against those of a checkpoint; ``what`` starts the message if they differ."""
+    gap = largest_gap(found, saved.logprobs)
+    if not gap <= probe.logprob_tolerance:
+        raise Broken(f"{what} from the saved ones by up to {gap:.2g}")
+
+
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)

@@ -17,7 +17,7 @@ from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser
 from rllm_core.types import Floats, TrainingSample
-from rllm_devkit.checks.backend_probe import BackendProbe, Outcome, Saved
+from rllm_devkit.checks.backend_probe import BackendProbe, Outcome, Saved, check_as_saved, largest_gap
 from rllm_devkit.checks.engines import ENGINE_CHECKS, prompts_of
 from rllm_devkit.checks.initial_weights import check_initial_weights
 from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
@@ -208,10 +208,6 @@ def _advantage(sample: TrainingSample, value: float) -> TrainingSample:
     return sample.model_copy(update={"advantages": np.full(sample.sampled_tokens, value, np.float32)})
 
 
-def _largest_gap(left: Sequence[Floats], right: Sequence[Floats]) -> float:
-    return max(float(np.abs(one - other).max()) for one, other in zip(left, right, strict=True))
-
-
 def _mean_gap(left: Sequence[Floats], right: Sequence[Floats]) -> float:
     return float(np.abs(np.concatenate(left) - np.concatenate(right)).mean())
 
@@ -232,7 +228,7 @@ async def _logprobs(probe: BackendProbe) -> str:
 
 async def _agreement(probe: BackendProbe, samples: Sequence[TrainingSample], policy: Policy) -> float:
     sampled = [sample.logprobs for sample in samples if sample.logprobs is not None]
-    gap = _largest_gap(await probe.logprobs(samples, policy), sampled)
+    gap = largest_gap(await probe.logprobs(samples, policy), sampled)
     if not gap <= probe.logprob_tolerance:
         raise Broken(
             f"with equal weight versions, log-probabilities of the {policy} policy differ from those of sampling by up "
@@ -249,10 +245,10 @@ async def _batches(probe: BackendProbe) -> str:
     if [sample.to_json() for sample in samples] != before:
         raise Broken("transform_to_backend_batch modifies the samples passed to it")
     outcome = await probe.train([_advantage(sample, 0.0) for sample in samples])
-    if _largest_gap(outcome.before, outcome.after) > probe.logprob_tolerance:
+    if largest_gap(outcome.before, outcome.after) > probe.logprob_tolerance:
         raise Broken(
             "batches that were transformed but not processed, or advantages of 0, must not train: log-probabilities "
-            f"moved by {_largest_gap(outcome.before, outcome.after):.2g}"
+            f"moved by {largest_gap(outcome.before, outcome.after):.2g}"
         )
     return "transforming changes nothing, and advantages of 0 train nothing"
 
@@ -274,7 +270,7 @@ async def _updates(probe: BackendProbe) -> str:
             f"{tolerance:g}: nothing is trained, or optimizer.learning_rate is too low"
         )
     probe.update = outcome
-    if reference is not None and _largest_gap(reference, await probe.logprobs(samples, "reference")) > tolerance:
+    if reference is not None and largest_gap(reference, await probe.logprobs(samples, "reference")) > tolerance:
         raise Broken("an update changed the log-probabilities of the reference policy")
     fresh = await probe.rollouts()
     gap = await _agreement(probe, fresh, "current")
@@ -315,9 +311,7 @@ async def _resumed(
     probe: BackendProbe, saved: Saved, samples: Sequence[TrainingSample], expected: Outcome, what: str
 ) -> float:
     await probe.load(saved)
-    gap = _largest_gap(await probe.known_logprobs(), saved.logprobs)
-    if not gap <= probe.logprob_tolerance:
-        raise Broken(f"{what}, log-probabilities differ from the saved ones by up to {gap:.2g}")
+    check_as_saved(probe, await probe.known_logprobs(), saved, f"{what}, log-probabilities differ")
     fresh = await probe.rollouts()
     await _agreement(probe, fresh, "current")
     return _check_same_update(probe, await probe.train(samples), expected, f"{what}, the next update differs")

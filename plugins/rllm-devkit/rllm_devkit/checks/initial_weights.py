@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from rllm_core.backend import BackendProtocol
-from rllm_core.types import Floats
-from rllm_devkit.checks.backend_probe import BackendProbe
+from rllm_devkit.checks.backend_probe import BackendProbe, check_as_saved
 from rllm_devkit.checks.results import Broken, NotApplicable
 
 
@@ -26,23 +23,15 @@ async def check_initial_weights(probe: BackendProbe) -> str:
         await probe.load(probe.first)  # its optimizer has seen no gradient
     state = probe.backend.state_dict()
     await probe.load_weights(saved)
-    _check_equal(probe, await probe.known_logprobs(), saved.logprobs, "after load_weights, log-probabilities differ")
+    check_as_saved(probe, await probe.known_logprobs(), saved, "after load_weights, log-probabilities differ")
     if probe.backend.state_dict() != state:
         raise Broken(f"load_weights changes state_dict() from {state} to {probe.backend.state_dict()}")
     still = [sample.model_copy(update={"advantages": np.zeros_like(sample.advantages)}) for sample in probe.samples]
     outcome = await probe.train(still)
     what = "after load_weights, advantages of 0 train: the optimizer is not new; log-probabilities differ"
-    _check_equal(probe, outcome.after, saved.logprobs, what)
+    check_as_saved(probe, outcome.after, saved, what)
     if "reference" not in probe.capabilities.policies:
         return "loads the weights of a checkpoint, with a new optimizer"
     reference = await probe.logprobs(probe.samples, "reference")
-    _check_equal(
-        probe, reference, saved.logprobs, "after load_weights, the reference policy has other weights: it differs"
-    )
+    check_as_saved(probe, reference, saved, "after load_weights, the reference policy has other weights: it differs")
     return "loads the weights of a checkpoint, with a new optimizer, also as the reference policy"
-
-
-def _check_equal(probe: BackendProbe, found: Sequence[Floats], expected: Sequence[Floats], what: str) -> None:
-    gap = max(float(np.abs(one - other).max()) for one, other in zip(found, expected, strict=True))
-    if not gap <= probe.logprob_tolerance:
-        raise Broken(f"{what} from the saved ones by up to {gap:.2g}")

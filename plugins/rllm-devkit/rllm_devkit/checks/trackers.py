@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import tempfile
 import time
@@ -17,12 +18,13 @@ from pydantic import SecretStr
 from rllm_core.config import RunConfig, Section
 from rllm_core.providers import NAME_PATTERN
 from rllm_core.run_folder.tracking import Trackers
-from rllm_core.tracker import Status, Tracker
+from rllm_core.tracker import Cell, Status, Tracker
 from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
 from rllm_devkit.disk import InterceptedDisk, Operation
 
 Recorded = Mapping[str, Sequence[tuple[int, float]]]
 Logged = list[tuple[int, dict[str, float]]]
+Table = tuple[list[str], list[list[Cell]]]
 
 SECRET = "sk-check-9f27c1d0a4b84e6f"
 # Single precision is enough for a curve.
@@ -120,6 +122,12 @@ class _Watched(Tracker):
         if dict(metrics) != before:
             raise Broken("log modifies the metrics passed to it")
 
+    def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        before = copy.deepcopy((columns, rows))
+        self._pass_on(f"log_table({name!r}, {step}, ...)", lambda: self.inner.log_table(name, step, columns, rows))
+        if (columns, rows) != before:
+            raise Broken("log_table modifies the table passed to it")
+
     def finish(self, status: Status) -> None:
         self._pass_on(f"finish({status!r})", lambda: self.inner.finish(status))
 
@@ -143,13 +151,16 @@ def _play(
     logged: Logged,
     status: Status = "completed",
     watched_class: type[_Watched] = _Watched,
+    table: Table | None = None,
 ) -> _Watched:
-    """Starts a tracker, logs to it and finishes it."""
+    """Starts a tracker, logs to it, a table after each entry if there is one, and finishes it."""
     watched = watched_class(subject.make())
     trackers = Trackers({"it": watched}, note=lambda text: None, deadline_seconds=subject.deadline_seconds)
     trackers.start(_run_config(), str(run_dir))
     for step, metrics in logged:
         trackers.log(step, metrics)
+        if table is not None:
+            trackers.log_table("answers", step, *table)
     asyncio.run(trackers.finish(status))
     if "it" in trackers.failed:
         where = f"{watched.calling}: " if watched.calling else ""
@@ -242,6 +253,19 @@ def _names(subject: _Subject) -> str:
     odd = ["reward_mean/solver", "validation/pass@4", "reward_mean/a role: #1", "reward_mean/Prüfer", "x" * 200, "step"]
     _play(subject, subject.run_dir("names"), [(1, dict.fromkeys(odd, 0.5)), (2, dict.fromkeys(odd, 1e300))])
     return ", ".join(repr(name) if len(name) < 40 else f"one of {len(name)} characters" for name in odd)
+
+
+def _tables(subject: _Subject) -> str:
+    if type(subject.make()).log_table is Tracker.log_table:
+        raise NotApplicable("it shows no tables (log_table)")
+    odd = ["", "a|b\n| c", "<script>alert(1)</script>", "\x1b[2J\u202e\x00", "Prüfer 日本 \U0001f600", "x" * 20_000]
+    rows: list[list[Cell]] = [["1", text, 0.5] for text in odd]
+    table: Table = (["task", "text", "reward"], [*rows, ["2", None, None]])
+    for name, one in (("tables", table), ("empty_tables", (table[0], []))):
+        run_dir, logged = subject.run_dir(name), _steps(1, 3)
+        _play(subject, run_dir, logged, table=one)
+        _compare(subject, run_dir, _expected(logged))
+    return f"texts of a model, among them one of {len(odd[-1]):,} characters, and a table without rows"
 
 
 def _statuses(subject: _Subject) -> str:
@@ -351,6 +375,7 @@ TRACKER_CHECKS: dict[str, Callable[[_Subject], str]] = {
     "construction": _construction,
     "arrival": _arrival,
     "names": _names,
+    "tables": _tables,
     "statuses": _statuses,
     "nothing logged": _nothing_logged,
     "resume": _resume,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rllm_core.config import RunConfig, to_toml
-from rllm_core.tracker import Status, Tracker
+from rllm_core.tracker import Cell, Status, Tracker
 
 LIMIT_SECONDS = 1.0
 
@@ -186,6 +186,23 @@ class WritingElsewhere(Notebook):
         (self.path.parents[3] / "elsewhere.txt").write_text("", encoding="utf-8")
 
 
+class WithTables(Notebook):
+    """Compliant tracker that shows tables."""
+
+    def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        self.write({"table": name, "step": step, "rows": [dict(zip(columns, row, strict=True)) for row in rows]})
+
+
+class NeedingNumbers(WithTables):
+    def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        self.write({"table": name, "last": [float(row[-1]) for row in rows]})  # type: ignore[arg-type]
+
+
+class LosingMetricsAfterTables(WithTables):
+    def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        self.path = self.path.with_suffix(".tables")
+
+
 NONCOMPLIANT: dict[str, tuple[type[Notebook] | Callable[[], Any], str, str]] = {
     "nameless": (Nameless, "construction", "must match"),
     "writing early": (WritingEarly, "construction", "the constructor wrote early.txt"),
@@ -198,6 +215,8 @@ NONCOMPLIANT: dict[str, tuple[type[Notebook] | Callable[[], Any], str, str]] = {
     "picky": (Picky, "names", "noncompliant_trackers.py:107: ValueError: that is no name"),
     "hanging": (Hanging, "arrival", "log(0, ...): it did not finish within 1 s after the end"),
     "hanging at the end": (HangingAtTheEnd, "arrival", "finish('completed'): it did not finish"),
+    "needing numbers": (NeedingNumbers, "tables", "TypeError: float() argument"),
+    "losing after tables": (LosingMetricsAfterTables, "tables", "was logged as"),
     "one status": (KnowingOneStatus, "statuses", "noncompliant_trackers.py:126: KeyError: 'interrupted'"),
     "needing metrics": (NeedingMetrics, "nothing logged", "noncompliant_trackers.py:137: AttributeError"),
     "starting again": (StartingAgain, "resume", "was logged as"),

@@ -87,7 +87,7 @@ def pytest_of(text: str, folder: Path) -> tuple[int, str]:
     path.write_text(text, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
     command = [sys.executable, "-P", "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", str(path)]
-    environ = {**os.environ, "COLUMNS": "200", "RLLM_PLUGINS": ""}
+    environ = {**os.environ, "COLUMNS": "200", "RLLM_PLUGINS": "workflows"}
     run = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
     return run.returncode, run.stdout
 

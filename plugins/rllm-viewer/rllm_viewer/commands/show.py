@@ -23,7 +23,7 @@ SHOWN_GROUPS = 12
 @click.option("--step", type=click.IntRange(min=0), help="Only groups of this step.")
 @click.option("--group", type=click.IntRange(min=0), help="The group with this number.")
 @click.option("--task", metavar="ID", help="Only groups of this task.")
-@click.option("--reason", help="Only groups with this reason, such as uniform_rewards or timeout.")
+@click.option("--reason", help="Only groups with this reason, such as uniform_reward or timeout.")
 @click.option("--worst", "pick", flag_value="worst", help="The group with the lowest mean reward.")
 @click.option("--best", "pick", flag_value="best", help="The group with the highest mean reward.")
 @click.option("--rollout", type=click.IntRange(min=0), help="One rollout of the group, without cutting its texts.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from rllm_core.run_folder.journal import read_json_lines
+from rllm_viewer.diagnosis import answers
 from rllm_viewer.diagnosis.findings import Diagnosis, Finding
 from rllm_viewer.results import summary_of, tables_of, validations
 
@@ -19,7 +21,7 @@ def of_folder(run: Path) -> Diagnosis:
         OSError: If a file cannot be read.
         ValueError: If a file is damaged.
     """
-    diagnosis = Diagnosis(tables_of(run))
+    diagnosis = Diagnosis(tables_of(run), partial(answers.of_folder, run))
     if (run / "metrics.jsonl").is_file():
         for row in read_json_lines(run / "metrics.jsonl"):
             diagnosis.step(row)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rllm_viewer.diagnosis.rules import FAILED_SHARE, FIRST_STEPS, LEAST_FAILED, RULES, Row, Rule
+from rllm_viewer.diagnosis.answers import Answers
+from rllm_viewer.diagnosis.rules import FAILED_SHARE, FIRST_STEPS, LEAST_FAILED, OF_OTHER_ROWS, RULES, Row, Rule
 
 PAGE = "docs/what-went-wrong.md"
 NEVER_SOLVED_STEPS = 30
@@ -32,7 +33,7 @@ class Finding:
 
     def text(self, run: object) -> str:
         """Returns one sentence: what was seen, since when, its causes, and where to read on."""
-        since = f" since step {self.since_step}" if self.since_step is not None else ""
+        since = f" (since step {self.since_step})" if self.since_step is not None else ""
         decides = f". To decide: {self.decides.replace('RUN', str(run))}" if self.decides else ""
         return f"{self.seen}{since}. Cause: {'; or '.join(self.causes)}{decides}. See {PAGE}#{self.name}"
 
@@ -66,10 +67,14 @@ class Diagnosis:
 
     Args:
         tables: Run file.
+        answers: Reads the recorded answers; called when a trouble needs them.
     """
 
-    def __init__(self, tables: Mapping[str, Any]) -> None:
+    def __init__(self, tables: Mapping[str, Any], answers: Callable[[], Answers] = Answers) -> None:
         self.tables = tables
+        self._answers = answers
+        self._explained: dict[tuple[str, int], Finding] = {}
+        self._of_other_rows: list[float] = []
         self.steps = 0
         self.trained_steps = 0
         self._first: list[Row] = []
@@ -90,6 +95,8 @@ class Diagnosis:
             self._first.append(metrics)
         if "solved" in metrics:
             self._solved.append(metrics["solved"])
+        if OF_OTHER_ROWS in metrics:
+            self._of_other_rows.append(metrics[OF_OTHER_ROWS])
 
     def rollouts(self, books: Mapping[str, Mapping[str, int]]) -> None:
         """Takes the number of rollouts so far by outcome and reason."""
@@ -111,7 +118,7 @@ class Diagnosis:
         known = [*self._solved, *(value for value in validated if value is not None)]
         if self.steps >= NEVER_SOLVED_STEPS and known and not any(known):
             rule = next(rule for rule in reversed(RULES) if rule.name == "nobody-solves-it")
-            self._ended = Finding(rule.name, 1, rule.seen, rule.causes, rule.decides)
+            self._ended = self._finding(rule, 1)
 
     @property
     def nothing_trained(self) -> bool:
@@ -124,10 +131,23 @@ class Diagnosis:
         found = [*self._before()]
         for rule, streak in zip(RULES, self._streaks, strict=True):
             if streak.is_certain:
-                found.append(Finding(rule.name, streak.since, rule.seen, rule.causes, rule.decides))
-        found += [one for one in (self._failed, self._ended) if one is not None]
+                found.append(self._finding(rule, streak.since))
+        is_cut_off = any(one.name == "answers-cut-off" for one in found)  # which explains that nobody solves anything
+        found += [one for one in (self._failed, None if is_cut_off else self._ended) if one is not None]
         names = [one.name for one in found]
         return [one for place, one in enumerate(found) if one.name not in names[:place]]
+
+    def _finding(self, rule: Rule, since: int) -> Finding:
+        """Explains a trouble once, when it is certain: the answers of that time are the ones that it is about."""
+        key = (rule.seen, since)
+        if key not in self._explained:
+            values = self._of_other_rows
+            means = {OF_OTHER_ROWS: sum(values) / len(values)} if values else {}
+            cause = rule.explain(self._answers(), means) if rule.explain else None
+            seen = f"{rule.seen}; {cause.seen}" if cause and cause.seen else rule.seen
+            causes, decides = (cause.causes, cause.decides) if cause else (rule.causes, rule.decides)
+            self._explained[key] = Finding(rule.name, since, seen, causes, decides)
+        return self._explained[key]
 
     def _before(self) -> list[Finding]:
         """What the run file alone says."""

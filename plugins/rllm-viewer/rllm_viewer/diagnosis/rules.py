@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rllm_viewer.diagnosis.answers import Answers
+
 Row = Mapping[str, Any]
 
 FIRST_STEPS = 3
@@ -13,8 +15,26 @@ MOSTLY = 0.75
 HUGE_GRADIENT = 10.0  # times the limit; up to there, clipping every step is common in healthy runs
 FAR_APART = 0.05  # mean abs(log ratio); low precision alone stays below it
 FEW_EFFECTIVE = 0.3
+RISEN_SHARE = 0.1
 FAILED_SHARE = 0.2
 LEAST_FAILED = 8
+OF_OTHER_ROWS = "workflow/answers_of_other_rows"  # metric of workflow dataset
+SOME = 0.005
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a trouble happens, as far as the answers of the run can tell.
+
+    Attributes:
+        causes: Usual causes, the most likely first.
+        decides: Command that tells the causes apart, with ``RUN`` for the folder; empty for a single cause.
+        seen: What the answers show, if anything.
+    """
+
+    causes: tuple[str, ...]
+    decides: str = "rllm-core show RUN"
+    seen: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,6 +48,7 @@ class Rule:
         seen: What was seen.
         causes: Usual causes, the most likely first.
         decides: Command that tells the causes apart, with ``RUN`` for the folder.
+        explain: Finds the cause in the answers and the mean metrics of the run; None keeps the usual ones.
     """
 
     name: str
@@ -36,6 +57,50 @@ class Rule:
     seen: str
     causes: tuple[str, ...]
     decides: str = "rllm-core show RUN"
+    explain: Callable[[Answers, Row], Cause | None] | None = None
+
+
+def _why_cut_off(answers: Answers, means: Row) -> Cause | None:
+    if (end := answers.end_that_is_no_stop) is not None:
+        seen = f"the answers go on after {end}"
+        return Cause(
+            (f"the stop token is missing: {end} ends an answer, but is no eos_token_id of the model",), "", seen
+        )
+    if answers.is_of_another_template:
+        return _wrong_template(answers)
+    if answers.never_stops:
+        seen = f"{answers.past_end} of {answers.cut_off} recorded ones go on after the answer, or repeat themselves"
+        return Cause(("the stop token is missing: the model never writes it after an answer",), "", seen)
+    return None
+
+
+def _why_never_solved(answers: Answers, means: Row) -> Cause | None:
+    if answers.is_of_another_template:
+        return _wrong_template(answers)
+    others = means.get(OF_OTHER_ROWS)
+    if others is None:
+        return None
+    if others > SOME:
+        seen = f"{others:.1%} of the answers are the expected ones of other rows"
+        return Cause(("the expected answers belong to other rows", "the model only guesses"), seen=seen)
+    return Cause(
+        ("the tasks are too hard for the model", "its chat template is not the one that it was trained with"),
+        "rllm-core show RUN --tokens",
+    )
+
+
+def _wrong_template(answers: Answers) -> Cause:
+    seen = []
+    if answers.empty:
+        seen.append(f"{answers.empty} are empty")
+    if answers.with_markers:
+        [(marker, _)] = answers.markers.most_common(1)
+        seen.append(f"{answers.with_markers} have control tokens such as {marker}")
+    return Cause(
+        ("the chat template is wrong for this model", "the model has never learned to write such answers"),
+        "rllm-core show RUN --tokens",
+        f"of {answers.all} recorded answers, {' and '.join(seen)}",
+    )
 
 
 def _is_cut_off(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
@@ -51,6 +116,15 @@ def _was_better(row: Row, first: list[Row]) -> bool:
     return any(not _is_uniform(one) and row.get("reward_mean", 0.0) < one.get("reward_mean", 0.0) for one in first)
 
 
+def _has_risen(row: Row, first: list[Row]) -> bool:
+    """Whether the reward is above that of the first steps by a share of the range that rewards have."""
+    if "reward_mean" not in row or not first:
+        return False
+    before = sum(one.get("reward_mean", 0.0) for one in first) / len(first)
+    spread = row.get("trajectory_reward_max", 0.0) - row.get("trajectory_reward_min", 0.0)
+    return bool(row["reward_mean"] - before > RISEN_SHARE * spread)
+
+
 def _is_broken(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
     return _is_uniform(row) and not row.get("solved") and _was_better(row, first)
 
@@ -60,7 +134,8 @@ def _is_equal(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
 
 
 def _is_never_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
-    return _is_uniform(row) and row.get("solved") == 0.0 and not _was_better(row, first)
+    is_explained = _was_better(row, first) or _is_cut_off(row, tables, first)
+    return _is_uniform(row) and row.get("solved") == 0.0 and not is_explained
 
 
 def _is_always_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
@@ -68,7 +143,7 @@ def _is_always_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> 
 
 
 def _is_partly_solved(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
-    return row.get("groups_solved_by_none") == 1.0 and not _is_uniform(row)
+    return row.get("groups_solved_by_none") == 1.0 and not _is_uniform(row) and not _has_risen(row, first)
 
 
 def _is_equal_but_judged(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
@@ -119,16 +194,15 @@ RULES = (
         "most answers are cut off at rollout.max_response_tokens",
         ("rollout.max_response_tokens is too small", "the model never writes its stop token, as with a wrong template"),
         "rllm-core show RUN --tokens",
+        _why_cut_off,
     ),
     Rule(
         "nobody-solves-it",
         FIRST_STEPS,
         _is_never_solved,
         "no rollout solves anything, all groups have equal rewards, and nothing is learned",
-        (
-            "the tasks are too hard for the model, or its chat template is wrong",
-            "the reward is always the same, or the answers belong to other rows",
-        ),
+        ("the tasks are too hard for the model", "the reward never pays"),
+        explain=_why_never_solved,
     ),
     Rule(
         "all-groups-equal",

@@ -1,0 +1,116 @@
+"""What the recorded answers of a run say about a trouble that its metrics leave open."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rllm_core.errors import RunError
+from rllm_core.run_folder.recorded import group_at, index_of, texts_of_tokens
+from rllm_core.types import FinishReason, Step
+
+LEAST_ANSWERS = 4
+READ_GROUPS = 16
+LEAST_CHARACTERS = 3  # of an answer that is not the start of another one by chance
+REPEATS = 3
+LEAST_REPEATED_CHARACTERS = 12
+LAST_CHARACTERS = 400
+_CONTROL = re.compile(r"<[^\w\s/<>][^<>\s]*[^\w\s/<>]>|</?s>|<(?:bos|eos|pad|unk|(?:start|end)_of_\w+)>")
+# Reasoning and tool calls are parts of an answer.
+_OF_ANSWERS = re.compile("think|reason|tool|function|call|channel|message", re.IGNORECASE)
+_REPEATED = re.compile(rf"(\S(?:.{{0,80}}?\S)?)(?:\s*\1){{{REPEATS - 1},}}\s*\S{{0,80}}\Z", re.DOTALL)
+
+
+@dataclass
+class Answers:
+    """Counts of the recorded answers of a run.
+
+    Attributes:
+        all: Number of answers.
+        empty: Answers without text.
+        with_markers: Answers that go on after a control token that divides messages.
+        cut_off: Answers that ended at the limit of tokens.
+        past_end: Cut-off answers that go on after the expected answer, or repeat themselves.
+        markers: How many answers have each of these control tokens.
+        ends_of_cut_off: How many cut-off answers have each as the first one, of those that the prompt has, too.
+    """
+
+    all: int = 0
+    empty: int = 0
+    with_markers: int = 0
+    cut_off: int = 0
+    past_end: int = 0
+    markers: Counter[str] = field(default_factory=Counter)
+    ends_of_cut_off: Counter[str] = field(default_factory=Counter)
+
+    def add(self, step: Step, texts: Mapping[int, str], expected: object) -> None:
+        """Counts an answer; ``expected`` is the task's answer, or anything else if it has none."""
+        is_cut_off = step.finish_reason is FinishReason.LENGTH
+        tokens = [texts.get(token, "") for token in step.completion_ids.tolist()]
+        written = tokens if is_cut_off else tokens[:-1]  # without the stop token
+        markers = [one for one in written if _is_marker(one)]
+        self.all += 1
+        self.empty += not step.text.strip() and not step.response.get("tool_calls") and not is_cut_off
+        self.with_markers += bool(markers)
+        self.markers.update(set(markers))
+        if is_cut_off:
+            self.cut_off += 1
+            of_template = {texts.get(token, "") for token in step.prompt_ids.tolist()}
+            self.ends_of_cut_off.update(one for one in markers[:1] if one in of_template)
+            self.past_end += _is_past_end("".join(written), expected)
+
+    @property
+    def is_of_another_template(self) -> bool:
+        """Whether most answers are no answers, as those of a model that is asked in a template it does not know."""
+        return self.all >= LEAST_ANSWERS and self.empty + self.with_markers >= self.all / 2
+
+    @property
+    def end_that_is_no_stop(self) -> str | None:
+        """Control token after which most cut-off answers go on, or None."""
+        [(name, count)] = self.ends_of_cut_off.most_common(1) or [("", 0)]
+        return name if self.cut_off >= LEAST_ANSWERS and count >= self.cut_off / 2 else None
+
+    @property
+    def never_stops(self) -> bool:
+        """Whether many cut-off answers have the expected answer and go on, or repeat themselves."""
+        return self.cut_off >= LEAST_ANSWERS and self.past_end >= self.cut_off / 3
+
+
+def of_folder(run: Path) -> Answers:
+    """Reads the last recorded answers of a run; none if it has recorded none, or its files are damaged."""
+    found = Answers()
+    try:
+        texts = texts_of_tokens(run)
+        for step, expected in _steps(run):
+            found.add(step, texts, expected)
+    except (RunError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        return Answers()
+    return found
+
+
+def _steps(run: Path) -> Iterator[tuple[Step, Any]]:
+    for entry in islice(reversed(index_of(run)), READ_GROUPS):
+        group = group_at(run, entry)
+        for rollout in group.rollouts:
+            for trajectory in rollout.episode.trajectories:
+                for step in trajectory.steps:
+                    yield step, group.task.data.get("answer")
+
+
+def _is_marker(token: str) -> bool:
+    return _CONTROL.fullmatch(token) is not None and not _OF_ANSWERS.search(token)
+
+
+def _is_past_end(text: str, expected: object) -> bool:
+    text = text.strip()
+    wanted = str(expected).strip() if isinstance(expected, str | int | float) else ""
+    following = text.removeprefix(wanted) if wanted else text
+    if following != text and following and (len(wanted) >= LEAST_CHARACTERS or not following[0].isalnum()):
+        return True
+    repeated = _REPEATED.search(text[-LAST_CHARACTERS:])
+    return repeated is not None and len(repeated[0]) >= LEAST_REPEATED_CHARACTERS
