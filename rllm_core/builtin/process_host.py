@@ -19,8 +19,9 @@ from rllm_core.config import RolloutConfig
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow
 from rllm_core.hosts.elsewhere import no_interpreter
-from rllm_core.hosts.pool import Link, Worker, WorkerPool
+from rllm_core.hosts.pool import WorkerPool
 from rllm_core.hosts.worker import ASK_FOR_STACK
+from rllm_core.hosts.workers import Link, Worker
 
 STACK_SECONDS = 1.0
 LAST_OUTPUT_SECONDS = 0.5  # for what a worker has printed; a process that left its session may keep the pipe open
