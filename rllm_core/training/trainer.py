@@ -220,8 +220,7 @@ class Trainer:
             await self.backend.enter_generation()
         self.ledger.check()
         pace = self.pace.end_step()
-        if parts.host.runs_elsewhere:
-            pace["worker_restarts"] = parts.host.report().restarts
+        pace["worker_restarts"] = parts.host.report().restarts if parts.host.runs_elsewhere else None
         metrics = self.reporter.step(step, self.coordinator.weight_version, trained, pace)
         self.reporter.answers(step, recorded)
         await parts.notify("on_batch_end", step=step, metrics=metrics)
