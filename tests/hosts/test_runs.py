@@ -83,7 +83,7 @@ def test_a_workflow_says_where_it_can_run(tmp_path: Path) -> None:
     for settings, message in (
         (
             {"rollout.host": "inline", "rollout.workers": 2},
-            r"rollout.workers has no effect with rollout.host = 'inline'",
+            r"rollout\.workers has no effect with rollout\.host = 'inline'",
         ),
         ({"rollout.host": "nowhere"}, "no rollout host named 'nowhere'"),
     ):
