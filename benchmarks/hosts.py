@@ -13,15 +13,15 @@ of `inline` alternate.
   turn minus that of an inline run, as the slope between short and long rollouts. Also ``start_seconds_per_worker`` (at
   most 1, CPU time until the workflow is open) and ``worker_mb`` (at most 80, resident memory after the rollouts,
   including pages that are shared; ``_uss`` is what belongs to one worker alone, ``_pss`` adds its share of the others).
-* ``length``: ``turn100_over_turn5`` (at most 1.2), the larger of the ratios of bytes and of CPU time. All rollouts take
-  their turns together, so CPU times can be read between two turns. Those of the run's process and of all workers
-  count, minus those of an inline run.
+* ``length``: ``turn100_over_turn5`` (at most 1.2), the largest of the ratios of bytes, of CPU time, and of that of the
+  workers alone. All rollouts take their turns together, so CPU times can be read between two turns. Those of the run's
+  process and of all workers count, minus those of an inline run; a small difference, which needs a quiet machine.
 * ``lag``: ``lag_p99_ms`` (at most 50), the lag of the run's event loop with 2,000 rollouts in four workers, which
   compute for 2 ms per turn.
 
 With Ray, on one machine as two nodes: the same figures with ``ray_`` before their names (``ray_speedup_two_workers`` at
-least 1.6, ``ray_lag_p99_ms`` at most 50). Creates the environment ``.venv-verl`` for them on first use; ``--no-ray``
-leaves them out.
+least 1.6, ``ray_lag_p99_ms`` at most 50), and ``ray_calls_per_frame``, which is 1 if all that is said in one tick is
+one call. Creates the environment ``.venv-verl`` for them on first use; ``--no-ray`` leaves them out.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ def _idle_wall(row: Row) -> float:
 def _driver(mine: Sequence[Row], inline: Sequence[Row]) -> Figures:
     ours, theirs = _slopes(mine), _slopes(inline)
     long = of_kind(mine, "trial", turns=LONG_TURNS)
+    is_ray = long[0]["host"] == "ray"
     memory = {
         kind: max(_median(w[kind] for w in row["worker_memory_mb"]) for row in long)
         for kind in long[0]["worker_memory_mb"][0]
@@ -154,6 +155,7 @@ def _driver(mine: Sequence[Row], inline: Sequence[Row]) -> Figures:
         "inline_us_per_turn": _median(turn for turn, _ in theirs.values()),
         "driver_us_per_rollout_over_inline_us": _median(ours[trial][1] - theirs[trial][1] for trial in ours),
         "messages_per_frame": _median(row["messages_sent"] / row["frames_sent"] for row in long),
+        **({"calls_per_frame": _median(row["ray_calls"] / row["frames_sent"] for row in long)} if is_ray else {}),
         "start_seconds_per_worker": _median(_start_seconds(row) for row in mine),
         "worker_mb": memory["rss"],
         "worker_mb_pss": memory["pss"],
@@ -187,10 +189,12 @@ def _length(mine: Sequence[Row], inline: Sequence[Row]) -> Figures:
         for turn, costs in ((EARLY_TURN, early), (LATE_TURN, late))
     ]
     cpu_ratio = round(added[1] / added[0], 3)
+    workers_ratio = _median(b["workers_us"] / a["workers_us"] for a, b in zip(early, late, strict=True))
     return {
-        "turn100_over_turn5": max(bytes_ratio, cpu_ratio),
+        "turn100_over_turn5": max(bytes_ratio, cpu_ratio, workers_ratio),
         "turn100_over_turn5_bytes": bytes_ratio,
         "turn100_over_turn5_cpu": cpu_ratio,
+        "turn100_over_turn5_workers_cpu": workers_ratio,
         "turn5_bytes": _median(cost["bytes"] for cost in early),
         "turn5_us_over_inline_us": added[0],
         "turn100_us_over_inline_us": added[1],
@@ -203,13 +207,19 @@ def _cost(row: Row, turn: int) -> dict[str, float]:
     before, after = begins[turn - TURNS_AROUND], begins[turn + TURNS_AROUND + 1]
     turns = row["rollouts"] * (2 * TURNS_AROUND + 1)
 
-    def spent(entry: dict[str, Any]) -> float:
-        return float(entry["driver_cpu_seconds"] + sum(entry["worker_cpu_seconds"]))
+    def in_workers(entry: dict[str, Any]) -> float:
+        return float(sum(entry["worker_cpu_seconds"]))
 
     def crossed(entry: dict[str, Any]) -> int:
         return int(entry["bytes_sent"] + entry["bytes_received"])
 
-    return {"bytes": (crossed(after) - crossed(before)) / turns, "us": 1e6 * (spent(after) - spent(before)) / turns}
+    in_run = after["driver_cpu_seconds"] - before["driver_cpu_seconds"]
+    of_workers = in_workers(after) - in_workers(before)
+    return {
+        "bytes": (crossed(after) - crossed(before)) / turns,
+        "us": 1e6 * (in_run + of_workers) / turns,
+        "workers_us": 1e6 * of_workers / turns,
+    }
 
 
 def _lag(mine: Sequence[Row], inline: Sequence[Row]) -> Figures:

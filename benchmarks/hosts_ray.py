@@ -13,10 +13,13 @@ from benchmarks.hosts import CORES, trial
 
 def main() -> None:
     """Plays the trials that the options of `benchmarks.hosts`, the only argument, ask for."""
+    # Ray reads these when it is imported: no usage reports; the loopback interface only; and no token, even if this
+    # machine has one for other clusters.
+    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
+    os.environ.update(own)
     from ray.cluster_utils import Cluster
 
     options = argparse.Namespace(**json.loads(sys.argv[1]))
-    # Ray takes what else runs here for its own load; workers are placed by these numbers only.
     node = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100_000_000}
     cluster = Cluster(initialize_head=True, head_node_args=node)
     try:

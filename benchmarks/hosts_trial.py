@@ -103,6 +103,18 @@ class Traffic:
 
         wire.encoded, wire.decode_from_worker = counting_encoded, counting_decode  # type: ignore[assignment]
 
+    def count_ray_calls(self) -> None:
+        """Counts the calls of Ray actors that send something to a worker, from now on; Ray is imported then."""
+        actors: Any = import_module("ray.actor")
+        remote = actors.ActorMethod._remote
+        self.counts["ray_calls"] = 0
+
+        def counting_remote(method: Any, *arguments: Any, **options: Any) -> Any:
+            self.counts["ray_calls"] += method._method_name == "send"
+            return remote(method, *arguments, **options)
+
+        actors.ActorMethod._remote = counting_remote
+
     def _count(self, way: str, messages: list[Any], content: bytes) -> None:
         for what, number in (("frames", 1), ("messages", len(messages)), ("bytes", len(content))):
             self.counts[f"{what}_{way}"] += number
@@ -162,6 +174,8 @@ async def _play(request: Row, host: RolloutHost, engine_of: Any, tasks: Any, con
     began, cpu = time.perf_counter(), time.process_time()
     await host.open(note=lambda line: print(line, file=sys.stderr), settled=lambda: None, folder=None)
     pids += [worker.pid for worker in getattr(host, "workers", [])]
+    if request["host"] == "ray":
+        traffic.count_ray_calls()
     row: Row = {
         "start_wall_seconds": time.perf_counter() - began,
         "start_driver_cpu_seconds": time.process_time() - cpu,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -18,10 +19,12 @@ from rllm_core.config import RolloutConfig
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow
 from rllm_core.hosts.elsewhere import no_interpreter
-from rllm_core.hosts.pool import Link, Worker, WorkerPool
+from rllm_core.hosts.pool import WorkerPool
 from rllm_core.hosts.worker import ASK_FOR_STACK
+from rllm_core.hosts.workers import Link, Worker
 
 STACK_SECONDS = 1.0
+LAST_OUTPUT_SECONDS = 0.5  # for what a worker has printed; a process that left its session may keep the pipe open
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # there is a process per core already
 
 
@@ -81,7 +84,7 @@ class Processes(WorkerPool):
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: link, sock=mine)
         assert process.stderr is not None
-        await loop.connect_read_pipe(lambda: _Output(link), process.stderr)
+        link.output, _ = await loop.connect_read_pipe(lambda: _Output(link), process.stderr)
 
     def keep(self, sign: bytes, pid: int) -> None:
         """Tells the keeper that a process has been started (``+``) or has ended (``-``)."""
@@ -96,7 +99,12 @@ def _python(configured: str | None) -> str:
 
 
 class _ProcessLink(Link, asyncio.Protocol):
-    """The connection to a worker process."""
+    """The connection to a worker process.
+
+    Attributes:
+        output: Reads what the worker prints; None until it has been started.
+        output_ended: Set when the worker and all that it has started have closed it.
+    """
 
     def __init__(self, worker: Worker, process: subprocess.Popen[bytes], host: Processes) -> None:
         super().__init__(worker)
@@ -105,6 +113,8 @@ class _ProcessLink(Link, asyncio.Protocol):
         self._frames = wire.Frames()
         self._transport: Any = None
         self._is_lost = False
+        self.output: asyncio.BaseTransport | None = None
+        self.output_ended = asyncio.Event()
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -152,6 +162,10 @@ class _ProcessLink(Link, asyncio.Protocol):
         while self._process.poll() is None:
             await asyncio.sleep(0.005)
         self._host.keep(b"-", self._process.pid)
+        if self.output is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.output_ended.wait(), LAST_OUTPUT_SECONDS)
+            self.output.close()
         if self._transport is not None:
             self._transport.abort()
 
@@ -164,3 +178,6 @@ class _Output(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._link.worker.printed(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._link.output_ended.set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import os
 import platform
 import resource
@@ -20,20 +21,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rllm_core.engine import EngineError, Terminated
-from rllm_core.errors import ConfigError, RefusedConversation, UserError
+from rllm_core.errors import UserError
 from rllm_core.hosts import wire
-from rllm_core.hosts.completer import RemoteCompleter, SampledSteps
-from rllm_core.hosts.contract import RolloutFailed
 from rllm_core.hosts.failures import failure_of
 from rllm_core.hosts.pacing import Paced
-from rllm_core.limits.timeouts import contained, waiting_at
-from rllm_core.parser import BreakReason, SegmentBreak
+from rllm_core.hosts.running import RunningRollout
+from rllm_core.limits.timeouts import contained
 from rllm_core.plugins.blame import blamed
 from rllm_core.providers import resolve
-from rllm_core.scope import Calls, RolloutEnded, RolloutScope, timing
 from rllm_core.services import Services
-from rllm_core.types import Episode, Record, Step, Task, TerminationReason, Trajectory
+from rllm_core.types import Task
 from rllm_core.version import __version__
 from rllm_core.workflow import Workflow
 
@@ -41,7 +38,6 @@ from rllm_core.workflow import Workflow
 ASK_FOR_STACK = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 2
 MESSAGES_PER_TICK = 16  # rollouts that go on before the worker reads again, such as a cancellation
 MAX_SILENCE_SECONDS = 0.002  # the model need not wait while other rollouts of the worker compute
-_OF_RUN = {"trajectories", "rollout_id", "rollout_index", "is_validation"}
 
 
 class WorkerSession:
@@ -58,7 +54,7 @@ class WorkerSession:
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
         self._outgoing: list[wire.FromWorker] = []
-        self._rollouts: dict[int, _Rollout] = {}
+        self._rollouts: dict[int, RunningRollout] = {}
         self._workflow: Workflow | None = None
         self._says_settled = self.says_groups = False
         self._tasks: dict[str, Sequence[Task]] = {}
@@ -145,6 +141,8 @@ class WorkerSession:
             self.say(wire.Broken(str(error) if isinstance(error, UserError) else str(failed), failed.traceback))
             return
         self._workflow = workflow
+        gc.collect()
+        gc.freeze()  # no collection walks what was imported, while rollouts wait
         self.say(wire.Opened())
 
     def _listed(self, message: wire.ListTasks | wire.FetchTasks) -> wire.Listed | wire.Fetched | wire.Unlisted:
@@ -178,7 +176,7 @@ class WorkerSession:
 
     async def _play(self, start: wire.Start) -> None:
         assert self._workflow is not None, "the run opens a worker before it starts a rollout"
-        rollout = self._rollouts[start.rollout] = _Rollout(start, self._workflow, self)
+        rollout = self._rollouts[start.rollout] = RunningRollout(start, self._workflow, self)
         try:
             self.say(await rollout.end())
         except MemoryError as error:
@@ -186,153 +184,6 @@ class WorkerSession:
             self._flush()
         finally:
             del self._rollouts[start.rollout]
-
-
-class _Rollout:
-    """A rollout in a worker.
-
-    Attributes:
-        calls: Durations of its calls.
-    """
-
-    def __init__(self, start: wire.Start, workflow: Workflow, session: WorkerSession) -> None:
-        self._start = start
-        self._workflow = workflow
-        self._session = session
-        self._say = session.say
-        self.calls = Calls()
-        self._asked = 0
-        self._waiting: dict[int, asyncio.Future[wire.SampledStep]] = {}
-        self._sampled = SampledSteps()
-        self._task: asyncio.Task[object] | None = None
-
-    def cancel(self) -> None:
-        """Cancels it."""
-        if self._task is not None:
-            self._say(wire.Cancelling(self._start.rollout, waiting_at(self._task) or ""))
-            self._task.cancel()
-
-    def answered(self, message: wire.Answer | wire.CallFailed) -> None:
-        """Hands an answer to the call that waits for it."""
-        future = self._waiting.pop(message.call, None)
-        if future is None or future.done():
-            return
-        if isinstance(message, wire.Answer):
-            future.set_result(message.step)
-        else:
-            future.set_exception(_error_of(message))
-
-    async def end(self) -> wire.Ended | wire.Failed:
-        """Runs it, and returns its last message."""
-        scope = RolloutScope(f"rollout {self._start.name}", asyncio.get_running_loop())
-        self._task = asyncio.create_task(self._run(scope), name=scope.name)
-        ended: wire.Ended | wire.Failed
-        try:
-            ended = self._ended(await self._task)
-        except asyncio.CancelledError:
-            cancelled = RolloutFailed(TerminationReason.CANCELLED, "the workflow was cancelled from within")
-            ended = self._failed(cancelled)
-        except Exception as error:  # third-party code
-            if isinstance(error, MemoryError) and self._session.is_limited:
-                raise  # the state of the interpreter is unknown
-            ended = self._failed(error)
-        finally:
-            scope.close()
-        ended.timed = [
-            wire.TimedCall(call.kind, call.name, call.start, call.seconds)
-            for call in self.calls.calls
-            if call.kind != "model"  # the run measures those
-        ]
-        return ended
-
-    async def _run(self, scope: RolloutScope) -> object:
-        start = self._start
-        completer = RemoteCompleter(start, scope, self._ask, self._sampled)
-        task = Task(task_id=start.task_id, data=start.data)
-        with timing(self.calls):
-            return await contained(self._workflow.run(task, completer))
-
-    async def _ask(self, call: wire.Call) -> wire.SampledStep:
-        self._asked += 1
-        call.call = self._asked
-        future: asyncio.Future[wire.SampledStep]
-        future = self._waiting[call.call] = asyncio.get_running_loop().create_future()
-        self._say(call)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if self._waiting.pop(call.call, None) is not None:
-                self._say(wire.GiveUp(call.rollout, call.call))
-            raise
-
-    def _ended(self, returned: object) -> wire.Ended:
-        number = self._start.rollout
-        if not isinstance(returned, Episode):
-            return wire.Ended(number, returned=type(returned).__name__)
-        trajectories: list[wire.ReturnedTrajectory | str] = [
-            self._trajectory(returned, trajectory) if isinstance(trajectory, Trajectory) else type(trajectory).__name__
-            for trajectory in returned.trajectories
-        ]
-        return wire.Ended(number, trajectories=trajectories, fields=_fields(returned, Episode, _OF_RUN))
-
-    def _trajectory(self, episode: Episode, trajectory: Trajectory) -> wire.ReturnedTrajectory:
-        steps: list[wire.ReturnedStep | str] = [
-            self._sampled.returned(step) if isinstance(step, Step) else type(step).__name__ for step in trajectory.steps
-        ]
-        says_group = self._session.says_groups and type(self._workflow).group_of is not Workflow.group_of
-        group = self._workflow.group_of(episode, trajectory) if says_group else ""
-        return wire.ReturnedTrajectory(steps, _fields(trajectory, Trajectory, {"steps"}), group)
-
-    def _failed(self, error: Exception) -> wire.Failed:
-        failed, call = failure_of(error), getattr(error, "call_of_rollout", None)
-        ends_run = isinstance(error, UserError) and not isinstance(error, RefusedConversation)
-        return wire.Failed(
-            self._start.rollout,
-            failed.reason.value,
-            str(error) if ends_run else str(failed),
-            traceback=failed.traceback,
-            is_final=failed.is_final,
-            ends_run=ends_run,
-            call=call,
-        )
-
-
-def _fields(record: Record, kind: type[Record], without: set[str]) -> dict[str, Any]:
-    """Returns the fields of a record that are not the defaults, as JSON.
-
-    Raises:
-        TypeError: If the workflow returns a subclass of its own, which the run may not have.
-    """
-    if type(record) is not kind:
-        raise TypeError(
-            f"a {type(record).__qualname__} cannot leave its worker; return a rllm_core.types.{kind.__name__}, with "
-            "what it adds in its metadata"
-        )
-    return record.model_dump(exclude=without, exclude_defaults=True)
-
-
-def _error_of(message: wire.CallFailed) -> Exception:
-    """Returns the exception that a workflow gets for a call without a step."""
-    error: Exception
-    match message.kind:
-        case "terminated":
-            error = Terminated(TerminationReason(message.reason), message.message)
-        case "segment_break":
-            error = SegmentBreak(BreakReason(message.reason))
-        case kind:
-            error = _ERRORS.get(kind, RuntimeError)(message.message)
-    error.call_of_rollout = message.call  # type: ignore[attr-defined]
-    return error
-
-
-_ERRORS: dict[str, type[Exception]] = {
-    "engine_error": EngineError,
-    "refused_conversation": RefusedConversation,
-    "configuration": ConfigError,
-    "rollout_ended": RolloutEnded,
-    "value": ValueError,
-    "type": TypeError,
-}
 
 
 # --------------------------------------------------------------------------------------------------------------------

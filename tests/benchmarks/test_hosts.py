@@ -68,7 +68,7 @@ def test_what_a_turn_costs_the_run_is_a_slope_and_a_difference() -> None:
 
 
 @pytest.mark.parametrize(("more_bytes", "more_cpu", "expected"), [(1.0, 1.1, 1.1), (1.4, 1.1, 1.4)])
-def test_the_length_figure_is_the_larger_ratio(more_bytes: float, more_cpu: float, expected: float) -> None:
+def test_the_length_figure_is_the_largest_ratio(more_bytes: float, more_cpu: float, expected: float) -> None:
     def by_turn(cpu: float, crossed: int) -> list[dict[str, Any]]:
         entries, seconds, total = [], 0.0, 0.0
         for turn in range(1, 105):
@@ -93,6 +93,7 @@ def test_the_length_figure_is_the_larger_ratio(more_bytes: float, more_cpu: floa
     found = hosts.figures(rows)
     assert found["turn100_over_turn5"] == expected
     assert (found["turn100_over_turn5_bytes"], found["turn100_over_turn5_cpu"]) == (more_bytes, more_cpu)
+    assert found["turn100_over_turn5_workers_cpu"] == more_cpu
     assert found["turn5_bytes"] == 1000.0
     assert found["turn5_us_over_inline_us"] == pytest.approx(300.0)
 

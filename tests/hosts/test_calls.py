@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,3 +78,26 @@ def test_nothing_is_reported_twice_when_a_rollout_that_blocks_loses_its_worker()
     del played
     gc.collect()
     assert reported == []
+
+
+def test_a_run_that_ends_while_a_worker_is_replaced_leaves_none() -> None:
+    """The new one is just starting when the host is closed."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    async def kill_last(host: Any) -> None:
+        while not any(worker.rollouts for worker in host.workers):
+            await asyncio.sleep(0.01)
+        start = host.start_worker
+
+        async def slowly(worker: Any) -> None:
+            await asyncio.sleep(0.3)
+            await start(worker)
+            processes.append(worker.link._process)
+
+        host.start_worker = slowly
+        os.kill(host.workers[0].pid, signal.SIGKILL)
+
+    played = play("Fault", ["waits"], workers=1, max_attempts=1, during=kill_last)
+    assert played.episodes[0].termination_reason.value == "worker_lost"
+    assert processes, "it was replaced"
+    assert [process for process in processes if process.returncode is None] == []

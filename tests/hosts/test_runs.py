@@ -81,7 +81,10 @@ def test_a_resumed_run_is_equal(tmp_path: Path) -> None:
 
 def test_a_workflow_says_where_it_can_run(tmp_path: Path) -> None:
     for settings, message in (
-        ({"rollout.workers": 2}, r"rollout.workers has no effect with rollout.host = 'inline'"),
+        (
+            {"rollout.host": "inline", "rollout.workers": 2},
+            r"rollout.workers has no effect with rollout.host = 'inline'",
+        ),
         ({"rollout.host": "nowhere"}, "no rollout host named 'nowhere'"),
     ):
         with pytest.raises(Exception, match=message):

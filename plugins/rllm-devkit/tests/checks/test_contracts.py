@@ -21,6 +21,7 @@ from rllm_devkit.contracts import (
     CorrectionContract,
     ParserContract,
     PolicyLossContract,
+    RolloutHostContract,
     SandboxContract,
     WorkflowContract,
 )
@@ -54,6 +55,17 @@ class TestGuess(WorkflowContract):
 @pytest.mark.slow
 class TestChild(SandboxContract):
     name: ClassVar[str] = "child"
+
+
+@pytest.mark.slow
+class TestInline(RolloutHostContract):
+    name: ClassVar[str] = "inline"
+
+
+@pytest.mark.slow
+class TestProcesses(RolloutHostContract):
+    name: ClassVar[str] = "processes"
+    overrides: ClassVar[tuple[str, ...]] = ("rollout.workers=2",)
 
 
 AUTHOR = """
@@ -124,6 +136,7 @@ def plugins() -> PluginManager:
         (providers.PolicyLossProvider, "gspo", Request()),
         (providers.CorrectionProvider, "icepop", Request()),
         (providers.SandboxProvider, "child", Request()),
+        pytest.param(providers.RolloutHostProvider, "inline", Request(), marks=pytest.mark.slow),
         pytest.param(providers.WorkflowProvider, "say_yes", Request(), marks=pytest.mark.slow),
     ],
 )
