@@ -19,9 +19,10 @@ from rllm_core.text import one_line
 from rllm_ray.config import RayConfig
 
 # Ray reads these when it is imported: no usage reports to its developers; a cluster started here listens on the
-# loopback interface only; a driver that joins a cluster sends the token that this machine has for it.
+# loopback interface only, and gives workers the priority of the run; a driver that joins a cluster sends the token that
+# this machine has for it.
 VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
-OWN_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+OWN_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}
 JOINING_VARIABLES = {"RAY_AUTH_MODE": "token"}
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 TOKEN_FILE = ".ray/auth_token"
