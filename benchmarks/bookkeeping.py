@@ -33,6 +33,7 @@ from rllm_core.assembly.resolution import load_run_config
 from rllm_core.assembly.tasks import TaskStream
 from rllm_core.config import RunConfig
 from rllm_core.engine import TITOCompleter
+from rllm_core.hosts.inline import Inline
 from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.folder import RunDir
@@ -130,7 +131,7 @@ def whole_rollouts(turns: int, engine: ScriptedEngine) -> Side:
     config, tasks = _config(plugins), workflow.tasks("train")
 
     async def side() -> list[Rollout]:
-        runner = RolloutRunner(workflow, engine, config, lockstep=False)
+        runner = RolloutRunner(Inline.of(workflow), engine, config, lockstep=False)
         played = (runner.run(task, RolloutKey("train", ordinal, 0)) for ordinal, task in enumerate(tasks))
         return await asyncio.gather(*played)
 
@@ -198,7 +199,7 @@ class Groups:
         self.plugins = _plugins()
         self.assembly = assemble(_config(self.plugins), self.plugins)
         self.engine = ScriptedEngine()
-        self.runner = Played(self.assembly.workflow, self.engine, self.assembly.config, lockstep=False)
+        self.runner = Played(self.assembly.host, self.engine, self.assembly.config, lockstep=False)
         self.stream = TaskStream(self.assembly.tasks.of("train"), self.assembly.config.training.seed)
         self.runner.episodes = asyncio.run(self._play())
 
@@ -223,7 +224,7 @@ class Groups:
         """Generates as in a run, until training has taken a step's groups."""
         parts = RunParts(
             config=self.assembly.config,
-            workflow=self.assembly.workflow,
+            host=self.assembly.host,
             tasks=self.assembly.tasks,
             backend=self.assembly.backend,
             engine=self.engine,

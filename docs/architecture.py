@@ -80,6 +80,7 @@ ROOMS = (
         ),
         "engine, backend, workflow, sandbox",
     ),
+    Room("rollout hosts", ("hosts",), "where rollouts run; workers"),
     Room("algorithms", ("algorithms",), "pure functions on numpy"),
     Room("builtin", ("builtin",), "what the core ships as a plugin"),
     Room("distillation", ("distillation",), "scores of a teacher"),

@@ -16,6 +16,7 @@ import architecture
 import curves
 import diagrams
 import hook_pages
+import protocol
 from hook_pages import attributes
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -38,6 +39,7 @@ DECLARED_MARKER = "<!-- Generated from the backends' declared capabilities by `m
 # An explicit list, because other installed plugins must not appear on the page.
 FIRST_PARTY = {
     "local": "rllm_local",
+    "ray": "rllm_ray",
     "renderers": "rllm_renderers",
     "tinker": "rllm_tinker",
     "trackers": "rllm_trackers",
@@ -73,6 +75,7 @@ def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]
         providers.EngineProvider,
         providers.ParserProvider,
         providers.WorkflowProvider,
+        providers.RolloutHostProvider,
         providers.TrackerProvider,
     ):
         for provided in plugins.providers(kind).values():
@@ -117,7 +120,7 @@ def reference(plugins: PluginManager) -> dict[str, str]:
         _, _, provider_kind = heading.partition(", ")
         if "." not in path:
             shared = "" if path == "model" else path
-            page = shared if provider_kind in ("", "backend") else f"{provider_kind}s"
+            page = shared if provider_kind in ("", "backend") else f"{provider_kind}s".replace(" ", "-")
         summary = (inspect.getdoc(model) or "").partition("\n\n")[0].replace("``", "`").replace("\n", " ")
         summary = re.sub(r"^`\[[\w.]+\]`: (\w)", lambda match: match[1].upper(), summary)
         add(page, heading, "Above the first section." if model is RunConfig else summary, model)
@@ -254,6 +257,7 @@ if __name__ == "__main__":
     first_party = first_party_plugins()
     for path, write in ((PAGE, generated), (CAPABILITIES, generated_capabilities)):
         path.write_text(write(path.read_text(encoding="utf-8"), first_party), encoding="utf-8")
+    protocol.PAGE.write_text(protocol.page(protocol.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     for old in SECTIONS.glob("*.md"):
         old.unlink()
     SECTIONS.mkdir(exist_ok=True)

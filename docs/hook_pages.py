@@ -26,6 +26,7 @@ CONTRACT_PAGES: dict[str, str] = {
     "rollout_engines": "engine",
     "parsers": "parser",
     "workflows": "workflow",
+    "rollout_hosts": "rollout-host",
     "trackers": "tracker",
     "advantage_estimators": "estimator",
     "policy_losses": "loss",

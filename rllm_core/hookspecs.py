@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         ParserProvider,
         PolicyLossProvider,
         RewardFunctionProvider,
+        RolloutHostProvider,
         SandboxProvider,
         TrackerProvider,
         WorkflowProvider,
@@ -85,6 +86,15 @@ def parsers() -> Iterable[ParserProvider]:
 @hookspec
 def workflows() -> Iterable[WorkflowProvider]:
     """Workflows this plugin provides, selected by ``workflow`` in the run file or on the command line."""
+    return ()
+
+
+@hookspec
+def rollout_hosts() -> Iterable[RolloutHostProvider]:
+    """Rollout hosts this plugin provides: where rollouts run, selected by ``rollout.host``.
+
+    The built-in hosts are ``inline``, the process of the run, and ``processes``, other processes of the machine.
+    """
     return ()
 
 

@@ -60,9 +60,9 @@ MOVED: dict[str, str] = {
     **{f"rllm_core.testing.{name}": f"rllm_devkit.checks.{name}" for name in CHECKS},
     "rllm_core.testing.plugin": "rllm_devkit.scripted_plugin",
     "rllm_core.testing.probe": "rllm_devkit.checks.engine_probe",
-    "rllm_core.supervised": "rllm_core.builtin.sft",
-    "rllm_core.supervised.rows": "rllm_core.builtin.sft.rows",
-    "rllm_core.supervised.workflow": "rllm_core.builtin.sft.workflow",
+    **{f"rllm_core.{old}": "rllm_workflows" for old in ("supervised", "builtin.sft")},
+    **{f"rllm_core.{old}.rows": "rllm_workflows.sft_rows" for old in ("supervised", "builtin.sft")},
+    **{f"rllm_core.{old}.workflow": "rllm_workflows.sft" for old in ("supervised", "builtin.sft")},
 }
 """New names of modules by their old ones."""
 

@@ -80,8 +80,8 @@ class Provider:
         load: Dotted path of the class or function, ``"package.module:Name"``.
         summary: One line for listings.
         config: Dotted path of the pydantic model for the section ``[name]`` of the run file. Backends, engines,
-            parsers, workflows and trackers can have one. A class that declares ``config_model`` must declare the same
-            model.
+            parsers, workflows, rollout hosts and trackers can have one. A class that declares ``config_model`` must
+            declare the same model.
     """
 
     kind: ClassVar[str] = "provider"
@@ -151,6 +151,13 @@ class WorkflowProvider(Provider):
             (``{"training": {"steps": 400}, ...}``), or a `rllm_core.run_file.Preset` with them. The user's own run
             file and ``-o`` override them. If the function has a parameter, it gets the tables that the user gave, such
             as ``{"model": {"path": "..."}}``.
+        blocks: Whether ``run`` may block for long, such as with computations or calls that are not async. Its rollouts
+            run in workers, unless ``rollout.host`` says otherwise.
+        global_state: Whether ``run`` changes the state of its process, such as the seed of Python's ``random``. Each of
+            its rollouts gets a worker of its own while it runs.
+        waits_for_others: Whether ``run`` waits for anything that is not fast, such as an agent with a connection of
+            its own. Then a deterministic engine does not wait for all rollouts before it samples, and metrics are not
+            byte-identical between runs.
     """
 
     kind: ClassVar[str] = "workflow"
@@ -158,6 +165,18 @@ class WorkflowProvider(Provider):
     contract: ClassVar[str] = "rllm_core.workflow:Workflow"
 
     run_file: str | None = None
+    blocks: bool = False
+    global_state: bool = False
+    waits_for_others: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutHostProvider(Provider):
+    """A rollout host (`rllm_core.hosts.contract.RolloutHost`)."""
+
+    kind: ClassVar[str] = "rollout host"
+    hook: ClassVar[str] = "rollout_hosts"
+    contract: ClassVar[str] = "rllm_core.hosts.contract:RolloutHost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +257,7 @@ KINDS: tuple[type[Provider], ...] = (
     EngineProvider,
     ParserProvider,
     WorkflowProvider,
+    RolloutHostProvider,
     TrackerProvider,
     AdvantageEstimatorProvider,
     PolicyLossProvider,

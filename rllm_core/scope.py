@@ -31,26 +31,30 @@ class Call:
     seconds: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Calls:
     """Durations of a rollout and of its calls, in the order in which they ended.
 
     Attributes:
         began: `time.perf_counter` at the start of the rollout.
         seconds: Duration of the rollout; None while it runs.
+        in_progress: Calls to tools and reward functions that have not ended.
     """
 
     began: float = field(default_factory=time.perf_counter)
     seconds: float | None = None
     calls: list[Call] = field(default_factory=list)
+    in_progress: int = 0
 
     @contextmanager
     def timed(self, kind: str, name: str = "") -> Iterator[None]:
         """Measures the duration of its body."""
-        start = time.perf_counter()
+        start, is_outside = time.perf_counter(), kind != "model"
+        self.in_progress += is_outside
         try:
             yield
         finally:
+            self.in_progress -= is_outside
             self.calls.append(Call(kind, name, start - self.began, time.perf_counter() - start))
 
     def end(self) -> None:
@@ -96,6 +100,13 @@ def timed(kind: str, name: str = "") -> Iterator[None]:
         yield
 
 
+def ended_calls(*calls: Call) -> None:
+    """Adds calls that were measured elsewhere to the current rollout."""
+    current = _calls.get()
+    if current is not None:
+        current.calls.extend(calls)
+
+
 class RolloutEnded(RuntimeError):
     """A completer was called after its rollout had ended, so the completion would belong to no rollout."""
 
@@ -112,9 +123,10 @@ class RolloutScope:
         is_open: Whether completers accept calls.
         sampled: ``prompt_ids, completion_ids, logprobs, weight_version`` of the steps that the completers returned, by
             ``step_id``.
+        waits_at: Where the rollout waits in another process, as far as that is known.
     """
 
-    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "is_open", "name", "sampled")
+    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "is_open", "name", "sampled", "waits_at")
 
     def __init__(
         self,
@@ -124,6 +136,7 @@ class RolloutScope:
     ) -> None:
         self.name = name
         self.is_open = True
+        self.waits_at: str | None = None
         self.sampled: dict[str, tuple[Any, ...]] = {}
         self._calls: set[asyncio.Task[object]] = set()
         self._stopped: set[asyncio.Task[object]] = set()

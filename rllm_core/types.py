@@ -118,12 +118,13 @@ class TerminationReason(StrEnum):
     ENGINE_ERROR = "engine_error"
     ERROR = "error"
     CANCELLED = "cancelled"
+    WORKER_LOST = "worker_lost"
 
     @property
     def is_failure(self) -> bool:
         """Whether the cause was infrastructure, a bug or a cancellation, rather than the policy."""
         reason = TerminationReason
-        return self in (reason.TIMEOUT, reason.ENGINE_ERROR, reason.ERROR, reason.CANCELLED)
+        return self in (reason.TIMEOUT, reason.ENGINE_ERROR, reason.ERROR, reason.CANCELLED, reason.WORKER_LOST)
 
 
 class Task(Record):

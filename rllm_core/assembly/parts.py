@@ -7,6 +7,7 @@ from typing import Any
 
 from rllm_core.assembly.algorithm import Algorithm, passes
 from rllm_core.assembly.components import kl_notes
+from rllm_core.assembly.elsewhere import ElsewhereProvider
 from rllm_core.assembly.engines import build_parser
 from rllm_core.assembly.imitation import check_imitation
 from rllm_core.assembly.resolution import Resolved, providers_of
@@ -16,7 +17,9 @@ from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, PluginError, UserError
-from rllm_core.file_references import section_name
+from rllm_core.file_references import CLASS_PREFIX, is_class_reference, section_name
+from rllm_core.hosts.contract import HostedWorkflow, RolloutHost
+from rllm_core.hosts.elsewhere import WorkflowElsewhere
 from rllm_core.limits.guard import patience
 from rllm_core.limits.timeouts import within
 from rllm_core.parser import BaseParser
@@ -42,6 +45,7 @@ class Parts:
 
     resolved: Resolved
     workflow: Workflow
+    host: RolloutHost
     tasks: Tasks
     backend: BackendProtocol[Any]
     algorithm: Algorithm
@@ -101,6 +105,7 @@ def parts_of(resolved: Resolved) -> Parts:
     if missing:
         raise ConfigError(f"requires: {missing[0]}; {pip_install(*(lack.requirement for lack in missing))}")
     workflow = workflow_of(resolved)
+    host = host_of(resolved, workflow)
     chosen_backend: type[BackendProtocol[Any]] = plugins.load(provided)
     if config.training.init_from is not None and chosen_backend.load_weights is BackendProtocol.load_weights:
         raise ConfigError(
@@ -128,7 +133,7 @@ def parts_of(resolved: Resolved) -> Parts:
         rows, trained = len(tasks.of("train")), config.training.steps * config.training.groups_per_step
         notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")
     notes += _notes_on_passes(config, capabilities, algorithm)
-    return Parts(resolved, workflow, tasks, backend, algorithm, _trackers_of(resolved), not_checked, notes)
+    return Parts(resolved, workflow, host, tasks, backend, algorithm, _trackers_of(resolved), not_checked, notes)
 
 
 def workflow_of(resolved: Resolved) -> Workflow:
@@ -138,7 +143,35 @@ def workflow_of(resolved: Resolved) -> Workflow:
     with provided.at_work("its construction", workflow_class):
         workflow = workflow_class(config.plugins.get(section_name(config.workflow)))
     workflow.services = Services(resolved.plugins, config.rollout.sandbox)
+    record = provided.record
+    if isinstance(record, ElsewhereProvider) and isinstance(workflow, WorkflowElsewhere):
+        workflow.place(record.python, record.path, sandbox=config.rollout.sandbox, samples=record.samples)
     return workflow
+
+
+def host_of(resolved: Resolved, workflow: Workflow) -> RolloutHost:
+    """Constructs the rollout host of a run file, for its workflow.
+
+    Raises:
+        ConfigError: If the host runs rollouts elsewhere, where the workflow's class cannot be imported.
+        PluginError: If the host is broken.
+    """
+    config, record, provided = resolved.config, resolved.workflow.record, resolved.host
+    host_class: type[RolloutHost] = resolved.plugins.load(provided)
+    if host_class.runs_elsewhere and is_class_reference(config.workflow):
+        raise ConfigError(
+            f"rollout.host = {config.rollout.host!r} cannot import class {config.workflow.removeprefix(CLASS_PREFIX)}, "
+            "which is in no file; write it to a file, or leave rollout.host out"
+        )
+    section = config.plugins.get(section_name(config.workflow))
+    hosted = HostedWorkflow(
+        workflow=workflow,
+        load=record.path if isinstance(record, ElsewhereProvider) else record.load,
+        section={} if section is None else section.model_dump(mode="json"),
+        sandbox=config.rollout.sandbox,
+    )
+    with provided.at_work("its construction", host_class):
+        return host_class(hosted, config.rollout, config.plugins.get(config.rollout.host))
 
 
 def _trackers_of(resolved: Resolved) -> dict[str, Tracker]:

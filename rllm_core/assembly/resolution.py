@@ -8,12 +8,15 @@ Precedence, lowest first: the defaults of `rllm_core.config`, the workflow's own
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rllm_core.assembly.components import select_component, select_corrections
+from rllm_core.assembly.elsewhere import ElsewhereProvider, provided_elsewhere
+from rllm_core.assembly.placement import host_notes, with_host
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.file_references import is_file_reference, section_name, with_absolute_files
@@ -25,6 +28,7 @@ from rllm_core.providers import (
     CorrectionProvider,
     EngineProvider,
     ParserProvider,
+    RolloutHostProvider,
     SandboxProvider,
     TrackerProvider,
     WorkflowProvider,
@@ -56,6 +60,7 @@ class Resolved:
         workflow: Workflow.
         backend: Backend.
         sandbox: Sandbox for model-written code.
+        host: Rollout host.
         parsers: Parser of the policy, and of the teacher.
         engines: Engine of the teacher, and the one used instead of the backend's.
         trackers: Trackers.
@@ -71,6 +76,7 @@ class Resolved:
     workflow: Provided[WorkflowProvider]
     backend: Provided[BackendProvider]
     sandbox: Provided[SandboxProvider]
+    host: Provided[RolloutHostProvider]
     parsers: Mapping[str, Provided[ParserProvider]]
     engines: Mapping[str, Provided[EngineProvider]]
     trackers: Mapping[str, Provided[TrackerProvider]]
@@ -85,6 +91,7 @@ class Resolved:
         yield section_name(config.workflow), self.workflow
         yield config.backend, self.backend
         yield config.parser, self.parsers[config.parser]
+        yield config.rollout.host, self.host
         yield from self.engines.items()
         yield from self.trackers.items()
 
@@ -135,7 +142,7 @@ def resolve_run(
     given = _with_absolute_paths(given, Path.cwd())
     tables = _tables_of(target)
     asked = merged(tables, given)
-    workflow = plugins.select(WorkflowProvider, _workflow_name(target, asked))
+    workflow = _workflow(plugins, _workflow_name(target, asked), asked)
     preset = preset_of(workflow, plugins, asked)
     whole = _merged_by_choice(_merged_by_choice(preset.tables, tables), given)
     from_target = "file" if target.endswith(".toml") else "option"
@@ -144,9 +151,11 @@ def resolve_run(
     config = validated(RunConfig, core, "", _core_keys())
     if not config.parser:
         sources["parser"] = "backend"
-    resolved = _with_sections(providers_of(config, plugins, engine), whole, asked_for=tables.keys() | given.keys())
-    notes = (f"workflow {config.workflow!r}: {preset.reason}",) if preset.reason else ()
-    return replace(resolved, notes=notes, sources=sources)
+    selected = providers_of(config, plugins, engine, workflow=workflow)
+    resolved = _with_sections(selected, whole, asked_for=tables.keys() | given.keys())
+    notes = [f"workflow {config.workflow!r}: {preset.reason}"] if preset.reason else []
+    notes += host_notes(resolved.config, workflow.record)
+    return replace(resolved, notes=tuple(notes), sources=sources)
 
 
 def _sources(whole: Mapping[str, Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
@@ -164,6 +173,8 @@ def preset_of(workflow: Provided[WorkflowProvider], plugins: PluginManager, give
         plugins: Plugin manager that has it.
         given: Tables that the user gave.
     """
+    if isinstance(workflow.record, ElsewhereProvider):
+        return workflow.record.preset
     if not workflow.record.run_file:
         return Preset({}, "")
     run_file = plugins.load(workflow, workflow.record.run_file)
@@ -171,21 +182,59 @@ def preset_of(workflow: Provided[WorkflowProvider], plugins: PluginManager, give
     return found if isinstance(found, Preset) else Preset(found, "")
 
 
-def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None = None) -> Resolved:
+def checked_section(
+    workflow: Provided[WorkflowProvider], plugins: PluginManager, preset: Preset, given: Mapping[str, Any], key: str
+) -> None:
+    """Validates the section of a workflow, before the rest of the run file is known.
+
+    Args:
+        workflow: Selected workflow.
+        plugins: Plugin manager that has it.
+        preset: Its own run file.
+        given: Tables that the user gave.
+        key: Name of the section.
+
+    Raises:
+        ConfigError: If a setting is invalid.
+    """
+    table = _merged_by_choice(preset.tables, given).get(key, {})
+    if workflow.record.config is not None:
+        validated(plugins.load(workflow, workflow.record.config), table, toml_key(key), _core_keys())
+    elif table:
+        raise ConfigError(f"unknown key {key!r}; workflow {key!r} has no settings")
+
+
+def _workflow(plugins: PluginManager, name: str, tables: Mapping[str, Any]) -> Provided[WorkflowProvider]:
+    """Selects the workflow, in the interpreter that has it."""
+    rollout = tables.get("rollout")
+    python = rollout.get("python") if isinstance(rollout, Mapping) else None
+    if not isinstance(python, str) or not python:
+        return plugins.select(WorkflowProvider, name)
+    return provided_elsewhere(python, name, tables)
+
+
+def providers_of(
+    config: RunConfig,
+    plugins: PluginManager,
+    engine: str | None = None,
+    *,
+    workflow: Provided[WorkflowProvider] | None = None,
+) -> Resolved:
     """Selects the providers that a run file names.
 
     Args:
         config: Run file; without a parser, it gets the default of its backend.
         plugins: Plugin manager that has the providers.
         engine: Engine to use instead of the backend's.
+        workflow: Workflow, if it is selected already.
 
     Raises:
         ConfigError: If the backend does not work with the parser.
         PluginError: If a provider is missing or broken.
     """
-    workflow = plugins.select(WorkflowProvider, config.workflow)
+    workflow = workflow or _workflow(plugins, config.workflow, config.to_tables())
     backend = plugins.select(BackendProvider, config.backend)
-    config = _with_parser(config, backend.record)
+    config = with_host(_with_parser(config, backend.record), workflow.record)
     teacher = config.teacher
     parsers = [config.parser, *([teacher.parser] if teacher.engine and teacher.parser else [])]
     return Resolved(
@@ -197,6 +246,7 @@ def providers_of(config: RunConfig, plugins: PluginManager, engine: str | None =
         engines={name: plugins.select(EngineProvider, name) for name in (teacher.engine, engine) if name},
         trackers={name: plugins.select(TrackerProvider, name) for name in config.training.trackers},
         sandbox=plugins.select(SandboxProvider, config.rollout.sandbox),
+        host=plugins.select(RolloutHostProvider, config.rollout.host),
         estimators={
             name: select_component(plugins, AdvantageEstimatorProvider, key, name)
             for key, name in config.algorithm.estimator_names().items()
@@ -215,11 +265,15 @@ def _tables_of(target: str) -> dict[str, Any]:
 
 
 def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns tables in which references to files, and to the run of ``training.init_from``, are absolute."""
+    """Returns tables in which all paths of the core's keys, and references to files, are absolute."""
     absolute: dict[str, Any] = with_absolute_files(tables, folder)
     training = absolute.get("training")
     if isinstance(training, dict) and isinstance(reference := training.get("init_from"), str) and reference:
         training["init_from"] = str((folder / Path(reference).expanduser()).resolve())
+    rollout = absolute.get("rollout")
+    if isinstance(rollout, dict) and isinstance(python := rollout.get("python"), str) and "/" in python:
+        # Not resolved: the interpreter of a virtual environment is a link, and another one without it.
+        rollout["python"] = os.path.abspath(folder / Path(python).expanduser())  # noqa: PTH100
     return absolute
 
 

@@ -11,8 +11,8 @@ from rllm_core.providers import (
     AdvantageEstimatorProvider,
     CorrectionProvider,
     PolicyLossProvider,
+    RolloutHostProvider,
     SandboxProvider,
-    WorkflowProvider,
 )
 
 ESTIMATORS = {
@@ -86,20 +86,6 @@ def corrections() -> list[CorrectionProvider]:
 
 
 @hookimpl
-def workflows() -> list[WorkflowProvider]:
-    """``sft``, supervised fine-tuning on a dataset."""
-    return [
-        WorkflowProvider(
-            name="sft",
-            load=f"{__name__}.sft.workflow:SFTWorkflow",
-            config=f"{__name__}.sft.workflow:SFTConfig",
-            run_file=f"{__name__}.sft.workflow:run_file",
-            summary="Supervised fine-tuning on a file of conversations.",
-        )
-    ]
-
-
-@hookimpl
 def sandboxes() -> list[SandboxProvider]:
     """``child``, which limits a program's resources but does not isolate it."""
     return [
@@ -108,4 +94,21 @@ def sandboxes() -> list[SandboxProvider]:
             load=f"{__name__}.sandbox:ChildSandbox",
             summary="A process with limits on time, memory and output; no isolation from hostile code.",
         )
+    ]
+
+
+@hookimpl
+def rollout_hosts() -> list[RolloutHostProvider]:
+    """``inline`` and ``processes``."""
+    return [
+        RolloutHostProvider(
+            name="inline",
+            load="rllm_core.hosts.inline:Inline",
+            summary="The process of the run.",
+        ),
+        RolloutHostProvider(
+            name="processes",
+            load=f"{__name__}.process_host:Processes",
+            summary="Other processes of this machine.",
+        ),
     ]

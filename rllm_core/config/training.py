@@ -112,3 +112,19 @@ class RolloutConfig(Section, use_attribute_docstrings=True):
     """Maximum concurrent engine calls. Identical prompts sent at the same moment share one call."""
     sandbox: str = "child"
     """Sandbox for model-written code. `child` limits time and memory, but does not isolate."""
+    host: str = ""
+    """Where rollouts run: `inline` in the process of the run, `processes` in others. Defaults to `inline`, or to
+    `processes` if a key of its workers is set or the workflow asks for it.
+    """
+    workers: Annotated[int | None, Field(ge=1)] = None
+    """Workers of a host that has them. Defaults to one per CPU core."""
+    rollouts_per_worker: Annotated[int | None, Field(ge=1)] = None
+    """Maximum concurrent rollouts in a worker. 1 gives each rollout a process of its own. Defaults to no limit."""
+    replace_worker_after_rollouts: Annotated[int, Field(ge=0)] = 0
+    """Replace a worker when it has run this many rollouts. 0 keeps it."""
+    worker_memory_bytes: Annotated[int | None, Field(ge=64 << 20)] = None
+    """Maximum memory of a worker. A worker that needs more is replaced, and its rollouts are repeated. Defaults to no
+    limit.
+    """
+    python: Annotated[str | None, Field(min_length=1)] = None
+    """Python interpreter of the workers, such as that of another environment. Defaults to that of the run."""

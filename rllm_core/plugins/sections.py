@@ -13,6 +13,7 @@ from rllm_core.providers import (
     ParserProvider,
     PolicyLossProvider,
     Provider,
+    RolloutHostProvider,
     TrackerProvider,
     WorkflowProvider,
 )
@@ -22,6 +23,7 @@ WITH_SECTION: tuple[type[Provider], ...] = (
     BackendProvider,
     EngineProvider,
     ParserProvider,
+    RolloutHostProvider,
     TrackerProvider,
 )
 WITH_OPTIONS: tuple[type[Provider], ...] = (AdvantageEstimatorProvider, PolicyLossProvider, CorrectionProvider)

@@ -32,6 +32,12 @@ RESUMABLE = frozenset(
         ("rollout", "max_consecutive_failures"),
         ("rollout", "max_failure_share"),
         ("rollout", "quarantine_after_groups"),
+        ("rollout", "host"),
+        ("rollout", "workers"),
+        ("rollout", "rollouts_per_worker"),
+        ("rollout", "replace_worker_after_rollouts"),
+        ("rollout", "worker_memory_bytes"),
+        ("rollout", "python"),
     }
 )
 """Keys that may change on resume, because nothing trained so far depends on them."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rllm_core.hosts.failures import Refused
 from rllm_core.plugins.blame import defined_at
 from rllm_core.scope import RolloutScope
 from rllm_core.text import printable
@@ -20,10 +21,6 @@ from rllm_core.workflow import Workflow
 
 MAX_REWARD = 1e30  # advantages are float32, and estimators sum rewards
 MAX_METRICS = 1000  # each becomes a key in every line of metrics.jsonl
-
-
-class Refused(ValueError):
-    """Error for an episode that training cannot use; not retried, since a retry would return the same."""
 
 
 def accept(

@@ -21,6 +21,7 @@ from rllm_core.assembly.tasks import Tasks, spread
 from rllm_core.backend import PolicyUpdate
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, RunError
+from rllm_core.hosts.contract import RolloutHost
 from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.timeouts import within
 from rllm_core.run_folder import checkpoint
@@ -30,7 +31,7 @@ from rllm_core.run_folder.results import metric_means
 from rllm_core.training import launch
 from rllm_core.training.rollouts import RolloutRunner
 from rllm_core.training.validation import play_all, rewards_of
-from rllm_core.workflow import Split, Workflow
+from rllm_core.workflow import Split
 
 BOOTSTRAP_RESAMPLES = 2000
 
@@ -99,7 +100,7 @@ async def engine_by_name(name: str, resolved: Resolved) -> AsyncIterator[OpenEng
 
 async def evaluate(
     resolved: Resolved,
-    workflow: Workflow,
+    host: RolloutHost,
     opening: AbstractAsyncContextManager[OpenEngine],
     *,
     split: Split,
@@ -119,7 +120,7 @@ async def evaluate(
         ConfigError: If there are no tasks.
         RunError: If every rollout failed.
     """
-    config = resolved.config
+    config, workflow = resolved.config, host.hosted.workflow
     if not workflow.samples:
         raise ConfigError(
             f"workflow {config.workflow!r} never asks the model, so there is nothing to evaluate; validations of "
@@ -130,18 +131,14 @@ async def evaluate(
         raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks; choose the other split with --split")
     estimators = Algorithm.of(resolved).estimators
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
-    async with opening as opened, launch.opened(workflow, config, logger.warning):
-        runner = RolloutRunner(
-            workflow,
-            opened.engine,
-            config,
-            lockstep=opened.lockstep,
-            estimators=estimators,
-        )
-        try:
-            rollouts = await play_all(runner, spread(chosen, len(chosen) * samples), "eval")
-        finally:
-            await runner.aclose()
+    async with opening as opened:
+        lockstep = opened.lockstep and not resolved.workflow.record.waits_for_others
+        runner = RolloutRunner(host, opened.engine, config, lockstep=lockstep, estimators=estimators)
+        async with launch.opened(host, config, logger.warning, settled=runner.merger.settled):
+            try:
+                rollouts = await play_all(runner, spread(chosen, len(chosen) * samples), "eval")
+            finally:
+                await runner.aclose()
     episodes = [rollout.episode for rollout in rollouts]
     finished = [episode for episode in episodes if episode.trajectories]
     if not finished:

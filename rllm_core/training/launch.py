@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rllm_core.assembly.teacher import open_teacher
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError, StallError, UserError
 from rllm_core.file_references import CLASS_PREFIX, is_class_reference
+from rllm_core.hosts.contract import RolloutHost
 from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.guard import Guard
 from rllm_core.limits.timeouts import within
@@ -36,31 +38,45 @@ from rllm_core.training.trainer import Interrupted, Trainer
 from rllm_core.workflow import Workflow
 
 SHUTDOWN_TIMEOUT_SECONDS = 60.0  # for the backend
+WORKERS_FOLDER = "workers"  # of the run folder; what lost workers printed
 CLOSING_TIMEOUT_SECONDS = 10.0  # for the workflow, and for its services
 
 __getattr__ = moved_names(__name__)
 
 
 @asynccontextmanager
-async def opened(workflow: Workflow, config: RunConfig, note: Callable[[str], None]) -> AsyncIterator[None]:
+async def opened(
+    host: RolloutHost | Workflow,
+    config: RunConfig,
+    note: Callable[[str], None],
+    *,
+    settled: Callable[[], None] = lambda: None,
+    folder: Path | None = None,
+) -> AsyncIterator[None]:
     """Opens a workflow for all rollouts, and closes it and its services however they end.
 
     Args:
-        workflow: Workflow to open.
+        host: Host of the workflow; or the workflow, to open it in this process.
         config: Run file, for the timeout.
         note: Called with a message if closing fails, which does not fail the run.
+        settled: See `RolloutHost.open`.
+        folder: Likewise.
 
     Raises:
         StallError: If opening times out.
     """
+    if isinstance(host, RolloutHost):
+        services, opening = host.hosted.workflow.services, host.open(note=note, settled=settled, folder=folder)
+    else:
+        services, opening = host.services, host.open()
     try:
         what = f"open() of workflow {config.workflow!r}"
-        await within(config.training.backend_timeout_seconds, what, workflow.open())
+        await within(config.training.backend_timeout_seconds, what, opening)
         yield
     finally:
         for what, close in (
-            (f"close() of workflow {config.workflow!r}", workflow.close),
-            ("close() of its services", workflow.services.close),
+            (f"close() of workflow {config.workflow!r}", host.close),
+            ("close() of its services", services.close),
         ):
             await _close(what, close, CLOSING_TIMEOUT_SECONDS, note)
 
@@ -152,12 +168,9 @@ class _Launch:
             engine = await assembly.engine()
             at_end.enter_context(_rare_collections())
             teacher = await at_end.enter_async_context(open_teacher(assembly.resolved, engine.parser))
-            progress.waiting(f"opening workflow {config.workflow!r}")
-            await at_end.enter_async_context(opened(assembly.workflow, config, progress.note))
-            progress.waiting("loading weights into the engine")
             parts = RunParts(
                 config=config,
-                workflow=assembly.workflow,
+                host=assembly.host,
                 tasks=assembly.tasks,
                 backend=with_timeouts(assembly.backend, config),
                 engine=engine,
@@ -167,7 +180,15 @@ class _Launch:
                 progress=progress,
                 trackers=self.trackers,
                 teacher=teacher,
+                waits_for_others=assembly.resolved.workflow.record.waits_for_others,
             )
+            settled, workers = parts.runner.merger.settled, run_dir.path / WORKERS_FOLDER
+            opening = opened(assembly.host, config, progress.note, settled=settled, folder=workers)
+            progress.waiting(f"opening workflow {config.workflow!r}")
+            await at_end.enter_async_context(opening)
+            progress.waiting("loading weights into the engine")
+            if assembly.host.runs_elsewhere:
+                progress.note(f"rollouts run in {assembly.host.report().where}")
             self.trainer = self.signals.trainer = Trainer(parts)
             await self.trainer.run()
 
@@ -209,7 +230,9 @@ class _Launch:
                 "quarantined": dict(trainer.generation.quarantine.tasks),
                 "weight_version": trainer.coordinator.weight_version,
             }
+        host = self.assembly.host.report()
         self.summary |= {
+            "rollout_host": {"name": self.config.rollout.host, **asdict(host)},
             "incarnation": self.run_dir.incarnation,
             "seconds": round(time.time() - self.started, 3),
             "observer_failures": dict(self.observers.failures),

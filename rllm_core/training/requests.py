@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import types
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rllm_core.config import RolloutConfig
-from rllm_core.engine import EngineError, RolloutEngine
+from rllm_core.engine import EngineError, RolloutEngine, TokenSource
 from rllm_core.limits.request_retries import retried, unanswered
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.timeouts import contained, stop
@@ -21,7 +21,9 @@ from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 # The interpreter collects young garbage when many more objects were created than freed. If rollouts end as fast as they
 # start, this never happens, and garbage piles up until one collection blocks the event loop for 0.1 s.
 ANSWERS_PER_COLLECTION = 512
+# How long a batch waits for rollouts that wait for something unknown, and for calls to tools and reward functions.
 LOCKSTEP_GRACE_SECONDS = 0.02
+LOCKSTEP_OUTSIDE_SECONDS = 2.0
 
 
 @types.coroutine
@@ -39,6 +41,11 @@ class _Merged:
     futures: list[asyncio.Future[TokenOutput]] = field(default_factory=list)
     call: asyncio.Task[None] | None = None
 
+    def sort(self) -> None:
+        """Puts the requests in the order of their seeds."""
+        pairs = sorted(zip(self.seeds, self.futures, strict=True), key=lambda pair: pair[0])
+        self.seeds, self.futures = [seed for seed, _ in pairs], [future for _, future in pairs]
+
     async def output(self, future: asyncio.Future[TokenOutput]) -> TokenOutput:
         """Awaits the output for ``future``; cancels the call when no request waits for any of its outputs."""
         try:
@@ -49,22 +56,58 @@ class _Merged:
             raise
 
 
+class _Asker:
+    """The token source of one rollout, which counts the requests that wait."""
+
+    __slots__ = ("_merger", "waiting")
+
+    def __init__(self, merger: RequestMerger) -> None:
+        self._merger = merger
+        self.waiting = 0
+
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        """Samples one completion; see `RolloutEngine.get_token_output_from_token_input`."""
+        self._merger.count(self, 1)
+        try:
+            return await self._merger.get_token_output_from_token_input(
+                token_input, sampling_params=sampling_params, seed=seed, is_validation=is_validation
+            )
+        finally:
+            self._merger.count(self, -1)
+
+
 class RequestMerger:
     """Merges and queues engine requests; sits between completers and an engine as a `rllm_core.engine.TokenSource`.
 
     Requests with the same prompt, parameters and purpose that arrive in one event-loop tick become one call, sent by
     its own task; a single request is sent by the task that makes it. Validation goes first when calls queue. With
-    ``lockstep``, requests wait until every running rollout has sent one and the engine is idle, so batches do not
-    depend on timing. A rollout that waits for something else, such as a tool, delays the others by at most 20 ms.
+    ``lockstep``, requests wait until every running rollout has sent one and the engine is idle, and are sent in the
+    order of their seeds, so batches do not depend on timing. A rollout that computes in a worker delays the others
+    until it has computed; one in a call to a tool or a reward function (`rllm_core.scope.timed`), by at most 2 s; one
+    that waits for anything else, by at most 20 ms.
 
     Args:
         engine: Engine that receives the calls.
         limits: Maximum concurrent calls, their timeout, and maximum attempts.
         lockstep: Whether to synchronize batches, for engines whose results depend on the rest of the batch.
+        is_settled: See `rllm_core.hosts.contract.RolloutHost`.
+        outside: Returns how many calls to tools and reward functions are in progress.
     """
 
-    def __init__(self, engine: RolloutEngine, limits: RolloutConfig, *, lockstep: bool) -> None:
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        limits: RolloutConfig,
+        *,
+        lockstep: bool,
+        is_settled: Callable[[], bool] = lambda: True,
+        outside: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.engine = engine
+        self._is_settled = is_settled
+        self._outside = outside
         self._limits = limits
         self.lockstep = lockstep
         self.requests = 0
@@ -73,12 +116,25 @@ class RequestMerger:
         self._slots = Slots(limits.max_concurrent_requests)
         self._timer = SharedTimer(limits.request_timeout_seconds)
         self._pending: dict[bytes | tuple[object, ...], list[_Merged]] = {}
-        self._pending_requests = 0
+        self._waiting_rollouts = 0
         self._running_rollouts = 0
         self._running_calls: set[asyncio.Task[None]] = set()
-        self._requests_in_engine = 0
         self._scheduled: asyncio.Handle | None = None
         self._grace: asyncio.TimerHandle | None = None
+
+    def source(self) -> TokenSource:
+        """Returns the token source of one rollout."""
+        return _Asker(self) if self.lockstep else self
+
+    def count(self, asker: _Asker, change: int) -> None:
+        """Counts a request of a rollout that begins (1) or ends (-1) to wait."""
+        before, asker.waiting = asker.waiting, asker.waiting + change
+        self._waiting_rollouts += (asker.waiting > 0) - (before > 0)
+
+    def settled(self) -> None:
+        """Notes that no rollout computes in a worker any more."""
+        if self._pending and self.lockstep:
+            self._schedule()
 
     def rollout_started(self) -> None:
         """Counts a running rollout, which may send requests."""
@@ -128,7 +184,6 @@ class RequestMerger:
         merged.seeds.append(seed)
         merged.futures.append(future)
         if self.lockstep:
-            self._pending_requests += 1
             self._schedule()
         return await merged.output(future)
 
@@ -150,25 +205,36 @@ class RequestMerger:
 
     def _tick(self) -> None:
         self._scheduled = None
-        if self._pending_requests + self._requests_in_engine >= self._running_rollouts:
+        if not self._is_settled():
+            return  # it says when it is
+        if self._waiting_rollouts >= self._running_rollouts:
             if not self._running_calls:
                 self._flush()
         elif self._grace is None:
-            self._grace = asyncio.get_running_loop().call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over)
+            loop = asyncio.get_running_loop()
+            until = loop.time() + LOCKSTEP_OUTSIDE_SECONDS
+            self._grace = loop.call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over, until)
 
-    def _grace_over(self) -> None:
+    def _grace_over(self, until: float) -> None:
         self._grace = None
-        if self._pending and not self._running_calls:
+        if not self._pending or self._running_calls or not self._is_settled():
+            return
+        loop = asyncio.get_running_loop()
+        if self._outside() and loop.time() < until:
+            self._grace = loop.call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over, until)
+        else:
             self._flush()
 
     def _flush(self) -> None:
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
-        pending, self._pending, self._pending_requests = self._pending, {}, 0
-        for equal_prompts in pending.values():
-            for merged in equal_prompts:
-                self._start(merged)
+        pending, self._pending = self._pending, {}
+        batch = [merged for equal_prompts in pending.values() for merged in equal_prompts]
+        for merged in batch:
+            merged.sort()
+        for merged in sorted(batch, key=lambda merged: (merged.seeds[0], merged.is_validation)):
+            self._start(merged)
 
     def _start(self, merged: _Merged) -> None:
         wanted = [index for index, future in enumerate(merged.futures) if not future.cancelled()]
@@ -176,7 +242,6 @@ class RequestMerger:
             return  # all their rollouts have ended meanwhile
         merged.seeds = [merged.seeds[index] for index in wanted]
         merged.futures = [merged.futures[index] for index in wanted]
-        self._requests_in_engine += len(merged.futures)
         merged.call = asyncio.get_running_loop().create_task(self._call(merged))
         self._running_calls.add(merged.call)
 
@@ -232,7 +297,6 @@ class RequestMerger:
                 if not future.done():  # its rollout may have timed out
                     future.set_result(output)
         finally:
-            self._requests_in_engine -= len(merged.futures)
             task = asyncio.current_task()
             assert task is not None
             self._running_calls.discard(task)

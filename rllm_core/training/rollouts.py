@@ -5,34 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.config import RunConfig
-from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter
+from rllm_core.engine import Completer, RolloutEngine, TITOCompleter
 from rllm_core.errors import RefusedConversation, UserError
+from rllm_core.hosts.contract import Place, RolloutHost
+from rllm_core.hosts.failures import failure_of
 from rllm_core.limits.shared_timer import SharedTimer
-from rllm_core.limits.timeouts import Escaped, contained, stop, waiting_at, whereabouts
-from rllm_core.plugins.blame import blamed
+from rllm_core.limits.timeouts import contained, stop, waiting_at, whereabouts
 from rllm_core.scope import Calls, RolloutScope, timing
 from rllm_core.seeds import derive_seed
-from rllm_core.training.acceptance import Refused, accept
+from rllm_core.training.acceptance import accept
 from rllm_core.training.requests import RequestMerger
 from rllm_core.training.slots import Slots
-from rllm_core.types import Episode, SamplingParams, Step, Task, TerminationReason, Trajectory, freeze, well_formed
-from rllm_core.workflow import Workflow
+from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, Trajectory, freeze
 
 if TYPE_CHECKING:
     from rllm_core.distillation.teacher import Teacher
 
 logger = logging.getLogger(__name__)
-
-MAX_TRACEBACK_CHARACTERS = 8000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ class RolloutRunner:
     """Runs a workflow on tasks. The completers, forks and requests of a rollout end with it.
 
     Args:
-        workflow: Workflow to run.
+        host: Host that runs the workflow.
         engine: Engine to sample from.
         config: Run file.
         lockstep: See `RequestMerger`.
@@ -108,7 +103,7 @@ class RolloutRunner:
 
     def __init__(
         self,
-        workflow: Workflow,
+        host: RolloutHost,
         engine: RolloutEngine,
         config: RunConfig,
         *,
@@ -116,15 +111,20 @@ class RolloutRunner:
         estimators: RoleEstimators | None = None,
         teacher: Teacher | None = None,
     ) -> None:
-        self.workflow = workflow
+        self.host = host
+        self.workflow = host.hosted.workflow
         self.engine = engine
         self.config = config
         self._estimators = estimators
         self._teacher = teacher
-        self.merger = RequestMerger(engine, config.rollout, lockstep=lockstep)
-        self.slots = Slots(config.rollout.max_concurrent_rollouts)
+        self.merger = RequestMerger(
+            engine, config.rollout, lockstep=lockstep, is_settled=lambda: host.is_settled, outside=self._outside
+        )
+        most = config.rollout.max_concurrent_rollouts
+        self.slots = Slots(min(most, host.capacity or most))
         self._timer = SharedTimer(config.rollout.rollout_timeout_seconds)
         self._pid = os.getpid()
+        self._calls: set[Calls] = set()  # of rollouts in this process
         self._running: set[asyncio.Task[Episode]] = set()  # including those that ignored their cancellation
         self._lingering: set[RolloutScope] = set()  # scopes of ended rollouts with requests in the engine
         self._settled = asyncio.Event()  # set when the last of them has none
@@ -175,11 +175,13 @@ class RolloutRunner:
     async def attempt(self, task: Task, key: RolloutKey) -> Attempt:
         """Runs one attempt; errors of the workflow or the engine become the episode's termination reason."""
         is_validation, calls = key.purpose != "train", Calls()
-        async with self.slots.place(priority=is_validation):
+        async with self.slots.place(priority=is_validation), self.host.place() as place:
             self.merger.rollout_started()
+            self._calls.add(calls)
             try:
-                attempt = await self._limited(task, key, is_validation, calls)
+                attempt = await self._limited(place, task, key, is_validation, calls)
             finally:
+                self._calls.discard(calls)
                 self.merger.rollout_ended()
             episode = attempt.episode
             if self._teacher is not None and not is_validation and not episode.termination_reason.is_failure:
@@ -197,6 +199,10 @@ class RolloutRunner:
             await self._settled.wait()
         await self.merger.idle()
 
+    def _outside(self) -> int:
+        """Returns how many calls to tools and reward functions are in progress."""
+        return self.host.outside + sum(calls.in_progress for calls in self._calls)
+
     def whereabouts(self) -> str:
         """Describes where a few rollouts wait."""
         lingering = f"; requests of {len(self._lingering)} ended rollouts are in the engine" if self._lingering else ""
@@ -206,13 +212,13 @@ class RolloutRunner:
         """Cancels requests that are still in the engine."""
         await self.merger.aclose()
 
-    async def _limited(self, task: Task, key: RolloutKey, is_validation: bool, calls: Calls) -> Attempt:
+    async def _limited(self, place: Place, task: Task, key: RolloutKey, is_validation: bool, calls: Calls) -> Attempt:
         """Runs one attempt with a timeout, even if the workflow ignores its cancellation."""
         loop = asyncio.get_running_loop()
         scope = RolloutScope(f"rollout {key.rollout_id}", loop, self._idle_scope)
         # A separate task can be abandoned if it ignores its cancellation.
         work = loop.create_task(
-            self._work(task, self._completer(key, is_validation, scope), scope, calls),
+            self._work(place, task, self._completer(key, is_validation, scope), scope, calls),
             name=f"rollout {key.rollout_id} of task {task.task_id!r}",
         )
         over: asyncio.Future[None] = loop.create_future()
@@ -240,11 +246,11 @@ class RolloutRunner:
                 self._lingering.add(scope)
         return self._outcome(task, work)
 
-    async def _work(self, task: Task, completer: Completer, scope: RolloutScope, calls: Calls) -> Episode:
+    async def _work(self, place: Place, task: Task, completer: Completer, scope: RolloutScope, calls: Calls) -> Episode:
         try:
             # Accept (copy) immediately, so that later changes by the workflow cannot affect the run.
             with timing(calls):
-                returned = await contained(self.workflow.run(task, completer))
+                returned = await contained(place.run(task, completer))
             return accept(returned, task, self.workflow, scope, self._needs_reward)
         finally:
             if os.getpid() != self._pid:
@@ -259,11 +265,13 @@ class RolloutRunner:
         return not await stop(work)
 
     async def _late(self, task: Task, work: asyncio.Task[Episode], scope: RolloutScope) -> Attempt:
-        place = waiting_at(work)
+        waited_at = waiting_at(work)
+        has_ended = await self._end(work, scope)
+        waited_at = scope.waits_at or waited_at
         late = f"the rollout took longer than {self._timer.seconds:g} s"
-        if place is not None:
-            late += f"; it waited at {place}"
-        if not await self._end(work, scope):
+        if waited_at:
+            late += f"; it waited at {waited_at}"
+        if not has_ended:
             late += (
                 ", ignored its cancellation and is still running; let asyncio.CancelledError propagate: catch "
                 "Exception, not BaseException"
@@ -282,11 +290,11 @@ class RolloutRunner:
         try:
             episode = work.result()
         except RefusedConversation as error:
-            return Attempt(self._failure(task, error))
+            return self._failure(task, error)
         except UserError:
             raise  # an invalid run file, model or dataset would fail the next rollout too
         except Exception as error:  # any error of the workflow's code is reported
-            return Attempt(self._failure(task, error), is_final=_is_final(error))
+            return self._failure(task, error)
         if episode.termination_reason.is_failure:
             error_text = episode.error or "reported by the workflow"
             return Attempt(self._failed(task, episode.termination_reason, error_text))
@@ -299,11 +307,11 @@ class RolloutRunner:
         try:
             return await teacher.score(episode, self._needs_teacher)
         except RefusedConversation as error:
-            return self._failure(task, error)
+            return self._failure(task, error).episode
         except UserError:
             raise
         except Exception as error:  # third-party engine, parser and tokenizer
-            return self._failure(task, error)
+            return self._failure(task, error).episode
 
     def _needs_teacher(self, episode: Episode, trajectory: Trajectory) -> bool:
         group = self.workflow.group_of(episode, trajectory)
@@ -312,22 +320,14 @@ class RolloutRunner:
     def _needs_reward(self, group: str) -> bool:
         return self._estimators is None or self._estimators.of(group).needs_rewards
 
-    def _failure(self, task: Task, error: Exception) -> Episode:
-        """Builds the episode of a rollout that raised ``error``."""
-        if isinstance(error, Terminated):
-            return self._failed(task, error.reason, str(error))
-        if isinstance(error, TimeoutError):
-            return self._failed(task, TerminationReason.TIMEOUT, blamed(error))
-        if isinstance(error, EngineError):
-            return self._failed(task, TerminationReason.ENGINE_ERROR, str(error))
-        if isinstance(error, Refused):
-            return self._failed(task, TerminationReason.ERROR, str(error))
-        raised = error.__cause__ if isinstance(error, Escaped) and error.__cause__ is not None else error
-        episode = self._failed(task, TerminationReason.ERROR, blamed(raised))
-        trace = well_formed("".join(traceback.format_exception(raised)))[-MAX_TRACEBACK_CHARACTERS:]
-        episode.metadata = freeze({"traceback": trace})
-        logger.debug("task %s: %s", task.task_id, trace)
-        return episode
+    def _failure(self, task: Task, error: Exception) -> Attempt:
+        """Describes a rollout that raised ``error``."""
+        failed = failure_of(error)
+        episode = self._failed(task, failed.reason, str(failed))
+        if failed.traceback:
+            episode.metadata = freeze({"traceback": failed.traceback})
+            logger.debug("task %s: %s", task.task_id, failed.traceback)
+        return Attempt(episode, is_final=failed.is_final)
 
     @staticmethod
     def _failed(task: Task, reason: TerminationReason, error: str) -> Episode:
@@ -344,11 +344,4 @@ class RolloutRunner:
         if not self.engine.supports_token_in_token_out or self.engine.parser is None:
             return Completer(self.engine, **options)
         on_segment_break = self.config.rollout.on_segment_break
-        return TITOCompleter(self.engine, source=self.merger, on_segment_break=on_segment_break, **options)
-
-
-def _is_final(error: Exception) -> bool:
-    """Whether a retry would fail in the same way: invalid fields of a record, or a rejected episode."""
-    if isinstance(error, ValidationError):
-        return error.title in {record.__name__ for record in (Episode, Trajectory, Step)}
-    return isinstance(error, Refused)
+        return TITOCompleter(self.engine, source=self.merger.source(), on_segment_break=on_segment_break, **options)

@@ -14,6 +14,7 @@ from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import Teacher
 from rllm_core.engine import RolloutEngine
 from rllm_core.events import TrainerState
+from rllm_core.hosts.contract import RolloutHost
 from rllm_core.observers import REMARKS, Observers
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.progress import Progress
@@ -61,15 +62,17 @@ class RunParts:
 
     Attributes:
         config: Resolved run file.
+        host: Host that runs the rollouts.
         tasks: Tasks for training and validation.
         backend: Backend whose calls have timeouts (`rllm_core.limits.backend_timeouts.with_timeouts`).
         engine: Engine that its ``init_rollout_engine`` returned.
         algorithm: Advantage estimators and corrections.
         teacher: Teacher that scores rollouts, or None.
+        waits_for_others: Whether rollouts wait for others, see `rllm_core.providers.WorkflowProvider`.
     """
 
     config: RunConfig
-    workflow: Workflow
+    host: RolloutHost
     tasks: Tasks
     backend: BackendProtocol[Any]
     engine: RolloutEngine
@@ -79,6 +82,12 @@ class RunParts:
     progress: Progress
     trackers: Trackers
     teacher: Teacher | None = None
+    waits_for_others: bool = False
+
+    @property
+    def workflow(self) -> Workflow:
+        """Workflow of the run."""
+        return self.host.hosted.workflow
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -148,10 +157,10 @@ class RunParts:
     @cached_property
     def runner(self) -> RolloutRunner:
         """Runs the workflow."""
-        lockstep = self.capabilities.colocated and self.capabilities.deterministic
+        lockstep = self.capabilities.colocated and self.capabilities.deterministic and not self.waits_for_others
         estimators = self.algorithm.estimators
         return RolloutRunner(
-            self.workflow, self.engine, self.config, lockstep=lockstep, estimators=estimators, teacher=self.teacher
+            self.host, self.engine, self.config, lockstep=lockstep, estimators=estimators, teacher=self.teacher
         )
 
     @cached_property

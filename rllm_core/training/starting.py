@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_core.assembly.parts import Parts, parts_of, workflow_of
+from rllm_core.assembly.parts import Parts, host_of, parts_of, workflow_of
 from rllm_core.assembly.resolution import Resolved
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.file_references import section_name
@@ -133,15 +133,13 @@ def evaluate(
         raise ConfigError(f"pass@{wanted[-1]} needs at least that many rollouts per task; -n is {samples}")
     if engine is None:
         parts = parts_of(resolved)
-        workflow, opening = parts.workflow, evaluation.engine_of_backend(parts, checkpoint)
+        host, opening = parts.host, evaluation.engine_of_backend(parts, checkpoint)
     elif checkpoint is not None:
         raise ConfigError("--checkpoint needs a backend; omit --engine, or export the model and use --model")
     else:
-        workflow = workflow_of(resolved)
+        host = host_of(resolved, workflow_of(resolved))
         opening = evaluation.engine_by_name(engine, resolved)
-    evaluating = evaluation.evaluate(
-        resolved, workflow, opening, split=split, task_limit=tasks, samples=samples, ks=wanted
-    )
+    evaluating = evaluation.evaluate(resolved, host, opening, split=split, task_limit=tasks, samples=samples, ks=wanted)
     if owns_process:
         evaluating = guarded(evaluating, resolved.config.training.stall_timeout_seconds)
     return run(evaluating, left)

@@ -219,7 +219,9 @@ class Trainer:
         elif parts.capabilities.colocated:
             await self.backend.enter_generation()
         self.ledger.check()
-        metrics = self.reporter.step(step, self.coordinator.weight_version, trained, self.pace.end_step())
+        pace = self.pace.end_step()
+        pace["worker_restarts"] = parts.host.report().restarts if parts.host.runs_elsewhere else None
+        metrics = self.reporter.step(step, self.coordinator.weight_version, trained, pace)
         self.reporter.answers(step, recorded)
         await parts.notify("on_batch_end", step=step, metrics=metrics)
         await self._remarked()

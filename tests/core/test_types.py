@@ -435,7 +435,7 @@ def test_a_missing_reward_is_no_reward_of_zero() -> None:
 
 def test_a_failure_is_told_from_an_end() -> None:
     failures = {reason for reason in TerminationReason if reason.is_failure}
-    assert failures == {"timeout", "engine_error", "error", "cancelled"}
+    assert failures == {"timeout", "engine_error", "error", "cancelled", "worker_lost"}
 
 
 def test_frozen_records_can_be_keys() -> None:

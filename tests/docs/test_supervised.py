@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from in_process import run_in_process
 from pages import ROOT, Page
-
-from rllm_core.builtin.sft.rows import open_rows
+from rllm_workflows.sft_rows import open_rows
 
 PAGE = Page(ROOT / "docs" / "supervised.md")
 [ROWS] = [block.text for block in PAGE.blocks if block.language == "json"]

@@ -14,7 +14,7 @@ import importlib_metadata
 import pytest
 from hostile_site import distribution
 
-from rllm_core.builtin import workflows as of_the_core
+from rllm_core.builtin import sandboxes as of_the_core
 from rllm_core.plugins.blame import Place, blamed, blamed_json, defined_at, learn, place_of
 from rllm_core.plugins.discovery import Candidate, find_plugins
 

@@ -87,6 +87,10 @@ def test_hook_workflows() -> None:
     provides(providers.WorkflowProvider)
 
 
+def test_hook_rollout_hosts() -> None:
+    provides(providers.RolloutHostProvider)
+
+
 def test_hook_trackers() -> None:
     provides(providers.TrackerProvider)
 

@@ -147,6 +147,7 @@ def test_every_first_party_class_agrees_with_its_record() -> None:
 FIXES = {
     "workflow unset": 'write config="rllm_unset.pieces:UnsetConfig" in the WorkflowProvider(...) record',
     "workflow otherwise": 'or config="rllm_unset.pieces:UnsetConfig" in the WorkflowProvider(...) record',
+    "rollout host unset-host": 'write config="rllm_unset.pieces:TrackerConfig" in the RolloutHostProvider(...) record',
     "tracker unset-tracker": 'write config="rllm_unset.pieces:TrackerConfig" in the TrackerProvider(...) record',
     "advantage estimator sectioned": "which nothing reads; rename it to options_model",
     "correction configured": "declare options_model in its class and remove config",
@@ -160,6 +161,7 @@ FIXES = {
         (["unset.words=4"], FIXES["workflow unset"]),
         (["workflow=unset"], FIXES["workflow unset"]),
         (["workflow=otherwise"], FIXES["workflow otherwise"]),
+        (["rollout.host=unset-host"], FIXES["rollout host unset-host"]),
         (["training.trackers=['unset-tracker']"], FIXES["tracker unset-tracker"]),
         (["algorithm.name=sectioned"], FIXES["advantage estimator sectioned"]),
         (["algorithm.corrections=['configured']"], FIXES["correction configured"]),

@@ -12,6 +12,7 @@ from benchmarks import virtual_clock
 from rllm_core.config import RolloutConfig, RunConfig
 from rllm_core.engine import Completer, EngineError, Terminated
 from rllm_core.errors import ConfigError, RunError, StallError
+from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.training.accounting import Books
@@ -60,7 +61,7 @@ def play(task_id: str, script: Script | None = None, **rollout: Any) -> Episode:
     config = RunConfig.model_validate({"workflow": "misbehaving", "rollout": rollout})
 
     async def run() -> Episode:
-        runner = RolloutRunner(Misbehaving(), ScriptedEngine(script=script), config, lockstep=False)
+        runner = RolloutRunner(Inline.of(Misbehaving()), ScriptedEngine(script=script), config, lockstep=False)
         return (await runner.attempt(Task(task_id=task_id), RolloutKey("train", 3, 1))).episode
 
     return asyncio.run(run())
@@ -106,7 +107,7 @@ def test_each_of_many_rollouts_has_its_own_deadline() -> None:
 
     async def run() -> list[str]:
         config = RunConfig.model_validate({"workflow": "m", "rollout": {"rollout_timeout_seconds": 0.2}})
-        runner = RolloutRunner(Mixed(), ScriptedEngine(), config, lockstep=False)
+        runner = RolloutRunner(Inline.of(Mixed()), ScriptedEngine(), config, lockstep=False)
 
         async def play(name: str, after: float) -> str:
             await asyncio.sleep(after)
@@ -124,7 +125,7 @@ def test_each_of_many_rollouts_has_its_own_deadline() -> None:
 def test_cancelling_a_rollout_is_not_a_timeout() -> None:
     async def run() -> None:
         config = RunConfig.model_validate({"workflow": "m"})
-        runner = RolloutRunner(Misbehaving(), ScriptedEngine(), config, lockstep=False)
+        runner = RolloutRunner(Inline.of(Misbehaving()), ScriptedEngine(), config, lockstep=False)
         task = asyncio.create_task(runner.run(Task(task_id="hang"), RolloutKey("train", 0, 0)))
         await asyncio.sleep(0.01)
         task.cancel()

@@ -18,6 +18,7 @@ from rllm_core.assembly.tasks import TaskStream, spread
 from rllm_core.config import RolloutConfig
 from rllm_core.engine import EngineBusy, EngineError
 from rllm_core.errors import ConfigError
+from rllm_core.hosts.inline import Inline
 from rllm_core.limits.request_retries import pause_seconds
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.journal import JsonLines, cut_after, read_json_lines
@@ -306,14 +307,14 @@ def test_evaluation_of_a_checkpoint(run_scripted: Any, plugins: PluginManager) -
 
     def measure(checkpoint: Path | None) -> dict[str, Any]:
         assembly = parts_of(resolved)
-        return evaluate(assembly.workflow, evaluation.engine_of_backend(assembly, checkpoint))
+        return evaluate(assembly.host, evaluation.engine_of_backend(assembly, checkpoint))
 
-    def evaluate(workflow: Any, opening: Any) -> dict[str, Any]:
+    def evaluate(host: Any, opening: Any) -> dict[str, Any]:
         options: dict[str, Any] = {"split": "validation", "task_limit": 4, "samples": 50, "ks": (1, 5)}
-        return asyncio.run(evaluation.evaluate(resolved, workflow, opening, **options))
+        return asyncio.run(evaluation.evaluate(resolved, host, opening, **options))
 
     before, after = measure(None), measure(run.path)
-    alone = evaluate(workflow_of(resolved), evaluation.engine_by_name("scripted", resolved))
+    alone = evaluate(Inline.of(workflow_of(resolved)), evaluation.engine_by_name("scripted", resolved))
     assert alone == before, "an engine without a backend plays the same rollouts"
     assert (before["tasks"], before["rollouts_per_task"], before["failed"]) == (4, 50, 0)
     [pass_1, pass_5] = after["pass_at_k"]

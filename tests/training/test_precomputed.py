@@ -13,6 +13,7 @@ from rllm_core import hookimpl
 from rllm_core.assembly.parts import Parts, assemble, parts_of
 from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.errors import ConfigError
+from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import plot as report
 from rllm_core.training import evaluation
@@ -150,7 +151,9 @@ def test_an_evaluation_without_rewards_says_so(plugins: PluginManager, engine: s
     opening = (
         evaluation.engine_of_backend(assembly, None) if engine is None else evaluation.engine_by_name(engine, resolved)
     )
-    play = evaluation.evaluate(resolved, workflow, opening, split="validation", task_limit=3, samples=2, ks=(1,))
+    play = evaluation.evaluate(
+        resolved, Inline.of(workflow), opening, split="validation", task_limit=3, samples=2, ks=(1,)
+    )
     result = asyncio.run(play)
     assert result["failed"] == 0
     assert result["reward_mean"] is None

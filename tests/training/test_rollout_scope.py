@@ -9,6 +9,7 @@ import pytest
 
 from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, EngineError
+from rllm_core.hosts.inline import Inline
 from rllm_core.limits import timeouts as deadlines
 from rllm_core.scope import RolloutEnded
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
@@ -119,7 +120,7 @@ def play(run: Any, **rollout: Any) -> tuple[Any, ScriptedEngine]:
     async def main() -> Any:
         workflow = ScriptedWorkflow()
         workflow.run = run.__get__(workflow)  # type: ignore[method-assign]
-        runner = RolloutRunner(workflow, engine, config, lockstep=False)
+        runner = RolloutRunner(Inline.of(workflow), engine, config, lockstep=False)
         return await runner.run(Task(task_id="task"), RolloutKey("train", 0, 0))
 
     return asyncio.run(main()), engine
@@ -169,7 +170,7 @@ def test_a_task_that_is_still_asking_hears_of_the_end_and_may_go_on() -> None:
             config = RunConfig.model_validate({"workflow": "say_yes"})
             workflow = ScriptedWorkflow()
             workflow.run = leaves.__get__(workflow)  # type: ignore[method-assign]
-            runner = RolloutRunner(workflow, ScriptedEngine(), config, lockstep=False)
+            runner = RolloutRunner(Inline.of(workflow), ScriptedEngine(), config, lockstep=False)
             ended = await runner.run(Task(task_id="task"), RolloutKey("train", 0, 0))
             assert ended.episode.termination_reason is TerminationReason.DONE
             await workflow.asking  # type: ignore[attr-defined]
@@ -207,7 +208,7 @@ def test_a_rollout_that_ignores_its_cancellation_is_left_behind(monkeypatch: pyt
         )
         workflow = ScriptedWorkflow()
         workflow.run = ignores.__get__(workflow)  # type: ignore[method-assign]
-        runner = RolloutRunner(workflow, ScriptedEngine(), config, lockstep=False)
+        runner = RolloutRunner(Inline.of(workflow), ScriptedEngine(), config, lockstep=False)
         ended = await runner.run(Task(task_id="task"), RolloutKey("train", 0, 0))
         assert "rollout train-0-0-0-0 of task 'task' at " in runner.whereabouts()
         assert runner.slots.in_use == 0  # another rollout may take the slot

@@ -201,7 +201,7 @@ def test_a_workflow_is_opened_before_and_closed_after_all_rollouts(
 def test_an_evaluation_opens_and_closes_it_too(assembly: Callable[..., Parts]) -> None:
     a = assembly()
     opening = evaluation.engine_of_backend(a, None)
-    asyncio.run(evaluation.evaluate(a.resolved, a.workflow, opening, split="train", task_limit=2, samples=2, ks=(1,)))
+    asyncio.run(evaluation.evaluate(a.resolved, a.host, opening, split="train", task_limit=2, samples=2, ks=(1,)))
     first, *between, last = Recorded.calls
     assert (first, set(between), last) == ("open", {"run"}, "close")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rllm_workflows
 
 from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.assembly.resolution import load_run_config
@@ -29,6 +30,12 @@ def write(path: Path, answers: list[str]) -> str:
     ]
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     return str(path)
+
+
+@pytest.fixture
+def plugins(plugins: PluginManager) -> PluginManager:
+    plugins.register(rllm_workflows, "workflows")
+    return plugins
 
 
 @pytest.fixture
@@ -197,7 +204,7 @@ def test_it_is_not_evaluated(plugins: PluginManager, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="workflow 'sft' never asks the model"):
         asyncio.run(
             evaluation.evaluate(
-                assembly.resolved, assembly.workflow, opening, split="train", task_limit=1, samples=1, ks=(1,)
+                assembly.resolved, assembly.host, opening, split="train", task_limit=1, samples=1, ks=(1,)
             )
         )
 

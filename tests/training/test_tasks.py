@@ -18,6 +18,7 @@ from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.assembly.tasks import Tasks
 from rllm_core.errors import ConfigError, PluginError, UserError
+from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
 from rllm_core.training import evaluation
 from rllm_core.types import Task
@@ -132,7 +133,7 @@ def test_an_evaluation_refuses_the_same(plugins: PluginManager, tasks_return: Ca
     resolved = resolve_run("say_yes", plugins, backend="scripted", engine="scripted")
     opening = evaluation.engine_by_name("scripted", resolved)
     play = evaluation.evaluate(
-        resolved, ScriptedWorkflow(), opening, split="validation", task_limit=None, samples=1, ks=(1,)
+        resolved, Inline.of(ScriptedWorkflow()), opening, split="validation", task_limit=None, samples=1, ks=(1,)
     )
     with pytest.raises(ConfigError, match="two 'validation' tasks with the id 'validation-a': task 0 and task 1"):
         asyncio.run(play)

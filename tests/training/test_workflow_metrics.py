@@ -81,7 +81,7 @@ def test_of_an_evaluation(assembly: Parts) -> None:
     opening = evaluation.engine_of_backend(assembly, None)
     result = asyncio.run(
         evaluation.evaluate(
-            assembly.resolved, assembly.workflow, opening,
+            assembly.resolved, assembly.host, opening,
             split="validation", task_limit=3, samples=2, ks=(1,),
         )
     )  # fmt: skip

@@ -108,6 +108,15 @@ def test_weights_are_synced_under_running_rollouts(model: Path, tmp_path: Path) 
     assert max(line["staleness_max"] for line in metrics) >= 1
 
 
+def test_rollouts_run_in_actors_of_the_same_ray(model: Path, tmp_path: Path) -> None:
+    run = Run.start(tmp_path / "run", model, "training.steps=3", *HOT, "rollout.host=ray", "rollout.workers=2")
+    run.wait_for_step(1)
+    assert len(run.processes("rllm_core.hosts.worker")) == 2
+    complete(run, 3)
+    assert run.summary()["rollout_host"]["where"] == "2 Ray workers"
+    assert run.summary()["rollout_host"]["restarts"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("mode", MODES)

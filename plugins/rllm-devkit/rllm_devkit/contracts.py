@@ -35,6 +35,7 @@ __all__ = [
     "ParserContract",
     "PolicyLossContract",
     "RewardFunctionContract",
+    "RolloutHostContract",
     "SandboxContract",
     "TrackerContract",
     "WorkflowContract",
@@ -103,6 +104,12 @@ class WorkflowContract(_Contract):
     @classmethod
     def _request(cls) -> Request:
         return Request(overrides=tuple(cls.overrides), answers=tuple(cls.answers))
+
+
+class RolloutHostContract(_Contract):
+    """The contract of `rllm_core.hosts.contract.RolloutHost`."""
+
+    kind: ClassVar[type[providers.Provider]] = providers.RolloutHostProvider
 
 
 class TrackerContract(_Contract):

@@ -21,12 +21,16 @@ from pydantic import ConfigDict, Field
 from torch.utils.data import Dataset
 
 from rllm_core import providers
-from rllm_core.builtin.sft.rows import Rows, open_rows
 from rllm_core.config import Section
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, MaskedTokens, MaskMethod
 from rllm_core.plugins import PluginManager
 from rllm_core.run_file import validated
+
+try:
+    from rllm_workflows.sft_rows import Rows, open_rows
+except ImportError as missing:
+    raise ImportError("the rows of supervised training need rllm-workflows: pip install rllm-workflows") from missing
 
 SECTION = "data.rllm"
 PADDING_ID = 0  # never attended to, and never trained

@@ -63,6 +63,13 @@ def workflows() -> list[WorkflowProvider]:
             run_file="rllm_workflows.solver_judge:run_file",
             summary="Several solvers answer at once, and a judge picks one of their answers.",
         ),
+        WorkflowProvider(
+            name="sft",
+            load="rllm_workflows.sft:SFTWorkflow",
+            config="rllm_workflows.sft:SFTConfig",
+            run_file="rllm_workflows.sft:run_file",
+            summary="Supervised fine-tuning on a file of conversations.",
+        ),
     ]
 
 

@@ -4,11 +4,13 @@ from rllm_devkit.checks.algorithms import check_correction, check_estimator, che
 from rllm_devkit.checks.backends import check_backend
 from rllm_devkit.checks.drift import Drift, probe_drift
 from rllm_devkit.checks.engines import check_engine
+from rllm_devkit.checks.hosts import check_rollout_host
 from rllm_devkit.checks.parsers import check_parser
 from rllm_devkit.checks.results import CheckResult
 from rllm_devkit.checks.rewards import check_reward_function
 from rllm_devkit.checks.sandboxes import check_sandbox
 from rllm_devkit.checks.trackers import check_tracker
+from rllm_devkit.checks.workers import check_worker
 from rllm_devkit.checks.workflows import check_workflow
 
 __all__ = [
@@ -21,8 +23,10 @@ __all__ = [
     "check_parser",
     "check_policy_loss",
     "check_reward_function",
+    "check_rollout_host",
     "check_sandbox",
     "check_tracker",
+    "check_worker",
     "check_workflow",
     "probe_drift",
 ]

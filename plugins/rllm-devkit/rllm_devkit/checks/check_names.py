@@ -21,6 +21,12 @@ def _workflow_names() -> list[str]:
     return [RUN_FILE, *WORKFLOW_CHECKS]
 
 
+def _rollout_host_names() -> list[str]:
+    from rllm_devkit.checks.hosts import ROLLOUT_HOST_CHECKS
+
+    return list(ROLLOUT_HOST_CHECKS)
+
+
 def _tracker_names() -> list[str]:
     from rllm_devkit.checks.trackers import TRACKER_CHECKS
 
@@ -77,6 +83,7 @@ def _sandbox_names() -> list[str]:
 
 _NAMES: dict[type[providers.Provider], Callable[[], list[str]]] = {
     providers.WorkflowProvider: _workflow_names,
+    providers.RolloutHostProvider: _rollout_host_names,
     providers.TrackerProvider: _tracker_names,
     providers.ParserProvider: _parser_names,
     providers.EngineProvider: _engine_names,

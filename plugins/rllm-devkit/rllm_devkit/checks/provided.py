@@ -222,6 +222,16 @@ def _run_file(subject: _Subject) -> tuple[Resolved, CheckResult]:
     return resolved, CheckResult(RUN_FILE, "passed", f"{training.steps} steps of {algorithm.name}")
 
 
+def _rollout_host(subject: _Subject) -> _Checks:
+    from rllm_devkit.checks.hosts import check_rollout_host
+
+    host_class, section = subject.loaded(), subject.section()
+    given = [*subject.overrides(), f"rollout.host={json.dumps(subject.name)}"]
+    resolved = _or_needs(lambda: resolve_run("say_yes", subject.plugins, overrides=given, backend="scripted"))
+    rollout = resolved.config.rollout
+    return lambda: run(check_rollout_host(lambda hosted, config: host_class(hosted, config, section), rollout))
+
+
 def _tracker(subject: _Subject) -> _Checks:
     from rllm_devkit.checks.trackers import check_tracker
 
@@ -365,6 +375,7 @@ def _command(subject: _Subject) -> _Checks:
 
 _CHECKED: dict[type[providers.Provider], Callable[[_Subject], _Checks]] = {
     providers.WorkflowProvider: _workflow,
+    providers.RolloutHostProvider: _rollout_host,
     providers.TrackerProvider: _tracker,
     providers.ParserProvider: _parser,
     providers.EngineProvider: _engine,

@@ -21,6 +21,7 @@ from rllm_devkit.contracts import (
     CorrectionContract,
     ParserContract,
     PolicyLossContract,
+    RolloutHostContract,
     SandboxContract,
     WorkflowContract,
 )
@@ -56,6 +57,17 @@ class TestChild(SandboxContract):
     name: ClassVar[str] = "child"
 
 
+@pytest.mark.slow
+class TestInline(RolloutHostContract):
+    name: ClassVar[str] = "inline"
+
+
+@pytest.mark.slow
+class TestProcesses(RolloutHostContract):
+    name: ClassVar[str] = "processes"
+    overrides: ClassVar[tuple[str, ...]] = ("rollout.workers=2",)
+
+
 AUTHOR = """
 from rllm_devkit.contracts import *
 
@@ -87,7 +99,7 @@ def pytest_of(text: str, folder: Path) -> tuple[int, str]:
     path.write_text(text, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
     command = [sys.executable, "-P", "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", str(path)]
-    environ = {**os.environ, "COLUMNS": "200", "RLLM_PLUGINS": ""}
+    environ = {**os.environ, "COLUMNS": "200", "RLLM_PLUGINS": "workflows"}
     run = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
     return run.returncode, run.stdout
 
@@ -124,6 +136,7 @@ def plugins() -> PluginManager:
         (providers.PolicyLossProvider, "gspo", Request()),
         (providers.CorrectionProvider, "icepop", Request()),
         (providers.SandboxProvider, "child", Request()),
+        pytest.param(providers.RolloutHostProvider, "inline", Request(), marks=pytest.mark.slow),
         pytest.param(providers.WorkflowProvider, "say_yes", Request(), marks=pytest.mark.slow),
     ],
 )

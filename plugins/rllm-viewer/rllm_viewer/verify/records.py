@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # Values of `rllm_core.types.TerminationReason`; rollouts that end with them are never trained.
-FAILURES = frozenset({"timeout", "engine_error", "error", "cancelled"})
+FAILURES = frozenset({"timeout", "engine_error", "error", "cancelled", "worker_lost"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from rllm_core import hookimpl
 from rllm_core.providers import (
     AdvantageEstimatorProvider,
     CorrectionProvider,
+    RolloutHostProvider,
     SandboxProvider,
     TrackerProvider,
     WorkflowProvider,
@@ -20,6 +21,15 @@ def workflows():
             config="rllm_unset.pieces:TrackerConfig",
             summary="Its record names another config.",
         ),
+    ]
+
+
+@hookimpl
+def rollout_hosts():
+    return [
+        RolloutHostProvider(
+            name="unset-host", load="rllm_unset.pieces:UnsetHost", summary="Its record names no config."
+        )
     ]
 
 

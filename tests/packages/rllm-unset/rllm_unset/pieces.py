@@ -6,6 +6,7 @@ from pydantic import Field
 from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.config import Section
+from rllm_core.hosts.inline import Inline
 from rllm_core.tracker import Tracker
 from rllm_core.types import Task
 from rllm_core.workflow import Workflow, WorkflowConfig
@@ -37,6 +38,11 @@ class Unset(Workflow):
 
 class Otherwise(Unset):
     name = "otherwise"
+
+
+class UnsetHost(Inline):
+    name = "unset-host"
+    config_model = TrackerConfig
 
 
 class UnsetTracker(Tracker):

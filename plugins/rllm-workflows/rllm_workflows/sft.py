@@ -11,13 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from rllm_core.builtin.sft.rows import Conversation, OnDemand, Rows, open_rows
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, MaskedTokens, MaskMethod
 from rllm_core.tokens import repeated
 from rllm_core.types import Episode, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_workflows.sft_rows import Conversation, OnDemand, Rows, open_rows
 
 
 class SFTConfig(WorkflowConfig):
@@ -73,6 +73,7 @@ class SFTWorkflow(Workflow):
         self._opened: dict[Split, Rows] = {}
 
     def tasks(self, split: Split) -> Sequence[Task]:
+        """See `Workflow.tasks`; each task is created on access."""
         path = self.config.train if split == "train" else self.config.validation
         if not path:
             return []

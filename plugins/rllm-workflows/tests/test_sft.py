@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rllm_workflows.sft import SFTConfig, SFTWorkflow, steps_of
+from rllm_workflows.sft_rows import Conversation
 
 from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.algorithms.grouping import group_trajectories
 from rllm_core.algorithms.samples import training_samples
 from rllm_core.builtin.estimators.without_rewards import SFT
-from rllm_core.builtin.sft.rows import Conversation
-from rllm_core.builtin.sft.workflow import SFTConfig, SFTWorkflow, steps_of
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.types import Episode, TerminationReason, TrainingSample, Trajectory

@@ -124,6 +124,7 @@ class Rows(OnDemand[Conversation]):
         self.path = path
 
     def item(self, index: int) -> Conversation:
+        """Reads a row."""
         return self._conversation(index, self._read(index))
 
     def where(self, index: int) -> str:
@@ -167,6 +168,7 @@ class JsonLinesRows(Rows):
         return len(self._offsets)
 
     def number(self, index: int) -> int:
+        """Returns the number of the line; empty lines count."""
         return self._numbers[index]
 
     def _read(self, index: int) -> Any:
@@ -193,7 +195,7 @@ class ParquetRows(Rows):
         try:
             from pyarrow import ArrowException, parquet
         except ImportError as error:
-            raise ConfigError(f"{path} needs pyarrow: pip install 'rllm-core[parquet]'") from error
+            raise ConfigError(f"{path} needs pyarrow: pip install 'rllm-workflows[parquet]'") from error
         columns = ("messages", "tools", "weight")
         try:
             known = parquet.read_schema(path).names

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from rllm_workflows.sft_rows import Conversation, open_rows
 
-from rllm_core.builtin.sft.rows import Conversation, open_rows
 from rllm_core.errors import ConfigError
 
 ASK = {"role": "user", "content": "ask"}
@@ -114,5 +114,5 @@ def test_parquet_rows_are_those_of_json(tmp_path: Path) -> None:
 def test_parquet_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install 'rllm-core\[parquet\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'rllm-workflows\[parquet\]'"):
         open_rows(tmp_path / "rows.parquet")

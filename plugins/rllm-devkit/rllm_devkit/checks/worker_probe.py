@@ -1,0 +1,76 @@
+"""A worker under test, and what the reference workflow says to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rllm_core.hosts import wire
+from rllm_devkit.checks.results import Broken
+from rllm_devkit.checks.worker_pipes import Pipes, started
+
+
+@dataclass
+class WorkerProbe:
+    """Worker under test. Checks share a process until one of them fails.
+
+    Attributes:
+        command: Program and arguments that start it.
+        open: Message that opens the reference workflow.
+        seconds: Maximum time for each of its reactions.
+    """
+
+    command: tuple[str, ...]
+    open: wire.Open
+    seconds: float
+    _shared: Any = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Pipes]:
+        """A worker whose workflow is open, which all checks share that leave it as it was."""
+        if self._shared is None:
+            starting = started(self.command, self.seconds)
+            self._shared = starting, await starting.__aenter__()
+            await self._shared[1].opened(self.open)
+        pipes: Pipes = self._shared[1]
+        try:
+            yield pipes
+            if left := [message for number in [None, *pipes.rollouts] for message in pipes.rest(number)]:
+                raise Broken(f"it says what nobody waits for: {left!r:.200}")
+        except BaseException:
+            await self.end()
+            raise
+
+    @asynccontextmanager
+    async def own(self, open: wire.Open | None = None) -> AsyncIterator[Pipes]:
+        """A worker of one check."""
+        async with started(self.command, self.seconds) as pipes:
+            if open is not None:
+                await pipes.opened(open)
+            yield pipes
+
+    async def end(self) -> None:
+        """Ends the shared worker."""
+        if self._shared is not None:
+            (starting, _), self._shared = self._shared, None
+            await starting.__aexit__(None, None, None)
+
+
+def user(text: str) -> dict[str, Any]:
+    """Returns a message of the user."""
+    return {"role": "user", "content": text}
+
+
+def yes(text: str = "yes") -> dict[str, Any]:
+    """Returns an answer of the model."""
+    return {"role": "assistant", "content": text}
+
+
+def tool(name: str) -> dict[str, Any]:
+    """Returns a tool on offer."""
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+SAY, ASK = ["say", "main", user("one")], ["ask", "main"]

@@ -1,0 +1,145 @@
+"""The Ray cluster of a run: joined, started for the run, or the one that its backend uses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rllm_core.errors import ConfigError, RunError
+from rllm_core.text import one_line
+from rllm_ray.config import RayConfig
+
+# Ray reads these when it is imported: no usage reports to its developers; a cluster started here listens on the
+# loopback interface only, and gives workers the priority of the run; a driver that joins a cluster sends the token that
+# this machine has for it.
+VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
+OWN_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}
+JOINING_VARIABLES = {"RAY_AUTH_MODE": "token"}
+TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+TOKEN_FILE = ".ray/auth_token"
+OBJECT_STORE_BYTES = 256 << 20  # for messages of more than 100 kB
+MAX_SIGACTION_BYTES = 1024  # size of C's struct sigaction; 152 with glibc on x86-64
+
+
+class Cluster:
+    """A Ray cluster.
+
+    Args:
+        settings: Section ``[ray]`` of the run file.
+    """
+
+    def __init__(self, settings: RayConfig) -> None:
+        self._settings = settings
+        # Ray's processes end with the thread that started them.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-ray")
+        self._is_ours = False
+
+    async def open(self, cpus: float) -> None:
+        """Starts or joins Ray, unless this process has.
+
+        Args:
+            cpus: CPUs that the run needs, which a cluster of its own has in any case.
+
+        Raises:
+            ConfigError: If this process uses another cluster than ``ray.address``.
+            RunError: If there is no cluster.
+        """
+        await self._call(self._open, cpus)
+
+    async def close(self) -> None:
+        """Leaves the cluster, and stops it if the run started it; not if somebody else in this process uses it."""
+        try:
+            if self._is_ours:
+                self._is_ours = False
+                await self._call(_shutdown)
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def free_cpus(self) -> float:
+        """CPUs of the cluster that nobody has reserved."""
+        import ray
+
+        resources: dict[str, float] = await self._call(ray.available_resources)
+        return resources.get("CPU", 0.0)
+
+    async def _call(self, function: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def _open(self, cpus: float) -> None:
+        address = self._settings.address
+        _prepare(is_own=not address)
+        import ray
+
+        if ray.is_initialized():
+            there = ray.get_runtime_context().gcs_address
+            if address not in ("", "auto", there):
+                raise ConfigError(
+                    f"ray.address = {address!r} is not the Ray cluster that this process uses, which is {there}; "
+                    "leave it out"
+                )
+            return
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address:
+            options["address"] = address
+        else:
+            options |= {
+                "address": "local",
+                "include_dashboard": False,
+                "num_cpus": max(os.cpu_count() or 1, int(cpus) + 1),
+                "num_gpus": 0,
+                "object_store_memory": OBJECT_STORE_BYTES,
+            }
+        try:
+            with _signal_handlers_kept():
+                ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = f"at ray.address = {address!r}" if address else "could be started on this machine"
+            raise RunError(f"no Ray cluster {where}: {one_line(error)}") from error
+        self._is_ours = True
+
+
+def _shutdown() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _prepare(*, is_own: bool) -> None:
+    """Sets Ray's environment variables that the user has not set, unless Ray has been imported and goes by others."""
+    if "ray" in sys.modules:
+        return
+    variables = dict(VARIABLES)
+    if is_own:
+        variables |= OWN_VARIABLES
+    elif any(os.environ.get(name) for name in TOKEN_VARIABLES) or (Path.home() / TOKEN_FILE).is_file():
+        variables |= JOINING_VARIABLES
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Restores the handlers of SIGINT and SIGTERM on exit.
+
+    Ray's C++ code treats SIGTERM as a crash: it ends the run before that can save anything. Python cannot see these
+    handlers, so they are saved and restored through the C library.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    kept = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        kept[number] = ctypes.create_string_buffer(MAX_SIGACTION_BYTES)
+        library.sigaction(int(number), None, kept[number])
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            library.sigaction(int(number), handler, None)

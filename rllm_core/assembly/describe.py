@@ -1,0 +1,54 @@
+"""Describes a workflow to a run in another Python interpreter, see `rllm_core.assembly.elsewhere`. Runs as a script.
+
+It reads a question from standard input, and answers with the record of the workflow and its own run file, or with what
+is wrong with the settings, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rllm_core.assembly.elsewhere import FLAGS
+from rllm_core.assembly.resolution import checked_section, preset_of
+from rllm_core.errors import ConfigError, UserError
+from rllm_core.file_references import section_name
+from rllm_core.plugins import PluginManager
+from rllm_core.providers import WorkflowProvider
+
+
+def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the answer to a question."""
+    name, given, plugins = question["workflow"], question["given"], PluginManager.from_environment()
+    workflow = plugins.select(WorkflowProvider, name)
+    workflow_class, preset = plugins.load(workflow), preset_of(workflow, plugins, given)
+    checked_section(workflow, plugins, preset, given, section_name(name))
+    record = workflow.record
+    return {
+        "load": record.load,
+        "summary": record.summary,
+        "package": workflow.plugin.package,
+        "version": workflow.plugin.version,
+        "samples": workflow_class.samples,
+        "tables": preset.tables,
+        "reason": preset.reason,
+        **{flag: getattr(record, flag) for flag in FLAGS},
+    }
+
+
+def main() -> None:
+    """Answers the question on standard input."""
+    with os.fdopen(os.dup(1), "w") as output:
+        os.dup2(2, 1)  # what plugins print is no answer
+        try:
+            answer = _answer(json.load(sys.stdin))
+        except UserError as error:
+            answer = {"error": str(error), "is_config": isinstance(error, ConfigError)}
+        json.dump(answer, output, default=str)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Selects a workflow that only another Python interpreter can import (``rollout.python``)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllm_core.errors import ConfigError, PluginError
+from rllm_core.file_references import section_name
+from rllm_core.hosts.elsewhere import no_interpreter
+from rllm_core.plugins import Provided
+from rllm_core.plugins.listing import PluginInfo
+from rllm_core.providers import WorkflowProvider
+from rllm_core.run_file import Preset
+
+FLAGS = ("blocks", "global_state", "waits_for_others")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElsewhereProvider(WorkflowProvider):
+    """A workflow that another interpreter has.
+
+    Attributes:
+        python: The interpreter.
+        path: Dotted path of the workflow's class there.
+        samples: See `rllm_core.workflow.Workflow`.
+        preset: Its own run file.
+    """
+
+    python: str
+    path: str
+    samples: bool = True
+    preset: Preset = field(default_factory=lambda: Preset({}, ""))
+
+
+def provided_elsewhere(python: str, name: str, given: Mapping[str, Any]) -> Provided[WorkflowProvider]:
+    """Asks an interpreter for a workflow.
+
+    Args:
+        python: The interpreter.
+        name: Name of the workflow in the run file.
+        given: Tables that the user gave.
+
+    Raises:
+        ConfigError: If the interpreter cannot be started, or rejects the workflow's section.
+        PluginError: If it does not have the workflow, or the workflow is broken.
+    """
+    question = json.dumps({"workflow": name, "given": given}, default=str)
+    command = [python, "-m", "rllm_core.assembly.describe"]
+    try:
+        asked = subprocess.run(command, input=question, stdout=subprocess.PIPE, text=True, check=False)
+    except OSError as error:
+        raise no_interpreter(python, error) from error
+    if asked.returncode:
+        raise PluginError(
+            f"rollout.python = {python!r} ended with exit code {asked.returncode}; it must be the Python interpreter "
+            "of an environment that has rllm-core and the workflow"
+        )
+    answer = json.loads(asked.stdout)
+    if "error" in answer:
+        raise (ConfigError if answer["is_config"] else PluginError)(
+            f"{answer['error']} (of rollout.python = {python!r})"
+        )
+    record = ElsewhereProvider(
+        name=section_name(name),
+        load="rllm_core.hosts.elsewhere:WorkflowElsewhere",
+        config="rllm_core.hosts.elsewhere:ElsewhereConfig",
+        summary=answer["summary"],
+        python=python,
+        path=answer["load"],
+        samples=answer["samples"],
+        preset=Preset(answer["tables"], answer["reason"]),
+        **{flag: answer[flag] for flag in FLAGS},
+    )
+    return Provided(record, PluginInfo(name, answer["package"], answer["version"], answer["load"], "loaded"))

@@ -1,0 +1,39 @@
+"""Kills the worker processes of a run when the run is gone, however it ended. Runs as a script.
+
+Its input names the processes: ``+PID`` when one has started, ``-PID`` when one has ended. When the input ends, or the
+process that started this one is gone, it kills those that are left, with everything in their sessions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+
+POLL_SECONDS = 0.5
+
+
+def main() -> None:
+    """Waits for the end of the run."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # meant for the run
+    parent = os.getppid()
+    left: set[int] = set()
+    line = b""
+    while os.getppid() == parent:
+        if not select.select([0], [], [], POLL_SECONDS)[0]:
+            continue
+        data = os.read(0, 1 << 16)
+        if not data:
+            break
+        *lines, line = (line + data).split(b"\n")
+        for entry in lines:
+            (left.add if entry[:1] == b"+" else left.discard)(int(entry[1:]))
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

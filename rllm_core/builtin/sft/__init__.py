@@ -1,1 +1,0 @@
-"""Supervised fine-tuning: example conversations as rollouts of the training loop."""

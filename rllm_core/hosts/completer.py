@@ -1,0 +1,162 @@
+"""The completer that a workflow gets in a worker: its calls travel to the run, which has the conversation's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn, Self
+
+import numpy as np
+
+from rllm_core.engine import Completer
+from rllm_core.hosts import wire
+from rllm_core.messages import identical
+from rllm_core.parser import ToolSpec
+from rllm_core.scope import RolloutScope
+from rllm_core.types import (
+    FinishReason,
+    FrozenList,
+    MessageLike,
+    MessageView,
+    SamplingParams,
+    Step,
+    TokenLog,
+    freeze,
+    snapshot,
+)
+
+NO_TOOLS = object()
+
+
+class SampledSteps:
+    """The steps that the model sampled in one rollout.
+
+    Attributes:
+        fields: Their fields when they were sampled, by id.
+        by_response: Their ids by the ``id`` of their responses, which `fields` keeps alive.
+    """
+
+    def __init__(self) -> None:
+        self.fields: dict[str, dict[str, Any]] = {}
+        self.by_response: dict[int, str] = {}
+
+    def add(self, step: Step) -> None:
+        """Adds a step."""
+        self.fields[step.step_id] = dict(step.__dict__)
+        self.by_response[id(step.response)] = step.step_id
+
+    def returned(self, step: Step) -> wire.ReturnedStep:
+        """Names a step that the workflow returns, with the fields that it has set."""
+        before = self.fields.get(step.step_id)
+        if before is None:
+            return wire.ReturnedStep("", step.model_dump())
+        changed = {name for name, value in step.__dict__.items() if value is not before[name]}
+        return wire.ReturnedStep(step.step_id, step.model_dump(include=changed) if changed else {})
+
+
+class RemoteCompleter(Completer):
+    """One conversation of a rollout in a worker.
+
+    Args:
+        start: The rollout.
+        scope: Its lifetime.
+        ask: Sends a call, whose number it fills in, and returns its step.
+        sampled: Steps of the rollout so far; the completer and its forks add theirs.
+    """
+
+    def __init__(
+        self,
+        start: wire.Start,
+        scope: RolloutScope,
+        ask: Callable[[wire.Call], Awaitable[wire.SampledStep]],
+        sampled: SampledSteps,
+    ) -> None:
+        self.sampling_params = SamplingParams(**start.sampling)
+        self.is_validation = start.is_validation
+        self.max_prompt_tokens = start.max_prompt_tokens
+        self.scope = scope
+        self._rollout = start.rollout
+        self._ask = ask
+        self._sampled = sampled
+        self._path: tuple[int, ...] = ()
+        self._begin(start.seed)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in ("engine", "session"):
+            raise AttributeError(f"a rollout in a worker has no {name}: engine, parser and tokens stay with the run")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _begin(self, seed: int) -> None:
+        super()._begin(seed)
+        self._said = MessageView()  # messages of the conversation that the run has, with its last answer
+        self._offered: Any = NO_TOOLS
+
+    def fork(self) -> Self:
+        """Opens another conversation in the same rollout."""
+        fork = super().fork()
+        fork._path = (*self._path, self._forks)
+        return fork
+
+    def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
+        """The run checks them, since it has the parser."""
+
+    async def _complete(
+        self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams, seed: int
+    ) -> Step:
+        view = snapshot(messages, self._said)
+        kept = self._kept(view)
+        call = wire.Call(
+            rollout=self._rollout,
+            call=0,
+            conversation=list(self._path),
+            kept=kept,
+            messages=[self._sampled.by_response.get(id(message), message) for message in view[kept:]],
+        )
+        offered: FrozenList | None = freeze(list(tools)) if tools else None
+        if offered != self._offered:
+            call.tools = offered
+        if params.max_response_tokens != self.sampling_params.max_response_tokens:
+            call.max_response_tokens = params.max_response_tokens
+        self._offered = NO_TOOLS  # without an answer, it is unknown which tools the run keeps
+        sampled = await self._ask(call)
+        self._offered = offered
+        step = self._last = self._step(sampled, view)
+        self._sampled.add(step)
+        self._said = view.extended([step.response])
+        return step
+
+    def _kept(self, view: MessageView) -> int:
+        """Returns how many messages that the run has are at the start of ``view``."""
+        said = self._said
+        if view.goes_on_from(said):
+            return len(said)
+        both = enumerate(zip(view, said, strict=False))
+        return next((at for at, (mine, known) in both if not identical(mine, known)), min(len(view), len(said)))
+
+    def _step(self, sampled: wire.SampledStep, view: MessageView) -> Step:
+        if sampled.kept != len(self._tokens):
+            self._tokens = TokenLog(self._tokens.view(0, sampled.kept))
+        tokens = self._tokens
+        tokens.extend(_ids(sampled.prompt))
+        cut = len(tokens)
+        tokens.extend(_ids(sampled.completion))
+        logprobs = None
+        if sampled.logprobs is not None:
+            logprobs = np.frombuffer(sampled.logprobs, "<f4")
+        return Step._trusted(
+            step_id=sampled.step,
+            messages=view,
+            response=freeze(sampled.response),
+            prompt_ids=tokens.view(0, cut),
+            completion_ids=tokens.view(cut, len(tokens)),
+            logprobs=logprobs,
+            finish_reason=FinishReason(sampled.finish_reason),
+            weight_version=sampled.weight_version,
+            segment=sampled.segment,
+            break_reason=sampled.break_reason,
+            control_tokens=sampled.control_tokens,
+            metadata=freeze({}),
+        )
+
+
+def _ids(content: bytes) -> Any:
+    return np.frombuffer(content, "<i4")

@@ -1,0 +1,187 @@
+"""A workflow that can only be imported by another Python interpreter (``rollout.python``), as the run sees it.
+
+Its tasks are listed there and fetched by their positions; its rollouts run in the workers of a rollout host.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, ClassVar, NoReturn, overload
+
+from pydantic import ConfigDict
+
+from rllm_core.engine import Completer
+from rllm_core.errors import ConfigError, PluginError
+from rllm_core.hosts import wire
+from rllm_core.text import printable
+from rllm_core.types import Episode, Task, Trajectory
+from rllm_core.workflow import Split, Workflow, WorkflowConfig
+
+TASKS_PER_FETCH = 256
+FETCHES_KEPT = 64
+GROUP = "group"  # key of a trajectory's metadata
+
+
+class ElsewhereConfig(WorkflowConfig):
+    """Section of the workflow; its keys are known, and have been checked, elsewhere."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class WorkflowElsewhere(Workflow):
+    """Stands for the workflow in the process of the run."""
+
+    name: ClassVar[str] = "elsewhere"
+    config_model = ElsewhereConfig
+
+    def place(self, python: str, load: str, *, sandbox: str, samples: bool) -> None:
+        """Says where the workflow is.
+
+        Args:
+            python: Python interpreter.
+            load: Dotted path of its class there.
+            sandbox: Value of ``rollout.sandbox``.
+            samples: Its attribute ``samples``.
+        """
+        opening = wire.Open(wire.VERSION, load, self.config.model_dump(mode="json"), sandbox=sandbox, opens=False)
+        self._lister = _Lister(python, opening)
+        self.samples = samples  # type: ignore[misc]  # of the class elsewhere
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """The tasks that the workflow has elsewhere."""
+        return _TasksElsewhere(self._lister, split)
+
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        """Cannot run here.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError("this workflow runs in workers only")
+
+    def group_of(self, episode: Episode, trajectory: Trajectory) -> str:
+        """The group that the workflow named elsewhere, or the role."""
+        return str(trajectory.metadata.get(GROUP, trajectory.role))
+
+
+class _TasksElsewhere(Sequence[Task]):
+    """Tasks of a split, fetched when they are needed."""
+
+    def __init__(self, lister: _Lister, split: Split) -> None:
+        self._lister = lister
+        self._split = split
+        self._total = lister.total(split)
+        self._fetched: OrderedDict[int, list[Task]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._total
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self._total))]
+        if not -self._total <= index < self._total:
+            raise IndexError(f"task {index} of {self._total}")
+        block, position = divmod(index % self._total, TASKS_PER_FETCH)
+        if block not in self._fetched:
+            start = block * TASKS_PER_FETCH
+            stop = min(start + TASKS_PER_FETCH, self._total)
+            self._fetched[block] = self._lister.fetch(self._split, start, stop)
+            if len(self._fetched) > FETCHES_KEPT:
+                self._fetched.popitem(last=False)
+        self._fetched.move_to_end(block)
+        return self._fetched[block][position]
+
+
+class _Lister:
+    """A worker that lists tasks only. It starts when first asked, and ends with its workflow object."""
+
+    def __init__(self, python: str, opening: wire.Open) -> None:
+        self._python = python
+        self._opening = opening
+        self._process: subprocess.Popen[bytes] | None = None
+        self._frames = wire.Frames()
+        self._received: list[Any] = []
+
+    def total(self, split: Split) -> int:
+        """Returns the number of tasks in a split."""
+        return int(self._ask(wire.ListTasks(split), wire.Listed).total)
+
+    def fetch(self, split: Split, start: int, stop: int) -> list[Task]:
+        """Returns the tasks at positions ``[start, stop)``."""
+        fetched = self._ask(wire.FetchTasks(split, start, stop), wire.Fetched)
+        return [Task(task_id=task.task_id, data=task.data) for task in fetched.tasks]
+
+    def _ask(self, message: Any, wanted: type[Any]) -> Any:
+        if self._process is None:
+            self._start()
+            self._send(self._opening)
+            self._answer(wire.Ready)
+            self._answer(wire.Opened)
+        self._send(message)
+        return self._answer(wanted)
+
+    def _start(self) -> None:
+        command = [self._python, "-m", "rllm_core.hosts.worker"]
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0
+            )
+        except OSError as error:
+            raise no_interpreter(self._python, error) from error
+        self._end = weakref.finalize(self, _end, self._process)
+
+    def _send(self, message: Any) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(wire.frame(wire.encoded([message])))
+        except BrokenPipeError:
+            self._has_ended()
+
+    def _answer(self, wanted: type[Any]) -> Any:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while not self._received:
+            data = self._process.stdout.read(1 << 16)
+            if not data:
+                self._has_ended()
+            for content in self._frames.feed(data):
+                self._received += wire.decode_from_worker(content)
+        answer = self._received.pop(0)
+        if isinstance(answer, wire.Broken | wire.Unlisted):
+            is_config = isinstance(answer, wire.Unlisted) and answer.is_config
+            raise (ConfigError if is_config else PluginError)(printable(answer.message))
+        if not isinstance(answer, wanted):
+            raise PluginError(f"rollout.python = {self._python!r} answered {type(answer).__name__}")
+        return answer
+
+    def _has_ended(self) -> NoReturn:
+        assert self._process is not None
+        code = self._process.wait()
+        raise PluginError(
+            f"rollout.python = {self._python!r} ended with exit code {code}; it must be the Python interpreter of an "
+            "environment that has rllm-core and the workflow"
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def no_interpreter(python: str | None, error: OSError) -> ConfigError:
+    """Returns the error for an interpreter that cannot be started."""
+    return ConfigError(
+        f"rollout.python = {python!r} cannot be started: {error.strerror}; set it to the Python interpreter of an "
+        "environment that has rllm-core and the workflow"
+    )

@@ -1,0 +1,43 @@
+"""How an exception of a rollout becomes the reason why it failed."""
+
+from __future__ import annotations
+
+import traceback
+
+from pydantic import ValidationError
+
+from rllm_core.engine import EngineError, Terminated
+from rllm_core.hosts.contract import RolloutFailed
+from rllm_core.limits.timeouts import Escaped
+from rllm_core.plugins.blame import blamed
+from rllm_core.types import Episode, Step, TerminationReason, Trajectory, well_formed
+
+MAX_TRACEBACK_CHARACTERS = 8000
+
+
+class Refused(ValueError):
+    """Error for an episode that training cannot use; not retried, since a retry would return the same."""
+
+
+def failure_of(error: BaseException) -> RolloutFailed:
+    """Describes why a rollout failed that raised ``error``."""
+    if isinstance(error, RolloutFailed):
+        return error
+    if isinstance(error, Terminated):
+        return RolloutFailed(error.reason, str(error))
+    if isinstance(error, TimeoutError):
+        return RolloutFailed(TerminationReason.TIMEOUT, blamed(error))
+    if isinstance(error, EngineError):
+        return RolloutFailed(TerminationReason.ENGINE_ERROR, str(error))
+    if isinstance(error, Refused):
+        return RolloutFailed(TerminationReason.ERROR, str(error), is_final=True)
+    raised = error.__cause__ if isinstance(error, Escaped) and error.__cause__ is not None else error
+    trace = well_formed("".join(traceback.format_exception(raised)))[-MAX_TRACEBACK_CHARACTERS:]
+    return RolloutFailed(TerminationReason.ERROR, blamed(raised), traceback=trace, is_final=_is_final(error))
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether a retry would fail in the same way: a record of the rollout has invalid fields."""
+    return isinstance(error, ValidationError) and error.title in {
+        record.__name__ for record in (Episode, Trajectory, Step)
+    }

@@ -1,0 +1,41 @@
+"""Host ``inline``: rollouts run in the event loop of the run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self
+
+from rllm_core.config import RolloutConfig
+from rllm_core.hosts.contract import HostedWorkflow, HostReport, Place, RolloutHost
+from rllm_core.workflow import Workflow
+
+
+class Inline(RolloutHost):
+    """Runs rollouts in the process of the run."""
+
+    name = "inline"
+    runs_elsewhere = False
+
+    @classmethod
+    def of(cls, workflow: Workflow) -> Self:
+        """Returns the host of a workflow that no run file names."""
+        return cls(HostedWorkflow(workflow=workflow, load=""), RolloutConfig())
+
+    async def open(self, *, note: Callable[[str], None], settled: Callable[[], None], folder: Path | None) -> None:
+        """Opens the workflow."""
+        await self.hosted.workflow.open()
+
+    async def close(self) -> None:
+        """Closes the workflow."""
+        await self.hosted.workflow.close()
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[Place]:
+        """Does not wait: ``rollout.max_concurrent_rollouts`` is the only limit."""
+        yield self.hosted.workflow
+
+    def report(self) -> HostReport:
+        """Says that rollouts run here."""
+        return HostReport(where="the process of the run")

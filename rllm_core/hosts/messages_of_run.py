@@ -1,0 +1,162 @@
+"""Messages from a run to its workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class Message(Struct, tag_field="type", omit_defaults=True):
+    """Base class of all messages. Rollouts, conversations and calls are numbered by whoever starts them."""
+
+
+class Open(Message, tag="open"):
+    """Constructs and opens the workflow. The worker answers with `Opened` or `Broken`.
+
+    Attributes:
+        version: Protocol version of the run.
+        workflow: Dotted path of the workflow's class, ``package.module:Name`` or ``/folder/file.py:Name``.
+        section: The workflow's section of the run file.
+        sandbox: Name of the sandbox for model-written code.
+        memory_bytes: Maximum memory of the worker, or 0.
+        says_settled: Whether the worker sends `Settled`.
+        opens: Whether to open the workflow. If False, it only lists tasks.
+        says_groups: Whether trajectories come with the names of their advantage groups.
+    """
+
+    version: int
+    workflow: str
+    section: dict[str, Any]
+    sandbox: str = "child"
+    memory_bytes: int = 0
+    says_settled: bool = False
+    opens: bool = True
+    says_groups: bool = False
+
+
+class Start(Message, tag="start"):
+    """Starts a rollout. The worker ends it with `Ended` or `Failed`.
+
+    Attributes:
+        rollout: Number of the rollout, unique in the worker.
+        name: Its name, for messages.
+        task_id: Id of the task.
+        data: Data of the task.
+        seed: Seed of its first conversation, for an environment with randomness.
+        is_validation: Whether it is for validation.
+        sampling: Sampling parameters, for workflows that look at them.
+        max_prompt_tokens: Maximum length of a prompt, likewise.
+    """
+
+    rollout: int
+    name: str
+    task_id: str
+    data: dict[str, Any]
+    seed: int
+    is_validation: bool = False
+    sampling: dict[str, Any] = field(default_factory=dict)
+    max_prompt_tokens: int | None = None
+
+
+class SampledStep(Message, tag="step"):
+    """A step that the model sampled.
+
+    The run keeps the step; the worker names it by its id. Its tokens are for workflows that look at them.
+
+    Attributes:
+        step: Id of the step.
+        response: Assistant message.
+        kept: How many tokens of this conversation so far the prompt starts with.
+        prompt: Ids of the other tokens of the prompt, little-endian ``int32``.
+        completion: Ids of the sampled tokens, likewise.
+        logprobs: Their log-probabilities, little-endian ``float32``; None if unknown.
+        finish_reason: Why sampling stopped.
+        weight_version: Version of the weights that sampled it, or None.
+        segment: Number of its segment.
+        break_reason: Why a new segment starts here, or None.
+        control_tokens: How often new text in its prompt spells a control token.
+    """
+
+    step: str
+    response: dict[str, Any]
+    kept: int
+    prompt: bytes
+    completion: bytes
+    logprobs: bytes | None
+    finish_reason: str
+    weight_version: int | None
+    segment: int = 0
+    break_reason: str | None = None
+    control_tokens: int = 0
+
+
+class Answer(Message, tag="answer"):
+    """Answers a call.
+
+    Attributes:
+        rollout: Number of the rollout.
+        call: Number of the call.
+        step: The step.
+    """
+
+    rollout: int
+    call: int
+    step: SampledStep
+
+
+class CallFailed(Message, tag="call_failed"):
+    """Says that a call has no step; the workflow gets an exception.
+
+    Attributes:
+        rollout: Number of the rollout.
+        call: Number of the call.
+        kind: ``engine_error``, ``terminated``, ``segment_break``, ``refused_conversation``, ``configuration``,
+            ``rollout_ended``, ``value``, ``type`` or ``other``.
+        message: What happened.
+        reason: Termination reason, if the rollout is over; reason of the break, if a segment cannot be continued.
+    """
+
+    rollout: int
+    call: int
+    kind: str
+    message: str
+    reason: str = ""
+
+
+class Cancel(Message, tag="cancel"):
+    """Cancels a rollout. The worker answers with `Cancelling`, and still ends the rollout.
+
+    Attributes:
+        rollout: Number of the rollout.
+    """
+
+    rollout: int
+
+
+class ListTasks(Message, tag="list_tasks"):
+    """Asks for the number of tasks in a split. The worker answers with `Listed` or `Unlisted`.
+
+    Attributes:
+        split: ``train`` or ``validation``.
+    """
+
+    split: str
+
+
+class FetchTasks(Message, tag="fetch_tasks"):
+    """Asks for tasks of a split. The worker answers with `Fetched` or `Unlisted`.
+
+    Attributes:
+        split: ``train`` or ``validation``.
+        start: Position of the first task.
+        stop: Position after the last one.
+    """
+
+    split: str
+    start: int
+    stop: int
+
+
+class Close(Message, tag="close"):
+    """Closes the workflow. The worker answers with `Closed` and ends."""

@@ -1,0 +1,38 @@
+"""Work that arrives in large portions, a little per tick of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+ItemT = TypeVar("ItemT")
+
+
+class Paced(Generic[ItemT]):
+    """Handles items in the order in which they arrive, a few per tick, so that nothing else has to wait for all.
+
+    Args:
+        handle: Handles one item.
+        per_tick: Maximum number of items per tick.
+    """
+
+    def __init__(self, handle: Callable[[ItemT], None], per_tick: int) -> None:
+        self._handle = handle
+        self._per_tick = per_tick
+        self._items: deque[ItemT] = deque()
+
+    def add(self, items: Iterable[ItemT]) -> None:
+        """Adds items, which are handled from the next tick on."""
+        if not self._items:
+            asyncio.get_running_loop().call_soon(self._some)
+        self._items.extend(items)
+
+    def _some(self) -> None:
+        try:
+            for _ in range(min(self._per_tick, len(self._items))):
+                self._handle(self._items.popleft())
+        finally:
+            if self._items:
+                asyncio.get_running_loop().call_soon(self._some)

@@ -1,0 +1,240 @@
+"""A rollout that runs in a worker, as the run sees it: answers its calls, and reads its episode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllm_core.engine import Completer, EngineError, Terminated
+from rllm_core.errors import ConfigError, RefusedConversation, UserError
+from rllm_core.hosts import wire
+from rllm_core.hosts.contract import RolloutFailed
+from rllm_core.hosts.elsewhere import GROUP
+from rllm_core.hosts.failures import failure_of
+from rllm_core.parser import SegmentBreak
+from rllm_core.scope import Call, RolloutEnded, ended_calls
+from rllm_core.types import Episode, Messages, MessageView, Step, Task, TerminationReason, Trajectory
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """One conversation: its completer, its messages with the last answer, and the tools on offer."""
+
+    completer: Completer
+    said: MessageView = field(default_factory=MessageView)
+    tools: list[dict[str, Any]] | None = None
+    last: Step | None = None
+    forks: int = 0
+    asked: asyncio.Task[Any] | None = None
+
+
+class PlayedRollout:
+    """A rollout in a worker.
+
+    Args:
+        number: Its number in the worker.
+        task: Its task.
+        completer: Its first conversation.
+        send: Sends a message to the worker.
+
+    Attributes:
+        name: Name of the rollout.
+        over: Done when it has ended.
+        waits_at: Where it was when it was cancelled; None before the worker has reacted.
+    """
+
+    def __init__(self, number: int, task: Task, completer: Completer, send: Callable[[Any], None]) -> None:
+        self.number = number
+        self.name = completer.scope.name.removeprefix("rollout ")
+        self.over: asyncio.Future[wire.Ended | wire.Failed] = asyncio.get_running_loop().create_future()
+        self.waits_at: str | None = None
+        self._task = task
+        self._completer = completer
+        self._send = send
+        self._context = contextvars.copy_context()
+        self._conversations: dict[tuple[int, ...], _Conversation] = {(): _Conversation(completer)}
+        self._steps: dict[str, Step] = {}
+        self._answering: dict[int, asyncio.Task[None]] = {}
+        self._errors: dict[int, Exception] = {}
+
+    def start(self) -> None:
+        """Starts it."""
+        completer = self._completer
+        self._send(
+            wire.Start(
+                self.number,
+                self.name,
+                self._task.task_id,
+                dict(self._task.data),
+                completer.seed,
+                is_validation=completer.is_validation,
+                sampling=completer.sampling_params.model_dump(),
+                max_prompt_tokens=completer.max_prompt_tokens,
+            )
+        )
+
+    def receive(self, message: wire.OfRollout) -> None:
+        """Handles a message of the worker."""
+        if isinstance(message, wire.Call):
+            answering = asyncio.get_running_loop().create_task(self._answer(message), context=self._context)
+            self._answering[message.call] = answering
+        elif isinstance(message, wire.GiveUp):
+            if given_up := self._answering.get(message.call):
+                given_up.cancel()
+        elif isinstance(message, wire.Cancelling):
+            self.waits_at = message.waits_at
+        elif not self.over.done():
+            self.over.set_result(message)
+
+    def lose(self, why: str) -> None:
+        """Ends it, because its worker is lost."""
+        if not self.over.done():
+            self.over.set_exception(RolloutFailed(TerminationReason.WORKER_LOST, why))
+            self.over.exception()  # a rollout that was cancelled does not ask for it, and asyncio would report that
+
+    def result(self, ended: wire.Ended | wire.Failed) -> object:
+        """Returns what ``run`` returned, or raises what it raised.
+
+        Raises:
+            RolloutFailed: If it failed in the worker.
+            UserError: If only the user can fix the problem.
+        """
+        for timed in ended.timed:
+            ended_calls(Call(timed.kind, timed.name, timed.start, timed.seconds))
+        if isinstance(ended, wire.Failed):
+            if ended.call in self._errors:
+                raise self._errors[ended.call]
+            if ended.ends_run:
+                raise ConfigError(ended.message)
+            raise RolloutFailed(
+                TerminationReason(ended.reason), ended.message, traceback=ended.traceback, is_final=ended.is_final
+            )
+        if ended.returned:
+            return _stand_in(ended.returned)
+        try:
+            trajectories = [
+                self._trajectory(one) if isinstance(one, wire.ReturnedTrajectory) else _stand_in(one)
+                for one in ended.trajectories
+            ]
+            episode = Episode(**ended.fields)
+        except ValueError as error:  # a worker in another language may send anything
+            raise failure_of(error) from error
+        episode.__dict__["trajectories"] = trajectories  # as they are: whoever accepts the episode checks them
+        return episode
+
+    def _trajectory(self, returned: wire.ReturnedTrajectory) -> Trajectory:
+        trajectory = Trajectory(**returned.fields)
+        if returned.group:
+            trajectory.metadata = {**trajectory.metadata, GROUP: returned.group}
+        trajectory.__dict__["steps"] = [
+            self._step(step) if isinstance(step, wire.ReturnedStep) else _stand_in(step) for step in returned.steps
+        ]
+        return trajectory
+
+    def _step(self, returned: wire.ReturnedStep) -> Step:
+        step = self._steps.get(returned.step)
+        if step is None:
+            return Step(**returned.changes)
+        for name, value in returned.changes.items():
+            setattr(step, name, value)
+        return step
+
+    async def _answer(self, call: wire.Call) -> None:
+        try:
+            step = await self._complete(call)
+        except asyncio.CancelledError:
+            return  # the workflow expects no answer
+        except Exception as error:
+            self._errors[call.call] = error
+            self._send(_failed(self.number, call.call, error))
+        else:
+            self._send(step)
+        finally:
+            del self._answering[call.call]
+
+    async def _complete(self, call: wire.Call) -> wire.Answer:
+        conversation = self._conversation(tuple(call.conversation))
+        asked, conversation.asked = conversation.asked, asyncio.current_task()
+        if asked is not None and not asked.done():
+            await asyncio.wait([asked])  # the workflow gave it up, which an engine may take a moment to do
+        if call.kept > len(conversation.said):
+            raise ValueError(f"the conversation has {len(conversation.said)} messages so far, not {call.kept}")
+        whole = call.kept == len(conversation.said)
+        messages = Messages(conversation.said if whole else conversation.said[: call.kept])
+        for message in call.messages:
+            messages.append(self._steps[message].response if isinstance(message, str) else message)
+        if isinstance(call.tools, list) or call.tools is None:
+            conversation.tools = call.tools
+        before = conversation.last
+        step = await conversation.completer.complete(
+            messages, tools=conversation.tools, max_response_tokens=call.max_response_tokens
+        )
+        conversation.last = step
+        conversation.said = step.messages.extended([step.response])
+        self._steps[step.step_id] = step
+        kept = 0
+        if before is not None and before.segment == step.segment:
+            kept = len(before.prompt_ids) + len(before.completion_ids)
+        return wire.Answer(
+            self.number,
+            call.call,
+            wire.SampledStep(
+                step.step_id,
+                step.response,  # type: ignore[arg-type]
+                kept,
+                step.prompt_ids[kept:].tobytes(),
+                step.completion_ids.tobytes(),
+                None if step.logprobs is None else step.logprobs.tobytes(),
+                step.finish_reason.value,
+                step.weight_version,
+                segment=step.segment,
+                break_reason=step.break_reason,
+                control_tokens=step.control_tokens,
+            ),
+        )
+
+    def _conversation(self, path: tuple[int, ...]) -> _Conversation:
+        """Returns a conversation by its path; forks it and those before it if they are new.
+
+        Raises:
+            ValueError: If the number of a fork is not positive.
+        """
+        found = self._conversations.get(path)
+        if found is not None:
+            return found
+        *before, number = path
+        if number < 1:
+            raise ValueError(f"forks are numbered from 1, not {number}")
+        parent = self._conversation(tuple(before))
+        while parent.forks < number:  # their seeds derive from their numbers
+            parent.forks += 1
+            fork = _Conversation(parent.completer.fork())
+            self._conversations[*before, parent.forks] = fork
+        return self._conversations[path]
+
+
+def _failed(rollout: int, call: int, error: Exception) -> wire.CallFailed:
+    if isinstance(error, Terminated):
+        return wire.CallFailed(rollout, call, "terminated", str(error), error.reason.value)
+    if isinstance(error, SegmentBreak):
+        return wire.CallFailed(rollout, call, "segment_break", str(error), error.reason.value)
+    kind = next((kind for kind, error_type in _KINDS.items() if isinstance(error, error_type)), "other")
+    return wire.CallFailed(rollout, call, kind, str(error) if kind != "other" else f"{type(error).__name__}: {error}")
+
+
+_KINDS: dict[str, type[Exception]] = {
+    "engine_error": EngineError,
+    "refused_conversation": RefusedConversation,
+    "configuration": UserError,
+    "rollout_ended": RolloutEnded,
+    "value": ValueError,
+    "type": TypeError,
+}
+
+
+def _stand_in(type_name: str) -> object:
+    """Returns an object of a type with this name, for a check that rejects it by its type."""
+    return None if type_name == "NoneType" else type(type_name, (), {})()

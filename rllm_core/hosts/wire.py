@@ -1,0 +1,164 @@
+"""Messages between a run and its workers, and how they become bytes; docs/worker-protocol.md explains them.
+
+A frame is four bytes with the length, big-endian, and that many bytes of MessagePack: an array of messages. Everything
+that is said in one tick of an event loop is one frame. A message is a map with its ``type`` and its fields; a field
+with its default may be left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from rllm_core.hosts.messages_of_run import (
+    Answer,
+    CallFailed,
+    Cancel,
+    Close,
+    FetchTasks,
+    ListTasks,
+    Message,
+    Open,
+    SampledStep,
+    Start,
+)
+from rllm_core.hosts.messages_of_worker import (
+    Broken,
+    Call,
+    Cancelling,
+    Closed,
+    Ended,
+    Failed,
+    Fatal,
+    Fetched,
+    FetchedTask,
+    GiveUp,
+    Listed,
+    Opened,
+    Ready,
+    ReturnedStep,
+    ReturnedTrajectory,
+    Settled,
+    TimedCall,
+    Unlisted,
+)
+
+__all__ = [
+    "Answer",
+    "Broken",
+    "Call",
+    "CallFailed",
+    "Cancel",
+    "Cancelling",
+    "Close",
+    "Closed",
+    "Ended",
+    "Failed",
+    "Fatal",
+    "FetchTasks",
+    "Fetched",
+    "FetchedTask",
+    "Frames",
+    "FromRun",
+    "FromWorker",
+    "GiveUp",
+    "ListTasks",
+    "Listed",
+    "MAX_FRAME_BYTES",
+    "Message",
+    "OfRollout",
+    "Open",
+    "Opened",
+    "Ready",
+    "ReturnedStep",
+    "ReturnedTrajectory",
+    "SampledStep",
+    "Settled",
+    "Start",
+    "TimedCall",
+    "Unlisted",
+    "VERSION",
+    "decode_from_run",
+    "decode_from_worker",
+    "encoded",
+    "frame",
+]
+
+VERSION = 1
+MAX_FRAME_BYTES = 256 << 20
+_LENGTH = struct.Struct(">I")
+_BIG_INTEGER = 1  # MessagePack has no integers of more than 64 bits, JSON has
+
+FromRun = Open | Start | Answer | CallFailed | Cancel | ListTasks | FetchTasks | Close
+OfRollout = Call | GiveUp | Cancelling | Ended | Failed
+FromWorker = Ready | Opened | Broken | OfRollout | Listed | Fetched | Unlisted | Settled | Fatal | Closed
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encoded(messages: list[Any]) -> bytes:
+    """Returns messages as the content of a frame.
+
+    Raises:
+        TypeError: If a field holds anything but JSON data and bytes.
+    """
+    try:
+        return _encoder.encode(messages)
+    except OverflowError:
+        return _encoder.encode(_without_big_integers(msgspec.to_builtins(messages, builtin_types=(bytes,))))
+
+
+def _without_big_integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_big_integers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_big_integers(item) for item in value]
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        return Ext(_BIG_INTEGER, str(value).encode())
+    return value
+
+
+def _extension(code: int, data: memoryview) -> Any:
+    if code != _BIG_INTEGER:
+        raise ValueError(f"extension type {code} is unknown")
+    return int(bytes(data))
+
+
+decode_from_run = msgspec.msgpack.Decoder(list[FromRun], ext_hook=_extension).decode
+decode_from_worker = msgspec.msgpack.Decoder(list[FromWorker], ext_hook=_extension).decode
+
+
+def frame(content: bytes) -> bytes:
+    """Returns the content of a frame with its length before it."""
+    return _LENGTH.pack(len(content)) + content
+
+
+class Frames:
+    """Splits received bytes into frames."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Adds bytes, and yields the content of each frame that is complete.
+
+        Raises:
+            ValueError: If a frame is larger than `MAX_FRAME_BYTES`.
+        """
+        received = self._received
+        received += data
+        start = 0
+        while len(received) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(received, start)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a message of {length:,} bytes is larger than {MAX_FRAME_BYTES:,}")
+            end = start + _LENGTH.size + length
+            if len(received) < end:
+                break
+            yield bytes(received[start + _LENGTH.size : end])
+            start = end
+        del received[:start]

@@ -1,0 +1,138 @@
+"""Tests of workflows that only another environment can import."""
+
+from __future__ import annotations
+
+import json
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rllm_core
+from rllm_core.assembly.resolution import resolve_run
+from rllm_core.errors import ConfigError, PluginError
+from rllm_core.plugins import PluginManager
+from rllm_viewer.verify import verify
+
+SMALL: dict[str, Any] = {
+    "training": {"steps": 2, "groups_per_step": 2, "rollouts_per_group": 4, "validation_rollouts": 4},
+    "training.checkpoint_every_steps": 1,
+}
+PLUGIN = """
+from rllm_core import hookimpl
+from rllm_core.providers import WorkflowProvider
+
+
+@hookimpl
+def workflows():
+    return [WorkflowProvider(
+        name="far", load="far_plugin.workflow:Far", config="far_plugin.workflow:FarConfig", summary="Far away.",
+        run_file="far_plugin:run_file",
+    )]
+
+
+def run_file():
+    return {"model": {"path": "starter"}, "far": {"words": 600}, "training": {"seed": 7}}
+"""
+WORKFLOW = """
+import conflicting
+
+from rllm_core.errors import ConfigError
+from rllm_core.types import Episode, Task, Trajectory
+from rllm_core.workflow import Workflow, WorkflowConfig
+
+assert conflicting.__version__ == "2.0.0"
+
+
+class FarConfig(WorkflowConfig):
+    words: int = 4
+    broken: bool = False
+
+
+class Far(Workflow):
+    name = "far"
+    config_model = FarConfig
+
+    def tasks(self, split):
+        if self.config.broken:
+            raise ConfigError("row 3 of the data has no word")
+        return [Task(task_id=f"{split}-{n}", data={"n": n}) for n in range(self.config.words)]
+
+    async def run(self, task, completer):
+        step = await completer.complete([{"role": "user", "content": f"sort: {task.data['n']}"}])
+        return Episode(
+            task_id=task.task_id,
+            trajectories=[Trajectory(steps=[step], reward=float(len(step.text)))],
+            metadata={"version": conflicting.__version__},
+        )
+
+    def group_of(self, episode, trajectory):
+        return "long" if trajectory.total_reward > 3 else "short"
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Interpreter of an environment with the plugin, and with another version of a library that this one has."""
+    folder = tmp_path_factory.mktemp("second")
+    venv.create(folder, with_pip=False, symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = folder / "lib" / version / "site-packages"
+    own = [
+        path for path in sys.path if "site-packages" in path or "rllm" in path or (Path(path) / "rllm_core").is_dir()
+    ]
+    (site / "ours.pth").write_text("\n".join(own))
+    (site / "conflicting").mkdir()
+    (site / "conflicting" / "__init__.py").write_text('__version__ = "2.0.0"\n')
+    package = site / "far_plugin"
+    package.mkdir()
+    (package / "__init__.py").write_text(PLUGIN)
+    (package / "workflow.py").write_text(WORKFLOW)
+    info = site / "far_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: far-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rllm_core]\nfar = far_plugin\n")
+    (info / "RECORD").write_text("far_plugin/__init__.py,,\nfar_plugin/workflow.py,,\n")
+    return str(folder / "bin" / "python")
+
+
+def test_a_workflow_of_another_environment_trains(python: str, tmp_path: Path) -> None:
+    """From one line of the run file; this environment has neither the workflow nor what it imports."""
+    with pytest.raises(PluginError, match="far"):
+        resolve_run("far", PluginManager.from_environment())
+    settings = SMALL | {"model.path": "", "rollout.python": python, "rollout.workers": 2}
+    run = rllm_core.train("far", settings, run_dir=tmp_path / "run")
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["rollout_host"]["name"] == "processes"
+    assert verify(run.path).problems == []
+    groups = [json.loads(line) for line in (run.path / "groups.jsonl").read_text().splitlines()]
+    assert "conflicting" not in sys.modules
+    assert groups
+    resumed = rllm_core.train(None, {"training.steps": 3}, run_dir=run.path, resume=True)
+    assert json.loads((resumed.path / "summary.json").read_text())["optimizer_steps"] == 3
+
+
+def test_its_settings_are_checked_there(python: str) -> None:
+    plugins = PluginManager.from_environment()
+    resolved = resolve_run("far", plugins, settings={"rollout.python": python})
+    assert resolved.config.training.seed == 7, "from its own run file"
+    assert resolved.config.plugins["far"].words == 600
+    with pytest.raises(ConfigError, match=r"far\.wrods"):
+        resolve_run("far", plugins, settings={"rollout.python": python, "far.wrods": 3})
+
+
+def test_errors_of_its_data_are_one_line(python: str, tmp_path: Path) -> None:
+    settings = SMALL | {"model.path": "", "rollout.python": python, "far.broken": True}
+    with pytest.raises(ConfigError, match="row 3 of the data has no word"):
+        rllm_core.train("far", settings, run_dir=tmp_path / "run")
+
+
+def test_an_interpreter_without_it_says_so(tmp_path: Path) -> None:
+    plugins = PluginManager.from_environment()
+    with pytest.raises(PluginError, match=r"no workflow named 'far'.*rollout\.python"):
+        resolve_run("far", plugins, settings={"rollout.python": sys.executable})
+    with pytest.raises(ConfigError, match="cannot be started"):
+        resolve_run("far", plugins, settings={"rollout.python": str(tmp_path / "nothing")})
