@@ -220,8 +220,9 @@ class Worker:
         self.pool.worker_ended(self, why, lost=len(rollouts))
 
     def last_lines(self) -> str:
-        """Returns the last lines of its output as one line."""
-        lines = [printable(line) for line in self._text().splitlines() if line.strip()]
+        """Returns the last lines of its output as one line, without the stack that it was asked for."""
+        said = self._text().partition("Current thread 0x")[0]
+        lines = [printable(line) for line in said.splitlines() if line.strip()]
         return " | ".join(lines[-SHOWN_OUTPUT_LINES:])
 
     def _text(self) -> str:
