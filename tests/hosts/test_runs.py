@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hosted import WORKFLOWS
 
 import rllm_core
@@ -21,6 +22,7 @@ from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.types import Episode, Task
 from rllm_core.workflow import Workflow
+from rllm_viewer.commands.show import show
 from rllm_viewer.verify import verify
 
 SMALL: dict[str, Any] = {
@@ -33,7 +35,6 @@ MCP = {
         for name in ("sums", "products")
     }
 }
-KILLS = 3  # `make test-exhaustive` does 100
 
 
 def metrics(folder: Path) -> bytes:
@@ -64,7 +65,9 @@ def test_workers_change_no_number(workflow: str, settings: dict[str, Any], tmp_p
         folder = train(tmp_path / str(workers), workflow, **settings, **where)
         assert metrics(folder) == metrics(inline)
         summary = json.loads((folder / "summary.json").read_text())
-        assert summary["rollout_host"]["where"] == ("3 processes" if workers == 3 else "1 process")
+        said = "3 processes" if workers == 3 else "1 process"
+        assert summary["rollout_host"]["where"] == said
+        assert f"rollouts ran in {said}\n" in CliRunner().invoke(show, [str(folder)]).output
         assert verify(folder).problems == []
 
 
@@ -134,9 +137,9 @@ def steps_done(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_killed_workers_leave_the_books_complete(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.by_hand)])
+def test_killed_workers_leave_the_books_complete(tmp_path: Path, kills: int) -> None:
     """Workers are killed at random moments; the run ends as if nothing had happened, with more attempts."""
-    kills = int(os.environ.get("RLLM_TEST_WORKER_KILLS", KILLS))
     generator = random.Random(0)
     # Asynchronous, so that rollouts run all the time; as many steps as the kills need.
     settings = SMALL | {
@@ -167,8 +170,8 @@ def test_killed_workers_leave_the_books_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_driver_can_resume(tmp_path: Path) -> None:
-    kills = int(os.environ.get("RLLM_TEST_DRIVER_KILLS", 1))
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.by_hand)])
+def test_a_killed_driver_can_resume(tmp_path: Path, kills: int) -> None:
     settings = SMALL | {"rollout.host": "processes", "rollout.workers": 2, "training.steps": 2 + 2 * kills}
     whole = train(tmp_path / "whole", "guess", **(settings | {"rollout.host": "inline", "rollout.workers": None}))
     folder, how = tmp_path / "run", "train"

@@ -93,6 +93,15 @@ def tables_of(run: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
+def where_rollouts_ran(run: Path) -> str | None:
+    """Says where the rollouts of a run's last launch ran, and what was lost there; None for the process of the run."""
+    host = (summary_of(run) or {}).get("rollout_host", {"name": "inline"})
+    if host["name"] == "inline":
+        return None
+    lost = f"; {host['restarts']} workers were lost, with {host['lost_rollouts']} rollouts" if host["restarts"] else ""
+    return f"rollouts ran in {host['where']}{lost}"
+
+
 def summary_of(run: Path) -> dict[str, Any] | None:
     """Returns ``summary.json``; None for a run that has not ended, or was killed.
 

@@ -65,9 +65,11 @@ def _overview(screen: Console, run: Path, entries: list[IndexedGroup], entry: In
     from rich.text import Text
 
     from rllm_core.run_folder.recorded import group_at
-    from rllm_viewer import group_view, recordings
+    from rllm_viewer import group_view, recordings, results
     from rllm_viewer.terminal import visible_line
 
+    if (where := results.where_rollouts_ran(run)) is not None:
+        screen.print(Text(visible_line(where), overflow="fold"))
     if len(entries) > SHOWN_GROUPS:
         steps = len({each.step for each in entries})
         screen.print(f"the last {SHOWN_GROUPS} of {len(entries)} recorded groups, of {steps} steps")
