@@ -147,6 +147,7 @@ def test_the_files_of_a_run_folder(failed_and_resumed: tuple[Path, dict[str, Any
         "files.json",
         "files/NAME.py",
         "initial.json",
+        "workers/worker-N.log",
     }, "a run without any"
 
 

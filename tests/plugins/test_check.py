@@ -211,7 +211,10 @@ def test_a_disabled_plugin_is_not_imported(rllm_core: Run) -> None:
 def test_the_published_workflows_pass(rllm_core: Run, tmp_path: Path) -> None:
     rows = [json.dumps({"question": f"{number} + 1?", "answer": str(number + 1)}) for number in range(200)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    run = rllm_core("plugins", "check", "workflows", "-o", "guess.high=3", "-o", "dataset.train_file=rows.jsonl")
+    talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    (tmp_path / "talks.jsonl").write_text("\n".join([json.dumps({"messages": talk})] * 8))
+    options = ("guess.high=3", "dataset.train_file=rows.jsonl", "sft.train=talks.jsonl")
+    run = rllm_core("plugins", "check", "workflows", *(word for option in options for word in ("-o", option)))
     assert run.returncode == 0, run.stdout
     last = run.stdout.splitlines()[-1]
     assert last.startswith("rllm-workflows 0.1.0, plugin 'workflows': contract passed (")

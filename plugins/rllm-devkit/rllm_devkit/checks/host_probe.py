@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -179,7 +180,10 @@ class HostProbe:
 
 
 def comparable(episode: Episode) -> dict[str, Any]:
-    """Returns what an episode must be wherever it was played: all but ids, places, and tracebacks of the core."""
+    """Returns what an episode must be wherever it was played: all but ids, places, and tracebacks of the core.
+
+    Of an error, it returns what follows the plugin's name: which version of it is known may differ between processes.
+    """
     written: dict[str, Any] = episode.model_dump(mode="json")
     for trajectory in written["trajectories"]:
         for step in trajectory["steps"]:
@@ -187,7 +191,8 @@ def comparable(episode: Episode) -> dict[str, Any]:
     metadata = thaw(written["metadata"])
     for name in ("traceback", "where"):
         metadata.pop(name, None)
-    return {**written, "metadata": metadata}
+    error = written["error"]
+    return {**written, "metadata": metadata, "error": error and re.sub(r"^plugin '[^']*'( \([^)]*\))?, ", "", error)}
 
 
 def difference(mine: Episode, other: Episode) -> str | None:
