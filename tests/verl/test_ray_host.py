@@ -247,7 +247,9 @@ def test_when_the_driver_dies_all_workers_end(nodes: Nodes, tmp_path: Path) -> N
     """In a cluster that goes on: also one that blocks, and what rollouts have started."""
     pids, support = tmp_path / "pids", str(Path(hosted.__file__).parent)
     program = PLAYS.format(support=support, address=nodes.cluster.address, pids=str(pids))
-    driver = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"RAY_AUTH_MODE": "disabled"})
+    # The cluster requires a token if this process does, which a test before this one may have caused.
+    mode = {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled")}
+    driver = subprocess.Popen([sys.executable, "-c", program], env=os.environ | mode)
     try:
         eventually(lambda: driver.poll() is None and pids.is_file() and len(pids.read_text().split()) == 4)
         written = [int(pid) for pid in pids.read_text().split()]

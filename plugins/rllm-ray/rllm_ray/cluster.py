@@ -35,6 +35,10 @@ class Cluster:
 
     Args:
         settings: Section ``[ray]`` of the run file.
+
+    Attributes:
+        token_note: What to try if no actor runs because this process sends a token and the cluster has none; empty if
+            it sends none, or if the user has decided.
     """
 
     def __init__(self, settings: RayConfig) -> None:
@@ -42,6 +46,7 @@ class Cluster:
         # Ray's processes end with the thread that started them.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-ray")
         self._is_ours = False
+        self.token_note = ""
 
     async def open(self, cpus: float) -> None:
         """Starts or joins Ray, unless this process has.
@@ -76,7 +81,8 @@ class Cluster:
 
     def _open(self, cpus: float) -> None:
         address = self._settings.address
-        _prepare(is_own=not address)
+        if _prepare(is_own=not address):
+            self.token_note = "if the cluster works without the token of this machine, set RAY_AUTH_MODE=disabled"
         import ray
 
         if ray.is_initialized():
@@ -113,17 +119,24 @@ def _shutdown() -> None:
     ray.shutdown()
 
 
-def _prepare(*, is_own: bool) -> None:
-    """Sets Ray's environment variables that the user has not set, unless Ray has been imported and goes by others."""
+def _prepare(*, is_own: bool) -> bool:
+    """Sets Ray's environment variables that the user has not set, unless Ray has been imported and goes by others.
+
+    Returns:
+        Whether it decided that this process sends a token.
+    """
     if "ray" in sys.modules:
-        return
+        return False
     variables = dict(VARIABLES)
+    sends_token = False
     if is_own:
         variables |= OWN_VARIABLES
     elif any(os.environ.get(name) for name in TOKEN_VARIABLES) or (Path.home() / TOKEN_FILE).is_file():
         variables |= JOINING_VARIABLES
+        sends_token = not JOINING_VARIABLES.keys() & os.environ.keys()
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+    return sends_token
 
 
 @contextlib.contextmanager

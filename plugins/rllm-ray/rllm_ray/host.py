@@ -114,7 +114,8 @@ class RayHost(WorkerPool):
                 return actor, msgspec.msgpack.decode(answer, type=Started)
             except RayError as error:
                 if attempt == START_ATTEMPTS or self._is_closing:
-                    raise RunError(f"Ray cannot start {worker.label}: {_reason(error)}") from error
+                    reasons = [_reason(error).rstrip("."), self._cluster.token_note]
+                    raise RunError(f"Ray cannot start {worker.label}: {'; '.join(filter(None, reasons))}") from error
             except BaseException:
                 await _end(actor)
                 raise
