@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rllm_local.starter import make_model, make_tokenizer
 from rllm_core.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, RunConfig, TrainingConfig
 from rllm_core.types import TrainingSample
 
+sys.path.insert(0, str(Path(__file__).with_name("support")))
 torch.set_num_threads(1)  # as the backend does for models of this size
 
 

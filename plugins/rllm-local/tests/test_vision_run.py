@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import os
 import random
 import shutil
-import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -21,6 +18,7 @@ import pytest
 import rllm_local
 import rllm_renderers
 import torch
+from colours import picture
 from rllm_local.backend import LocalBackend
 from rllm_renderers.chat_template import ChatTemplateParser
 from safetensors.torch import load_file
@@ -35,20 +33,18 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from rllm_core import Run, hookimpl
+from rllm_core import Run
 from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.backend import OptimizerStep
-from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import WorkflowProvider
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.progress import Progress
 from rllm_core.training import launch
-from rllm_core.types import Episode, Task, TrainingSample, token_ids
-from rllm_core.workflow import Split, Workflow
+from rllm_core.types import TrainingSample, token_ids
 from rllm_viewer.verify import verify
 
+WORKFLOW = str(Path(__file__).with_name("support") / "colours.py")
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>"]
 TEMPLATE = """\
 {%- for m in messages -%}
@@ -59,40 +55,6 @@ TEMPLATE = """\
 {{ '<|im_end|>' }}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-
-
-class Colours(Workflow):
-    """Two images to name, one after the other; the reward is the share of correct names."""
-
-    name: ClassVar[str] = "colours"
-
-    def tasks(self, split: Split) -> list[Task]:
-        return [
-            Task(task_id=f"{split}-{a}-{b}", data={"shown": [a, b]}) for a in ("red", "blue") for b in ("red", "blue")
-        ]
-
-    async def run(self, task: Task, completer: Completer) -> Episode:
-        messages: list[Any] = []
-        steps = []
-        for question, colour in zip(("what", "now"), task.data["shown"], strict=True):
-            image = {"type": "image_url", "image_url": {"url": picture(colour)}}
-            messages.append({"role": "user", "content": [image, {"type": "text", "text": question}]})
-            steps.append(await completer.complete(messages))
-            messages.append(steps[-1].response)
-        named = [step.text.strip() == colour for step, colour in zip(steps, task.data["shown"], strict=True)]
-        return self.episode(task, steps, reward=sum(named) / 2, is_correct=all(named))
-
-
-class Plugin:
-    @hookimpl
-    def workflows(self) -> list[WorkflowProvider]:
-        return [WorkflowProvider(name="colours", load="colours:Colours", summary="Name colours.")]
-
-
-def picture(colour: str) -> str:
-    file = io.BytesIO()
-    PIL.Image.new("RGB", (16, 16), colour).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def processor() -> Any:
@@ -176,10 +138,9 @@ def answer_at_random(model: Any, written: Any) -> None:
 
 
 @pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
-    monkeypatch.setitem(sys.modules, "colours", sys.modules[__name__])  # pytest's name for this file is not importable.
+def plugins() -> PluginManager:
     manager = PluginManager.from_environment(no_plugins=True)
-    for name, plugin in (("local", rllm_local), ("renderers", rllm_renderers), ("colours", Plugin())):
+    for name, plugin in (("local", rllm_local), ("renderers", rllm_renderers)):
         manager.register(plugin, name)
     return manager
 
@@ -195,7 +156,7 @@ def train(plugins: PluginManager, folder: Path, run_dir: Path, *overrides: str, 
         "optimizer.learning_rate=2e-3",
         "optimizer.warmup_steps=5",
     )
-    config = load_run_config("colours", plugins, overrides=(*settings, *overrides))
+    config = load_run_config(WORKFLOW, plugins, overrides=(*settings, *overrides))
     return asyncio.run(launch.train(assemble(config, plugins), run_dir, resume=resume, progress=Progress()))
 
 
@@ -244,6 +205,18 @@ def test_one_step_trains_every_part_of_a_vision_language_model(
             assert all(piece.content is None for step in trajectory.steps for piece in step.prompt_media)
 
 
+def test_a_worker_sends_its_images_and_changes_no_number(
+    plugins: PluginManager, vision_folder: Path, tmp_path: Path
+) -> None:
+    elsewhere = ("rollout.host=processes", "rollout.workers=2")
+    for name, more in (("inline", ()), ("worker", elsewhere)):
+        train(plugins, vision_folder, tmp_path / name, "training.steps=2", *more)
+        check_exactness(tmp_path / name)
+    inline, worker = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("inline", "worker"))
+    assert worker == inline
+    assert verify(tmp_path / "worker").problems == []
+
+
 def test_a_checkpoint_is_a_vision_model_folder(plugins: PluginManager, vision_folder: Path, tmp_path: Path) -> None:
     train(plugins, vision_folder, tmp_path / "run", "training.steps=1")
     folder = newest_model(tmp_path / "run")
@@ -265,7 +238,7 @@ def test_adapters_are_trained_in_the_tower_too(plugins: PluginManager, vision_fo
 
 def test_the_reference_policy_sees_the_images_too(plugins: PluginManager, vision_folder: Path) -> None:
     config = load_run_config(
-        "colours", plugins, overrides=(f"model.path={vision_folder}", "local.device=cpu", "algorithm.loss=reinforce")
+        WORKFLOW, plugins, overrides=(f"model.path={vision_folder}", "local.device=cpu", "algorithm.loss=reinforce")
     )
     backend, parser = LocalBackend(config, plugins), ChatTemplateParser.from_model(vision_folder)
     samples = []
