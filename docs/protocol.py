@@ -18,7 +18,14 @@ PAGE = Path(__file__).parent / "worker-protocol.md"
 MARKER = "<!-- Generated from `rllm_core.hosts.wire` by `make docs-reference`; edit the classes there. -->\n"
 FROM_RUN: tuple[type[Struct], ...] = get_args(wire.FromRun)
 FROM_WORKER: tuple[type[Struct], ...] = get_args(wire.FromWorker)
-PARTS = (wire.SampledStep, wire.ReturnedTrajectory, wire.ReturnedStep, wire.TimedCall, wire.FetchedTask)
+PARTS = (
+    wire.SampledStep,
+    wire.Fork,
+    wire.ReturnedTrajectory,
+    wire.ReturnedStep,
+    wire.TimedCall,
+    wire.FetchedTask,
+)
 PLAIN = {int: "integer", str: "text", bytes: "binary", bool: "true or false", float: "number", type(None): "nil"}
 
 

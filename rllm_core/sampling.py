@@ -31,6 +31,8 @@ class SamplingParams(Record):
         top_k: Sample from the k most likely tokens. 0 disables the limit.
         max_response_tokens: Maximum tokens of the completion, including the stop token.
         stop_token_ids: Tokens that end the completion when sampled. The completion includes the sampled one.
+        stop_texts: Texts that end the completion. Completers cut it after the token that completes one of them; engines
+            need not know them, but may stop there.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -40,6 +42,7 @@ class SamplingParams(Record):
     top_k: Count = 0
     max_response_tokens: Annotated[int, Field(strict=True, ge=1)] = 1024
     stop_token_ids: tuple[Count, ...] = ()
+    stop_texts: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
 
 class _Sampled(Record):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Sequence
-from typing import Literal, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, TokenSource
+from rllm_core.engine.stop_texts import checked_stop_texts, message_up_to_stop_text, tokens_up_to_stop_text
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BreakReason, ToolSpec
 from rllm_core.scope import RolloutScope, timed
@@ -20,6 +23,7 @@ from rllm_core.types import (
     TerminationReason,
     TokenLog,
     TokenOutput,
+    freeze,
     new_id,
     snapshot,
     starts_with,
@@ -63,6 +67,7 @@ class Completer:
         self.is_validation = is_validation
         self.max_prompt_tokens = max_prompt_tokens
         self.scope = scope if scope is not None else RolloutScope()
+        self._answers: dict[str, _Answer] = {}
         self._begin(seed)
 
     def _begin(self, seed: int) -> None:
@@ -71,15 +76,48 @@ class Completer:
         self._turns = 0
         self._forks = 0
         self._last: Step | None = None
+        self._newest: _Answer | None = None
         self._tokens = TokenLog()
         self._is_busy = False
 
-    def fork(self) -> Self:
-        """Opens another conversation in the same rollout (another agent, a judge, a parallel attempt)."""
-        self._forks += 1
+    def fork(self, *, after: Step | None = None, key: str | None = None) -> Self:
+        """Opens another conversation in the same rollout (another agent, a judge, a parallel attempt).
+
+        Args:
+            after: Step of this rollout, of any conversation, from which the new conversation goes on: with the step's
+                messages and answer, to which the caller appends. The tokens so far are part of its prompts and are
+                sampled, and so trained, only once. By default, the conversation is empty.
+            key: Name from which the fork derives its seeds, so that they do not depend on how many forks were opened
+                before. Forks of a completer with the same name have the same seeds.
+
+        Raises:
+            ValueError: If ``after`` was not sampled in this rollout.
+        """
+        if key is None:
+            self._forks += 1
+        return self.forked(self._forks if key is None else key, after)
+
+    def forked(self, name: int | str, after: Step | None = None) -> Self:
+        """Opens the fork with this name, or with this number among the forks without a name; see `fork`."""
+        answer = None
+        if after is not None:
+            answer = self._answers.get(after.step_id)
+            if answer is None:
+                raise ValueError(
+                    f"step {after.step_id} was not sampled in {self.scope.name}: fork after a step that a completer of "
+                    "the same rollout returned"
+                )
         fork = copy.copy(self)
-        fork._begin(derive_seed(self.seed, "fork", self._forks))
+        fork._begin(derive_seed(self.seed, "fork", name))
+        if answer is not None:
+            fork._begin_after(answer)
         return fork
+
+    def _begin_after(self, answer: _Answer) -> None:
+        """Sets the state of a conversation that goes on after a step."""
+        self._newest, self._last = answer, answer.step
+        self._tokens = TokenLog(answer.step.prompt_ids)
+        self._tokens.extend(answer.step.completion_ids)
 
     async def complete(
         self,
@@ -87,8 +125,17 @@ class Completer:
         *,
         tools: Sequence[ToolSpec] | None = None,
         max_response_tokens: int | None = None,
+        stop_texts: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
     ) -> Step:
         """Samples the next assistant message.
+
+        Args:
+            messages: The whole conversation so far.
+            tools: Tools the model may call.
+            max_response_tokens: Maximum length of the completion, including the stop token, instead of the run's.
+            stop_texts: Texts that end the completion. It is cut after the token that completes one of them.
+            metadata: Metadata of the step.
 
         Returns:
             The step. Append ``step.response`` to the conversation before the next call.
@@ -98,6 +145,7 @@ class Completer:
             EngineError: If the engine failed.
             Terminated: If the prompt is longer than allowed.
             RolloutEnded: If the rollout has ended, or ends during the call.
+            ValueError: If a stop text is empty.
         """
         self._check_tools(tools)
         if self._is_busy:
@@ -105,14 +153,66 @@ class Completer:
         params = self.sampling_params
         if max_response_tokens is not None:
             params = params.model_copy(update={"max_response_tokens": max_response_tokens})
+        if stop_texts:
+            params = params.model_copy(update={"stop_texts": checked_stop_texts(stop_texts)})
         with self.scope.call(), timed("model"):
             self._is_busy = True
             try:
                 step = await self._complete(messages, tools, params, derive_seed(self.seed, self._turns + 1))
             finally:
                 self._is_busy = False
+        if metadata:
+            step.metadata = freeze(metadata)
+        self._newest = self._answers[step.step_id] = _Answer(step, self._tools(), self._newest)
         self.scope.keep(step)
         return step
+
+    async def complete_many(
+        self,
+        messages: Sequence[MessageLike],
+        count: int,
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        max_response_tokens: int | None = None,
+        stop_texts: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> list[Step]:
+        """Samples alternatives of the next assistant message at once; engines that can, share the prefill.
+
+        The conversation of this completer stays as it is. To go on from an alternative, use
+        ``completer.fork(after=step)``. If one call fails, the others are cancelled.
+
+        Args:
+            messages: The whole conversation so far.
+            count: Number of alternatives.
+            tools: See `complete`, as for all other arguments and errors.
+            max_response_tokens: See `complete`.
+            stop_texts: See `complete`.
+            metadata: See `complete`.
+        """
+        after = self._newest.step if self._newest is not None else None
+        view = snapshot(messages, after.messages if after is not None else MessageView())
+        calls = [
+            asyncio.ensure_future(
+                self.fork(after=after).complete(
+                    view,
+                    tools=tools,
+                    max_response_tokens=max_response_tokens,
+                    stop_texts=stop_texts,
+                    metadata=metadata,
+                )
+            )
+            for _ in range(count)
+        ]
+        try:
+            return list(await asyncio.gather(*calls))
+        finally:
+            for call in calls:
+                call.cancel()
+
+    def _tools(self) -> Sequence[ToolSpec] | None:
+        """Tools that the newest prompt offers, as far as a fork needs to know."""
+        return None
 
     def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
         """Rejects tools if the parser cannot read tool calls: rollouts would silently go without their rewards."""
@@ -136,6 +236,7 @@ class Completer:
         )
         self._check_prompt_length(len(output.prompt_ids))
         self._check_finish(output.finish_reason)
+        output = message_up_to_stop_text(self.engine, output, params.stop_texts, tools)
         continues = starts_with(output.prompt_ids, self._tokens.view(0, len(self._tokens)))
         if not continues:
             self._tokens = TokenLog()
@@ -168,6 +269,30 @@ class Completer:
     def _check_finish(self, finish_reason: FinishReason) -> None:
         if finish_reason is FinishReason.ABORT:
             raise EngineError(f"{_label(self.engine)} aborted the request")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """A sampled step in its conversation.
+
+    Attributes:
+        step: The step.
+        tools: Tools that it was offered, as far as known.
+        before: The step before it.
+    """
+
+    step: Step
+    tools: Sequence[ToolSpec] | None
+    before: _Answer | None
+
+    def steps(self) -> list[Step]:
+        """All steps of the conversation up to this one."""
+        steps: list[Step] = []
+        at: _Answer | None = self
+        while at is not None:
+            steps.append(at.step)
+            at = at.before
+        return steps[::-1]
 
 
 def _label(engine: RolloutEngine) -> str:
@@ -221,6 +346,19 @@ class TITOCompleter(Completer):
         super()._begin(seed)
         self.session = self._parser.session(on_break=self._on_segment_break)
 
+    def forked(self, name: int | str, after: Step | None = None) -> Self:
+        """See `Completer.forked`."""
+        fork = super().forked(name, after)
+        fork.session.call_prefix = f"{fork.seed:016x}_"
+        return fork
+
+    def _begin_after(self, answer: _Answer) -> None:
+        super()._begin_after(answer)
+        self.session.begin_after(answer.steps(), tools=answer.tools)
+
+    def _tools(self) -> Sequence[ToolSpec] | None:
+        return self.session.tools
+
     async def _complete(
         self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams, seed: int
     ) -> Step:
@@ -239,6 +377,7 @@ class TITOCompleter(Completer):
             self._check_finish(output.finish_reason)
             if len(output.token_ids) == 0:
                 raise EngineError(f"{_label(self.engine)} returned an empty completion")
+            output = tokens_up_to_stop_text(self._parser, output, params.stop_texts)
             session.record_checked(output.token_ids)
         finally:
             session.discard()  # After a failure, the workflow may call again, with the same or other messages.

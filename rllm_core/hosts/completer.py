@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Self
 
@@ -77,7 +78,8 @@ class RemoteCompleter(Completer):
         self._rollout = start.rollout
         self._ask = ask
         self._sampled = sampled
-        self._path: tuple[int, ...] = ()
+        self._path: tuple[int | wire.Fork, ...] = ()
+        self._answers = {}
         self._begin(start.seed)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -89,12 +91,23 @@ class RemoteCompleter(Completer):
         super()._begin(seed)
         self._said = MessageView()  # messages of the conversation that the run has, with its last answer
         self._offered: Any = NO_TOOLS
+        self._named: Counter[int | str] = Counter()
 
-    def fork(self) -> Self:
-        """Opens another conversation in the same rollout."""
-        fork = super().fork()
-        fork._path = (*self._path, self._forks)
+    def forked(self, name: int | str, after: Step | None = None) -> Self:
+        """See `Completer.forked`."""
+        fork = super().forked(name, after)
+        last: int | wire.Fork
+        if isinstance(name, int) and after is None:
+            last = name
+        else:
+            last = wire.Fork(name, "" if after is None else after.step_id, self._named[name])
+            self._named[name] += 1
+        fork._path = (*self._path, last)
         return fork
+
+    def _begin_after(self, answer: Any) -> None:
+        super()._begin_after(answer)
+        self._said = answer.step.messages.extended([answer.step.response])
 
     def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
         """The run checks them, since it has the parser."""
@@ -116,6 +129,7 @@ class RemoteCompleter(Completer):
             call.tools = offered
         if params.max_response_tokens != self.sampling_params.max_response_tokens:
             call.max_response_tokens = params.max_response_tokens
+        call.stop_texts = list(params.stop_texts)
         self._offered = NO_TOOLS  # without an answer, it is unknown which tools the run keeps
         sampled = await self._ask(call)
         self._offered = offered

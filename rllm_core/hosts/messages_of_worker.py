@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import UNSET, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from rllm_core.hosts.messages_of_run import Message
 
@@ -39,6 +39,20 @@ class Broken(Message, tag="broken"):
     traceback: str = ""
 
 
+class Fork(Struct, frozen=True, tag="fork", tag_field="type", omit_defaults=True):
+    """An element of a path: a fork with a name, or one that begins after a step.
+
+    Attributes:
+        name: Its name, or its number among the forks without a name. Its seed derives from this.
+        after: Id of the step after which it begins; "" if it begins empty.
+        repeat: How many earlier forks of this conversation have the same name.
+    """
+
+    name: int | str
+    after: str = ""
+    repeat: int = 0
+
+
 class Call(Message, tag="call"):
     """Asks the model for the next message of a conversation. The run answers with `Answer` or `CallFailed`.
 
@@ -46,20 +60,22 @@ class Call(Message, tag="call"):
         rollout: Number of the rollout.
         call: Number of the call, unique in the rollout.
         conversation: Path of the conversation: ``[]`` is the first, ``[2]`` its second fork, ``[2, 1]`` the first fork
-            of that.
+            of that. `Fork` stands for a fork with a name or a history.
         kept: How many messages of this conversation so far, its last answer included, the messages start with.
         messages: The messages after those. The id of a step stands for its answer.
         tools: Tools on offer, or None; left out if they are those of the last call, and that was answered.
         max_response_tokens: Maximum length of the answer, if it differs from that of the run.
+        stop_texts: Texts that end the answer.
     """
 
     rollout: int
     call: int
-    conversation: list[int]
+    conversation: list[int | Fork]
     kept: int
     messages: list[dict[str, Any] | str]
     tools: list[dict[str, Any]] | UnsetType | None = UNSET
     max_response_tokens: int | None = None
+    stop_texts: list[str] = field(default_factory=list)
 
 
 class GiveUp(Message, tag="give_up"):

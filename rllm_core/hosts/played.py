@@ -27,7 +27,6 @@ class _Conversation:
     said: MessageView = field(default_factory=MessageView)
     tools: list[dict[str, Any]] | None = None
     last: Step | None = None
-    forks: int = 0
     asked: asyncio.Task[Any] | None = None
 
 
@@ -55,7 +54,7 @@ class PlayedRollout:
         self._completer = completer
         self._send = send
         self._context = contextvars.copy_context()
-        self._conversations: dict[tuple[int, ...], _Conversation] = {(): _Conversation(completer)}
+        self._conversations: dict[tuple[int | wire.Fork, ...], _Conversation] = {(): _Conversation(completer)}
         self._steps: dict[str, Step] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._errors: dict[int, Exception] = {}
@@ -170,7 +169,10 @@ class PlayedRollout:
             conversation.tools = call.tools
         before = conversation.last
         step = await conversation.completer.complete(
-            messages, tools=conversation.tools, max_response_tokens=call.max_response_tokens
+            messages,
+            tools=conversation.tools,
+            max_response_tokens=call.max_response_tokens,
+            stop_texts=call.stop_texts,
         )
         conversation.last = step
         conversation.said = step.messages.extended([step.response])
@@ -196,24 +198,27 @@ class PlayedRollout:
             ),
         )
 
-    def _conversation(self, path: tuple[int, ...]) -> _Conversation:
+    def _conversation(self, path: tuple[int | wire.Fork, ...]) -> _Conversation:
         """Returns a conversation by its path; forks it and those before it if they are new.
 
         Raises:
-            ValueError: If the number of a fork is not positive.
+            ValueError: If the number of a fork is not positive, or it begins after a step that was not sampled here.
         """
         found = self._conversations.get(path)
         if found is not None:
             return found
-        *before, number = path
-        if number < 1:
-            raise ValueError(f"forks are numbered from 1, not {number}")
-        parent = self._conversation(tuple(before))
-        while parent.forks < number:  # their seeds derive from their numbers
-            parent.forks += 1
-            fork = _Conversation(parent.completer.fork())
-            self._conversations[*before, parent.forks] = fork
-        return self._conversations[path]
+        *before, last = path
+        fork = last if isinstance(last, wire.Fork) else wire.Fork(last)
+        if isinstance(fork.name, int) and fork.name < 1:
+            raise ValueError(f"forks are numbered from 1, not {fork.name}")
+        after = self._steps.get(fork.after)
+        if fork.after and after is None:
+            raise ValueError(f"no step {fork.after!r} was sampled in this rollout")
+        opened = _Conversation(self._conversation(tuple(before)).completer.forked(fork.name, after))
+        if after is not None:
+            opened.last, opened.said = after, after.messages.extended([after.response])
+        self._conversations[path] = opened
+        return opened
 
 
 def _failed(rollout: int, call: int, error: Exception) -> wire.CallFailed:

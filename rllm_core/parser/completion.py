@@ -65,12 +65,12 @@ class ParsedCompletion(Mapping[str, Any]):
         """Tool calls that can be executed."""
         return tuple(call for call in self.tool_calls if call.status == "ok")
 
-    def to_message(self, *, turn: int | None = None) -> FrozenDict:
+    def to_message(self, *, turn: int | str | None = None) -> FrozenDict:
         """Returns the assistant message to append to the conversation (OpenAI format, arguments as a JSON string).
 
         Args:
-            turn: Number of the turn, used to build ids for tool calls without one. Templates may print these ids, so
-                runs with the same seed need equal ids. Without it, the ids are random.
+            turn: Number or name of the turn, used to build ids for tool calls without one. Templates may print these
+                ids, so runs with the same seed need equal ids. Without it, the ids are random.
         """
         message: dict[str, Any] = {"role": "assistant", "content": well_formed(self.content)}
         if self.reasoning is not None:

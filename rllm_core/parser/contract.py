@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from rllm_core.parser.completion import ParsedCompletion
@@ -72,6 +73,13 @@ class ParserContract(ABC):
 
         The result ends like any prompt, ready for the next completion.
 
+        Args:
+            prompt_ids: ``(prompt_tokens,)`` prompt of the last turn.
+            completion_ids: ``(completion_tokens,)`` its completion, with or without a stop token.
+            new_messages: What follows: at least one message, of any role but the assistant's. Most often tool results,
+                then a message of the user, or one of the two; return None for whatever this parser cannot prove.
+            tools: Tools the model may call.
+
         Returns:
             The ids (in long conversations, an array is cheaper than a list), or None if this parser cannot prove that
             they exactly continue the conversation so far.
@@ -100,6 +108,26 @@ class ParserContract(ABC):
             ConfigError: If the spellings cannot be determined.
         """
         return hugging_face_vocabulary(self.tokenizer)
+
+    def decode(self, ids: Sequence[int] | TokenIds) -> str:
+        """Returns the text of tokens, control tokens as their names. Bytes that are no text become U+FFFD.
+
+        Raises:
+            ConfigError: If the spellings of the tokens cannot be determined.
+        """
+        spellings = self._spellings
+        known = len(spellings)
+        return b"".join(spellings[token] for token in map(int, ids) if token < known).decode(errors="replace")
+
+    @cached_property
+    def _spellings(self) -> list[bytes]:
+        """Bytes of every token."""
+        vocabulary = self.vocabulary()
+        spellings = [one or b"" for one in vocabulary.spellings]
+        for name, token in vocabulary.control_ids.items():
+            spellings.extend([b""] * (token + 1 - len(spellings)))
+            spellings[token] = name.encode()
+        return spellings
 
     def describe(self) -> Mapping[str, Any]:
         """Properties that ``rllm-core parser check`` prints besides its measurements: family, tool format, ...

@@ -6,7 +6,6 @@ Within a segment, sampled text is never tokenized again. The parser only supplie
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from rllm_core.parser.completion import ParsedCompletion
 from rllm_core.parser.contract import ParserContract, ToolSpec
+from rllm_core.parser.same_message import same_message
 from rllm_core.parser.segments import BreakReason, SegmentBreak, SessionStats, TokenSegment, Turn
 from rllm_core.types import (
     FrozenDict,
@@ -23,6 +23,7 @@ from rllm_core.types import (
     MessageView,
     PlacedMedia,
     SampledMessage,
+    Step,
     TokenIds,
     TokenLog,
     freeze,
@@ -55,7 +56,7 @@ class ParserSession:
 
     1. Within a segment, ``prompt[k+1]`` starts with ``prompt[k] + completion[k]``, token for token.
     2. Otherwise a new segment starts, with a reason and a counter. Recorded completions are never altered or lost.
-    3. A turn may add only ``[tool*, user?]`` after the assistant's message.
+    3. A turn may add any messages but the assistant's. The parser decides whether it can bridge to them.
     4. `next_prompt` and `record` alternate. Repeating the same `next_prompt` returns the same turn; `discard` drops a
        prompt that gets no completion.
     5. Results are immutable, and later changes to messages passed in have no effect.
@@ -68,7 +69,12 @@ class ParserSession:
         parser: Parser that renders, bridges and parses.
         tools: Tools the model may call, until `next_prompt` replaces them.
         on_break: ``"raise"`` makes a break an error instead of starting a new segment.
+
+    Attributes:
+        call_prefix: Begins the ids of tool calls, so that those of several conversations differ.
     """
+
+    call_prefix: str = ""
 
     def __init__(
         self,
@@ -84,6 +90,8 @@ class ParserSession:
         self._tokens = _NO_TOKENS
         self._segment = 0
         self._spans: list[tuple[int, int]] = []
+        self._answer_span = (0, 0)
+        self._inherited: tuple[TokenIds, ...] = ()
         self._closed: list[tuple[TokenLog, list[tuple[int, int]]]] = []
         self._media: tuple[PlacedMedia, ...] = ()
         self._consumed = _NO_MESSAGES
@@ -119,15 +127,33 @@ class ParserSession:
     @property
     def last_completion_ids(self) -> TokenIds:
         """Last recorded completion, as a view of the session's tokens."""
-        if not self._spans:
+        if self._answer is None:
             raise RuntimeError("nothing has been recorded yet")
-        return self._tokens.view(*self._spans[-1])
+        return self._tokens.view(*self._answer_span)
 
     @property
     def segments(self) -> tuple[TokenSegment, ...]:
         """Segments recorded so far. Together, their masks mark every sampled token exactly once."""
-        logs = [*self._closed, (self._tokens, self._spans)] if self._spans else []
-        return tuple(TokenSegment(tokens.view(0, spans[-1][1]), tuple(spans)) for tokens, spans in logs)
+        logs = [*self._closed, (self._tokens, self._spans)]
+        return tuple(TokenSegment(tokens.view(0, spans[-1][1]), tuple(spans)) for tokens, spans in logs if spans)
+
+    def begin_after(self, steps: Sequence[Step], *, tools: Sequence[ToolSpec] | None) -> None:
+        """Continues the conversation of another session in this new one. All tokens so far become part of the prompt.
+
+        Args:
+            steps: Steps of that conversation, up to the one to continue from.
+            tools: Tools of the last of them.
+        """
+        last = steps[-1]
+        self._tools = _frozen_tools(tools)
+        self._tokens = TokenLog(last.prompt_ids)
+        self._tokens.extend(last.completion_ids)
+        self._answer_span = (len(last.prompt_ids), len(self._tokens))
+        self._segment, self._media = last.segment, last.prompt_media
+        self._consumed, self._answer = last.messages, message(last.response)
+        self._clean_stop = self._ends_at_first_stop(last.completion_ids)
+        self._examples = [one for one in steps[0].messages if one["role"] == "assistant"]
+        self._inherited = tuple(step.completion_ids for step in steps)
 
     def next_prompt(self, messages: Sequence[MessageLike], *, tools: Sequence[ToolSpec] | None = None) -> Turn:
         """Returns the prompt for ``messages``; continues the recorded tokens if that is exact.
@@ -169,7 +195,7 @@ class ParserSession:
         if pending is None:
             raise RuntimeError("call next_prompt() before record()")
         parsed = self.parser.parse_completion(completion, prompt_ids=pending.turn.prompt_ids, tools=pending.tools)
-        answer = parsed.to_message(turn=self.stats.turns)
+        answer = parsed.to_message(turn=f"{self.call_prefix}{self.stats.turns}")
         self._answer = self._sampled(message(answer), (completion,))
         if pending.turn.segment != self._segment:
             self._closed.append((self._tokens, self._spans))
@@ -178,7 +204,8 @@ class ParserSession:
         self._consumed, self._tools = pending.messages, pending.tools
         prompt_length = len(self._tokens)
         self._tokens.extend_checked(completion)
-        self._spans.append((prompt_length, len(self._tokens)))
+        self._answer_span = (prompt_length, len(self._tokens))
+        self._spans.append(self._answer_span)
         self._clean_stop = self._ends_at_first_stop(completion)
         self._pending = None
         self.stats.turns += 1
@@ -190,7 +217,7 @@ class ParserSession:
         if pending is None:
             return
         if pending.tokens is self._tokens:  # copy: the engine may still use this buffer for the longer prompt
-            self._tokens = TokenLog(self._tokens.view(0, self._spans[-1][1]))
+            self._tokens = TokenLog(self._tokens.view(0, self._answer_span[1]))
         self.stats = pending.stats_before
 
     def _ends_at_first_stop(self, completion: TokenIds) -> bool:
@@ -208,7 +235,7 @@ class ParserSession:
         if reason is None:
             known = len(self._tokens)
             so_far = self._tokens.view(0, known)
-            answer_start = self._spans[-1][0]
+            answer_start = self._answer_span[0]
             self.stats.bridge_attempts += 1
             bridged = self.parser.bridge_to_next_turn(so_far[:answer_start], so_far[answer_start:], tail, tools=tools)
             ids = self._rendered(view, tools) if bridged is None else bridged
@@ -237,12 +264,11 @@ class ParserSession:
 
         Assistant messages before the first completion are examples, whose author is trusted.
         """
-        if not self._spans:
+        if self._answer is None:
             self._examples = [one for one in view if one["role"] == "assistant"]
             return self.parser.render(view, tools=tools)
-        completions = [
-            segment.token_ids[start:stop] for segment in self.segments for start, stop in segment.completion_spans
-        ]
+        recorded = ((segment, span) for segment in self.segments for span in segment.completion_spans)
+        completions = [*self._inherited, *(segment.token_ids[start:stop] for segment, (start, stop) in recorded)]
         written = [
             one if one["role"] != "assistant" or one in (self._examples or ()) else self._sampled(one, completions)
             for one in view
@@ -263,19 +289,16 @@ class ParserSession:
             return BreakReason.SHRUNK, []
         if not view.goes_on_from(self._consumed):
             for position in range(known):
-                if not _same_message(view[position], self._consumed[position]):
+                if not same_message(view[position], self._consumed[position]):
                     return BreakReason.HISTORY_EDITED, []
-        if not _same_message(view[known], self.answer):
+        if not same_message(view[known], self.answer):
             return BreakReason.HISTORY_EDITED, []
         tail = view[known + 1 :]
         if tools is not self._tools and tools != self._tools:
             return BreakReason.TOOLS_CHANGED, tail
-        roles = [m["role"] for m in tail]
-        if "assistant" in roles:
+        if any(m["role"] == "assistant" for m in tail):
             return BreakReason.ASSISTANT_INSERTED, tail
-        while roles and roles[0] == "tool":
-            roles.pop(0)
-        if roles not in ([], ["user"]) or not tail:
+        if not tail:
             return BreakReason.HISTORY_EDITED, tail
         if not self._clean_stop:
             return BreakReason.TOKENS_AFTER_STOP, tail
@@ -325,31 +348,3 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _texts(item)
-
-
-def _same_message(left: FrozenDict, right: FrozenDict) -> bool:
-    """Whether two messages mean the same to a template, regardless of how a client wrote them."""
-    return left is right or left == right or _canonical(left) == _canonical(right)
-
-
-def _canonical(message: FrozenDict) -> dict[str, Any]:
-    plain = {key: value for key, value in message.items() if value not in (None, "", [])}
-    for alias in ("reasoning", "thinking"):
-        if alias in plain:
-            plain.setdefault("reasoning_content", plain.pop(alias))
-    if isinstance(plain.get("tool_calls"), list):
-        plain["tool_calls"] = [_canonical_call(call) for call in plain["tool_calls"]]
-    return plain
-
-
-def _canonical_call(call: Any) -> Any:
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            pass  # compared as the text it is
-    return function.get("name"), arguments

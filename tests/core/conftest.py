@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +44,9 @@ class LetterParser(BaseParser):
         return (END, PAD)
 
     def body(self, message: Any) -> list[int]:
-        return [ROLES[message["role"]], *(FIRST_LETTER + ord(c) for c in message.get("content") or ""), END]
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else json.dumps(content)
+        return [ROLES[message["role"]], *(FIRST_LETTER + ord(c) for c in text), END]
 
     def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = True) -> list[int]:
         ids = [TOOLS] * len(tools or ())
@@ -59,6 +62,9 @@ class LetterParser(BaseParser):
             if token >= FIRST_LETTER:
                 letters.append(chr(token - FIRST_LETTER))
         return ParsedCompletion("".join(letters), termination=Termination.TRUNCATED)
+
+    def decode(self, ids: Any) -> str:
+        return "".join(chr(int(token) - FIRST_LETTER) for token in ids if token >= FIRST_LETTER)
 
 
 class BridgingParser(LetterParser):

@@ -142,22 +142,34 @@ def test_a_break_has_a_reason_a_counter_and_a_fresh_rendering(toys: SimpleNamesp
     assert before.tolist() == toys.letters("hi")
 
 
-@pytest.mark.parametrize(
-    ("tail", "allowed"),
-    [
-        ([USER], True),
-        ([TOOL], True),
-        ([TOOL, TOOL, USER], True),
-        ([], False),
-        ([USER, USER], False),
-        ([USER, TOOL], False),
-        ([{"role": "system", "content": "x"}], False),
-    ],
-)
-def test_a_turn_adds_tools_and_at_most_one_user_message(toys: SimpleNamespace, tail: list[Any], allowed: bool) -> None:
+SYSTEM = {"role": "system", "content": "x"}
+
+
+@pytest.mark.parametrize("tail", [[USER], [TOOL], [TOOL, TOOL, USER], [USER, USER], [USER, TOOL], [SYSTEM, USER]])
+def test_a_parser_is_asked_for_a_bridge_to_any_messages(toys: SimpleNamespace, tail: list[Any]) -> None:
     session = answered(toys)
+    before = [*toys.LetterParser().render([USER]), *toys.letters("hi")]
     turn = session.next_prompt([USER, session.answer, *tail])
-    assert turn.break_reason is (None if allowed else BreakReason.HISTORY_EDITED)
+    assert turn.break_reason is None
+    assert turn.prompt_ids.tolist() == [*before, *toys.LetterParser().render(tail)]
+
+
+def test_a_parser_may_refuse_a_bridge_because_of_the_messages(toys: SimpleNamespace) -> None:
+    class Careful(toys.BridgingParser):  # type: ignore[misc]
+        def bridge_to_next_turn(self, prompt_ids: Any, completion_ids: Any, new_messages: Any, **more: Any) -> Any:
+            if [m["role"] for m in new_messages] != ["user"]:
+                return None
+            return super().bridge_to_next_turn(prompt_ids, completion_ids, new_messages, **more)
+
+    session = Careful().session()
+    session.next_prompt([USER])
+    session.record([7, *toys.letters("hi")])  # a token that the text does not show
+    assert session.next_prompt([USER, session.answer, SYSTEM, USER]).break_reason is BreakReason.BRIDGE_NONE
+
+
+def test_a_turn_adds_something(toys: SimpleNamespace) -> None:
+    session = answered(toys)
+    assert session.next_prompt([USER, session.answer]).break_reason is BreakReason.HISTORY_EDITED
 
 
 @pytest.mark.parametrize(
@@ -288,6 +300,12 @@ def test_a_discarded_prompt_leaves_no_trace(toys: SimpleNamespace, conversation:
         lambda a: {**a, "content": None},
         lambda a: {k: v for k, v in a.items() if k != "content"},
         lambda a: {**a, "name": None},
+        lambda a: {**a, "name": "agent", "refusal": None, "annotations": [], "audio": None},
+        lambda a: {**a, "provider_specific_fields": {"x": 1}},
+        lambda a: {**a, "content": "\n"},
+        lambda a: {**a, "content": [{"type": "text", "text": " "}]},
+        lambda a: {k: v for k, v in a.items() if k != "reasoning_content"},
+        lambda a: {**a, "reasoning_content": " why\n"},
         lambda a: {**{k: v for k, v in a.items() if k != "reasoning_content"}, "reasoning": a["reasoning_content"]},
         lambda a: {**{k: v for k, v in a.items() if k != "reasoning_content"}, "thinking": a["reasoning_content"]},
         lambda a: {**a, "tool_calls": [{"function": {"name": "f", "arguments": {"y": [2], "x": 1}}}]},
@@ -315,6 +333,8 @@ def test_an_answer_counts_as_the_same_however_a_client_writes_it(toys: SimpleNam
     "changed",
     [
         lambda a: {**a, "content": "other"},
+        lambda a: {**a, "content": [{"type": "text", "text": "other"}]},
+        lambda a: {**a, "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         lambda a: {**a, "reasoning_content": "other"},
         lambda a: {**a, "tool_calls": [{"function": {"name": "g", "arguments": "{}"}}]},
         lambda a: {**a, "tool_calls": [{"function": {"name": "f", "arguments": "[" * 10**5}}]},
@@ -328,6 +348,40 @@ def test_an_answer_that_says_something_else_is_an_edit(toys: SimpleNamespace, ch
     session = answered(toys)
     turn = session.next_prompt([USER, changed(session.answer), TOOL])
     assert turn.break_reason is BreakReason.HISTORY_EDITED
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:x"}}
+ASKED = {"role": "user", "content": "What is this?\nSay it.", "name": "ann"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "again", "same"),
+    [
+        (ASKED, {"role": "user", "content": [{"type": "text", "text": "What is this?\nSay it."}]}, True),
+        (ASKED, {**ASKED, "content": " What is this?\nSay it.\n"}, True),
+        (ASKED, {**ASKED, "content": "What is this? Say it."}, False),
+        (ASKED, {**ASKED, "name": "bob"}, False),
+        ({"role": "user", "content": ["look", PICTURE]}, {"role": "user", "content": ["look", PICTURE]}, True),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "look"}, PICTURE]},
+            {"role": "user", "content": [{"type": "text", "text": "look", "cache_control": {"type": "x"}}, PICTURE]},
+            True,
+        ),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "look"}, PICTURE]},
+            {"role": "user", "content": [PICTURE, {"type": "text", "text": "look"}]},
+            False,
+        ),
+    ],
+)
+def test_a_question_counts_as_the_same_however_a_client_writes_it(
+    toys: SimpleNamespace, asked: Any, again: Any, same: bool
+) -> None:
+    session = toys.BridgingParser().session()
+    session.next_prompt([asked])
+    session.record(toys.letters("hi"))
+    turn = session.next_prompt([again, session.answer, USER])
+    assert turn.break_reason is (None if same else BreakReason.HISTORY_EDITED)
 
 
 def test_a_strict_session_raises_and_can_be_used_on(toys: SimpleNamespace) -> None:

@@ -11,10 +11,10 @@ from rllm_core.errors import ConfigError
 from rllm_core.types import Episode
 from rllm_devkit.scripted import Script
 
-FINE = ["plain", "turns", "list", "edited", "forks", "tokens", "tools", "looks", "written"]
+FINE = ["plain", "turns", "list", "edited", "forks", "branches", "tokens", "tools", "looks", "written"]
 WRONG = [
     "raises", "exits", "terminates", "times_out", "engine_error", "cancelled", "none", "nan", "no_reward", "twice",
-    "changed", "too_many", "bad_message", "surrogate", "wrong_items",
+    "changed", "forks_another", "too_many", "bad_message", "surrogate", "wrong_items",
 ]  # fmt: skip
 
 

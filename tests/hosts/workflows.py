@@ -97,6 +97,24 @@ class Talk(Workflow):
             metadata={"seeds": seeds, "mine": derive_seed(completer.seed, "environment")},
         )
 
+    async def _branches(self, task: Task, completer: Completer) -> Episode:
+        """Forks after steps, with names and without; alternatives; stop texts and metadata."""
+        messages = Messages([{"role": "user", "content": "go on"}])
+        one = await completer.complete(messages, tools=TOOLS, metadata={"call": 1})
+        messages += [one.response, {"role": "user", "content": "more"}]
+        two = await completer.complete(messages)
+        named, numbered, empty = completer.fork(after=one, key="left"), completer.fork(after=one), completer.fork()
+        again = completer.fork(after=one, key="left")
+        asked = [*one.messages, one.response, {"role": "user", "content": "other"}]
+        left, right, same = await asyncio.gather(*(fork.complete(asked) for fork in (named, numbered, again)))
+        deep = await named.fork(key="deep", after=two).complete([*two.messages, two.response, *messages[:1]])
+        cut = await empty.complete(messages[:1], stop_texts=["e", "o"], max_response_tokens=30)
+        ways = await named.complete_many([*left.messages, left.response, *messages[:1]], 2, metadata={"way": True})
+        steps = [one, two, left, right, same, deep, cut, *ways]
+        seeds = [fork.seed for fork in (named, numbered, again, empty)]
+        breaks = [step.break_reason for step in steps]
+        return self.episode(task, steps, reward=1.0, metadata={"seeds": seeds, "breaks": breaks})
+
     async def _tokens(self, task: Task, completer: Completer) -> Episode:
         """Reads and sets tokens of steps."""
         messages = Messages([{"role": "user", "content": "count"}])
@@ -125,6 +143,12 @@ class Talk(Workflow):
         params = completer.sampling_params.model_dump(mode="json")
         said = {"validation": completer.is_validation, "longest": completer.max_prompt_tokens, "params": params}
         return self.episode(task, [step], reward=0.0, metadata=said)
+
+    async def _forks_another(self, task: Task, completer: Completer) -> Step:
+        """Forks after a step that the run does not know."""
+        said = [{"role": "user", "content": "x"}]
+        step = Step(step_id="another", prompt_ids=[1, 2], completion_ids=[3], messages=said)
+        return await completer.fork(after=step).complete([{"role": "user", "content": "x"}])
 
     async def _gives_up(self, task: Task, completer: Completer) -> Step:
         """Cancels a call, and asks again."""

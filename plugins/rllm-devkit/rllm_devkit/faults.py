@@ -255,8 +255,10 @@ class Faults:
             proceed = functools.partial(original, *arguments, **options)
             return await self.cross("completer.complete", proceed, arguments, task_id=task_id, turn=turns)
 
-        def forked() -> Completer:
-            other = fork()
+        def forked(*arguments: Any, **options: Any) -> Completer:
+            other = fork(*arguments, **options)
+            for copied in ("complete", "fork"):  # they would call the completer that was forked
+                other.__dict__.pop(copied, None)
             self._wrap_completer(other, task_id, wrapped)
             return other
 

@@ -49,9 +49,12 @@ class _Conversation:
         self.messages = Messages()
         self.tools: list[Any] | None = None
         self.limit: int | None = None
+        self.stop_texts: list[str] = []
 
     async def ask(self) -> Step:
-        return await self.completer.complete(self.messages, tools=self.tools, max_response_tokens=self.limit)
+        return await self.completer.complete(
+            self.messages, tools=self.tools, max_response_tokens=self.limit, stop_texts=self.stop_texts
+        )
 
 
 class Playing:
@@ -82,8 +85,18 @@ class Playing:
     async def _do_limit(self, name: str, tokens: int | None) -> None:
         self.conversations[name].limit = tokens
 
+    async def _do_stop(self, name: str, texts: list[str]) -> None:
+        self.conversations[name].stop_texts = texts
+
     async def _do_fork(self, name: str, new: str) -> None:
         self.conversations[new] = _Conversation(self.conversations[name].completer.fork())
+
+    async def _do_branch(self, name: str, new: str, step: int, key: str | None) -> None:
+        after = self.steps[step]
+        branch = _Conversation(self.conversations[name].completer.fork(after=after, key=key))
+        branch.messages = Messages(after.messages)
+        branch.messages.append(after.response)
+        self.conversations[new] = branch
 
     async def _do_ask(self, *names: str) -> None:
         asked = [self.conversations[name] for name in names]

@@ -64,6 +64,11 @@ FINE: dict[str, list[Any]] = {
         ["fork", "main", "a"], ["fork", "main", "b"], ["fork", "b", "c"], SAY, ["say", "a", user("a")],
         ["say", "b", user("b")], ["say", "c", user("c")], ["ask", "c", "a", "b"], ["quote", "main", 0], ASK,
     ],
+    "branches": [
+        SAY, ASK, ["say", "main", user("two")], ASK, ["branch", "main", "left", 0, "x"], ["say", "left", user("l")],
+        ["branch", "main", "right", 1, None], ["say", "right", user("r")], ["stop", "right", ["e"]],
+        ["ask", "left", "right"], ["say", "left", user("on")], ["ask", "left"], ["say", "main", user("on")], ASK,
+    ],
     "tools": [["tools", "main", TOOLS], SAY, ASK, SAY, ASK, ["tools", "main", None], SAY, ASK],
     "limits": [["limit", "main", 2], SAY, ASK, ["limit", "main", None], SAY, ASK],
     "given up": [SAY, ["give_up", "main"], ASK],

@@ -220,12 +220,19 @@ class Played:
         self.tokens: list[list[list[int]]] = []
         self._pipes = pipes
         self._start = start
-        self._talks: dict[tuple[int, ...], _Talk] = defaultdict(_Talk)
+        self._talks: dict[tuple[int | wire.Fork, ...], _Talk] = defaultdict(_Talk)
         self._responses: dict[str, Any] = {}
+        self._after: dict[str, tuple[list[Any], list[int]]] = {}
         self._calls: set[int] = set()
 
     async def call(
-        self, messages: Sequence[Any], *, path: Sequence[int] = (), tools: Any = None, limit: int | None = None
+        self,
+        messages: Sequence[Any],
+        *,
+        path: Sequence[int | wire.Fork] = (),
+        tools: Any = None,
+        limit: int | None = None,
+        stop_texts: Sequence[str] = (),
     ) -> wire.Call:
         """Receives its next call, and checks that it says these messages and offers these tools.
 
@@ -238,7 +245,7 @@ class Played:
         self._calls.add(call.call)
         if call.conversation != list(path):
             raise Broken(f"a call of conversation {list(path)} has the path {call.conversation}")
-        talk = self._talks[tuple(path)]
+        talk = self._talk(tuple(path))
         if not 0 <= call.kept <= len(talk.said):
             raise Broken(f"a call keeps {call.kept} messages of a conversation with {len(talk.said)}")
         unknown = [one for one in call.messages if isinstance(one, str) and one not in self._responses]
@@ -257,8 +264,16 @@ class Played:
         self._check_tools(talk, call, tools)
         if call.max_response_tokens != limit:
             raise Broken(f"a call has max_response_tokens {call.max_response_tokens}, not {limit}")
+        if call.stop_texts != list(stop_texts):
+            raise Broken(f"a call has stop_texts {call.stop_texts}, not {list(stop_texts)}")
         talk.was_answered = False
         return call
+
+    def _talk(self, path: tuple[int | wire.Fork, ...]) -> _Talk:
+        if path not in self._talks and path and isinstance(path[-1], wire.Fork) and path[-1].after:
+            said, tokens = self._after[path[-1].after]
+            self._talks[path].said, self._talks[path].tokens = [*said], [*tokens]
+        return self._talks[path]
 
     @staticmethod
     def _check_tools(talk: _Talk, call: wire.Call, tools: Any) -> None:
@@ -296,6 +311,7 @@ class Played:
         talk.was_answered = True
         self.steps.append(step)
         self._responses[step] = response
+        self._after[step] = talk.said, talk.tokens
         return wire.Answer(
             self.number, call.call,
             wire.SampledStep(

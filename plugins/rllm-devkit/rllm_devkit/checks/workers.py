@@ -142,6 +142,33 @@ async def _forks(probe: WorkerProbe) -> str:
     return "3 forks, two calls at once, answers out of order"
 
 
+async def _branches(probe: WorkerProbe) -> str:
+    async with probe.opened() as pipes:
+        rollout = await pipes.start(
+            SAY, ASK, ["say", "main", user("two")], ASK, ["branch", "main", "left", 0, "x"], ["say", "left", user("l")],
+            ["branch", "main", "right", 1, None], ["say", "right", user("r")], ["stop", "right", ["."]],
+            ["ask", "left"], ["ask", "right"], ["branch", "left", "again", 0, "x"], ["branch", "left", "twice", 0, "x"],
+            ["say", "twice", user("t")], ["ask", "twice"], ["say", "left", user("on")], ["ask", "left"], reward=1.0,
+        )  # fmt: skip
+        await rollout.turn([user("one")], "a")
+        await rollout.turn([user("one"), yes("a"), user("two")], "b")
+        first, second = rollout.steps
+        left, right = wire.Fork("x", first), wire.Fork(1, second)
+        await rollout.turn([user("one"), yes("a"), user("l")], "L", path=[left])
+        both = [user("one"), yes("a"), user("two"), yes("b"), user("r")]
+        await rollout.turn(both, "R", path=[right], stop_texts=["."])
+        await rollout.turn([user("one"), yes("a"), user("t")], "T", path=[left, wire.Fork("x", first, 1)])
+        await rollout.turn([user("one"), yes("a"), user("l"), yes("L"), user("on")], "on", path=[left])
+        seeds = (await rollout.ended()).get("seeds", {})
+        main = 7 * rollout.number
+        named = derive_seed(main, "fork", "x")
+        again = derive_seed(named, "fork", "x")
+        expected = {"main": main, "left": named, "right": derive_seed(main, "fork", 1), "again": again, "twice": again}
+        if seeds != expected:
+            raise Broken(f"the seeds of the forks are {seeds}, but should be {expected}")
+    return "forks after steps, with names and without; stop texts"
+
+
 async def _tools(probe: WorkerProbe) -> str:
     add, give = [tool("add")], [tool("give"), tool("add")]
     async with probe.opened() as pipes:
@@ -356,6 +383,7 @@ WORKER_CHECKS: dict[str, Check[WorkerProbe]] = {
     "turns": _turns,
     "edits": _edits,
     "forks": _forks,
+    "branches": _branches,
     "tools": _tools,
     "failed calls": _failed_calls,
     "failures": _failures,

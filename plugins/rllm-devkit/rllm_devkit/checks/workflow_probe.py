@@ -225,9 +225,9 @@ class WatchedCompleter(TITOCompleter):
         completer.rollout = rollout
         return completer
 
-    def fork(self) -> Self:
-        """See `Completer.fork`."""
-        forked = super().fork()
+    def forked(self, name: int | str, after: Step | None = None) -> Self:
+        """See `Completer.forked`."""
+        forked = super().forked(name, after)
         self.rollout.conversations += 1
         forked.conversation = self.rollout.conversations
         return forked
@@ -237,13 +237,13 @@ class WatchedCompleter(TITOCompleter):
         messages: Sequence[MessageLike],
         *,
         tools: Sequence[ToolSpec] | None = None,
-        max_response_tokens: int | None = None,
+        **options: Any,
     ) -> Step:
         """See `Completer.complete`."""
         if tools:
             self.rollout.tools[:] = tools
         self.rollout.prompts.append(MessageView(messages))
-        step = await super().complete(messages, tools=tools, max_response_tokens=max_response_tokens)
+        step = await super().complete(messages, tools=tools, **options)
         self.rollout.given.append((self.conversation, step))
         return step
 

@@ -49,12 +49,22 @@ def ints(data):
 class Conversation:
     def __init__(self, path, seed):
         self.path, self.seed, self.forks = path, seed, 0
-        self.messages, self.tools, self.limit = [], None, None
-        self.said, self.offered, self.tokens = [], "unknown", []
+        self.messages, self.tools, self.limit, self.stop_texts = [], None, None, []
+        self.said, self.offered, self.tokens, self.named = [], "unknown", [], []
 
     def fork(self):
         self.forks += 1
         return Conversation([*self.path, self.forks], derive_seed(self.seed, "fork", self.forks))
+
+    def branch(self, name, step, said, tokens):
+        if name is None:
+            self.forks += 1
+            name = self.forks
+        last = {"type": "fork", "name": name, "after": step, "repeat": self.named.count(name)}
+        self.named.append(name)
+        branch = Conversation([*self.path, last], derive_seed(self.seed, "fork", name))
+        branch.messages, branch.said, branch.tokens = list(said), list(said), list(tokens)
+        return branch
 
 
 class Rollout:
@@ -62,6 +72,7 @@ class Rollout:
         self.number, self.start = start["rollout"], start
         self.calls, self.waiting, self.steps, self.caught = 0, {}, [], []
         self.conversations = {"main": Conversation([], start["seed"])}
+        self.said = {}  # step -> messages and answer
         self.ids = {}  # id(response) -> step; the steps keep the responses alive
         self.rewards, self.generator = {}, self.run()
 
@@ -78,6 +89,8 @@ class Rollout:
             call["tools"] = conversation.tools
         if conversation.limit is not None:
             call["max_response_tokens"] = conversation.limit
+        if conversation.stop_texts:
+            call["stop_texts"] = conversation.stop_texts
         conversation.offered = "unknown"
         self.waiting[self.calls] = (conversation, messages)
         return call
@@ -97,6 +110,7 @@ class Rollout:
         conversation.tokens = prompt + completion
         conversation.said, conversation.offered = [*messages, step["response"]], conversation.tools
         self.ids[id(step["response"])] = step["step"]
+        self.said[step["step"]] = conversation.said
         return message["call"], (step, [prompt, completion])
 
     def ask(self, names, catches=False):
@@ -145,6 +159,12 @@ class Rollout:
                 of.limit = arguments[1]
             elif name == "fork":
                 self.conversations[arguments[1]] = of.fork()
+            elif name == "stop":
+                of.stop_texts = arguments[1]
+            elif name == "branch":
+                step, (prompt, completion) = self.steps[arguments[2]]
+                said = self.said[step["step"]]
+                self.conversations[arguments[1]] = of.branch(arguments[3], step["step"], said, prompt + completion)
             elif name == "reward":
                 self.rewards[arguments[0]] = arguments[1]
             elif name == "print":

@@ -1,0 +1,68 @@
+"""Texts that end a completion: whatever the engine sampled after one of them is cut off."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from rllm_core.engine.contract import RolloutEngine
+from rllm_core.errors import ConfigError
+from rllm_core.parser import BaseParser, ToolSpec
+from rllm_core.types import FinishReason, ModelOutput, TokenIds, TokenOutput
+
+
+def checked_stop_texts(texts: Sequence[str]) -> tuple[str, ...]:
+    """Returns the texts as a tuple.
+
+    Raises:
+        ValueError: If they are no sequence of texts, or one is empty.
+    """
+    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"stop_texts must be a list of texts that are not empty, got {texts!r}")
+    return tuple(texts)
+
+
+def tokens_up_to_stop_text(parser: BaseParser, output: TokenOutput, texts: tuple[str, ...]) -> TokenOutput:
+    """Cuts a completion after the token that completes one of ``texts``."""
+    tokens = _tokens(parser, output.token_ids, texts)
+    if tokens is None:
+        return output
+    return output.model_copy(update={"token_ids": output.token_ids[:tokens], **_shortened(output, tokens)})
+
+
+def message_up_to_stop_text(
+    engine: RolloutEngine, output: ModelOutput, texts: tuple[str, ...], tools: Sequence[ToolSpec] | None
+) -> ModelOutput:
+    """`tokens_up_to_stop_text` for the output of an engine that returns messages.
+
+    Raises:
+        ConfigError: If there are stop texts, but the engine has no parser.
+    """
+    if not texts:
+        return output
+    if engine.parser is None:
+        raise ConfigError(f"stop texts need a parser, and engine {engine.name!r} has none")
+    tokens = _tokens(engine.parser, output.completion_ids, texts)
+    if tokens is None:
+        return output
+    ids = output.completion_ids[:tokens]
+    said = engine.parser.parse_completion(ids, prompt_ids=output.prompt_ids, tools=tools).to_message()
+    return output.model_copy(update={"completion_ids": ids, "message": said, **_shortened(output, tokens)})
+
+
+def _tokens(parser: BaseParser, completion: TokenIds, texts: tuple[str, ...]) -> int | None:
+    """Returns how many tokens complete the first stop text; None if there is none."""
+
+    def has_one(tokens: int) -> bool:
+        said = parser.decode(completion[:tokens])
+        return any(text in said for text in texts)
+
+    if not texts or not has_one(len(completion)):
+        return None
+    return 1 + bisect.bisect_left(range(1, len(completion) + 1), True, key=has_one)
+
+
+def _shortened(output: TokenOutput | ModelOutput, tokens: int) -> dict[str, object]:
+    """Returns the other changed fields of an output."""
+    logprobs = None if output.logprobs is None else output.logprobs[:tokens]
+    return {"logprobs": logprobs, "finish_reason": FinishReason.STOP}
