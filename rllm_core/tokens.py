@@ -161,27 +161,47 @@ _ID_TYPES = {"<u1": 2**8 - 1, "<u2": 2**16 - 1, "<i4": _MAX_TOKEN_ID}
 _PACKED_FLOATS = "<f4"
 
 
+class _Buffer:
+    """Storage that token logs share. What one of them has written, no other overwrites."""
+
+    __slots__ = ("array", "used")
+
+    def __init__(self, array: TokenIds, used: int) -> None:
+        self.array, self.used = array, used
+
+
 class TokenLog:
     """A growing token sequence that hands out views of its prefixes.
 
     The prompts of a 100-turn conversation are prefixes of one sequence, so all steps together need memory linear in its
-    length. Growth doubles the buffer; views of old buffers keep at most the same amount of memory alive again.
+    length. Growth doubles the buffer; views of old buffers keep at most the same amount of memory alive again. Of
+    several logs that go on from one prefix, the first to grow shares the buffer, and the others copy the prefix.
     """
 
     __slots__ = ("_buffer", "_length")
 
     def __init__(self, tokens: Sequence[int] | TokenIds = ()) -> None:
         first = _checked_ids(tokens)
-        self._buffer, self._length = _EMPTY_IDS, len(first)
+        self._length = len(first)
+        array = _EMPTY_IDS
         if self._length:  # with space for a completion and a short reply
-            self._buffer = np.empty(self._length + max(64, self._length // 2), np.int32)
-            self._buffer[: self._length] = first
+            array = np.empty(self._length + max(64, self._length // 2), np.int32)
+            array[: self._length] = first
+        self._buffer = _Buffer(array, self._length)
 
     def __len__(self) -> int:
         return self._length
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (TokenLog, (self.view(0, self._length),))
+
+    def prefix(self, length: int) -> TokenLog:
+        """Returns a log of the first ``length`` tokens, which copies them only if it grows differently."""
+        if not 0 <= length <= self._length:
+            raise IndexError(f"{length} is outside a sequence of {self._length} tokens")
+        log = TokenLog.__new__(TokenLog)
+        log._buffer, log._length = self._buffer, length
+        return log
 
     def extend(self, tokens: Sequence[int] | TokenIds) -> None:
         """Appends tokens. Earlier views do not change."""
@@ -192,18 +212,19 @@ class TokenLog:
         end = self._length + len(new)
         if end == self._length:
             return
-        if end > len(self._buffer):
-            grown = np.empty(max(64, end, 2 * len(self._buffer)), np.int32)
-            grown[: self._length] = self._buffer[: self._length]
-            self._buffer = grown
-        self._buffer[self._length : end] = new
-        self._length = end
+        buffer = self._buffer
+        if buffer.used != self._length or end > len(buffer.array):
+            grown = np.empty(max(64, end, 2 * self._length), np.int32)
+            grown[: self._length] = buffer.array[: self._length]
+            buffer = self._buffer = _Buffer(grown, self._length)
+        buffer.array[self._length : end] = new
+        self._length = buffer.used = end
 
     def view(self, start: int, stop: int) -> TokenIds:
         """Returns a read-only view of tokens ``[start, stop)``."""
         if not 0 <= start <= stop <= self._length:
             raise IndexError(f"[{start}, {stop}) is outside a sequence of {self._length} tokens")
-        view = self._buffer[start:stop]
+        view = self._buffer.array[start:stop]
         view.setflags(write=False)
         return view
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from rllm_core.engine.answers import Answer
 from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, TokenSource
 from rllm_core.engine.stop_texts import checked_stop_texts, message_up_to_stop_text, tokens_up_to_stop_text
 from rllm_core.errors import ConfigError
@@ -67,7 +67,7 @@ class Completer:
         self.is_validation = is_validation
         self.max_prompt_tokens = max_prompt_tokens
         self.scope = scope if scope is not None else RolloutScope()
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Answer] = {}
         self._begin(seed)
 
     def _begin(self, seed: int) -> None:
@@ -76,7 +76,7 @@ class Completer:
         self._turns = 0
         self._forks = 0
         self._last: Step | None = None
-        self._newest: _Answer | None = None
+        self._newest: Answer | None = None
         self._tokens = TokenLog()
         self._is_busy = False
 
@@ -113,11 +113,10 @@ class Completer:
             fork._begin_after(answer)
         return fork
 
-    def _begin_after(self, answer: _Answer) -> None:
+    def _begin_after(self, answer: Answer) -> None:
         """Sets the state of a conversation that goes on after a step."""
         self._newest, self._last = answer, answer.step
-        self._tokens = TokenLog(answer.step.prompt_ids)
-        self._tokens.extend(answer.step.completion_ids)
+        self._tokens = answer.tokens.prefix(len(answer.tokens))
 
     async def complete(
         self,
@@ -163,7 +162,7 @@ class Completer:
                 self._is_busy = False
         if metadata:
             step.metadata = freeze(metadata)
-        self._newest = self._answers[step.step_id] = _Answer(step, self._tools(), self._newest)
+        self._newest = self._answers[step.step_id] = Answer(step, *self._state(), self._newest)
         self.scope.keep(step)
         return step
 
@@ -210,9 +209,9 @@ class Completer:
             for call in calls:
                 call.cancel()
 
-    def _tools(self) -> Sequence[ToolSpec] | None:
-        """Tools that the newest prompt offers, as far as a fork needs to know."""
-        return None
+    def _state(self) -> tuple[TokenLog, Sequence[ToolSpec] | None]:
+        """Tokens of the conversation, and the tools of its last prompt as far as a fork needs to know them."""
+        return self._tokens.prefix(len(self._tokens)), None
 
     def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
         """Rejects tools if the parser cannot read tool calls: rollouts would silently go without their rewards."""
@@ -269,30 +268,6 @@ class Completer:
     def _check_finish(self, finish_reason: FinishReason) -> None:
         if finish_reason is FinishReason.ABORT:
             raise EngineError(f"{_label(self.engine)} aborted the request")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Answer:
-    """A sampled step in its conversation.
-
-    Attributes:
-        step: The step.
-        tools: Tools that it was offered, as far as known.
-        before: The step before it.
-    """
-
-    step: Step
-    tools: Sequence[ToolSpec] | None
-    before: _Answer | None
-
-    def steps(self) -> list[Step]:
-        """All steps of the conversation up to this one."""
-        steps: list[Step] = []
-        at: _Answer | None = self
-        while at is not None:
-            steps.append(at.step)
-            at = at.before
-        return steps[::-1]
 
 
 def _label(engine: RolloutEngine) -> str:
@@ -352,12 +327,13 @@ class TITOCompleter(Completer):
         fork.session.call_prefix = f"{fork.seed:016x}_"
         return fork
 
-    def _begin_after(self, answer: _Answer) -> None:
-        super()._begin_after(answer)
-        self.session.begin_after(answer.steps(), tools=answer.tools)
+    def _begin_after(self, answer: Answer) -> None:
+        self._newest, self._last = answer, answer.step
+        recorded = answer.tokens.prefix(len(answer.tokens))
+        self.session.begin_after(answer.step, recorded, tools=answer.tools, steps=answer.steps)
 
-    def _tools(self) -> Sequence[ToolSpec] | None:
-        return self.session.tools
+    def _state(self) -> tuple[TokenLog, Sequence[ToolSpec] | None]:
+        return self.session.recorded, self.session.tools
 
     async def _complete(
         self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams, seed: int

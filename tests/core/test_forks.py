@@ -83,6 +83,25 @@ def test_the_trunk_goes_on_unchanged_beside_its_branches(toys: SimpleNamespace) 
     asyncio.run(run())
 
 
+def test_a_chain_of_forks_shares_its_memory(toys: SimpleNamespace) -> None:
+    """An agent over HTTP forks at every call, because the next one may come from anywhere."""
+    turns = 200
+    engine = engine_of(toys, *["answer"] * turns)
+
+    async def run() -> list[Step]:
+        completer, messages, steps = TITOCompleter(engine), Messages([USER]), []
+        for turn in range(turns):
+            at = completer.fork(after=steps[-1] if steps else None, key=str(turn))
+            steps.append(await at.complete(messages))
+            messages += [steps[-1].response, MORE]
+        return steps
+
+    steps = asyncio.run(run())
+    assert segments(steps) == [list(range(turns))]
+    held = {id(array.base): array.base.nbytes for step in steps for array in (step.prompt_ids, step.completion_ids)}
+    assert sum(held.values()) <= 4 * 4 * len(sequence(steps[-1]))
+
+
 def test_after_a_failure_a_branch_can_go_on(toys: SimpleNamespace) -> None:
     engine = engine_of(toys, "one", "two", "three")
     engine.answers.insert(1, EngineError("503"))
