@@ -124,7 +124,7 @@ class RemoteCompleter(Completer):
             kept=kept,
             messages=[self._sampled.by_response.get(id(message), message) for message in view[kept:]],
         )
-        offered: FrozenList | None = freeze(list(tools)) if tools else None
+        offered: FrozenList | None = None if tools is None else freeze(list(tools))
         if offered != self._offered:
             call.tools = offered
         if params.max_response_tokens != self.sampling_params.max_response_tokens:

@@ -1,0 +1,119 @@
+"""OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rllm_gateway.calls import Answer, Call
+from rllm_gateway.dialects.reading import Fields, function_tool, integer, items, texts
+from rllm_gateway.errors import BadRequest, Refused
+from rllm_gateway.messages import normalized
+
+OF_RUN = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "reasoning_effort")
+
+
+def read(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
+    """Reads a request.
+
+    Args:
+        body: The request.
+        ignores: Whether fields that cannot be honored are ignored.
+
+    Raises:
+        BadRequest: If it is wrong, or asks for something that is not supported.
+    """
+    fields = Fields(ignores=ignores)
+    fields.decided_by_run(body, *OF_RUN)
+    if body.get("logit_bias"):
+        raise BadRequest("logit_bias is not supported")
+    form = body.get("response_format")
+    if isinstance(form, Mapping) and form.get("type") not in (None, "text"):
+        fields.not_honored("response_format", form.get("type"))
+    if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
+        fields.not_honored("tool_choice", choice)
+    tools = [] if choice == "none" else [_tool(tool) for tool in body.get("tools") or ()]
+    return Call(
+        messages=[normalized(message) for message in items(body, "messages")],
+        tools=tools or None,
+        model=_model(body),
+        max_tokens=integer(body, "max_completion_tokens", "max_tokens"),
+        stop_texts=texts(body, "stop"),
+        count=integer(body, "n") or 1,
+        ignored=fields.ignored,
+    )
+
+
+def _model(body: Mapping[str, Any]) -> str:
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise BadRequest(f"model must be a name, not {model!r:.40}")
+    return model or ""
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+        raise BadRequest(f"tools must be functions, which the agent executes, not {tool!r:.80}")
+    return function_tool(function.get("name"), function.get("description"), function.get("parameters"))
+
+
+def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
+    """Returns the body of a response."""
+    return {
+        "id": f"chatcmpl-{answers[0].id}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": call.model,
+        "choices": [
+            {"index": index, "message": _message(answer), "logprobs": None, "finish_reason": answer.finish_reason}
+            for index, answer in enumerate(answers)
+        ],
+        "usage": _usage(answers),
+    }
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or None, "refusal": None}
+    if answer.reasoning is not None:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [dict(call) for call in answer.calls]
+    elif message["content"] is None:
+        message["content"] = ""
+    return message
+
+
+def _usage(answers: Sequence[Answer]) -> dict[str, int]:
+    prompt, sampled = answers[0].prompt_tokens, sum(answer.sampled_tokens for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> Iterator[tuple[str | None, Any]]:
+    """Yields the events of a streamed response: the whole answer, as the chunks that clients put together."""
+    whole = written(call, answers)
+    base = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+
+    def chunk(index: int, delta: Mapping[str, Any], finish: str | None = None) -> tuple[None, Any]:
+        return None, base | {"choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}]}
+
+    for choice in whole["choices"]:
+        index, message = choice["index"], choice["message"]
+        yield chunk(index, {"role": "assistant", "content": ""})
+        if message.get("reasoning_content"):
+            yield chunk(index, {"reasoning_content": message["reasoning_content"]})
+        if message["content"]:
+            yield chunk(index, {"content": message["content"]})
+        for at, called in enumerate(message.get("tool_calls") or ()):
+            yield chunk(index, {"tool_calls": [{"index": at, **called}]})
+        yield chunk(index, {}, choice["finish_reason"])
+    options = body.get("stream_options")
+    if isinstance(options, Mapping) and options.get("include_usage"):
+        yield None, base | {"choices": [], "usage": whole["usage"]}
+    yield None, "[DONE]"
+
+
+def error(refused: Refused) -> dict[str, Any]:
+    """Returns the body of a response without an answer."""
+    return {"error": {"message": str(refused), "type": refused.kind, "param": None, "code": refused.code}}

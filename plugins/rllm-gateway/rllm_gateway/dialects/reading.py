@@ -1,0 +1,97 @@
+"""What the dialects read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rllm_gateway.errors import BadRequest
+
+MAX_STOP_TEXTS = 16
+
+
+def integer(body: Mapping[str, Any], *names: str) -> int | None:
+    """Returns the first of some fields that is set, a positive integer.
+
+    Raises:
+        BadRequest: If it is none.
+    """
+    for name in names:
+        value = body.get(name)
+        if value is not None:
+            if type(value) is not int or value < 1:
+                raise BadRequest(f"{name} must be a positive integer, not {value!r}")
+            return value
+    return None
+
+
+def texts(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Returns the stop texts in a field.
+
+    Raises:
+        BadRequest: If it has something else.
+    """
+    value = body.get(name)
+    if value is None:
+        return ()
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (None,)
+    if len(found) > MAX_STOP_TEXTS or not all(isinstance(one, str) and one for one in found):
+        raise BadRequest(f"{name} must be up to {MAX_STOP_TEXTS} texts that are not empty")
+    return found  # type: ignore[return-value]
+
+
+def items(body: Mapping[str, Any], name: str) -> list[Any]:
+    """Returns a list in a field.
+
+    Raises:
+        BadRequest: If it is none.
+    """
+    value = body.get(name)
+    if not isinstance(value, list):
+        raise BadRequest(f"{name} must be a list, not {type(value).__name__}")
+    return value
+
+
+def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
+    """Returns a tool in the form of chat completions.
+
+    Raises:
+        BadRequest: If it has no name.
+    """
+    if not isinstance(name, str) or not name:
+        raise BadRequest("a tool needs a name")
+    function: dict[str, Any] = {"name": name}
+    if isinstance(description, str):
+        function["description"] = description
+    function["parameters"] = parameters if isinstance(parameters, Mapping) else {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+class Fields:
+    """The fields of a request that the policy cannot honor.
+
+    Args:
+        ignores: Whether the run file says that fields without which an agent may break are ignored.
+    """
+
+    def __init__(self, *, ignores: bool) -> None:
+        self.ignored: list[str] = []
+        self._ignores = ignores
+
+    def decided_by_run(self, body: Mapping[str, Any], *names: str) -> None:
+        """Notes fields that the run file decides, such as the temperature."""
+        self.ignored += [name for name in names if body.get(name) is not None]
+
+    def not_honored(self, name: str, value: Any) -> None:
+        """Refuses a field that an agent relies on, unless the run file says that it is ignored.
+
+        Raises:
+            BadRequest: If it is not ignored.
+        """
+        if not self._ignores:
+            raise BadRequest(
+                f"{name} = {str(value)[:80]} cannot be honored, because sampling is not constrained: remove it from the "
+                'request, or set agent.unsupported_fields = "ignore"',
+                code="unsupported_field",
+            )
+        self.ignored.append(name)

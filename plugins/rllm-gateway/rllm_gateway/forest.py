@@ -1,0 +1,125 @@
+"""The answers of one rollout, and which of them a call goes on from."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rllm_core.types import MessageView
+from rllm_gateway.calls import Answer
+from rllm_gateway.messages import EMPTY, chained
+
+
+class Forest:
+    """Answers of a rollout. Every answer is immutable; a conversation is a path from a root.
+
+    A call goes on from the longest prefix of its messages that ends with an answer of this rollout. Whatever has no such
+    prefix is a new root: a sub-agent, a title, a compacted or edited history. It is never realigned, because tokens must
+    be trained in the context in which they were sampled.
+
+    Attributes:
+        roots: Answers without a predecessor, in the order of the calls.
+        rewritten: How often a client has sent an answer back in other words of the same meaning.
+    """
+
+    def __init__(self) -> None:
+        self.roots: list[Answer] = []
+        self.rewritten = 0
+        self._by_said: dict[bytes, list[Answer]] = defaultdict(list)
+        self._by_id: dict[str, Answer] = {}
+        self._numbers: dict[bytes, set[int]] = defaultdict(set)
+
+    def __getitem__(self, answer_id: str) -> Answer:
+        return self._by_id[answer_id]
+
+    def add(self, answer: Answer) -> None:
+        """Adds an answer."""
+        self._by_said[answer.said].append(answer)
+        self._by_id[answer.id] = answer
+        (self.roots if answer.before is None else answer.before.after).append(answer)
+
+    def place(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Answer | None, int, bytes]:
+        """Finds the answer that a conversation goes on from.
+
+        Returns:
+            The answer or None, the number of messages up to and with it, and the hash of all messages.
+        """
+        hashes = list(itertools.accumulate(messages, chained, initial=EMPTY))
+        for length in range(len(messages), 0, -1):
+            if messages[length - 1]["role"] != "assistant":
+                continue
+            if candidates := self._by_said.get(hashes[length]):
+                answer = self._chosen(candidates, messages[length - 1])
+                self.rewritten += is_rewritten(answer, messages[length - 1])
+                return answer, length, hashes[-1]
+        return None, 0, hashes[-1]
+
+    @staticmethod
+    def _chosen(candidates: Sequence[Answer], shown: Mapping[str, Any]) -> Answer:
+        """Of equal answers, the one whose ids of tool calls the client shows, else the one with fewest successors."""
+        ids = [call["id"] for call in shown.get("tool_calls") or ()]
+        return min(
+            candidates, key=lambda one: (bool(ids) and [call["id"] for call in one.calls] != ids, len(one.after))
+        )
+
+    def reserve(self, said: bytes) -> int:
+        """Returns the lowest number that no equal call has: neither an answered one nor one that is being asked.
+
+        So equal calls have different samples, whatever order they come in, and a call that repeats one that was given
+        up has its samples.
+        """
+        taken = self._numbers[said]
+        number = next(number for number in itertools.count() if number not in taken)
+        taken.add(number)
+        return number
+
+    def release(self, said: bytes, number: int) -> None:
+        """Gives back the number of a call without an answer."""
+        self._numbers[said].discard(number)
+
+    def paths(self) -> Iterator[Answer]:
+        """Yields the answers that a client got, conversation by conversation, and branches after their trunk."""
+        waiting = self.roots[::-1]
+        while waiting:
+            answer = waiting.pop()
+            if answer.is_delivered or answer.after:
+                yield answer
+            waiting.extend(reversed(answer.after))
+
+    def roots_by_model(self) -> Counter[str]:
+        """Number of roots of each model."""
+        return Counter(root.model for root in self.roots)
+
+
+def is_rewritten(answer: Answer, shown: Mapping[str, Any]) -> bool:
+    """Whether a client shows an answer otherwise than it got it."""
+    sent = {"content": answer.text, "reasoning_content": answer.reasoning, "tool_calls": list(answer.calls) or None}
+    return any((shown.get(key) or None) != (value or None) for key, value in sent.items())
+
+
+def prompt(answer: Answer | None, shown: Sequence[Mapping[str, Any]], start: int) -> MessageView:
+    """Returns the messages to sample from: those of the answer, its own words, and what the client adds.
+
+    The client's copy of what the policy said is never rendered. Results name the calls of the policy, whatever ids the
+    client has given them.
+    """
+    tail = shown[start:]
+    if answer is None:
+        return MessageView(tail)
+    renamed = _renamed(answer, shown[start - 1])
+    added = [
+        message | {"tool_call_id": renamed[message["tool_call_id"]]}  # type: ignore[operator]
+        if message.get("tool_call_id") in renamed
+        else message
+        for message in tail
+    ]
+    return answer.step.messages.extended([answer.step.response, *added])
+
+
+def _renamed(answer: Answer, shown: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the policy's ids of the calls by the ids that the client shows: the same one, else by position."""
+    own = [call["id"] for call in answer.calls]
+    theirs = [call["id"] for call in shown.get("tool_calls") or ()]
+    return {their: their if their in own else mine for their, mine in zip(theirs, own, strict=False)}
