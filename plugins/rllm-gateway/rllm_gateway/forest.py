@@ -15,9 +15,9 @@ from rllm_gateway.messages import EMPTY, chained
 class Forest:
     """Answers of a rollout. Every answer is immutable; a conversation is a path from a root.
 
-    A call goes on from the longest prefix of its messages that ends with an answer of this rollout. Whatever has no such
-    prefix is a new root: a sub-agent, a title, a compacted or edited history. It is never realigned, because tokens must
-    be trained in the context in which they were sampled.
+    A call goes on from the longest prefix of its messages that ends with an answer of this rollout. Whatever has no
+    such prefix is a new root: a sub-agent, a title, a compacted or edited history. It is never realigned, because
+    tokens must be trained in the context in which they were sampled.
 
     Attributes:
         roots: Answers without a predecessor, in the order of the calls.

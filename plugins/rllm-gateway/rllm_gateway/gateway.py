@@ -136,10 +136,10 @@ class Gateway:
         if method != "POST" or rest not in DIALECTS:
             raise NotFound(f"there is no {method} {rest!r}: use {', '.join(DIALECTS)} or models")
         request = _parsed(body)
-        call = dialect.read(request, ignores=self._ignores)
-        call.digest = hashlib.blake2b(rest.encode() + b"\0" + body, digest_size=16).digest()
-        call.is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
         try:
+            call = dialect.read(request, ignores=self._ignores)
+            call.digest = hashlib.blake2b(rest.encode() + b"\0" + body, digest_size=16).digest()
+            call.is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
             answers = await endpoint.answer(call)
             content, kind = _content(dialect, call, answers, request)
         except Refused:

@@ -24,9 +24,11 @@ def normalized(message: Any) -> dict[str, Any]:
     """
     if not isinstance(message, Mapping):
         raise BadRequest(f"a message must be an object, not {type(message).__name__}")
-    role = ALIASES.get(message.get("role"), message.get("role"))  # type: ignore[arg-type]
+    role = message.get("role")
+    if isinstance(role, str):
+        role = ALIASES.get(role, role)
     if role not in ROLES:
-        raise BadRequest(f"unknown role {role!r}: use one of {', '.join((*ROLES, *ALIASES))}")
+        raise BadRequest(f"unknown role {role!r:.40}: use one of {', '.join((*ROLES, *ALIASES))}")
     found: dict[str, Any] = {"role": role, "content": _content(message.get("content"))}
     if role == "assistant":
         for key in ("reasoning_content", "reasoning"):

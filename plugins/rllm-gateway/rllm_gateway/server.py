@@ -35,10 +35,12 @@ class Server:
     async def open(self) -> None:
         """Starts to listen."""
         self._runner = web.ServerRunner(
-            web.Server(self._answer, access_log=None, handler_cancellation=True), handle_signals=False
+            web.Server(self._answer, access_log=None, handler_cancellation=True),
+            handle_signals=False,
+            shutdown_timeout=1,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, shutdown_timeout=1)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

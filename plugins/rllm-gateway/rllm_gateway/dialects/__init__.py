@@ -1,1 +1,1 @@
-"""The interfaces that agents speak. Each reads a request into a `Call`, and writes answers as its clients expect them."""
+"""The interfaces that agents speak: each reads a request into a `Call`, and writes answers in its own form."""

@@ -90,8 +90,8 @@ class Fields:
         """
         if not self._ignores:
             raise BadRequest(
-                f"{name} = {str(value)[:80]} cannot be honored, because sampling is not constrained: remove it from the "
-                'request, or set agent.unsupported_fields = "ignore"',
+                f"{name} = {str(value)[:80]} cannot be honored, because sampling is not constrained: remove it from "
+                'the request, or set agent.unsupported_fields = "ignore"',
                 code="unsupported_field",
             )
         self.ignored.append(name)
