@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from rllm_gateway.endpoint import Endpoint
 from rllm_gateway.gateway import Gateway
+from rllm_gateway.workflow import GatewayConfig, GatewayWorkflow
 
-__all__ = ["Endpoint", "Gateway"]
+__all__ = ["Endpoint", "Gateway", "GatewayConfig", "GatewayWorkflow"]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rllm_core.engine import Completer, EngineBusy, Terminated
 from rllm_core.scope import RolloutEnded
-from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
+from rllm_core.types import Episode, FinishReason, Step, Task, TerminationReason, Trajectory
 from rllm_gateway.calls import Answer, Call, up_to_stop_text
 from rllm_gateway.errors import BadRequest, Busy, Failed, Forbidden, Refused, TooLong
 from rllm_gateway.forest import Forest, prompt
@@ -235,9 +235,15 @@ class Endpoint:
             task_id=task.task_id,
             trajectories=list(trajectories),
             is_correct=is_correct,
+            termination_reason=TerminationReason.MAX_RESPONSE_TOKENS if self._is_cut_off() else TerminationReason.DONE,
             metrics=self.metrics(),
             metadata=dict(metadata or {}),
         )
+
+    def _is_cut_off(self) -> bool:
+        """Whether the last answer of every conversation reached the maximum length."""
+        last = [answer for answer in self.forest.paths() if not answer.after]
+        return bool(last) and all(answer.step.finish_reason is FinishReason.LENGTH for answer in last)
 
     def metrics(self) -> dict[str, float]:
         """Counts of the rollout, by the names that the docs list."""
