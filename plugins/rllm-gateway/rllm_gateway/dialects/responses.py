@@ -215,14 +215,16 @@ def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> It
 
 
 def _pieces(whole: Mapping[str, Any]) -> Iterator[Event]:
-    begun = {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None, "completed_at": None}
-    yield "response.created", {"response": whole | begun}
-    yield "response.in_progress", {"response": whole | begun}
+    missing: dict[str, Any] = {"output": [], "usage": None, "incomplete_details": None, "completed_at": None}
+    begun = {**whole, **missing, "status": "in_progress"}
+    yield "response.created", {"response": begun}
+    yield "response.in_progress", {"response": begun}
     for index, item in enumerate(whole["output"]):
-        empty = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
-        yield "response.output_item.added", {"output_index": index, "item": item | {"status": "in_progress"} | empty}
+        is_call = item["type"] == "function_call"
+        empty: dict[str, Any] = {"arguments": ""} if is_call else {"content": []}
+        yield "response.output_item.added", {"output_index": index, "item": {**item, **empty, "status": "in_progress"}}
         where = {"item_id": item["id"], "output_index": index}
-        yield from _of_call(item, where) if item["type"] == "function_call" else _of_parts(item, where)
+        yield from _of_call(item, where) if is_call else _of_parts(item, where)
         yield "response.output_item.done", {"output_index": index, "item": item}
     yield f"response.{whole['status']}", {"response": whole}
 
@@ -236,7 +238,7 @@ def _of_call(item: Mapping[str, Any], where: Mapping[str, Any]) -> Iterator[Even
 def _of_parts(item: Mapping[str, Any], where: Mapping[str, Any]) -> Iterator[Event]:
     for at, part in enumerate(item["content"]):
         here = {**where, "content_index": at}
-        more = {"logprobs": []} if part["type"] == "output_text" else {}
+        more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
         yield "response.content_part.added", {**here, "part": part | {"text": ""}}
         yield f"response.{part['type']}.delta", {**here, "delta": part["text"], **more}
         yield f"response.{part['type']}.done", {**here, "text": part["text"], **more}
