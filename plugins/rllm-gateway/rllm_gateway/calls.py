@@ -21,6 +21,7 @@ class Call:
         stop_texts: Texts that end the answer.
         count: Number of alternatives.
         after: Id of the answer to go on from, if the client names it instead of repeating the conversation.
+        instructions: System message in place of the one that this conversation began with; None to keep it.
         ignored: Fields that the run file decides.
         digest: Hash of the body, by which a repeated call is recognized.
         is_retry: Whether the client says that it repeats the call.
@@ -33,6 +34,7 @@ class Call:
     stop_texts: tuple[str, ...] = ()
     count: int = 1
     after: str | None = None
+    instructions: str | None = None
     ignored: Sequence[str] = ()
     digest: bytes = b""
     is_retry: bool = False

@@ -154,14 +154,19 @@ class Endpoint:
                 before = self.forest[call.after]
             except KeyError:
                 raise BadRequest(f"no answer {call.after!r} was given in this rollout") from None
-            call.messages = [*self._words(before), *call.messages]
+            call.messages = [*self._words(before, call.instructions), *call.messages]
+            return self.forest.place(call.messages, named=before)
         return self.forest.place(call.messages)
 
     @staticmethod
-    def _words(answer: Answer) -> list[dict[str, Any]]:
-        """The conversation up to an answer, as its client knows it."""
-        spoken = {"role": "assistant", "content": answer.text, "tool_calls": list(answer.calls)}
-        return [*(dict(one) for one in answer.step.messages), spoken]
+    def _words(answer: Answer, instructions: str | None) -> list[dict[str, Any]]:
+        """The conversation up to an answer, as its client knows it, with other instructions if it sends some."""
+        words: list[dict[str, Any]] = [dict(one) for one in answer.step.messages]
+        if instructions is not None:
+            begun = [{"role": "system", "content": instructions}] if instructions else []
+            words[: words[0]["role"] == "system"] = begun
+        spoken = {"role": "assistant", "content": answer.text, "reasoning_content": answer.reasoning}
+        return [*words, spoken | {"tool_calls": list(answer.calls)}]
 
     def _added(self, call: Call, step: Step, before: Answer | None, said: bytes) -> Answer:
         text = up_to_stop_text(step.text, call.stop_texts)

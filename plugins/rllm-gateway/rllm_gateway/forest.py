@@ -40,8 +40,14 @@ class Forest:
         self._by_id[answer.id] = answer
         (self.roots if answer.before is None else answer.before.after).append(answer)
 
-    def place(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Answer | None, int, bytes]:
+    def place(
+        self, messages: Sequence[Mapping[str, Any]], *, named: Answer | None = None
+    ) -> tuple[Answer | None, int, bytes]:
         """Finds the answer that a conversation goes on from.
+
+        Args:
+            messages: The whole conversation.
+            named: Answer that the client names, which decides between equal ones.
 
         Returns:
             The answer or None, the number of messages up to and with it, and the hash of all messages.
@@ -51,7 +57,7 @@ class Forest:
             if messages[length - 1]["role"] != "assistant":
                 continue
             if candidates := self._by_said.get(hashes[length]):
-                answer = self._chosen(candidates, messages[length - 1])
+                answer = named if named in candidates else self._chosen(candidates, messages[length - 1])
                 self.rewritten += is_rewritten(answer, messages[length - 1])
                 return answer, length, hashes[-1]
         return None, 0, hashes[-1]

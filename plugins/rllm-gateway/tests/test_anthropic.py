@@ -115,6 +115,28 @@ async def test_three_turns_with_parallel_tools_are_one_segment(streams: bool, th
     check_exact(policy, endpoint)
 
 
+async def test_the_tool_runner_of_the_sdk_is_one_segment() -> None:
+    """It asks for a thread first, of which it would send new messages only."""
+    policy = Policy(calling)
+
+    @anthropic.beta_async_tool
+    async def add(a: int, b: int, unit: str = "") -> str:
+        """Adds."""
+        return "result 2" if b == 7 else "result 1"
+
+    async with (
+        agent(policy) as (endpoint, _),
+        anthropic.AsyncAnthropic(base_url=endpoint.anthropic_base_url, api_key="any") as client,
+    ):
+        runner = client.beta.messages.tool_runner(model="m", max_tokens=900, messages=[USER], tools=[add])
+        answers = [answer async for answer in runner]
+        with pytest.raises(anthropic.BadRequestError, match="thread is not supported"):
+            await client.beta.messages.create(model="m", max_tokens=9, messages=[USER], thread={"type": "create"})
+    assert [answer.stop_reason for answer in answers] == ["tool_use", "tool_use", "end_turn"]
+    [trajectory] = endpoint.trajectories()
+    assert segments(trajectory.steps) == [[0, 1, 2]]
+
+
 async def test_a_streamed_answer_is_the_whole_one() -> None:
     found = []
     for streams in (False, True):
@@ -185,6 +207,7 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 REFUSED = {
     "remote image": ({"messages": [{"role": "user", "content": [REMOTE]}]}, "base64"),
     "document": ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
+    "tools": ({"tools": TOOLS[0]}, "tools must be a list"),
     "server tool": ({"tools": [SEARCH]}, "web_search_20250305"),
     "tool choice": ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "add"}}, "tool_choice"),
     "one call": ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "disable_parallel_tool_use"),

@@ -10,7 +10,6 @@ import pytest
 from conftest import Client, Policy, check_exact, rollout, said
 from openai import AsyncOpenAI, BadRequestError, InternalServerError
 from openai.types.responses import Response
-from rllm_gateway import gateway
 from rllm_gateway.dialects import responses
 from rllm_gateway.errors import BadRequest
 
@@ -31,12 +30,6 @@ CALLS = (("add", {"a": 1, "b": 2}), ("add", {"b": 4, "a": 3}))
 USER: dict[str, Any] = {"role": "user", "content": "what is 1+2, and 3+4?"}
 MORE: dict[str, Any] = {"role": "user", "content": [{"type": "input_text", "text": "more"}]}
 PIXEL = "data:image/png;base64,AAAA"
-
-
-@pytest.fixture(autouse=True)
-def _served(monkeypatch: pytest.MonkeyPatch) -> None:
-    dialect = gateway.Dialect(responses.read, responses.written, responses.events, responses.error)
-    monkeypatch.setitem(gateway.DIALECTS, "responses", dialect)
 
 
 def calling(prompt: str, seed: int) -> str:
@@ -208,8 +201,7 @@ async def test_turns_with_tools_are_one_sequence(by_id: bool, is_streamed: bool)
         own = [call["id"] for call in steps[0].response["tool_calls"]]
         assert [one["tool_call_id"] for one in steps[2].messages if one["role"] == "tool"] == own
         assert steps[2].messages[-1]["content"] == "more"
-        if not by_id:
-            assert client.endpoint.metrics()["gateway_rewritten_answers"] == 0
+        assert client.endpoint.metrics()["gateway_rewritten_answers"] == 0
         check_exact(policy, client.endpoint)
 
 
@@ -233,6 +225,31 @@ async def test_any_answer_can_be_gone_on_from_by_its_id() -> None:
         with pytest.raises(BadRequestError, match="no answer"):
             await sdk.responses.create(model="m", input="hi", previous_response_id="resp_other")
         check_exact(policy, client.endpoint)
+
+
+async def test_an_id_tells_equal_answers_apart() -> None:
+    async with agent(answering(said("ok"))) as (_, client, sdk):
+        first, second = [await sdk.responses.create(model="m", input="hi") for _ in range(2)]
+        for _ in range(2):
+            await sdk.responses.create(model="m", input="on", previous_response_id=second.id)
+        [one, other] = client.endpoint.forest.roots
+        assert [f"resp_{root.id}" for root in (one, other)] == [first.id, second.id]
+        assert [len(root.after) for root in (one, other)] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("second", "roots"), [({"instructions": "be brief"}, 1), ({}, 1), ({"instructions": "be long"}, 2)]
+)
+async def test_other_instructions_begin_another_conversation(second: dict[str, str], roots: int) -> None:
+    async with agent(answering("yes")) as (_, client, sdk):
+        first = await sdk.responses.create(model="m", input="hi", instructions="be brief")
+        await sdk.responses.create(model="m", input="on", previous_response_id=first.id, **second)
+        *_, last = steps_of(client)
+        assert client.endpoint.metrics()["gateway_roots"] == roots
+        assert [(one["role"], one["content"]) for one in last.messages] == [
+            ("system", second.get("instructions", "be brief")),
+            *[("user", "hi"), ("assistant", "yes"), ("user", "on")],
+        ]
 
 
 def test_items_of_one_answer_become_one_message() -> None:

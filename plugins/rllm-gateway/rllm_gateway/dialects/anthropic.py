@@ -76,9 +76,13 @@ def read_to_count(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
         fields.not_honored("tool_choice", choice["type"])
     if choice.get("disable_parallel_tool_use"):
         fields.not_honored("tool_choice.disable_parallel_tool_use", True)
+    if body.get("thread") is not None:
+        # The SDK's tool runner sends only new messages in a thread. On this code it sends the whole conversation.
+        raise BadRequest("thread is not supported: send the whole conversation", code="thread_unsupported_request")
     if body.get("mcp_servers"):
         raise BadRequest("mcp_servers are not supported: the agent must execute its tools itself")
-    tools = [] if choice.get("type") == "none" else [_tool(tool) for tool in body.get("tools") or ()]
+    hides_tools = choice.get("type") == "none" or body.get("tools") is None
+    tools = [] if hides_tools else [_tool(tool) for tool in items(body, "tools")]
     messages = list(_system(body.get("system")))
     for message in items(body, "messages"):
         messages += _messages(message)
@@ -284,4 +288,5 @@ def error(refused: Refused) -> dict[str, Any]:
     """Returns the body of a response without an answer."""
     # Agents that compact their history look for these words.
     message = f"prompt is too long: {refused}" if isinstance(refused, TooLong) else str(refused)
-    return {"type": "error", "error": {"type": ERROR_TYPES.get(refused.kind, refused.kind), "message": message}}
+    told = {"type": ERROR_TYPES.get(refused.kind, refused.kind), "message": message}
+    return {"type": "error", "error": told | ({"details": {"error_code": refused.code}} if refused.code else {})}

@@ -33,7 +33,7 @@ def read(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
         fields.not_honored("response_format", form.get("type"))
     if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
         fields.not_honored("tool_choice", choice)
-    tools = [] if choice == "none" else [_tool(tool) for tool in body.get("tools") or ()]
+    tools = [] if choice == "none" or not body.get("tools") else [_tool(tool) for tool in items(body, "tools")]
     return Call(
         messages=[normalized(message) for message in items(body, "messages")],
         tools=tools or None,

@@ -21,7 +21,8 @@ Event = tuple[str, dict[str, Any]]
 def read(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
     """Reads a request.
 
-    With ``previous_response_id``, ``instructions`` are not read: the conversation keeps those that it began with.
+    With ``previous_response_id``, other ``instructions`` than those that the conversation began with begin a new one.
+    Unlike at OpenAI, a call without any keeps them, because clients leave out what does not change.
 
     Args:
         body: The request.
@@ -53,6 +54,7 @@ def read(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
         model=_text(body, "model") or "",
         max_tokens=integer(body, "max_output_tokens"),
         after=None if after is None else after.removeprefix(ID_PREFIX),
+        instructions=None if after is None else instructions,
         ignored=fields.ignored,
     )
 
