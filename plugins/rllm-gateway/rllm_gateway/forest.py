@@ -100,8 +100,9 @@ class Forest:
 
 
 def is_rewritten(answer: Answer, shown: Mapping[str, Any]) -> bool:
-    """Whether a client shows an answer otherwise than it got it."""
-    sent = {"content": answer.text, "reasoning_content": answer.reasoning, "tool_calls": list(answer.calls) or None}
+    """Whether a client shows an answer otherwise than it got it; reasoning may be missing."""
+    sent = {"content": answer.text, "tool_calls": list(answer.calls), "reasoning_content": answer.reasoning}
+    shown = {"reasoning_content": answer.reasoning} | dict(shown)
     return any((shown.get(key) or None) != (value or None) for key, value in sent.items())
 
 

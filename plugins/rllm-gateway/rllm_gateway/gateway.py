@@ -13,7 +13,7 @@ import msgspec
 
 from rllm_core.engine import Completer
 from rllm_gateway.calls import Answer, Call
-from rllm_gateway.dialects import chat, responses
+from rllm_gateway.dialects import anthropic, chat, responses
 from rllm_gateway.endpoint import Endpoint
 from rllm_gateway.errors import BadRequest, Failed, Forbidden, NotFound, Refused, UnknownRollout
 
@@ -43,6 +43,7 @@ class Dialect(NamedTuple):
 DIALECTS = {
     "chat/completions": Dialect(chat.read, chat.written, chat.events, chat.error),
     "responses": Dialect(responses.read, responses.written, responses.events, responses.error),
+    "messages": Dialect(anthropic.read, anthropic.written, anthropic.events, anthropic.error),
 }
 
 

@@ -6,16 +6,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anthropic
 import pytest
 from conftest import Policy, check_exact, said
-from rllm_gateway import Endpoint, Gateway, gateway
+from rllm_gateway import Endpoint, Gateway
 from rllm_gateway.dialects import anthropic as dialect
 from rllm_gateway.errors import BadRequest
 
 from rllm_core.algorithms.samples import segments
 from rllm_core.engine import EngineBusy, EngineError, Terminated, TITOCompleter
-
-anthropic = pytest.importorskip("anthropic")
 
 Ask = Callable[..., Any]
 
@@ -24,13 +23,6 @@ TOOLS = [{"name": "add", "description": "Adds.", "input_schema": {"type": "objec
 CALLS = (("add", {"a": 1, "b": 2}), ("add", {"b": 4, "a": 3, "unit": "€"}))
 THINK = {"type": "enabled", "budget_tokens": 1024}
 PIXEL = "iVBORw0KGgo="
-
-
-@pytest.fixture(autouse=True)
-def served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serves the dialect."""
-    spoken = gateway.Dialect(dialect.read, dialect.written, dialect.events, dialect.error)
-    monkeypatch.setitem(gateway.DIALECTS, "messages", spoken)
 
 
 def calling(prompt: str, seed: int) -> str:
