@@ -30,7 +30,8 @@ class Endpoint:
     Attributes:
         forest: The answers so far.
         counts: Numbers of calls, ignored fields and others, by the name of their metric.
-        failure: First error that the agent could not have caused; raised when the rollout ends.
+        failure: What the rollout fails by when it ends: the first error that the agent could not have caused, or, after
+            `close`, a last call that was too long.
     """
 
     def __init__(self, completer: Completer, url: str, secret: str, *, max_calls: int | None = None) -> None:
@@ -126,7 +127,9 @@ class Endpoint:
         limit = self._completer.sampling_params.max_response_tokens
         asking = [
             asyncio.ensure_future(
-                self._completer.fork(after=before and before.step, key=f"{said.hex()} {number}").complete(
+                self._completer.fork(
+                    after=None if before is None else before.step, key=f"{said.hex()} {number}"
+                ).complete(
                     messages,
                     tools=call.tools or ([] if before is not None else None),
                     max_response_tokens=None if call.max_tokens is None else min(call.max_tokens, limit),
@@ -188,22 +191,14 @@ class Endpoint:
         return Failed(f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
-        """Ends the endpoint: cancels running calls.
-
-        Raises:
-            Exception: What the engine or the parser raised for a call.
-            Terminated: If the last call was too long, or there were too many.
-        """
+        """Ends the endpoint: cancels running calls."""
         self._is_open = False
         running = [task for task in self._running if task is not asyncio.current_task()]
         for task in running:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        if self.failure is not None:
-            raise self.failure
-        if self._too_long is not None:
-            raise self._too_long
+        self.failure = self.failure or self._too_long
 
     def trajectories(self, by: Literal["model", "conversation"] = "model") -> list[Trajectory]:
         """Returns what was sampled, as trajectories without rewards.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -113,6 +115,9 @@ class Gateway:
         finally:
             del self._endpoints[secret]
             await endpoint.close()
+            # What failed for the agent explains its own error, and counts even if the agent went on without an answer.
+            if endpoint.failure is not None and not isinstance(sys.exception(), asyncio.CancelledError):
+                raise endpoint.failure
 
     async def handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
         """Answers a request.

@@ -37,7 +37,7 @@ def texts(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (None,)
     if len(found) > MAX_STOP_TEXTS or not all(isinstance(one, str) and one for one in found):
         raise BadRequest(f"{name} must be up to {MAX_STOP_TEXTS} texts that are not empty")
-    return found  # type: ignore[return-value]
+    return found
 
 
 def items(body: Mapping[str, Any], name: str) -> list[Any]:
