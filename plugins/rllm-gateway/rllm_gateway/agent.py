@@ -7,8 +7,8 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -99,6 +99,7 @@ class AgentWorkflow(GatewayWorkflow):
 
     def __init__(self, config: WorkflowConfig | None = None) -> None:
         super().__init__(config)
+        self._has_environment = False
         self._tasks = read_rows(self.config.train_file, self.config.validation_file, self.config.held_out_share)
         self._check_columns()
 
@@ -145,13 +146,40 @@ class AgentWorkflow(GatewayWorkflow):
         function = self._function
         given = dict(row) | {name: getattr(endpoint, name) for name in ENDPOINT} | {"folder": folder, "row": dict(row)}
         arguments = _arguments(function, given)
-        if inspect.iscoroutinefunction(function):
-            result = await function(**arguments)
-        else:
-            result = await asyncio.to_thread(function, **arguments)
-            if inspect.isawaitable(result):
-                result = await result
+        with nullcontext() if arguments.keys() & {*ENDPOINT} else self._environment(endpoint):
+            if inspect.iscoroutinefunction(function):
+                result = await function(**arguments)
+            else:
+                result = await asyncio.to_thread(function, **arguments)
+                if inspect.isawaitable(result):
+                    result = await result
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+
+    @contextmanager
+    def _environment(self, endpoint: Endpoint) -> Iterator[None]:
+        """Sets the environment variables of a function that is not given the address of the model.
+
+        Raises:
+            ConfigError: If another rollout has set them: a process has one environment.
+        """
+        if self._has_environment:
+            raise ConfigError(
+                f"agent.function = {self.config.function!r} has no parameter base_url, so it reads the address of the "
+                "model from the environment, and one process can run one such rollout at a time: set "
+                "rollout.rollouts_per_worker = 1 (with rollout.workers), or give it the parameter"
+            )
+        before = {name: os.environ.get(name) for name in endpoint.env}
+        self._has_environment = True
+        os.environ.update(endpoint.env)
+        try:
+            yield
+        finally:
+            self._has_environment = False
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
