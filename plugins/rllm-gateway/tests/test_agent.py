@@ -36,6 +36,9 @@ async def later(question, row, base_url, api_key, optional=3):
     return {"row": row, "key": base_url.split("/")[4] == api_key}
 def in_environment(question):
     return ask([{"role": "user", "content": question}])
+async def waits(question):
+    import asyncio
+    await asyncio.sleep(1000)
 def anything(**given):
     return sorted(given)
 def wrong(question, base_url, colour):
@@ -170,7 +173,7 @@ async def test_a_function_gets_what_it_has_parameters_for(folder: Path, name: st
 
 async def test_rollouts_do_not_share_an_environment(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"set rollout\.rollouts_per_worker = 1"):
-        await play(folder, rollouts=2, function=f"{folder / 'agents.py'}:in_environment")
+        await play(folder, rollouts=2, function=f"{folder / 'agents.py'}:waits")
 
 
 async def test_a_bug_of_the_function_is_its_own(folder: Path) -> None:
