@@ -216,9 +216,8 @@ CHANGES = {
     "answer edited": (lambda m: [*m[:1], ANSWER, *m[2:]], BreakReason.HISTORY_EDITED),
     "shrunk": (lambda m: m[:1], BreakReason.SHRUNK),
     "assistant inserted": (lambda m: [*m, ANSWER, USER], BreakReason.ASSISTANT_INSERTED),
-    "system inserted": (lambda m: [*m, {"role": "system", "content": "x"}], BreakReason.HISTORY_EDITED),
-    "user before tool": (lambda m: [*m, RESULT], BreakReason.HISTORY_EDITED),
 }
+UNPROVEN = {"system": [USER, {"role": "system", "content": "x"}], "user before tool": [USER, RESULT]}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -233,6 +232,20 @@ def test_a_changed_conversation_breaks_and_loses_nothing(either, change):
     session.record(sampled[1])
     assert session.stats.breaks == {reason: 1}
     assert [segment.token_ids[segment.loss_mask].tolist() for segment in session.segments] == sampled
+
+
+@pytest.mark.parametrize("tail", UNPROVEN.values(), ids=UNPROVEN)
+def test_without_a_bridge_only_what_the_rendering_repeats_goes_on(either, tail):
+    as_rendered = ids_of(either, "higher<|im_end|>")
+    spelled_out = [token for piece in (*"higher", "<|im_end|>") for token in ids_of(either, piece)]
+    assert spelled_out != as_rendered
+    for sampled, reason in ((as_rendered, None), (spelled_out, BreakReason.BRIDGE_NONE)):
+        session = either.session(tools=[TOOL])
+        prompt = session.next_prompt(ASK).prompt_ids.tolist()
+        session.record(sampled)
+        turn = session.next_prompt([*ASK, session.answer, *tail])
+        assert turn.break_reason is reason
+        assert (turn.prompt_ids.tolist()[: len(prompt) + len(sampled)] == [*prompt, *sampled]) == (reason is None)
 
 
 def test_other_tools_break(either):
