@@ -104,9 +104,10 @@ class Guard:
         os.close(beats)
         os.close(dumps)
         self._before: Any = signal.signal(ASK, self._blocked)
-        # The dump for SIGTERM tells the child that the run should stop, even if no Python code can run.
+        # The dump for SIGTERM tells the child that the run should stop, even if no Python code can run. Signals reach
+        # the main thread; to walk the stacks of others, which run on meanwhile, could crash the process.
         for number in (ASK, *STOPPING):
-            faulthandler.register(number, file=self._dumps, all_threads=True, chain=True)
+            faulthandler.register(number, file=self._dumps, all_threads=False, chain=True)
         _active.append(self)
         self._tick()
         return self

@@ -110,19 +110,13 @@ def main() -> None:
         if watch.said_goodbye or watch.has_ended:
             return
         os.kill(pid, signal.SIGKILL)
-    lines = blocked_stack(watch.stack.decode(errors="replace").splitlines())
+    lines = watch.stack.decode(errors="replace").splitlines()
     say(
         f"error: the event loop has been blocked for {watch.silent_seconds:.0f} s by a call in C that holds the "
         "interpreter, so the run was ended; its stack, innermost call first:\n"
         + "\n".join(lines[:SHOWN_LINES])
         + f"\n{advice}"
     )
-
-
-def blocked_stack(lines: list[str]) -> list[str]:
-    """Returns the stack of the thread that got the signal, which is the blocked one; ``lines`` has those of all."""
-    starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
-    return lines[starts[-1] :] if starts else lines
 
 
 def say(text: str) -> None:
