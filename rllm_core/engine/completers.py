@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from rllm_core.engine.answers import Answer
 from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, TokenSource
 from rllm_core.engine.stop_texts import checked_stop_texts, message_up_to_stop_text, tokens_up_to_stop_text
 from rllm_core.errors import ConfigError
@@ -67,7 +67,7 @@ class Completer:
         self.is_validation = is_validation
         self.max_prompt_tokens = max_prompt_tokens
         self.scope = scope if scope is not None else RolloutScope()
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Answer] = {}
         self._begin(seed)
 
     def _begin(self, seed: int) -> None:
@@ -75,10 +75,14 @@ class Completer:
         self.seed = seed
         self._turns = 0
         self._forks = 0
-        self._last: Step | None = None
-        self._newest: _Answer | None = None
+        self._newest: Answer | None = None
         self._tokens = TokenLog()
         self._is_busy = False
+
+    @property
+    def _last(self) -> Step | None:
+        """Newest step of the conversation."""
+        return None if self._newest is None else self._newest.step
 
     def fork(self, *, after: Step | None = None, key: str | None = None) -> Self:
         """Opens another conversation in the same rollout (another agent, a judge, a parallel attempt).
@@ -113,9 +117,9 @@ class Completer:
             fork._begin_after(answer)
         return fork
 
-    def _begin_after(self, answer: _Answer) -> None:
+    def _begin_after(self, answer: Answer) -> None:
         """Sets the state of a conversation that goes on after a step."""
-        self._newest, self._last = answer, answer.step
+        self._newest = answer
         self._tokens = TokenLog(answer.step.prompt_ids)
         self._tokens.extend(answer.step.completion_ids)
 
@@ -163,7 +167,7 @@ class Completer:
                 self._is_busy = False
         if metadata:
             step.metadata = freeze(metadata)
-        self._newest = self._answers[step.step_id] = _Answer(step, self._tools(), self._newest)
+        self._newest = self._answers[step.step_id] = Answer(step, self._tools(), self._newest)
         self.scope.keep(step)
         return step
 
@@ -190,7 +194,7 @@ class Completer:
             stop_texts: See `complete`.
             metadata: See `complete`.
         """
-        after = self._newest.step if self._newest is not None else None
+        after = self._last
         view = snapshot(messages, after.messages if after is not None else MessageView())
         calls = [
             asyncio.ensure_future(
@@ -245,7 +249,7 @@ class Completer:
         cut = len(tokens)
         tokens.extend(output.completion_ids)
         self._turns += 1
-        self._last = Step(
+        return Step(
             messages=view,
             response=output.message,
             prompt_ids=tokens.view(0, cut),
@@ -257,7 +261,6 @@ class Completer:
             segment=0 if last is None else last.segment + (not continues),
             break_reason=None if continues else BreakReason.PREFIX_MISMATCH.value,
         )
-        return self._last
 
     def _check_prompt_length(self, prompt_tokens: int) -> None:
         if self.max_prompt_tokens is not None and prompt_tokens > self.max_prompt_tokens:
@@ -269,30 +272,6 @@ class Completer:
     def _check_finish(self, finish_reason: FinishReason) -> None:
         if finish_reason is FinishReason.ABORT:
             raise EngineError(f"{_label(self.engine)} aborted the request")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Answer:
-    """A sampled step in its conversation.
-
-    Attributes:
-        step: The step.
-        tools: Tools that it was offered, as far as known.
-        before: The step before it.
-    """
-
-    step: Step
-    tools: Sequence[ToolSpec] | None
-    before: _Answer | None
-
-    def steps(self) -> list[Step]:
-        """All steps of the conversation up to this one."""
-        steps: list[Step] = []
-        at: _Answer | None = self
-        while at is not None:
-            steps.append(at.step)
-            at = at.before
-        return steps[::-1]
 
 
 def _label(engine: RolloutEngine) -> str:
@@ -352,7 +331,7 @@ class TITOCompleter(Completer):
         fork.session.call_prefix = f"{fork.seed:016x}_"
         return fork
 
-    def _begin_after(self, answer: _Answer) -> None:
+    def _begin_after(self, answer: Answer) -> None:
         super()._begin_after(answer)
         self.session.begin_after(answer.steps(), tools=answer.tools)
 

@@ -1,0 +1,33 @@
+"""What a completer keeps of every answer, to fork after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rllm_core.parser import ToolSpec
+from rllm_core.types import Step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A sampled step in its conversation.
+
+    Attributes:
+        step: The step.
+        tools: Tools that it was offered, as far as known.
+        before: The step before it.
+    """
+
+    step: Step
+    tools: Sequence[ToolSpec] | None
+    before: Answer | None
+
+    def steps(self) -> list[Step]:
+        """All steps of the conversation up to this one."""
+        steps: list[Step] = []
+        at: Answer | None = self
+        while at is not None:
+            steps.append(at.step)
+            at = at.before
+        return steps[::-1]
