@@ -75,10 +75,14 @@ class Completer:
         self.seed = seed
         self._turns = 0
         self._forks = 0
-        self._last: Step | None = None
         self._newest: Answer | None = None
         self._tokens = TokenLog()
         self._is_busy = False
+
+    @property
+    def _last(self) -> Step | None:
+        """Newest step of the conversation."""
+        return None if self._newest is None else self._newest.step
 
     def fork(self, *, after: Step | None = None, key: str | None = None) -> Self:
         """Opens another conversation in the same rollout (another agent, a judge, a parallel attempt).
@@ -115,7 +119,7 @@ class Completer:
 
     def _begin_after(self, answer: Answer) -> None:
         """Sets the state of a conversation that goes on after a step."""
-        self._newest, self._last = answer, answer.step
+        self._newest = answer
         self._tokens = answer.tokens.prefix(len(answer.tokens))
 
     async def complete(
@@ -189,7 +193,7 @@ class Completer:
             stop_texts: See `complete`.
             metadata: See `complete`.
         """
-        after = self._newest.step if self._newest is not None else None
+        after = self._last
         view = snapshot(messages, after.messages if after is not None else MessageView())
         calls = [
             asyncio.ensure_future(
@@ -244,7 +248,7 @@ class Completer:
         cut = len(tokens)
         tokens.extend(output.completion_ids)
         self._turns += 1
-        self._last = Step(
+        return Step(
             messages=view,
             response=output.message,
             prompt_ids=tokens.view(0, cut),
@@ -256,7 +260,6 @@ class Completer:
             segment=0 if last is None else last.segment + (not continues),
             break_reason=None if continues else BreakReason.PREFIX_MISMATCH.value,
         )
-        return self._last
 
     def _check_prompt_length(self, prompt_tokens: int) -> None:
         if self.max_prompt_tokens is not None and prompt_tokens > self.max_prompt_tokens:
@@ -328,7 +331,7 @@ class TITOCompleter(Completer):
         return fork
 
     def _begin_after(self, answer: Answer) -> None:
-        self._newest, self._last = answer, answer.step
+        self._newest = answer
         recorded = answer.tokens.prefix(len(answer.tokens))
         self.session.begin_after(answer.step, recorded, tools=answer.tools, steps=answer.steps)
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from rllm_core.engine import Completer
+from rllm_core.engine.answers import Answer
 from rllm_core.hosts import wire
 from rllm_core.messages import identical
 from rllm_core.parser import ToolSpec
@@ -105,7 +106,7 @@ class RemoteCompleter(Completer):
         fork._path = (*self._path, last)
         return fork
 
-    def _begin_after(self, answer: Any) -> None:
+    def _begin_after(self, answer: Answer) -> None:
         super()._begin_after(answer)
         self._said = answer.step.messages.extended([answer.step.response])
 
@@ -133,7 +134,7 @@ class RemoteCompleter(Completer):
         self._offered = NO_TOOLS  # without an answer, it is unknown which tools the run keeps
         sampled = await self._ask(call)
         self._offered = offered
-        step = self._last = self._step(sampled, view)
+        step = self._step(sampled, view)
         self._sampled.add(step)
         self._said = view.extended([step.response])
         return step
