@@ -336,3 +336,49 @@ def test_stop_texts_need_a_parser(toys: SimpleNamespace) -> None:
 def test_a_step_has_the_metadata_of_its_call(toys: SimpleNamespace, kind: type[Completer]) -> None:
     step = asyncio.run(kind(engine_of(toys, "a")).complete([USER], metadata={"call": "x-1"}))
     assert step.metadata == {"call": "x-1"}
+
+
+@KINDS
+def test_a_prompt_is_counted_as_it_would_be_sampled_from(toys: SimpleNamespace, kind: type[Completer]) -> None:
+    engine = engine_of(toys, "one", "two", "three")
+
+    async def run() -> None:
+        completer = kind(engine)
+        messages = Messages([USER])
+        for _ in range(2):
+            counted = await completer.count_prompt_tokens(messages)
+            step = await completer.complete(messages)
+            assert counted == len(step.prompt_ids)
+            messages += [step.response, MORE]
+        fork = completer.fork(after=step)
+        counted = await fork.count_prompt_tokens([*step.messages, step.response, OTHER])
+        assert counted == len((await fork.complete([*step.messages, step.response, OTHER])).prompt_ids)
+
+    asyncio.run(run())
+    assert len(engine.calls) == 3
+
+
+@KINDS
+def test_the_bytes_of_a_sampled_token(toys: SimpleNamespace, kind: type[Completer]) -> None:
+    engine = engine_of(toys, "one", "two")
+
+    async def run() -> None:
+        completer = kind(engine)
+        step = await completer.complete([USER])
+        assert await completer.fork().spell(step) == engine.parser.spell(step.completion_ids)
+        assert b"".join(await completer.spell(step)).decode() == engine.parser.decode(step.completion_ids)
+        with pytest.raises(ValueError, match="was not sampled in"):
+            await kind(engine).spell(step)
+
+    asyncio.run(run())
+
+
+def test_an_engine_without_a_parser_cannot_count(toys: SimpleNamespace) -> None:
+    engine = engine_of(toys, "one")
+    engine.parser = None
+
+    async def run() -> None:
+        with pytest.raises(EngineError, match="has no parser"):
+            await Completer(engine).count_prompt_tokens([USER])
+
+    asyncio.run(run())
