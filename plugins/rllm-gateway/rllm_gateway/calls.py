@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllm_core.types import Step
+from rllm_gateway.history import History
 
 
 @dataclass(slots=True)
@@ -14,7 +15,7 @@ class Call:
     """A call, whatever its dialect.
 
     Attributes:
-        messages: The whole conversation, normalized.
+        history: The whole conversation.
         tools: Tools on offer, in the form of chat completions; None for none.
         model: Name of the model, which is the role of the trajectory.
         max_tokens: Maximum length of the answer, or None for the run's.
@@ -23,11 +24,12 @@ class Call:
         after: Id of the answer to go on from, if the client names it instead of repeating the conversation.
         instructions: System message in place of the one that this conversation began with; None to keep it.
         ignored: Fields that the run file decides.
+        shows_logprobs: Whether the client gets the log-probabilities of the tokens.
         digest: Hash of the body, by which a repeated call is recognized.
         is_retry: Whether the client says that it repeats the call.
     """
 
-    messages: list[dict[str, Any]]
+    history: History
     tools: list[dict[str, Any]] | None = None
     model: str = ""
     max_tokens: int | None = None
@@ -36,6 +38,7 @@ class Call:
     after: str | None = None
     instructions: str | None = None
     ignored: Sequence[str] = ()
+    shows_logprobs: bool = False
     digest: bytes = b""
     is_retry: bool = False
 
@@ -46,21 +49,23 @@ class Answer:
 
     Attributes:
         step: The step.
-        said: Hash of the conversation up to and with the answer.
+        history: The conversation up to and with the answer, as its client knows it.
         text: Text that the client gets: without the stop text and what follows.
         before: The answer that it goes on from; None at a root.
         model: Name of the model that the client asked for.
         is_delivered: Whether the client got it, or has gone on from it.
         after: Answers that go on from it.
+        tokens: Bytes of each sampled token, if the client gets log-probabilities.
     """
 
     step: Step
-    said: bytes
+    history: History
     text: str
     before: Answer | None
     model: str
     is_delivered: bool = False
     after: list[Answer] = field(default_factory=list)
+    tokens: Sequence[bytes] = ()
 
     @property
     def id(self) -> str:

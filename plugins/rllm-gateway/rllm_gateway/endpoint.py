@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 from rllm_core.engine import Completer, EngineBusy, Terminated
 from rllm_core.scope import RolloutEnded
 from rllm_core.types import Episode, FinishReason, Step, Task, TerminationReason, Trajectory
+from rllm_gateway.bodies import Bodies
 from rllm_gateway.calls import Answer, Call, up_to_stop_text
 from rllm_gateway.errors import BadRequest, Busy, Failed, Forbidden, Refused, TooLong
-from rllm_gateway.forest import Forest, prompt
-from rllm_gateway.messages import chained
+from rllm_gateway.forest import Forest, Place
+from rllm_gateway.history import History
 
 MAX_ALTERNATIVES = 64
+MAX_REQUEST_BYTES = 1 << 32
+
+
+class Limits(NamedTuple):
+    """How much the agent of a rollout may ask for.
+
+    Attributes:
+        calls: Maximum number of calls, or None.
+        request_bytes: Maximum number of bytes of all its requests.
+    """
+
+    calls: int | None = None
+    request_bytes: int = MAX_REQUEST_BYTES
+
+
+NO_LIMITS = Limits()
 
 
 class Endpoint:
@@ -25,27 +44,36 @@ class Endpoint:
         completer: Completer of the rollout.
         url: Address of the gateway, such as ``http://127.0.0.1:4711``.
         secret: Secret of the rollout.
-        max_calls: Maximum number of calls, or None.
+        limits: How much the agent may ask for.
+        socket: Path of the Unix socket on which the gateway is served, too; "" for none.
 
     Attributes:
         forest: The answers so far.
         counts: Numbers of calls, ignored fields and others, by the name of their metric.
+        bodies: Reads the bodies of its requests.
         failure: What the rollout fails by when it ends: the first error that the agent could not have caused, or, after
             `close`, a last call that was too long.
     """
 
-    def __init__(self, completer: Completer, url: str, secret: str, *, max_calls: int | None = None) -> None:
+    def __init__(
+        self, completer: Completer, url: str, secret: str, *, limits: Limits = NO_LIMITS, socket: str = ""
+    ) -> None:
         self.forest = Forest()
         self.counts: Counter[str] = Counter()
         self.failure: Exception | None = None
         self._completer = completer
         self._root_url = f"{url}/r/{secret}"
         self._secret = secret
-        self._max_calls = max_calls
+        self.socket = socket
+        self._limits = limits
+        self.bodies = Bodies()
         self._recorded: dict[bytes, list[Answer]] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._too_long: Terminated | None = None
         self._is_open = True
+        self._received = 0
+        self._waited = 0.0
+        self._since = time.monotonic()
 
     @property
     def base_url(self) -> str:
@@ -65,13 +93,43 @@ class Endpoint:
     @property
     def env(self) -> dict[str, str]:
         """Environment variables for a program."""
-        return {
+        socket = {"RLLM_GATEWAY_SOCKET": self.socket} if self.socket else {}
+        return socket | {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,
             "OPENAI_API_KEY": self.api_key,
             "ANTHROPIC_BASE_URL": self.anthropic_base_url,
             "ANTHROPIC_API_KEY": self.api_key,
         }
+
+    def receive(self, size: int) -> None:
+        """Counts the bytes of a request.
+
+        Raises:
+            Forbidden: If the agent has sent too many.
+        """
+        self._received += size
+        if self._received > self._limits.request_bytes:
+            self._end(f"the agent has sent more than {self._limits.request_bytes:,} bytes")
+            raise Forbidden(f"this rollout may send at most {self._limits.request_bytes:,} bytes", code="size_limit")
+
+    def _end(self, why: str) -> None:
+        self.failure = self.failure or Terminated(TerminationReason.MAX_TURNS, why)
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Lets the rollout fail by every error that is no answer to the client.
+
+        Raises:
+            Refused: What the client is told instead.
+        """
+        try:
+            yield
+        except Refused:
+            raise
+        except Exception as error:
+            self.failure = self.failure or error
+            raise Failed(f"{type(error).__name__}: {error}") from error
 
     async def answer(self, call: Call) -> list[Answer]:
         """Samples the answers to a call, or returns those of the call that it repeats.
@@ -81,11 +139,15 @@ class Endpoint:
         """
         task = asyncio.current_task()
         assert task is not None
+        if not self._running:
+            self._waited += time.monotonic() - self._since
         self._running.add(task)
         try:
             return await self._answer(call)
         finally:
             self._running.discard(task)
+            if not self._running:
+                self._since = time.monotonic()
 
     async def _answer(self, call: Call) -> list[Answer]:
         self._check(call)
@@ -95,11 +157,9 @@ class Endpoint:
             return recorded
         # A retry of this call must not get the answer of an earlier one with the same body.
         self._recorded.pop(call.digest, None)
-        if self._max_calls is not None and self.counts["calls"] >= self._max_calls:
-            self.failure = self.failure or Terminated(
-                TerminationReason.MAX_TURNS, f"the agent has made {self._max_calls} calls"
-            )
-            raise Forbidden(f"this rollout may make at most {self._max_calls} calls", code="call_limit_reached")
+        if self._limits.calls is not None and self.counts["calls"] >= self._limits.calls:
+            self._end(f"the agent has made {self._limits.calls} calls")
+            raise Forbidden(f"this rollout may make at most {self._limits.calls} calls", code="call_limit_reached")
         self.counts["calls"] += 1
         for name in call.ignored:
             self.counts[f"ignored_{name}"] += 1
@@ -111,7 +171,7 @@ class Endpoint:
     def _check(self, call: Call) -> None:
         if not self._is_open:
             raise Forbidden("the rollout is over", code="rollout_ended")
-        if not call.messages:
+        if not len(call.history):
             raise BadRequest("messages must not be empty")
         if not 1 <= call.count <= MAX_ALTERNATIVES:
             raise BadRequest(f"n must be between 1 and {MAX_ALTERNATIVES}, not {call.count}")
@@ -119,8 +179,9 @@ class Endpoint:
             raise BadRequest(f"the maximum number of tokens must be at least 1, not {call.max_tokens}")
 
     async def _sampled(self, call: Call) -> list[Answer]:
-        before, start, said = self._placed(call)
-        messages = prompt(before, call.messages, start)
+        place = self._placed(call)
+        before, said = place.before, call.history.digest
+        messages = place.prompt()
         if before is not None:
             before.is_delivered = True
         numbers = [self.forest.reserve(said) for _ in range(call.count)]
@@ -141,6 +202,9 @@ class Endpoint:
         ]
         try:
             steps = await asyncio.gather(*asking)
+            tokens = (
+                await asyncio.gather(*map(self._completer.spell, steps)) if call.shows_logprobs else [()] * len(steps)
+            )
         except BaseException as error:
             for one in asking:
                 one.cancel()
@@ -149,32 +213,38 @@ class Endpoint:
             if not isinstance(error, Exception):
                 raise
             raise self._refusal(error) from error
-        return [self._added(call, step, before, said) for step in steps]
+        return [self._added(call, step, before, spelled) for step, spelled in zip(steps, tokens, strict=True)]
 
-    def _placed(self, call: Call) -> tuple[Answer | None, int, bytes]:
-        if call.after is not None:
-            try:
-                before = self.forest[call.after]
-            except KeyError:
-                raise BadRequest(f"no answer {call.after!r} was given in this rollout") from None
-            call.messages = [*self._words(before, call.instructions), *call.messages]
-            return self.forest.place(call.messages, named=before)
-        return self.forest.place(call.messages)
+    async def count(self, call: Call) -> int:
+        """Returns the length of the prompt of a call in tokens.
 
-    @staticmethod
-    def _words(answer: Answer, instructions: str | None) -> list[dict[str, Any]]:
-        """The conversation up to an answer, as its client knows it, with other instructions if it sends some."""
-        words: list[dict[str, Any]] = [dict(one) for one in answer.step.messages]
-        if instructions is not None:
-            begun = [{"role": "system", "content": instructions}] if instructions else []
-            words[: words[0]["role"] == "system"] = begun
-        spoken = {"role": "assistant", "content": answer.text, "reasoning_content": answer.reasoning}
-        return [*words, spoken | {"tool_calls": list(answer.calls)}]
+        Raises:
+            Refused: If there is none.
+        """
+        self._check(call)
+        place = self._placed(call)
+        fork = self._completer.fork(after=None if place.before is None else place.before.step, key="count")
+        try:
+            return await fork.count_prompt_tokens(place.prompt(), tools=call.tools or ([] if place.before else None))
+        except Exception as error:
+            raise self._refusal(error) from error
 
-    def _added(self, call: Call, step: Step, before: Answer | None, said: bytes) -> Answer:
+    def _placed(self, call: Call) -> Place:
+        if call.after is None:
+            return self.forest.place(call.history)
+        try:
+            before = self.forest[call.after]
+        except KeyError:
+            raise BadRequest(f"no answer {call.after!r} was given in this rollout") from None
+        call.history = _with_instructions(before.history, call.instructions).extended(call.history.since(0))
+        return self.forest.place(call.history, named=before)
+
+    def _added(self, call: Call, step: Step, before: Answer | None, tokens: Sequence[bytes]) -> Answer:
         text = up_to_stop_text(step.text, call.stop_texts)
-        spoken = {"role": "assistant", "content": text, "tool_calls": step.response.get("tool_calls")}
-        answer = Answer(step, chained(said, spoken), text, before, call.model)
+        spoken = {"role": "assistant", "content": text, "tool_calls": list(step.response.get("tool_calls") or ())}
+        if (reasoning := step.response.get("reasoning_content")) is not None:
+            spoken["reasoning_content"] = reasoning
+        answer = Answer(step, call.history.extended([spoken]), text, before, call.model, tokens=tokens)
         self.forest.add(answer)
         return answer
 
@@ -193,6 +263,8 @@ class Endpoint:
     async def close(self) -> None:
         """Ends the endpoint: cancels running calls."""
         self._is_open = False
+        if not self._running:
+            self._waited += time.monotonic() - self._since
         running = [task for task in self._running if task is not asyncio.current_task()]
         for task in running:
             task.cancel()
@@ -250,4 +322,16 @@ class Endpoint:
         counts: dict[str, float] = {"calls": 0.0, "retried": 0.0, **self.counts}
         counts["roots"] = float(len(self.forest.roots))
         counts["rewritten_answers"] = float(self.forest.rewritten)
+        counts["client_seconds"] = self._waited
         return {f"gateway_{name}": float(value) for name, value in counts.items()}
+
+
+def _with_instructions(history: History, instructions: str | None) -> History:
+    """Returns a conversation with other instructions in place of those that it began with; None keeps them."""
+    if instructions is None:
+        return history
+    messages = history.since(0)
+    begun = [{"role": "system", "content": instructions}] if instructions else []
+    if messages[: messages[0]["role"] == "system"] == begun:
+        return history
+    return History([*begun, *messages[messages[0]["role"] == "system" :]])

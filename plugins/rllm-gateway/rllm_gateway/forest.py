@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rllm_core.types import MessageView
 from rllm_gateway.calls import Answer
-from rllm_gateway.messages import EMPTY, chained
+from rllm_gateway.history import History
 
 
 class Forest:
@@ -36,31 +37,23 @@ class Forest:
 
     def add(self, answer: Answer) -> None:
         """Adds an answer."""
-        self._by_said[answer.said].append(answer)
+        self._by_said[answer.history.digest].append(answer)
         self._by_id[answer.id] = answer
         (self.roots if answer.before is None else answer.before.after).append(answer)
 
-    def place(
-        self, messages: Sequence[Mapping[str, Any]], *, named: Answer | None = None
-    ) -> tuple[Answer | None, int, bytes]:
+    def place(self, history: History, *, named: Answer | None = None) -> Place:
         """Finds the answer that a conversation goes on from.
 
         Args:
-            messages: The whole conversation.
+            history: The whole conversation.
             named: Answer that the client names, which decides between equal ones.
-
-        Returns:
-            The answer or None, the number of messages up to and with it, and the hash of all messages.
         """
-        hashes = list(itertools.accumulate(messages, chained, initial=EMPTY))
-        for length in range(len(messages), 0, -1):
-            if messages[length - 1]["role"] != "assistant":
-                continue
-            if candidates := self._by_said.get(hashes[length]):
-                answer = named if named in candidates else self._chosen(candidates, messages[length - 1])
-                self.rewritten += is_rewritten(answer, messages[length - 1])
-                return answer, length, hashes[-1]
-        return None, 0, hashes[-1]
+        for length, message, digest in history.backwards():
+            if message["role"] == "assistant" and (candidates := self._by_said.get(digest)):
+                answer = named if named in candidates else self._chosen(candidates, message)
+                self.rewritten += is_rewritten(answer, message)
+                return Place(answer, history.since(length), message)
+        return Place(None, history.since(0))
 
     @staticmethod
     def _chosen(candidates: Sequence[Answer], shown: Mapping[str, Any]) -> Answer:
@@ -106,23 +99,36 @@ def is_rewritten(answer: Answer, shown: Mapping[str, Any]) -> bool:
     return any((shown.get(key) or None) != (value or None) for key, value in sent.items())
 
 
-def prompt(answer: Answer | None, shown: Sequence[Mapping[str, Any]], start: int) -> MessageView:
-    """Returns the messages to sample from: those of the answer, its own words, and what the client adds.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call belongs.
 
-    The client's copy of what the policy said is never rendered. Results name the calls of the policy, whatever ids the
-    client has given them.
+    Attributes:
+        before: The answer that it goes on from; None for a root.
+        added: The messages after that.
+        shown: That answer as the client shows it.
     """
-    tail = shown[start:]
-    if answer is None:
-        return MessageView(tail)
-    renamed = _renamed(answer, shown[start - 1])
-    added = [
-        message | {"tool_call_id": renamed[message["tool_call_id"]]}  # type: ignore[operator]
-        if message.get("tool_call_id") in renamed
-        else message
-        for message in tail
-    ]
-    return answer.step.messages.extended([answer.step.response, *added])
+
+    before: Answer | None
+    added: Sequence[Mapping[str, Any]]
+    shown: Mapping[str, Any] = field(default_factory=dict)
+
+    def prompt(self) -> MessageView:
+        """Returns the messages to sample from: those of the answer, its own words, and what the client adds.
+
+        The client's copy of what the policy said is never rendered. Results name the calls of the policy, whatever ids
+        the client has given them.
+        """
+        if self.before is None:
+            return MessageView(self.added)
+        renamed = _renamed(self.before, self.shown)
+        added = [
+            message | {"tool_call_id": renamed[message["tool_call_id"]]}  # type: ignore[operator]
+            if message.get("tool_call_id") in renamed
+            else message
+            for message in self.added
+        ]
+        return self.before.step.messages.extended([self.before.step.response, *added])
 
 
 def _renamed(answer: Answer, shown: Mapping[str, Any]) -> dict[str, str]:

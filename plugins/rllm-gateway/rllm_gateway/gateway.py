@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from rllm_core.engine import Completer
+from rllm_gateway.bodies import Form
 from rllm_gateway.calls import Answer, Call
-from rllm_gateway.dialects import anthropic, chat, responses
-from rllm_gateway.endpoint import Endpoint
-from rllm_gateway.errors import BadRequest, Failed, Forbidden, NotFound, Refused, UnknownRollout
+from rllm_gateway.dialects import anthropic, chat, refusals, responses
+from rllm_gateway.endpoint import MAX_REQUEST_BYTES, Endpoint, Limits
+from rllm_gateway.errors import Forbidden, NotFound, Refused, UnknownRollout
+from rllm_gateway.response import EVENTS, JSON, KEEP_ALIVE, KEEP_ALIVE_SECONDS, Response
 
 SECRET_BYTES = 18
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 NO_RETRY = {"x-should-retry": "false"}
-JSON = {"content-type": "application/json"}
-EVENTS = {"content-type": "text/event-stream", "cache-control": "no-store"}
 
 
 class Dialect(NamedTuple):
     """An interface that agents speak.
 
     Attributes:
+        form: Where its requests have the conversation.
         read: Reads a request.
         written: Writes a response.
         events: Writes a streamed response.
         error: Writes a response without an answer.
     """
 
+    form: Form
     read: Callable[..., Call]
     written: Callable[[Call, Sequence[Answer]], dict[str, Any]]
     events: Callable[[Call, Sequence[Answer], Mapping[str, Any]], Iterator[tuple[str | None, Any]]]
@@ -43,27 +43,12 @@ class Dialect(NamedTuple):
 
 
 DIALECTS = {
-    "chat/completions": Dialect(chat.read, chat.written, chat.events, chat.error),
-    "responses": Dialect(responses.read, responses.written, responses.events, responses.error),
-    "messages": Dialect(anthropic.read, anthropic.written, anthropic.events, anthropic.error),
+    "chat/completions": Dialect(chat.FORM, chat.read, chat.written, chat.events, refusals.of_openai),
+    "responses": Dialect(responses.FORM, responses.read, responses.written, responses.events, refusals.of_openai),
+    "messages": Dialect(anthropic.FORM, anthropic.read, anthropic.written, anthropic.events, refusals.of_anthropic),
 }
-
-
-@dataclass
-class Response:
-    """What a client gets.
-
-    Attributes:
-        status: HTTP status.
-        headers: Headers.
-        body: The whole body.
-        delivered: Called once the client has got all of it.
-    """
-
-    status: int
-    body: bytes
-    headers: dict[str, str] = field(default_factory=lambda: dict(JSON))
-    delivered: Callable[[], None] = lambda: None
+COUNTS = "messages/count_tokens"
+PATHS = (*DIALECTS, COUNTS, "models")
 
 
 class Gateway:
@@ -71,13 +56,21 @@ class Gateway:
 
     Args:
         max_calls: Maximum number of calls per rollout, or None.
+        max_request_bytes: Maximum number of bytes of all requests of a rollout.
         unsupported_fields: What to do with a field that an agent may rely on and that cannot be honored.
+        unix_socket: Whether it is also served on a Unix socket, for agents without this machine's network.
     """
 
     def __init__(
-        self, *, max_calls: int | None = None, unsupported_fields: Literal["refuse", "ignore"] = "refuse"
+        self,
+        *,
+        max_calls: int | None = None,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
+        unsupported_fields: Literal["refuse", "ignore"] = "refuse",
+        unix_socket: bool = False,
     ) -> None:
-        self._max_calls = max_calls
+        self._limits = Limits(max_calls, max_request_bytes)
+        self._has_socket = unix_socket
         self._ignores = unsupported_fields == "ignore"
         self._endpoints: dict[str, Endpoint] = {}
         self._server: Any = None
@@ -86,7 +79,7 @@ class Gateway:
         """Starts the server, on a free port."""
         from rllm_gateway.server import Server
 
-        self._server = Server(self.handle)
+        self._server = Server(self.handle, unix_socket=self._has_socket)
         await self._server.open()
 
     async def close(self) -> None:
@@ -109,7 +102,9 @@ class Gateway:
             Terminated: On leaving, if the agent's last call was too long, or it made too many.
         """
         secret = secrets.token_urlsafe(SECRET_BYTES)
-        endpoint = self._endpoints[secret] = Endpoint(completer, self.url, secret, max_calls=self._max_calls)
+        endpoint = self._endpoints[secret] = Endpoint(
+            completer, self.url, secret, limits=self._limits, socket="" if self._server is None else self._server.socket
+        )
         try:
             yield endpoint
         finally:
@@ -128,34 +123,37 @@ class Gateway:
             headers: Headers, with lower-case names.
             body: The body.
         """
-        dialect = next((one for end, one in DIALECTS.items() if path.endswith(end)), DIALECTS["chat/completions"])
+        of_anthropic = path.endswith(("messages", COUNTS)) or "anthropic-version" in headers
+        error = refusals.of_anthropic if of_anthropic else refusals.of_openai
         try:
-            return await self._handle(method, path, headers, body, dialect)
+            return await self._handle(method, path, headers, body)
         except Refused as refused:
-            content = msgspec.json.encode(dialect.error(refused))
-            return Response(refused.status, content, JSON | NO_RETRY)
+            return Response(refused.status, msgspec.json.encode(error(refused)), JSON | NO_RETRY)
 
-    async def _handle(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, dialect: Dialect
-    ) -> Response:
+    async def _handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
         _check_host(headers)
         endpoint, rest = self._found(path, headers)
         if method == "GET" and rest == "models":
             return Response(200, msgspec.json.encode(_models()))
-        if method != "POST" or rest not in DIALECTS:
-            raise NotFound(f"there is no {method} {rest!r}: use {', '.join(DIALECTS)} or models")
-        request = _parsed(body)
-        try:
-            call = dialect.read(request, ignores=self._ignores)
-            call.digest = hashlib.blake2b(rest.encode() + b"\0" + body, digest_size=16).digest()
+        dialect = DIALECTS.get(rest.removesuffix("/count_tokens") if rest == COUNTS else rest)
+        if method != "POST" or dialect is None:
+            raise NotFound(f"there is no {method} {rest!r}: use {', '.join(PATHS)}")
+        with endpoint.failing():
+            endpoint.receive(len(body))
+            found = endpoint.bodies.read(dialect.form, body)
+            if rest == COUNTS:
+                counted = await endpoint.count(anthropic.read_to_count(found.fields, found.history, ignores=True))
+                return Response(200, msgspec.json.encode(anthropic.counted(counted)))
+            call = dialect.read(found.fields, found.history, ignores=self._ignores)
+            call.digest = found.digest
             call.is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        answered = self._answered(endpoint, dialect, call, found.fields)
+        return await (_streamed(answered, dialect) if found.fields.get("stream") else answered)
+
+    async def _answered(self, endpoint: Endpoint, dialect: Dialect, call: Call, fields: Mapping[str, Any]) -> Response:
+        with endpoint.failing():
             answers = await endpoint.answer(call)
-            content, kind = _content(dialect, call, answers, request)
-        except Refused:
-            raise
-        except Exception as error:
-            endpoint.failure = endpoint.failure or error
-            raise Failed(f"{type(error).__name__}: {error}") from error
+            content, kind = _content(dialect, call, answers, fields)
 
         def delivered() -> None:
             for answer in answers:
@@ -186,14 +184,33 @@ def _check_host(headers: Mapping[str, str]) -> None:
         raise Forbidden(f"requests must be addressed to 127.0.0.1, not {name[:80]!r}", code="wrong_host")
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
+async def _streamed(answered: Coroutine[Any, Any, Response], dialect: Dialect) -> Response:
+    """Returns a streamed response; one that takes long begins before its end, so that no proxy or client gives up.
+
+    Whatever fails before that has the status of its error.
+    """
+    task = asyncio.ensure_future(answered)
     try:
-        request = msgspec.json.decode(body)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(request, dict):
-        raise BadRequest(f"the body must be an object, not {type(request).__name__}")
-    return request
+        await asyncio.wait([task], timeout=KEEP_ALIVE_SECONDS)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if task.done():
+        return task.result()
+    return Response(200, KEEP_ALIVE, dict(EVENTS), rest=asyncio.ensure_future(_rest(task, dialect)))
+
+
+async def _rest(task: asyncio.Task[Response], dialect: Dialect) -> Response:
+    try:
+        return await task
+    except Refused as refused:
+        name = "event: error\n" if dialect is not DIALECTS["chat/completions"] else ""
+        told = dialect.error(refused)
+        if dialect is DIALECTS["responses"]:
+            told = {"type": "error", "sequence_number": 0, **told["error"]}
+        return Response(200, b"%sdata: %s\n\n" % (name.encode(), msgspec.json.encode(told)), dict(EVENTS))
+    finally:
+        task.cancel()
 
 
 def _content(

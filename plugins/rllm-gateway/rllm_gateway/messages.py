@@ -110,7 +110,13 @@ def chained(before: bytes, message: Mapping[str, Any]) -> bytes:
 
 def _meaning(function: Mapping[str, Any]) -> list[Any]:
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(function["arguments"], parse_float=_number)
     except (ValueError, RecursionError):
         arguments = function["arguments"]
     return [function["name"], arguments]
+
+
+def _number(text: str) -> int | float:
+    """Returns a number by its value: JavaScript writes 1.0 as 1."""
+    number = float(text)
+    return int(number) if number.is_integer() else number

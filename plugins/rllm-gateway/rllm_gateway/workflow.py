@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rllm_core.workflow import Workflow, WorkflowConfig
+from rllm_gateway.endpoint import MAX_REQUEST_BYTES
 from rllm_gateway.gateway import Gateway
 
 
@@ -16,6 +17,16 @@ class GatewayConfig(WorkflowConfig):
     max_calls: Annotated[
         int | None, Field(ge=1, description="Maximum number of calls to the model per rollout. None means no limit.")
     ] = None
+    max_request_bytes: Annotated[
+        int, Field(ge=1, description="Maximum number of bytes of all requests of a rollout to the model.")
+    ] = MAX_REQUEST_BYTES
+    unix_socket: Annotated[
+        bool,
+        Field(
+            description="Whether the gateway is also served on a Unix socket, for agents in a container without this "
+            "machine's network; RLLM_GATEWAY_SOCKET is its path."
+        ),
+    ] = False
     unsupported_fields: Annotated[
         Literal["refuse", "ignore"],
         Field(
@@ -45,7 +56,12 @@ class GatewayWorkflow(Workflow):
 
     async def open(self) -> None:
         """Starts the gateway."""
-        self.gateway = Gateway(max_calls=self.config.max_calls, unsupported_fields=self.config.unsupported_fields)
+        self.gateway = Gateway(
+            max_calls=self.config.max_calls,
+            max_request_bytes=self.config.max_request_bytes,
+            unsupported_fields=self.config.unsupported_fields,
+            unix_socket=self.config.unix_socket,
+        )
         await self.gateway.open()
 
     async def close(self) -> None:

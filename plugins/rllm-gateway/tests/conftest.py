@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from rllm_gateway import Endpoint, Gateway
+from rllm_gateway.bodies import Bodies
 from rllm_gateway.gateway import Response
 
 from rllm_core.engine import TITOCompleter
@@ -44,7 +45,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 120))
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 600))
     return True
 
 
@@ -91,6 +92,7 @@ class Policy(ScriptedEngine):
         self.asked: list[tuple[list[int], list[int]]] = []
         self.cancelled = 0
         self.hold: asyncio.Event | None = None
+        self.fails: Exception | None = None
         self._answer = answer
 
     async def get_token_output_from_token_input(self, token_input: Any, *, sampling_params: Any, **more: Any) -> Any:
@@ -105,6 +107,8 @@ class Policy(ScriptedEngine):
             except asyncio.CancelledError:
                 self.cancelled += 1
                 raise
+        if self.fails is not None:
+            raise self.fails
         ids = [*said.encode(), CallParser.END][: sampling_params.max_response_tokens]
         self.asked.append((prompt, ids))
         reason = FinishReason.STOP if ids[-1] == CallParser.END else FinishReason.LENGTH
@@ -155,3 +159,9 @@ def check_exact(policy: Policy, endpoint: Endpoint) -> None:
     assert steps
     for step in steps:
         assert (step.prompt_ids.tolist(), step.completion_ids.tolist()) in policy.asked
+
+
+def read_by(dialect: Any, body: Any) -> Any:
+    """Returns the call that a dialect reads in a request."""
+    found = Bodies().read(dialect.FORM, msgspec.json.encode(body))
+    return dialect.read(found.fields, found.history)

@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anthropic
+import msgspec
 import pytest
-from conftest import Policy, check_exact, said
+from conftest import Policy, check_exact, read_by, said
 from rllm_gateway import Endpoint, Gateway
+from rllm_gateway.bodies import Bodies
 from rllm_gateway.dialects import anthropic as dialect
 from rllm_gateway.errors import BadRequest
 
@@ -330,13 +332,13 @@ def test_every_message_is_read() -> None:
         "tools": [{"type": "custom", **TOOLS[0], "cache_control": {"type": "ephemeral"}}],
         "thinking": {"type": "disabled"},
     }
-    call = dialect.read(body, ignores=False)
+    call = read_by(dialect, body)
     picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
     calls = [
         {"id": name, "type": "function", "function": {"name": "look", "arguments": arguments}}
         for name, arguments in (("t1", '{"at": "é"}'), ("t2", "{}"))
     ]
-    assert call.messages == [
+    assert call.history.since(0) == [
         {"role": "system", "content": "be good"},
         {"role": "user", "content": [{"type": "text", "text": "look"}, picture]},
         {"role": "assistant", "content": "one"},
@@ -349,14 +351,31 @@ def test_every_message_is_read() -> None:
     ]
     function = {"name": "add", "description": "Adds.", "parameters": TOOLS[0]["input_schema"]}
     assert call.tools == [{"type": "function", "function": function}]
-    assert dialect.read(body | {"tool_choice": {"type": "none"}}).tools is None
+    assert read_by(dialect, body | {"tool_choice": {"type": "none"}}).tools is None
 
 
 def test_a_request_of_a_length_needs_no_maximum() -> None:
     body = {"model": "m", "messages": [USER, {"role": "assistant", "content": "It is"}], "tools": TOOLS}
-    call = dialect.read_to_count(body)
-    assert [message["role"] for message in call.messages] == ["user", "assistant"]
+    found = Bodies().read(dialect.FORM, msgspec.json.encode(body))
+    call = dialect.read_to_count(found.fields, found.history)
+    assert [message["role"] for message in call.history.since(0)] == ["user", "assistant"]
     assert call.tools is not None
     assert dialect.counted(7) == {"input_tokens": 7}
     with pytest.raises(BadRequest, match="max_tokens is required"):
-        dialect.read(body)
+        read_by(dialect, body)
+
+
+async def test_the_length_of_a_prompt_is_that_which_is_sampled_from() -> None:
+    policy = Policy(calling)
+    async with (
+        agent(policy) as (endpoint, ask),
+        anthropic.AsyncAnthropic(base_url=endpoint.anthropic_base_url, api_key="any") as client,
+    ):
+        messages: list[Any] = [USER]
+        for turn in range(2):
+            counted = await client.messages.count_tokens(model="m", messages=messages, tools=TOOLS)
+            answer = await ask(messages, tools=TOOLS)
+            assert counted.input_tokens == answer.usage.input_tokens == len(policy.asked[-1][0])
+            messages += [{"role": "assistant", "content": answer.content}, results(answer, turn)]
+        assert len(policy.asked) == 2
+        assert endpoint.metrics()["gateway_calls"] == 2

@@ -304,12 +304,12 @@ async def test_when_a_rollout_ends_its_calls_end_and_its_secret_is_void() -> Non
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"{", "not JSON"),
-        (b"[]", "must be an object"),
-        (b"\xff\xfe", "not JSON"),
+        (b"{", "not a JSON object"),
+        (b"[]", "not a JSON object"),
+        (b"\xff\xfe", "not a JSON object"),
         ({}, "messages must be a list"),
         ({"messages": []}, "must not be empty"),
-        ({"messages": ["hi"]}, "must be an object"),
+        ({"messages": ["hi"]}, "a message must be an object"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role 'robot'"),
         ({"messages": [{"role": ["user"], "content": "x"}]}, "unknown role"),
         ({"messages": [{"role": "user", "content": 3}]}, "must be text or a list of parts"),
@@ -320,7 +320,7 @@ async def test_when_a_rollout_ends_its_calls_end_and_its_secret_is_void() -> Non
         ({"messages": [USER], "n": "2"}, "n must be a positive integer"),
         ({"messages": [USER], "stop": [""]}, "stop must be"),
         ({"messages": [USER], "max_tokens": -1}, "max_tokens must be a positive integer"),
-        ({"messages": [USER], "model": 3}, "model must be a name"),
+        ({"messages": [USER], "model": 3}, "model must be text"),
         ({"messages": [USER], "tools": [{"type": "web_search"}]}, "tools must be functions"),
         ({"messages": [USER], "tools": 3}, "tools must be a list"),
         ({"messages": [USER], "logit_bias": {"1": 2}}, "logit_bias is not supported"),
@@ -368,3 +368,37 @@ async def test_the_key_opens_its_rollout_and_no_other() -> None:
         for path in ("/v1/chat/completions", "/r/x/v1/chat/completions", "/", "/r", "/r//v1/chat/completions"):
             assert (await client.gateway.handle("POST", path, {"host": "localhost"}, body)).status == 401
         assert (await client.post({"messages": [USER]}, path="files")).status == 404
+
+
+async def test_an_agent_that_sends_too_much_is_stopped() -> None:
+    async def play() -> None:
+        async with rollout(Policy(echo), max_request_bytes=300) as client:
+            await client.ask([USER])
+            response = await client.post({"messages": [{"role": "user", "content": "x" * 300}]})
+            assert response.status == 403
+            assert json.loads(response.body)["error"]["code"] == "size_limit"
+
+    with pytest.raises(Terminated, match="sent more than 300 bytes"):
+        await play()
+
+
+async def test_numbers_are_compared_by_value() -> None:
+    """JavaScript writes 1.0 as 1."""
+    policy = Policy(lambda prompt, seed: said("", None, ("add", {"a": 1.0, "b": 1e400 if seed < 0 else 2.5})))
+    async with rollout(policy) as client:
+        answer = await client.ask([USER], tools=TOOLS)
+        answer["tool_calls"][0]["function"]["arguments"] = '{"b":2.5,"a":1}'
+        await client.ask([USER, answer, *results(answer)], tools=TOOLS)
+        assert segments(steps_of(client)) == [[0, 1]]
+
+
+async def test_the_seconds_of_the_agent_are_measured() -> None:
+    policy = Policy(echo)
+    async with rollout(policy) as client:
+        policy.hold = asyncio.Event()
+        asking = asyncio.create_task(client.ask([USER]))
+        await asyncio.sleep(0.3)
+        policy.hold.set()
+        await asking
+        await asyncio.sleep(0.2)
+    assert client.endpoint.metrics()["gateway_client_seconds"] >= 0.2

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from conftest import Client, Policy, check_exact, rollout, said
+from conftest import Client, Policy, check_exact, read_by, rollout, said
 from openai import AsyncOpenAI, BadRequestError, InternalServerError
 from openai.types.responses import Response
 from rllm_gateway.dialects import responses
@@ -17,6 +18,7 @@ from rllm_core.algorithms.samples import segments
 from rllm_core.engine import EngineError
 from rllm_core.types import Step
 
+read = functools.partial(read_by, responses)
 TOOLS: list[Any] = [
     {
         "type": "function",
@@ -277,7 +279,7 @@ def test_items_of_one_answer_become_one_message() -> None:
         *[thought("e")],
         {"role": "user", "content": "end"},
     ]
-    assert responses.read({"input": given, "instructions": "first"}).messages == [
+    assert read({"input": given, "instructions": "first"}).history.since(0) == [
         {"role": "system", "content": "first"},
         {"role": "system", "content": "rule"},
         {
@@ -348,7 +350,7 @@ async def test_what_cannot_be_done_is_refused_in_one_line(fields: dict[str, Any]
 )
 def test_malformed_requests_are_refused(body: Any) -> None:
     with pytest.raises(BadRequest):
-        responses.read(body)
+        read(body)
 
 
 async def test_the_run_file_can_say_that_fields_are_ignored() -> None:

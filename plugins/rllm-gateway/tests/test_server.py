@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from conftest import TOOLS, Client, Policy, check_exact, rollout, said
 from rllm_gateway.server import MAX_BODY_BYTES
 
 from rllm_core.algorithms.samples import segments
+from rllm_core.engine import EngineError
 
 USER = {"role": "user", "content": "what is 1+2?"}
 
@@ -149,3 +151,79 @@ async def test_the_sdk_sees_errors_as_of_its_own_server() -> None:
             await wrong.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
         await wrong.close()
         assert json.dumps(client.endpoint.metrics())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_a_stream_that_takes_long_begins_before_its_end(
+    path: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("gateway", "server"):
+        monkeypatch.setattr(f"rllm_gateway.{module}.KEEP_ALIVE_SECONDS", 0.01)
+    policy = Policy(echo)
+    policy.hold = asyncio.Event()
+    async with rollout(policy) as client, aiohttp.ClientSession() as session:
+        body: dict[str, Any] = {"model": "m", "stream": True, "max_tokens": 100, "messages": [USER], "input": "hi"}
+        async with session.post(f"{client.endpoint.base_url}/{path}", json=body) as response:
+            assert response.status == 200
+            for _ in range(3):
+                assert await response.content.readuntil(b"\n\n") == b": waiting for the model\n\n"
+            if fails:
+                client.endpoint.failure = None
+                policy.fails = EngineError("lost a GPU")
+            policy.hold.set()
+            rest = (await response.content.read()).decode()
+        assert ("lost a GPU" in rest) == fails
+        assert ("answer" in rest) == (not fails)
+        if fails:
+            assert isinstance(client.endpoint.failure, EngineError)
+            client.endpoint.failure = None  # else leaving raises it
+        else:
+            assert len(client.endpoint.trajectories()[0].steps) == 1
+
+
+async def test_a_client_that_hangs_up_in_a_long_stream_cancels_the_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("gateway", "server"):
+        monkeypatch.setattr(f"rllm_gateway.{module}.KEEP_ALIVE_SECONDS", 0.01)
+    policy = Policy(echo)
+    policy.hold = asyncio.Event()
+    async with rollout(policy) as client:
+        async with aiohttp.ClientSession() as session:
+            body = {"model": "m", "stream": True, "messages": [USER]}
+            async with session.post(f"{client.endpoint.base_url}/chat/completions", json=body) as response:
+                await response.content.readuntil(b"\n\n")
+        await eventually(lambda: policy.cancelled == 1)
+        assert client.endpoint.trajectories() == []
+
+
+async def test_an_agent_without_a_network_finds_the_model_by_a_socket() -> None:
+    policy = Policy(echo)
+    async with rollout(policy, unix_socket=True) as client:
+        path = Path(client.endpoint.socket)
+        assert client.endpoint.env["RLLM_GATEWAY_SOCKET"] == str(path)
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session:
+            url = f"{client.endpoint.base_url}/chat/completions"
+            async with session.post(url, json={"messages": [USER]}) as response:
+                assert (await response.json())["choices"][0]["message"]["content"].startswith("answer")
+    assert not path.parent.exists()
+
+
+async def test_log_probabilities_are_those_of_the_engine() -> None:
+    async with rollout(Policy(lambda prompt, seed: "é!")) as client, sdk(client) as agent:
+        for streamed in (False, True):
+            asked: dict[str, Any] = {"model": "m", "messages": [USER], "logprobs": True}
+            if streamed:
+                async with agent.chat.completions.stream(**asked) as stream:
+                    completion: Any = await stream.get_final_completion()
+            else:
+                completion = await agent.chat.completions.create(**asked)
+            content = completion.choices[0].logprobs.content
+            [*_, step] = client.endpoint.trajectories()[0].steps
+            assert [one.logprob for one in content] == step.logprobs.tolist()
+            assert bytes(byte for one in content[:-1] for byte in one.bytes).decode() == "é!"
+            response = await agent.responses.create(
+                model="m", input="hi", stream=False, include=["message.output_text.logprobs"]
+            )
+            [text] = response.output[0].content  # type: ignore[union-attr]
+            assert [one.logprob for one in text.logprobs] == step.logprobs.tolist()  # type: ignore[union-attr]

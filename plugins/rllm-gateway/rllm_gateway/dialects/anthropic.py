@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 
+from rllm_gateway.bodies import Form
 from rllm_gateway.calls import Answer, Call
-from rllm_gateway.dialects.reading import Fields, function_tool, integer, items, texts
-from rllm_gateway.errors import BadRequest, Refused, TooLong
+from rllm_gateway.dialects.reading import Fields, function_tool, integer, items, listed, text, texts
+from rllm_gateway.errors import BadRequest
+from rllm_gateway.history import History
 from rllm_gateway.messages import normalized
 
 OF_RUN = ("temperature", "top_p", "top_k")
@@ -21,7 +23,6 @@ SIGNATURE = "rllm"
 # Input of a tool must be an object. What the policy wrote instead is the text in this field.
 UNPARSED = "_unparsed_arguments"
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
-ERROR_TYPES = {"server_error": "api_error"}
 
 
 @dataclass(slots=True)
@@ -36,30 +37,32 @@ class MessagesCall(Call):
     shows_thinking: bool = False
 
 
-def read(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
+def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> Call:
     """Reads a request.
 
     Args:
-        body: The request.
+        body: The request without its messages.
+        history: Its system message and its messages.
         ignores: Whether fields that cannot be honored are ignored.
 
     Raises:
         BadRequest: If it is wrong, or asks for something that is not supported.
     """
-    call = read_to_count(body, ignores=ignores)
+    call = read_to_count(body, history, ignores=ignores)
     call.max_tokens = integer(body, "max_tokens")
     if call.max_tokens is None:
         raise BadRequest("max_tokens is required: the maximum length of the answer in tokens")
-    if call.messages and call.messages[-1]["role"] == "assistant":
+    if next((message["role"] == "assistant" for _, message, _ in history.backwards()), False):
         raise BadRequest("the last message must not be the assistant's: the policy does not go on with a given answer")
     return call
 
 
-def read_to_count(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
+def read_to_count(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> Call:
     """Reads a request of the length of a prompt, which needs less than one of an answer.
 
     Args:
-        body: The request.
+        body: The request without its messages.
+        history: Its system message and its messages.
         ignores: Whether fields that cannot be honored are ignored.
 
     Raises:
@@ -83,13 +86,10 @@ def read_to_count(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
         raise BadRequest("mcp_servers are not supported: the agent must execute its tools itself")
     hides_tools = choice.get("type") == "none" or body.get("tools") is None
     tools = [] if hides_tools else [_tool(tool) for tool in items(body, "tools")]
-    messages = list(_system(body.get("system")))
-    for message in items(body, "messages"):
-        messages += _messages(message)
     return MessagesCall(
-        messages=[normalized(message) for message in messages],
+        history=history,
         tools=tools or None,
-        model=_model(body),
+        model=text(body, "model") or "",
         stop_texts=texts(body, "stop_sequences"),
         ignored=fields.ignored,
         shows_thinking=_object(body, "thinking").get("type") in ("enabled", "adaptive"),
@@ -103,13 +103,6 @@ def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise BadRequest(f"{name} must be an object, not {value!r:.40}")
     return value
-
-
-def _model(body: Mapping[str, Any]) -> str:
-    model = body.get("model")
-    if model is not None and not isinstance(model, str):
-        raise BadRequest(f"model must be a name, not {model!r:.40}")
-    return model or ""
 
 
 def _tool(tool: Any) -> dict[str, Any]:
@@ -191,6 +184,18 @@ def _part(block: Mapping[str, Any]) -> dict[str, Any]:
         case {"type": "image"}:
             raise BadRequest("an image must have a base64 source, because nothing is fetched from the network")
     raise BadRequest(f"a block of type {block.get('type')!r} is not supported at this place: use text or image")
+
+
+def _all_messages(given: Any) -> list[dict[str, Any]]:
+    return [normalized(message) for one in listed(given, "messages") for message in _messages(one)]
+
+
+FORM = Form(
+    "messages",
+    "messages",
+    lambda body: [normalized(message) for message in _system(body.get("system"))],
+    _all_messages,
+)
 
 
 def counted(tokens: int) -> dict[str, Any]:
@@ -282,11 +287,3 @@ def _deltas(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
             text = msgspec.json.encode(block["input"]).decode()
             return {"input": {}}, [{"type": "input_json_delta", "partial_json": text}]
     return {"text": ""}, [{"type": "text_delta", "text": block["text"]}]
-
-
-def error(refused: Refused) -> dict[str, Any]:
-    """Returns the body of a response without an answer."""
-    # Agents that compact their history look for these words.
-    message = f"prompt is too long: {refused}" if isinstance(refused, TooLong) else str(refused)
-    told = {"type": ERROR_TYPES.get(refused.kind, refused.kind), "message": message}
-    return {"type": "error", "error": told | ({"details": {"error_code": refused.code}} if refused.code else {})}

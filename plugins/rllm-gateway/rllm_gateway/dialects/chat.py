@@ -6,19 +6,31 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rllm_gateway.bodies import Form
 from rllm_gateway.calls import Answer, Call
-from rllm_gateway.dialects.reading import Fields, function_tool, integer, items, texts
-from rllm_gateway.errors import BadRequest, Refused
+from rllm_gateway.dialects.reading import Fields, function_tool, integer, items, listed, text, texts, token_logprobs
+from rllm_gateway.errors import BadRequest
+from rllm_gateway.history import History
 from rllm_gateway.messages import normalized
 
-OF_RUN = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "reasoning_effort")
+OF_RUN = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "reasoning_effort",
+    "top_logprobs",
+)
 
 
-def read(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
+def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> Call:
     """Reads a request.
 
     Args:
-        body: The request.
+        body: The request without its messages.
+        history: Its messages.
         ignores: Whether fields that cannot be honored are ignored.
 
     Raises:
@@ -35,21 +47,15 @@ def read(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
         fields.not_honored("tool_choice", choice)
     tools = [] if choice == "none" or not body.get("tools") else [_tool(tool) for tool in items(body, "tools")]
     return Call(
-        messages=[normalized(message) for message in items(body, "messages")],
+        history=history,
         tools=tools or None,
-        model=_model(body),
+        model=text(body, "model") or "",
         max_tokens=integer(body, "max_completion_tokens", "max_tokens"),
         stop_texts=texts(body, "stop"),
         count=integer(body, "n") or 1,
         ignored=fields.ignored,
+        shows_logprobs=bool(body.get("logprobs")),
     )
-
-
-def _model(body: Mapping[str, Any]) -> str:
-    model = body.get("model")
-    if model is not None and not isinstance(model, str):
-        raise BadRequest(f"model must be a name, not {model!r:.40}")
-    return model or ""
 
 
 def _tool(tool: Any) -> dict[str, Any]:
@@ -57,6 +63,13 @@ def _tool(tool: Any) -> dict[str, Any]:
     if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
         raise BadRequest(f"tools must be functions, which the agent executes, not {tool!r:.80}")
     return function_tool(function.get("name"), function.get("description"), function.get("parameters"))
+
+
+def _messages(given: Any) -> list[dict[str, Any]]:
+    return [normalized(message) for message in listed(given, "messages")]
+
+
+FORM = Form("chat/completions", "messages", lambda body: [], _messages)
 
 
 def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -67,11 +80,20 @@ def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
         "created": int(time.time()),
         "model": call.model,
         "choices": [
-            {"index": index, "message": _message(answer), "logprobs": None, "finish_reason": answer.finish_reason}
+            {
+                "index": index,
+                "message": _message(answer),
+                "logprobs": _logprobs(call, answer),
+                "finish_reason": answer.finish_reason,
+            }
             for index, answer in enumerate(answers)
         ],
         "usage": _usage(answers),
     }
+
+
+def _logprobs(call: Call, answer: Answer) -> dict[str, Any] | None:
+    return {"content": token_logprobs(answer), "refusal": None} if call.shows_logprobs else None
 
 
 def _message(answer: Answer) -> dict[str, Any]:
@@ -95,12 +117,15 @@ def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> It
     whole = written(call, answers)
     base = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
 
-    def chunk(index: int, delta: Mapping[str, Any], finish: str | None = None) -> tuple[None, Any]:
-        return None, base | {"choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}]}
+    def chunk(
+        index: int, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None
+    ) -> tuple[None, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return None, base | {"choices": [choice]}
 
     for choice in whole["choices"]:
         index, message = choice["index"], choice["message"]
-        yield chunk(index, {"role": "assistant", "content": ""})
+        yield chunk(index, {"role": "assistant", "content": ""}, logprobs=choice["logprobs"])
         if message.get("reasoning_content"):
             yield chunk(index, {"reasoning_content": message["reasoning_content"]})
         if message["content"]:
@@ -112,8 +137,3 @@ def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> It
     if isinstance(options, Mapping) and options.get("include_usage"):
         yield None, base | {"choices": [], "usage": whole["usage"]}
     yield None, "[DONE]"
-
-
-def error(refused: Refused) -> dict[str, Any]:
-    """Returns the body of a response without an answer."""
-    return {"error": {"message": str(refused), "type": refused.kind, "param": None, "code": refused.code}}

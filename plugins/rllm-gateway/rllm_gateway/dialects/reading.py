@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rllm_gateway.calls import Answer
 from rllm_gateway.errors import BadRequest
 
 MAX_STOP_TEXTS = 16
@@ -46,10 +47,46 @@ def items(body: Mapping[str, Any], name: str) -> list[Any]:
     Raises:
         BadRequest: If it is none.
     """
-    value = body.get(name)
+    return listed(body.get(name), name)
+
+
+def listed(value: Any, name: str) -> list[Any]:
+    """Returns the value of a field, a list.
+
+    Raises:
+        BadRequest: If it is none.
+    """
     if not isinstance(value, list):
         raise BadRequest(f"{name} must be a list, not {type(value).__name__}")
     return value
+
+
+def text(body: Mapping[str, Any], name: str) -> str | None:
+    """Returns the text in a field.
+
+    Raises:
+        BadRequest: If it has something else.
+    """
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise BadRequest(f"{name} must be text, not {value!r:.40}")
+    return value
+
+
+def token_logprobs(answer: Answer) -> list[dict[str, Any]] | None:
+    """Returns the log-probability of every sampled token, those of tool calls and of the end included.
+
+    It is None if the engine does not have them.
+    """
+    logprobs = answer.step.logprobs
+    return (
+        None
+        if logprobs is None
+        else [
+            {"token": spelled.decode(errors="replace"), "logprob": logprob, "bytes": list(spelled), "top_logprobs": []}
+            for spelled, logprob in zip(answer.tokens, logprobs.tolist(), strict=True)
+        ]
+    )
 
 
 def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:

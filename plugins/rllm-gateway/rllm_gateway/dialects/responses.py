@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rllm_gateway.bodies import Form
 from rllm_gateway.calls import Answer, Call
-from rllm_gateway.dialects.reading import Fields, function_tool, integer, items
-from rllm_gateway.errors import BadRequest, Refused
+from rllm_gateway.dialects.reading import Fields, function_tool, integer, items, text, token_logprobs
+from rllm_gateway.errors import BadRequest
+from rllm_gateway.history import History
 from rllm_gateway.messages import normalized
 
-OF_RUN = ("temperature", "top_p", "reasoning")
+OF_RUN = ("temperature", "top_p", "top_logprobs", "reasoning")
+LOGPROBS = "message.output_text.logprobs"
 STATEFUL = ("background", "conversation", "prompt")
 ID_PREFIX = "resp_"
+OWN_ID = re.compile(r"(call_[0-9a-f]{16}_\d+)_\d+")
 
 Event = tuple[str, dict[str, Any]]
 
 
-def read(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
+def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> Call:
     """Reads a request.
 
     With ``previous_response_id``, other ``instructions`` than those that the conversation began with begin a new one.
     Unlike at OpenAI, a call without any keeps them, because clients leave out what does not change.
 
     Args:
-        body: The request.
+        body: The request without its input.
+        history: Its instructions and its input.
         ignores: Whether fields that cannot be honored are ignored.
 
     Raises:
@@ -36,34 +42,25 @@ def read(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
     for name in STATEFUL:
         if body.get(name):
             raise BadRequest(f"{name} is not supported: send the conversation as input, or previous_response_id")
-    text = body.get("text")
-    form = text.get("format") if isinstance(text, Mapping) else None
+    options = body.get("text")
+    form = options.get("format") if isinstance(options, Mapping) else None
     if isinstance(form, Mapping) and form.get("type") not in (None, "text"):
         fields.not_honored("text.format", form.get("type"))
     if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
         fields.not_honored("tool_choice", choice)
     tools = [] if choice == "none" or body.get("tools") is None else [_tool(tool) for tool in items(body, "tools")]
-    after = _text(body, "previous_response_id")
-    instructions = _text(body, "instructions")
-    messages = _messages(body)
-    if instructions and after is None:
-        messages.insert(0, normalized({"role": "system", "content": instructions}))
+    after = text(body, "previous_response_id")
+    include = body.get("include") or ()
     return Call(
-        messages=messages,
+        history=history,
         tools=tools or None,
-        model=_text(body, "model") or "",
+        model=text(body, "model") or "",
         max_tokens=integer(body, "max_output_tokens"),
         after=None if after is None else after.removeprefix(ID_PREFIX),
-        instructions=None if after is None else instructions,
+        instructions=None if after is None else text(body, "instructions"),
         ignored=fields.ignored,
+        shows_logprobs=LOGPROBS in include,
     )
-
-
-def _text(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise BadRequest(f"{name} must be text, not {value!r:.40}")
-    return value
 
 
 def _tool(tool: Any) -> dict[str, Any]:
@@ -72,18 +69,51 @@ def _tool(tool: Any) -> dict[str, Any]:
     return function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 
-def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _leading(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    instructions = text(body, "instructions")
+    if not instructions or body.get("previous_response_id") is not None:
+        return []
+    return [normalized({"role": "system", "content": instructions})]
+
+
+def _messages(given: Any) -> list[dict[str, Any]]:
     """Returns the messages of ``input``, where the items of one answer are one message again."""
-    given = body.get("input")
     if isinstance(given, str):
         return [normalized({"role": "user", "content": given})]
     if not isinstance(given, list) or not given:
         raise BadRequest(f"input must be text or a list of items that is not empty, not {given!r:.40}")
     found: list[dict[str, Any]] = []
     for message in map(_message, given):
-        if not (found and found[-1]["role"] == message["role"] == "assistant" and _joined(found[-1], message)):
+        answer = _unfinished(found, message)
+        if answer is None or not _joined(answer, message):
             found.append(message)
     return [normalized(message) for message in found]
+
+
+FORM = Form("responses", "input", _leading, _messages)
+
+
+def _unfinished(found: Sequence[dict[str, Any]], item: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the answer that an item may belong to.
+
+    Some clients put each result behind its call. Then the calls of one answer are recognized by their ids.
+    """
+    if item["role"] != "assistant" or not found:
+        return None
+    answer = next((one for one in reversed(found) if one["role"] != "tool"), None)
+    if answer is None or answer["role"] != "assistant":
+        return None
+    if found[-1] is answer:
+        return answer
+    shared = _shared_id(item)
+    return answer if shared and shared == _shared_id(answer) else None
+
+
+def _shared_id(message: Mapping[str, Any]) -> str:
+    """Returns what the ids of all calls of one answer begin with; "" for ids that are not ours."""
+    [first, *_] = message.get("tool_calls") or [{}]
+    found = OWN_ID.fullmatch(str(first.get("id")))
+    return found[1] if found else ""
 
 
 def _joined(answer: dict[str, Any], more: Mapping[str, Any]) -> bool:
@@ -164,7 +194,7 @@ def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
         "max_output_tokens": call.max_tokens,
         "metadata": {},
         "model": call.model,
-        "output": _output(answer, status),
+        "output": _output(answer, status, token_logprobs(answer) if call.shows_logprobs else None),
         "parallel_tool_calls": True,
         "previous_response_id": None if call.after is None else f"{ID_PREFIX}{call.after}",
         "reasoning": {"effort": None, "summary": None},
@@ -180,7 +210,7 @@ def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _output(answer: Answer, status: str) -> list[dict[str, Any]]:
+def _output(answer: Answer, status: str, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Returns the items of an answer. Only the last one can be incomplete."""
     found: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -188,8 +218,9 @@ def _output(answer: Answer, status: str) -> list[dict[str, Any]]:
         found.append({"id": f"rs_{answer.id}", "type": "reasoning", "summary": [], "content": [thought]})
     if answer.text or not answer.calls:
         # An empty answer is a message, too: without an item, it would vanish from the history that the client repeats.
-        text = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
-        found.append({"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "content": [text]})
+        logprobs = [] if logprobs is None else logprobs
+        said = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": logprobs}
+        found.append({"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "content": [said]})
     for index, called in enumerate(answer.calls):
         item = {"id": f"fc_{answer.id}_{index}", "type": "function_call", "call_id": called["id"]}
         found.append(item | called["function"])
@@ -240,13 +271,8 @@ def _of_call(item: Mapping[str, Any], where: Mapping[str, Any]) -> Iterator[Even
 def _of_parts(item: Mapping[str, Any], where: Mapping[str, Any]) -> Iterator[Event]:
     for at, part in enumerate(item["content"]):
         here = {**where, "content_index": at}
-        more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
+        more = {"logprobs": part["logprobs"]} if part["type"] == "output_text" else {}
         yield "response.content_part.added", {**here, "part": part | {"text": ""}}
         yield f"response.{part['type']}.delta", {**here, "delta": part["text"], **more}
         yield f"response.{part['type']}.done", {**here, "text": part["text"], **more}
         yield "response.content_part.done", {**here, "part": part}
-
-
-def error(refused: Refused) -> dict[str, Any]:
-    """Returns the body of a response without an answer."""
-    return {"error": {"message": str(refused), "type": refused.kind, "param": None, "code": refused.code}}
