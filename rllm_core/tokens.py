@@ -19,6 +19,8 @@ Floats = npt.NDArray[np.float32]
 _INT32 = np.dtype(np.int32)
 _FLOAT32 = np.dtype(np.float32)
 _MAX_TOKEN_ID = 2**31 - 1
+# Copies of long arrays need new pages of memory, which takes longer than to compare them token by token.
+_COMPARED_AS_BYTES = 1 << 14
 
 
 def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
@@ -234,6 +236,6 @@ def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenI
     length = len(prefix)
     if length > len(tokens):
         return False
-    if is_id_array(tokens) and is_id_array(prefix):  # comparing bytes is fastest
+    if length < _COMPARED_AS_BYTES and is_id_array(tokens) and is_id_array(prefix):
         return tokens[:length].tobytes() == prefix.tobytes()
     return bool(np.array_equal(tokens[:length], prefix))

@@ -469,6 +469,16 @@ def test_starts_with_compares_every_token(left: list[int], right: list[int]) -> 
     assert starts_with(left, right) == (left[: len(right)] == right)
 
 
+@pytest.mark.parametrize("length", [1 << 13, 1 << 15])
+def test_long_sequences_are_compared_to_the_last_token(length: int) -> None:
+    long = token_ids(list(range(length)))
+    assert starts_with(long, long[:-1])
+    for position in (0, length // 2, length - 1):
+        other = long.copy()
+        other[position] += 1
+        assert not starts_with(long, other)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Serialized trajectories share prefixes
 

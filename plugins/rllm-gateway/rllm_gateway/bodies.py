@@ -41,7 +41,7 @@ class _Known:
 
     Attributes:
         form: Where it has its conversation.
-        start: The bytes.
+        start: The bytes; a view, because to copy them would take longer than all else.
         hashed: Their hash, which can be continued.
         fields: Fields before the list of messages.
         leading: See `Form`.
@@ -49,7 +49,7 @@ class _Known:
     """
 
     form: Form
-    start: bytes
+    start: memoryview
     hashed: Any
     fields: dict[str, Any]
     leading: list[dict[str, Any]]
@@ -115,7 +115,9 @@ class Bodies:
             digest.update(body[len(known.start) : end])
             if messages[-1]["role"] != "assistant":
                 self._known.remove(known)
-                self._keep(_Known(known.form, body[:end], digest.copy(), known.fields, known.leading, history))
+                self._keep(
+                    _Known(known.form, memoryview(body)[:end], digest.copy(), known.fields, known.leading, history)
+                )
             digest.update(body[end:])
         else:
             digest.update(body[len(known.start) :])
@@ -134,7 +136,7 @@ class Bodies:
             if before is not None:
                 end = start + len(listed) - 1
                 digest.update(body[:end])
-                self._keep(_Known(form, body[:end], digest.copy(), before, leading, history))
+                self._keep(_Known(form, memoryview(body)[:end], digest.copy(), before, leading, history))
                 digest.update(body[end:])
                 return Read(fields, history, digest.digest())
         digest.update(body)
