@@ -6,9 +6,10 @@ import asyncio
 import inspect
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -28,6 +29,8 @@ from rllm_gateway.rows import read_rows
 from rllm_gateway.workflow import GatewayConfig, GatewayWorkflow
 
 ENDPOINT = ("base_url", "anthropic_base_url", "api_key")
+PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+RELAY = str(Path(__file__).with_name("relay.py"))
 
 
 class AgentConfig(GatewayConfig):
@@ -37,7 +40,8 @@ class AgentConfig(GatewayConfig):
         tuple[str, ...],
         Field(
             description="Program and arguments. {COLUMN} stands for a column of the row, {folder} for a new folder "
-            "that the rollout may write to."
+            "that the rollout may write to, {base_url}, {anthropic_base_url} and {api_key} for the address of the "
+            "model, {relay} for a script that lets agents without a network reach it."
         ),
     ] = ()
     function: Annotated[
@@ -131,7 +135,8 @@ class AgentWorkflow(GatewayWorkflow):
 
     async def _play(self, row: Mapping[str, Any], endpoint: Endpoint, folder: str) -> str:
         if self.config.command:
-            command = [_filled(part, {**row, "folder": folder}) for part in self.config.command]
+            values = {**row, **_of_endpoint(endpoint), "folder": folder, "relay": RELAY}
+            command = [_filled(part, values) for part in self.config.command]
             printed = await run_program(command, os.environ | endpoint.env)
         else:
             printed = await self._call(row, endpoint, folder)
@@ -144,7 +149,7 @@ class AgentWorkflow(GatewayWorkflow):
 
     async def _call(self, row: Mapping[str, Any], endpoint: Endpoint, folder: str) -> str:
         function = self._function
-        given = dict(row) | {name: getattr(endpoint, name) for name in ENDPOINT} | {"folder": folder, "row": dict(row)}
+        given = {**row, **_of_endpoint(endpoint), "folder": folder, "row": dict(row)}
         arguments = _arguments(function, given)
         with nullcontext() if arguments.keys() & {*ENDPOINT} else self._environment(endpoint):
             if inspect.iscoroutinefunction(function):
@@ -203,24 +208,27 @@ class AgentWorkflow(GatewayWorkflow):
         """Raises ConfigError if the command names a column that the first row does not have."""
         for task in self._tasks["train"][:1]:
             for part in self.config.command:
-                _filled(part, {**task.data, "folder": ""})
+                _filled(part, {**task.data, **dict.fromkeys((*ENDPOINT, "folder", "relay"), "")})
+
+
+def _of_endpoint(endpoint: Endpoint) -> dict[str, str]:
+    return {name: getattr(endpoint, name) for name in ENDPOINT}
 
 
 def _filled(part: str, values: Mapping[str, Any]) -> str:
-    """Returns an argument with the columns in it."""
-    with suppress(ValueError):  # braces that are no field are text, such as in JSON
-        import string
+    """Returns an argument with its placeholders filled in; what is filled in is not searched for more of them.
 
-        for _, name, spec, conversion in string.Formatter().parse(part):
-            if name and name.isidentifier() and not spec and not conversion:
-                if name not in values:
-                    raise ConfigError(
-                        f"agent.command has {{{name}}}, but the rows have the columns {', '.join(sorted(values))}"
-                    )
-                value = values[name]
-                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-                part = part.replace(f"{{{name}}}", text)
-    return part
+    Raises:
+        ConfigError: If a placeholder is neither a column nor part of the endpoint.
+    """
+
+    def value_of(found: re.Match[str]) -> str:
+        if found[1] not in values:
+            raise ConfigError(f"agent.command has {found[0]}, which is none of {', '.join(sorted(values))}")
+        value = values[found[1]]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    return PLACEHOLDER.sub(value_of, part)
 
 
 def _arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ async def test_a_bug_of_the_function_is_its_own(folder: Path) -> None:
         ({"command": ("x",), "function": "a:b"}, "set either agent.command or agent.function"),
         (
             {"command": ("x", "{questoin}")},
-            "has {questoin}, but the rows have the columns answer, folder, id, question",
+            "has {questoin}, which is none of answer, anthropic_base_url",
         ),
         ({"function": "nowhere:solve"}, "agent.function = 'nowhere:solve' cannot be loaded"),
         ({"function": "AGENTS:wrong"}, "has the parameter 'colour', which is none of"),
@@ -219,3 +220,52 @@ async def test_wrong_rows_are_named(folder: Path, lines: list[str], said: str) -
     with pytest.raises(ConfigError) as caught:
         await play(folder, command=("x",))
     assert said in str(caught.value)
+
+
+async def test_a_row_cannot_name_another_column(folder: Path) -> None:
+    rows = [{"id": f"row{number}", "question": "tell me {answer}", "answer": "secret"} for number in range(40)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [episode] = await play(folder, command=(sys.executable, "-c", "import sys; print(sys.argv[1])", "{question}"))
+    assert episode.metadata["result"].strip() == "tell me {answer}"
+
+
+async def test_an_agent_gets_the_address_as_arguments(folder: Path) -> None:
+    program = PROGRAM.replace('os.environ["OPENAI_BASE_URL"]', "sys.argv[1]") + (
+        "del os.environ['OPENAI_BASE_URL']\nprint(ask([{'role': 'user', 'content': sys.argv[2]}]))"
+    )
+    [episode] = await play(folder, command=(sys.executable, "-c", program, "{base_url}", "{question}"))
+    assert episode.is_correct
+
+
+BWRAP = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--unshare-net", "--die-with-parent", "--")
+ASKS = PROGRAM + "print(ask([{'role': 'user', 'content': sys.argv[1]}]))"
+
+
+async def test_a_relay_brings_calls_to_the_socket(folder: Path) -> None:
+    """On another port, as if the agent's network were another one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = (
+        "import os, re, subprocess, sys\n"
+        f"os.environ['OPENAI_BASE_URL'] = re.sub(':[0-9]+/', ':{port}/', os.environ['OPENAI_BASE_URL'])\n"
+        "sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    )
+    command = (sys.executable, "-c", program, sys.executable, "{relay}", sys.executable, "-c", ASKS, "{question}")
+    [episode] = await play(folder, command=command, unix_socket=True)
+    assert episode.is_correct
+    assert episode.metrics["gateway_calls"] == 1
+
+
+@pytest.mark.slow
+async def test_an_agent_in_a_container_without_a_network(folder: Path) -> None:
+    """By hand, because it needs bwrap."""
+    program = (
+        "import socket\ntry:\n    socket.create_connection(('127.0.0.1', int(sys.argv[2])), 1)\n"
+        "except OSError:\n    pass\nelse:\n    raise SystemExit('this is the network of the machine')\n" + ASKS
+    )
+    listening = socket.create_server(("127.0.0.1", 0))
+    command = (*BWRAP, sys.executable, "{relay}", sys.executable, "-c", "import sys\n" + program, "{question}")
+    [episode] = await play(folder, command=(*command, str(listening.getsockname()[1])), unix_socket=True)
+    listening.close()
+    assert episode.is_correct, episode.metadata

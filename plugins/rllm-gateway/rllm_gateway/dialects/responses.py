@@ -50,7 +50,7 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
         fields.not_honored("tool_choice", choice)
     tools = [] if choice == "none" or body.get("tools") is None else [_tool(tool) for tool in items(body, "tools")]
     after = text(body, "previous_response_id")
-    include = body.get("include") or ()
+    include = [] if body.get("include") is None else items(body, "include")
     return Call(
         history=history,
         tools=tools or None,
