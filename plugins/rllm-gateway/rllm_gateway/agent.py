@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.providers import resolve
-from rllm_core.sandbox import Limits
+from rllm_core.sandbox import Limits, ProcessKeeper
 from rllm_core.services import RewardFunction
 from rllm_core.types import Episode, Task
 from rllm_core.workflow import Split, WorkflowConfig
@@ -107,6 +107,17 @@ class AgentWorkflow(GatewayWorkflow):
         self._tasks = read_rows(self.config.train_file, self.config.validation_file, self.config.held_out_share)
         self._check_columns()
 
+    async def open(self) -> None:
+        """Starts the gateway."""
+        await super().open()
+        self._keeper = ProcessKeeper()
+
+    async def close(self) -> None:
+        """Stops the gateway, and what an agent has left behind."""
+        if hasattr(self, "_keeper"):
+            self._keeper.close()
+        await super().close()
+
     def tasks(self, split: Split) -> Sequence[Task]:
         """See `Workflow.tasks`.
 
@@ -137,7 +148,7 @@ class AgentWorkflow(GatewayWorkflow):
         if self.config.command:
             values = {**row, **_of_endpoint(endpoint), "folder": folder, "relay": RELAY}
             command = [_filled(part, values) for part in self.config.command]
-            printed = await run_program(command, os.environ | endpoint.env)
+            printed = await run_program(command, os.environ | endpoint.env, self._keeper)
         else:
             printed = await self._call(row, endpoint, folder)
         if not self.config.result_file:

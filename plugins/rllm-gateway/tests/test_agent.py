@@ -117,6 +117,25 @@ async def test_a_program_that_fails_fails_its_rollout(folder: Path, text: str, s
         await play(folder, **program(text))
 
 
+@pytest.mark.parametrize("new_session", [False, True])
+async def test_what_a_program_leaves_behind_is_not_awaited(folder: Path, new_session: bool) -> None:
+    """A server that it has started keeps its standard output open."""
+    text = f"""
+import subprocess
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"], start_new_session={new_session})
+print(ask([{{'role': 'user', 'content': sys.argv[1]}}]), flush=True)
+open({str(folder / "child")!r}, "w").write(str(child.pid))
+"""
+    [episode] = await play(folder, **program(text, "{question}"))
+    assert episode.is_correct
+    if new_session:
+        os.kill(int((folder / "child").read_text()), 9)
+    with pytest.raises(AgentFailed, match="exited with 1: bad"):
+        await play(folder, **program(text + "sys.exit('bad')", "{question}"))
+    if new_session:
+        os.kill(int((folder / "child").read_text()), 9)
+
+
 async def test_a_program_that_is_not_there_is_named(folder: Path) -> None:
     with pytest.raises(AgentFailed, match="cannot be started"):
         await play(folder, command=("/nowhere/agent",))
