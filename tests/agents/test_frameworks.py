@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playing import PLAYERS, play
+from playing import PLAYERS, check_exact, play
 
 BOTH = """\
 <think>
@@ -105,7 +105,7 @@ async def test_an_unedited_agent_is_exact(row: Row, tmp_path: Path) -> None:
     played = await play(tmp_path, row.script, **agent, **row.settings)
     assert played.answer == row.answer
     assert len(played.steps) == played.metric("calls") == len(row.script)
-    assert played.check_exact("</code>" if row.cut else None) == row.cut
+    assert check_exact(played.steps, played.engine, "</code>" if row.cut else None) == row.cut
     # An agent that rewrites its history begins a conversation with every call; no other sequence may break.
     assert played.segments == played.metric("roots") == row.segments
     assert played.metric("rewritten_answers") == row.rewritten
@@ -123,7 +123,7 @@ async def test_mini_swe_agent_runs_unedited_as_a_program(tmp_path: Path) -> None
     outputs = [json.loads(message["content"]) for message in result["messages"] if message["role"] == "tool"]
     assert [(one["output"], one["returncode"]) for one in outputs[:3]] == [("hi\n", 0), ("é“", 0), ("", 1)]
     assert len(played.steps) == 3
-    assert played.check_exact() == 0
+    assert check_exact(played.steps, played.engine) == 0
     assert played.segments == played.metric("roots") == 1
     assert played.metric("rewritten_answers") == 0
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rllm_gateway import Endpoint, Gateway
 from rllm_gateway.agent import AgentConfig, AgentWorkflow
 from rllm_local.starter import starter_model
 from rllm_renderers.chat_template import ChatTemplateParser
@@ -80,6 +82,52 @@ class Script(ScriptedEngine):
         return TokenOutput(token_ids=tokens, logprobs=logprobs, finish_reason=FinishReason.STOP, weight_version=0)
 
 
+def check_exact(steps: Sequence[Step], engine: Script, stop_text: str | None = None) -> int:
+    """Checks that steps are what the engine was asked and gave, each once.
+
+    Args:
+        steps: All steps of the rollout.
+        engine: The referee.
+        stop_text: Text at which the agent lets answers end.
+
+    Returns:
+        How many steps end there, before the engine's end.
+    """
+    trained = sorted(
+        (tuple(step.prompt_ids.tolist()), tuple(step.completion_ids.tolist()), tuple(step.logprobs.tolist()))
+        for step in steps
+    )
+    gave = sorted(engine.exchanges)
+    assert [prompt for prompt, _, _ in trained] == [prompt for prompt, _, _ in gave]
+    cut = 0
+    for (_, tokens, logprobs), (_, all_tokens, all_logprobs) in zip(trained, gave, strict=True):
+        assert tokens == all_tokens[: len(tokens)]
+        assert logprobs == all_logprobs[: len(tokens)]
+        if tokens != all_tokens:
+            assert stop_text is not None
+            assert parser().decode(tokens).endswith(stop_text)
+            cut += 1
+    return cut
+
+
+@asynccontextmanager
+async def opened(*script: str) -> AsyncIterator[tuple[Endpoint, Script]]:
+    """Opens the endpoint of a rollout, and what answers there."""
+    gateway, engine = Gateway(), Script(*script)
+    await gateway.open()
+    try:
+        async with gateway.rollout(_completer(engine)) as endpoint:
+            yield endpoint, engine
+    finally:
+        await gateway.close()
+
+
+def _completer(engine: Script) -> TITOCompleter:
+    ends = tuple(parser().get_stop_token_ids())
+    params = SamplingParams(max_response_tokens=MAX_RESPONSE_TOKENS, stop_token_ids=ends)
+    return TITOCompleter(engine, sampling_params=params, seed=0)
+
+
 @dataclass
 class Played:
     """What became of a rollout."""
@@ -114,31 +162,6 @@ class Played:
         prefix = "gateway_ignored_"
         return {name.removeprefix(prefix) for name in self.episode.metrics if name.startswith(prefix)}
 
-    def check_exact(self, stop_text: str | None = None) -> int:
-        """Checks that the steps are what the engine was asked and gave, each once.
-
-        Args:
-            stop_text: Text at which the agent lets answers end.
-
-        Returns:
-            How many steps end there, before the engine's end.
-        """
-        trained = sorted(
-            (tuple(step.prompt_ids.tolist()), tuple(step.completion_ids.tolist()), tuple(step.logprobs.tolist()))
-            for step in self.steps
-        )
-        gave = sorted(self.engine.exchanges)
-        assert [prompt for prompt, _, _ in trained] == [prompt for prompt, _, _ in gave]
-        cut = 0
-        for (_, tokens, logprobs), (_, all_tokens, all_logprobs) in zip(trained, gave, strict=True):
-            assert tokens == all_tokens[: len(tokens)]
-            assert logprobs == all_logprobs[: len(tokens)]
-            if tokens != all_tokens:
-                assert stop_text is not None
-                assert parser().decode(tokens).endswith(stop_text)
-                cut += 1
-        return cut
-
 
 async def play(folder: Path, script: Sequence[str], *, seconds: float = 120, **settings: Any) -> Played:
     """Plays a rollout of workflow ``agent``.
@@ -155,13 +178,9 @@ async def play(folder: Path, script: Sequence[str], *, seconds: float = 120, **s
     workflow = AgentWorkflow(AgentConfig(**files, **settings))
     [task] = workflow.tasks("train")
     engine = Script(*script)
-    params = SamplingParams(
-        max_response_tokens=MAX_RESPONSE_TOKENS, stop_token_ids=tuple(parser().get_stop_token_ids())
-    )
     await workflow.open()
     try:
-        completer = TITOCompleter(engine, sampling_params=params, seed=0)
-        return Played(await asyncio.wait_for(workflow.run(task, completer), seconds), engine)
+        return Played(await asyncio.wait_for(workflow.run(task, _completer(engine)), seconds), engine)
     finally:
         await workflow.close()
         await workflow.services.close()
