@@ -43,8 +43,10 @@ TRACKERS_PACKAGES := tensorboard==2.21.0 wandb==0.31.0 mlflow-skinny==3.17.2 tra
 
 # Agents as people ship them, with their SDKs and frameworks; kept out of .venv because they bring 100 packages.
 AGENTS := .venv-agents
-AGENTS_PACKAGES := pytest pytest-xdist -e plugins/rllm-gateway -e plugins/rllm-devkit -e plugins/rllm-viewer \
-	-e plugins/rllm-workflows -e "plugins/rllm-local[starter]"
+AGENTS_PLUGINS := rllm-gateway rllm-devkit rllm-renderers rllm-viewer rllm-workflows
+AGENTS_PACKAGES := pytest pytest-xdist $(AGENTS_PLUGINS:%=-e plugins/%) -e "plugins/rllm-local[starter]"
+# The same with the newest releases, and agents of npm; by hand.
+AGENTS_NEWEST := .venv-agents-newest
 
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
@@ -135,7 +137,7 @@ test-trackers: $(TRACKERS)/.installed
 	@$(TEST_ENVIRONMENT) $(TRACKERS)/bin/pytest -c tests/trackers/pytest.ini tests/trackers
 
 test-agents: $(AGENTS)/.installed
-	@$(TEST_ENVIRONMENT) $(AGENTS)/bin/pytest -c tests/agents/pytest.ini $(IN_TWO_PROCESSES) -m "not slow" \
+	@$(TEST_ENVIRONMENT) $(AGENTS)/bin/pytest -c tests/agents/pytest.ini --rootdir . $(IN_TWO_PROCESSES) -m "not slow" \
 		plugins/rllm-gateway tests/agents
 
 tinker-seeds: $(TINKER)/.installed $(TINKER_SERVER)/.installed
@@ -239,10 +241,11 @@ $(TINKER_SERVER)/.installed: Makefile pyproject.toml plugins/rllm-local/pyprojec
 
 # Like .venv, with torch first: backend local trains the agents.
 $(AGENTS)/.installed: Makefile constraints.txt tests/agents/requirements.txt pyproject.toml \
-		$(patsubst %,plugins/%/pyproject.toml,rllm-gateway rllm-devkit rllm-viewer rllm-workflows rllm-local)
+		$(patsubst %,plugins/%/pyproject.toml,$(AGENTS_PLUGINS) rllm-local)
 	@echo "setting up $(AGENTS) (2 GB, some minutes the first time)" >&2
 	@$(AGENTS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(AGENTS)
 	@$(PYTHON) -m pip --python $(AGENTS)/bin/python install $(PIP_QUIETLY) pip
 	@$(AGENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
 	@$(AGENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -r tests/agents/requirements.txt -e . $(AGENTS_PACKAGES)
+	@$(AGENTS)/bin/python -m rllm_local.starter >/dev/null
 	@touch $@
