@@ -40,6 +40,8 @@ TEXT = {
 }
 # Shell programs other than rllm-core and make. This test does not check what they install or start.
 PROGRAMS = (
+    "docker run ",
+    "python tasks.py > tasks.jsonl",
     "pip install ",
     'export PIP_FIND_LINKS="$PWD/dist"',
     "pytest ",
