@@ -44,6 +44,7 @@ class Row:
         roots: Number of conversations.
         rewritten: How often it sends an answer back in other words.
         environment: Environment variables.
+        settings: Other settings of workflow ``agent``.
     """
 
     command: str
@@ -51,15 +52,16 @@ class Row:
     roots: int = 1
     rewritten: int = 0
     environment: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 ROWS = {
     "claude": Row('claude -p "$2" --model policy --allowedTools Bash'),
     "codex": Row(
         'codex exec "$2" --model policy --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox '
-        "--disable multi_agent -c web_search=disabled -c model_provider=policy -c model_providers.policy.name=policy "
-        '-c model_providers.policy.base_url="$OPENAI_BASE_URL" -c model_providers.policy.env_key=OPENAI_API_KEY '
-        "-c model_providers.policy.wire_api=responses"
+        "-c model_provider=policy -c model_providers.policy.name=policy -c model_providers.policy.wire_api=responses "
+        '-c model_providers.policy.base_url="$OPENAI_BASE_URL" -c model_providers.policy.env_key=OPENAI_API_KEY',
+        settings={"unsupported_fields": "ignore"},  # OpenAI's search, and a namespace of tools
     ),
     "opencode": Row(
         'opencode run "$2" --model policy/policy --auto --title task',
@@ -95,6 +97,7 @@ def test_a_coding_agent_trains_a_step(name: str, tmp_path: Path, monkeypatch: py
             "train_file": str(tmp_path / "rows.jsonl"),
             "held_out_share": 0,
             "reward": f"{tmp_path / 'score.py'}:score",
+            **row.settings,
         },
     }
     plugins = PluginManager.from_environment()

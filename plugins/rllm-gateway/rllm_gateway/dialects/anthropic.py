@@ -82,7 +82,7 @@ def read_to_count(body: Mapping[str, Any], *, ignores: bool = False) -> Call:
     if body.get("mcp_servers"):
         raise BadRequest("mcp_servers are not supported: the agent must execute its tools itself")
     hides_tools = choice.get("type") == "none" or body.get("tools") is None
-    tools = [] if hides_tools else [_tool(tool) for tool in items(body, "tools")]
+    tools = [] if hides_tools else fields.tools(items(body, "tools"), _tool, types=("custom", None))
     messages = list(_system(body.get("system")))
     for message in items(body, "messages"):
         messages += _messages(message)
@@ -113,8 +113,8 @@ def _model(body: Mapping[str, Any]) -> str:
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
-        raise BadRequest(f"a tool must have a name and an input_schema, and the agent executes it; not {tool!r:.80}")
+    if not isinstance(tool, Mapping):
+        raise BadRequest(f"a tool must be an object with a name and an input_schema, not {tool!r:.80}")
     return function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 
