@@ -46,8 +46,10 @@ TRACKERS_PACKAGES := tensorboard==2.21.0 wandb==0.31.0 mlflow-skinny==3.17.2 tra
 AGENTS := .venv-agents
 AGENTS_PLUGINS := rllm-gateway rllm-devkit rllm-renderers rllm-viewer rllm-workflows
 AGENTS_PACKAGES := pytest pytest-xdist $(AGENTS_PLUGINS:%=-e plugins/%) -e "plugins/rllm-local[starter]"
-# The same with the newest releases, and agents of npm; by hand.
+# The same with the newest releases that go together, and coding agents of npm; by hand.
 AGENTS_NEWEST := .venv-agents-newest
+AGENTS_CLI := .venv-agents-cli
+AGENTS_CLI_PACKAGES := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
 
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
@@ -66,7 +68,7 @@ CHROMIUM := chromium
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
-	$(TEST_LANES)
+	agents-newest agents-cli $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; prints the run folder last"
@@ -80,6 +82,8 @@ help:
 	@echo "make test-tinker     test backend and parser tinker against a real server on this machine"
 	@echo "make test-trackers   test the trackers with the real libraries (0.5 GB)"
 	@echo "make test-agents     test agents of other people, with their SDKs and frameworks, against the gateway"
+	@echo "make agents-newest   the same with the newest releases, in an environment of its own; not part of make test"
+	@echo "make agents-cli      test the coding agents of npm against the gateway (1 GB); not part of make test"
 	@echo "make verl-seeds      test learning with verl on more seeds; not part of make test"
 	@echo "make tinker-env      create the environment with the Tinker SDK (0.5 GB)"
 	@echo "make tinker-server   create the environment of the local Tinker server, and its model (2.5 GB)"
@@ -140,6 +144,22 @@ test-trackers: $(TRACKERS)/.installed
 test-agents: $(AGENTS)/.installed
 	@$(TEST_ENVIRONMENT) $(AGENTS)/bin/pytest -c tests/agents/pytest.ini --rootdir . $(IN_TWO_PROCESSES) -m "not slow" \
 		plugins/rllm-gateway tests/agents
+
+# Looks for newer releases every time.
+agents-newest:
+	@$(AGENTS_NEWEST)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(AGENTS_NEWEST)
+	@$(PYTHON) -m pip --python $(AGENTS_NEWEST)/bin/python install $(PIP_QUIETLY) pip
+	@$(AGENTS_NEWEST)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
+	@sed 's/==.*//' tests/agents/requirements.txt > $(AGENTS_NEWEST)/requirements.txt
+	@$(AGENTS_NEWEST)/bin/python -m pip install $(PIP_QUIETLY) --upgrade -c constraints.txt \
+		-r $(AGENTS_NEWEST)/requirements.txt -e . $(AGENTS_PACKAGES)
+	@$(AGENTS_NEWEST)/bin/python -m pip freeze --exclude-editable | grep -i -E "$$(sed '/^#/d; s/[[=].*//' \
+		tests/agents/requirements.txt | paste -s -d '|' | sed 's/.*/^(&)==/')"
+	@$(TEST_ENVIRONMENT) $(AGENTS_NEWEST)/bin/pytest -c tests/agents/pytest.ini --rootdir . $(IN_TWO_PROCESSES) -m "not slow" \
+		plugins/rllm-gateway tests/agents
+
+agents-cli: $(AGENTS)/.installed $(AGENTS_CLI)/.installed
+	@$(TEST_ENVIRONMENT) $(AGENTS)/bin/pytest -c tests/agents/pytest.ini --rootdir . -m slow tests/agents/test_coding_agents.py
 
 tinker-seeds: $(TINKER)/.installed $(TINKER_SERVER)/.installed
 	@$(TEST_ENVIRONMENT) $(TINKER)/bin/pytest -c tests/tinker/pytest.ini $(IN_TWO_PROCESSES) -m slow tests/tinker
@@ -249,4 +269,10 @@ $(AGENTS)/.installed: Makefile constraints.txt tests/agents/requirements.txt pyp
 	@$(AGENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
 	@$(AGENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -r tests/agents/requirements.txt -e . $(AGENTS_PACKAGES)
 	@$(AGENTS)/bin/python -m rllm_local.starter >/dev/null
+	@touch $@
+
+$(AGENTS_CLI)/.installed: Makefile
+	@echo "setting up $(AGENTS_CLI) (1 GB)" >&2
+	@mkdir -p $(AGENTS_CLI)
+	@npm install --prefix $(AGENTS_CLI) --no-save --no-package-lock --no-audit --no-fund --silent $(AGENTS_CLI_PACKAGES)
 	@touch $@

@@ -29,6 +29,11 @@ Let me add.
 ONE = '<tool_call>\n{"arguments": {"a": 9,"b":1}, "name": "sub"}\n</tool_call>'
 DONE = "<think>\nso\n</think>\n\n They are 7, 10 and 8, é “ok” .\n"
 CALCULATES = (BOTH, ONE, DONE)
+TRANSFER = '<tool_call>\n{"name": "transfer_to_calculator", "arguments": {}}\n</tool_call>'
+ASK_TWICE = "\n".join(
+    f'<tool_call>\n{{"name": "calculate", "arguments": {{"input":"{question}" }}}}\n</tool_call>'
+    for question in ("3+4", "2*5")
+)
 FINAL_CALL = '<tool_call>\n{"name": "final_answer", "arguments":  {"answer": "7, 10, 8: ok"}}\n</tool_call>'
 CODE = "Thought: I add.\n<code>\nx = add(a=3,  b=4)\nprint(x)\n</code> and more after the stop text"
 FINAL_CODE = 'Thought: done.\n<code>\nfinal_answer(f"{x}, ok")\n</code>'
@@ -69,6 +74,8 @@ ROWS = [
     Row("openai_agents:responses"),
     Row("openai_agents:responses_streamed"),
     Row("openai_agents:with_mcp"),
+    Row("openai_agents:hands_over", (TRANSFER, BOTH, ONE, DONE), segments=2),
+    Row("openai_agents:asks_another", (ASK_TWICE, "seven", "ten", DONE), segments=3),
     Row("pydantic_agents:chat", rewritten=2),
     Row("pydantic_agents:chat_streamed", (BOTH,), "Let me add."),  # its first text is its answer, whatever follows
     Row("pydantic_agents:responses", rewritten=2),

@@ -187,10 +187,12 @@ async def test_an_answer_that_is_cut_off_says_so() -> None:
 async def test_what_the_run_decides_is_counted() -> None:
     async with agent(Policy(calling), ignores=True) as (endpoint, ask):
         of_old_clients = {"temperature": 0.1, "top_k": 3, "betas": ["x"]}
-        await ask([USER], tools=TOOLS, tool_choice={"type": "any"}, service_tier="auto", extra_body=of_old_clients)
+        tools = [SEARCH, *TOOLS]
+        await ask([USER], tools=tools, tool_choice={"type": "any"}, service_tier="auto", extra_body=of_old_clients)
     assert {name: value for name, value in endpoint.metrics().items() if "ignored" in name} == {
         "gateway_ignored_temperature": 1.0,
         "gateway_ignored_tool_choice": 1.0,
+        "gateway_ignored_tools": 1.0,
         "gateway_ignored_top_k": 1.0,
     }
 

@@ -321,7 +321,7 @@ async def test_when_a_rollout_ends_its_calls_end_and_its_secret_is_void() -> Non
         ({"messages": [USER], "stop": [""]}, "stop must be"),
         ({"messages": [USER], "max_tokens": -1}, "max_tokens must be a positive integer"),
         ({"messages": [USER], "model": 3}, "model must be text"),
-        ({"messages": [USER], "tools": [{"type": "web_search"}]}, "tools must be functions"),
+        ({"messages": [USER], "tools": [{"type": "web_search"}]}, "must execute its tools itself"),
         ({"messages": [USER], "tools": 3}, "tools must be a list"),
         ({"messages": [USER], "logit_bias": {"1": 2}}, "logit_bias is not supported"),
         ({"messages": [USER], "response_format": {"type": "json_object"}}, "cannot be honored"),

@@ -306,7 +306,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://a.b/c.png"}]}]},
         "data: URL",
     ),
-    "a hosted tool": ({"tools": [{"type": "web_search"}]}, "functions, which the agent executes"),
+    "a hosted tool": ({"tools": [{"type": "web_search"}]}, "must execute its tools itself"),
     "a tool of chat completions": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "needs a name"),
     "a schema": (
         {"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}},
@@ -362,11 +362,12 @@ async def test_the_run_file_can_say_that_fields_are_ignored() -> None:
             top_p=0.5,
             reasoning={"effort": "high"},
             text={"format": {"type": "json_object"}},
-            tools=TOOLS,
+            tools=[{"type": "web_search"}, *TOOLS, {"type": "namespace", "name": "n", "tools": TOOLS}],
             tool_choice="required",
         )
         counts = client.endpoint.metrics()
-        ignored = {"temperature", "top_p", "reasoning", "text.format", "tool_choice"}
+        assert counts["gateway_ignored_tools"] == 2
+        ignored = {"temperature", "top_p", "reasoning", "text.format", "tool_choice", "tools"}
         assert {name for name in counts if "ignored" in name} == {f"gateway_ignored_{name}" for name in ignored}
 
 

@@ -64,3 +64,19 @@ async def with_mcp(question: str, base_url: str, api_key: str) -> str:
     async with MCPServerStdio({"command": sys.executable, "args": [str(MCP_SERVER)]}) as server:
         agent = Agent("calculator", instructions=INSTRUCTIONS, mcp_servers=[server], model=model)
         return (await Runner.run(agent, question)).final_output
+
+
+async def hands_over(question: str, base_url: str, api_key: str) -> str:
+    """Hands the conversation to another agent, with other instructions and tools."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    calculator = _agent(OpenAIChatCompletionsModel("calculator", client))
+    first = Agent("first", handoffs=[calculator], model=OpenAIChatCompletionsModel("first", client))
+    return (await Runner.run(first, question)).final_output
+
+
+async def asks_another(question: str, base_url: str, api_key: str) -> str:
+    """Has another agent as a tool, and asks it twice at once."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    tool = _agent(OpenAIChatCompletionsModel("calculator", client)).as_tool("calculate", "Calculates.")
+    first = Agent("first", tools=[tool], model=OpenAIChatCompletionsModel("first", client))
+    return (await Runner.run(first, question)).final_output

@@ -73,13 +73,25 @@ class Script(ScriptedEngine):
     async def get_token_output_from_token_input(self, token_input: Any, *, sampling_params: Any, **more: Any) -> Any:
         """See `RolloutEngine.get_token_output_from_token_input`."""
         number = len(self.exchanges)
-        if number == len(self._texts):
-            raise AssertionError(f"a call after the last text of the script: {parser().decode(token_input)!r}")
-        tokens = spelled(self._texts[number] + "<|im_end|>")
+        tokens = spelled(self.say(parser().decode(token_input)) + "<|im_end|>")
         assert len(tokens) <= sampling_params.max_response_tokens
         logprobs = -np.random.default_rng(number).exponential(size=len(tokens)).astype(np.float32)
         self.exchanges.append((tuple(map(int, token_input)), tuple(tokens), tuple(logprobs.tolist())))
-        return TokenOutput(token_ids=tokens, logprobs=logprobs, finish_reason=FinishReason.STOP, weight_version=0)
+        return TokenOutput(
+            token_ids=tokens, logprobs=logprobs, finish_reason=FinishReason.STOP, weight_version=self.weight_version
+        )
+
+    async def get_token_outputs_from_token_input(
+        self, token_input: Any, *, seeds: Sequence[int], **more: Any
+    ) -> list[TokenOutput]:
+        """See `RolloutEngine.get_token_outputs_from_token_input`."""
+        return [await self.get_token_output_from_token_input(token_input, seed=seed, **more) for seed in seeds]
+
+    def say(self, prompt: str) -> str:
+        """Returns the next text."""
+        if len(self.exchanges) == len(self._texts):
+            raise AssertionError(f"a call after the last text of the script: {prompt!r}")
+        return self._texts[len(self.exchanges)]
 
 
 def check_exact(steps: Sequence[Step], engine: Script, stop_text: str | None = None) -> int:

@@ -85,7 +85,7 @@ def read_to_count(body: Mapping[str, Any], history: History, *, ignores: bool = 
     if body.get("mcp_servers"):
         raise BadRequest("mcp_servers are not supported: the agent must execute its tools itself")
     hides_tools = choice.get("type") == "none" or body.get("tools") is None
-    tools = [] if hides_tools else [_tool(tool) for tool in items(body, "tools")]
+    tools = [] if hides_tools else fields.tools(items(body, "tools"), _tool, types=("custom", None))
     return MessagesCall(
         history=history,
         tools=tools or None,
@@ -106,8 +106,8 @@ def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
-        raise BadRequest(f"a tool must have a name and an input_schema, and the agent executes it; not {tool!r:.80}")
+    if not isinstance(tool, Mapping):
+        raise BadRequest(f"a tool must be an object with a name and an input_schema, not {tool!r:.80}")
     return function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 

@@ -45,7 +45,8 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
         fields.not_honored("response_format", form.get("type"))
     if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
         fields.not_honored("tool_choice", choice)
-    tools = [] if choice == "none" or not body.get("tools") else [_tool(tool) for tool in items(body, "tools")]
+    hides_tools = choice == "none" or not body.get("tools")
+    tools = [] if hides_tools else fields.tools(items(body, "tools"), _tool, types=("function", None))
     return Call(
         history=history,
         tools=tools or None,
@@ -60,8 +61,8 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
 
 def _tool(tool: Any) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
-        raise BadRequest(f"tools must be functions, which the agent executes, not {tool!r:.80}")
+    if not isinstance(function, Mapping):
+        raise BadRequest(f"a tool must be an object with a function, not {tool!r:.80}")
     return function_tool(function.get("name"), function.get("description"), function.get("parameters"))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rllm_gateway.calls import Answer
 from rllm_gateway.errors import BadRequest
 
 MAX_STOP_TEXTS = 16
+IGNORE = 'set agent.unsupported_fields = "ignore"'
 
 
 def integer(body: Mapping[str, Any], *names: str) -> int | None:
@@ -128,7 +129,33 @@ class Fields:
         if not self._ignores:
             raise BadRequest(
                 f"{name} = {str(value)[:80]} cannot be honored, because sampling is not constrained: remove it from "
-                'the request, or set agent.unsupported_fields = "ignore"',
+                f"the request, or {IGNORE}",
                 code="unsupported_field",
             )
         self.ignored.append(name)
+
+    def tools(
+        self, given: Sequence[Any], read: Callable[[Any], dict[str, Any]], *, types: Sequence[str | None]
+    ) -> list[dict[str, Any]]:
+        """Returns the tools that the agent executes itself. Others, such as a search of the provider, are refused.
+
+        Args:
+            given: The tools of the request.
+            read: Reads a tool.
+            types: Types of the tools that the agent executes.
+
+        Raises:
+            BadRequest: If there is another tool, and the run file does not say that it is ignored.
+        """
+        found = []
+        for tool in given:
+            if isinstance(tool, Mapping) and tool.get("type") not in types:
+                if not self._ignores:
+                    raise BadRequest(
+                        f"the agent must execute its tools itself, unlike {dict(tool)!r:.80}: remove it, or {IGNORE}",
+                        code="unsupported_field",
+                    )
+                self.ignored.append("tools")
+            else:
+                found.append(read(tool))
+        return found

@@ -48,7 +48,8 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
         fields.not_honored("text.format", form.get("type"))
     if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
         fields.not_honored("tool_choice", choice)
-    tools = [] if choice == "none" or body.get("tools") is None else [_tool(tool) for tool in items(body, "tools")]
+    hides_tools = choice == "none" or body.get("tools") is None
+    tools = [] if hides_tools else fields.tools(items(body, "tools"), _tool, types=("function",))
     after = text(body, "previous_response_id")
     include = [] if body.get("include") is None else items(body, "include")
     return Call(
@@ -64,8 +65,8 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        raise BadRequest(f"tools must be functions, which the agent executes, not {tool!r:.80}")
+    if not isinstance(tool, Mapping):
+        raise BadRequest(f"a tool must be an object, not {tool!r:.80}")
     return function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 
