@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from rllm_gateway import Endpoint, Gateway
 
-from benchmarks import gateway_trace
+from benchmarks import gateway_step, gateway_trace
 from benchmarks.gateway_client import allow_many_connections, post, question
 from benchmarks.gateway_policy import WORDS, Gate, Prompt
 from benchmarks.gateway_referee import judge
@@ -303,6 +303,7 @@ def main() -> None:
         "length": length,
         "memory": memory,
         "crowd": crowd,
+        "step": gateway_step.step,
     }
     with _rare_collections():  # as in a run
         for row in parts[request.pop("part")](request):

@@ -136,23 +136,30 @@ def of_gateway(metrics: Sequence[Mapping[str, float]]) -> Row:
     return {name: sum(step.get(name, 0.0) for step in metrics) / len(metrics) for name in names}
 
 
-def write_run_file(game: str, folder: Path) -> Path:
-    """Writes the rows and the run file with which an agent plays a native workflow's game; returns the latter."""
+def write_run_file(game: str, folder: Path, *, agent: str = "", workflow: str = "agent") -> Path:
+    """Writes the rows and the run file with which an agent plays a native workflow's game; returns the latter.
+
+    Args:
+        game: Name of the native workflow.
+        folder: Where to write.
+        agent: Name of the agent and of its reward. Defaults to that of the game.
+        workflow: Name of workflow ``agent``, or of one like it.
+    """
     native, preset, solved_at = GAMES[game]
     agents = ROOT / "benchmarks" / "agents"
     rows = {"train": folder / f"{game}-train.jsonl", "validation": folder / f"{game}-validation.jsonl"}
     about = {
-        "function": f"{agents / game}.py:play",
-        "reward": f"{agents / 'rewards'}.py:of_{game}",
+        "function": f"{agents / (agent or game)}.py:play",
+        "reward": f"{agents / 'rewards'}.py:of_{agent or game}",
         "solved_at": solved_at,
     }
     for split, path in rows.items():
         lines = [json.dumps({"id": task.task_id, **row_of(game, task.data)}) for task in native().tasks(split)]
         path.write_text("\n".join(lines), encoding="utf-8")
         about[f"{split}_file"] = str(path)
-    settings = {name: section for name, section in preset().items() if name != game} | {"agent": about}
+    settings = {name: section for name, section in preset().items() if name != game} | {workflow: about}
     run_file = folder / f"{game}.toml"
-    run_file.write_text("\n".join(['workflow = "agent"', *toml(settings)]), encoding="utf-8")
+    run_file.write_text("\n".join([f'workflow = "{workflow}"', *toml(settings)]), encoding="utf-8")
     return run_file
 
 
@@ -271,7 +278,7 @@ def _agent_figures(game: str, runs: Sequence[Row]) -> Figures:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
-    parser.add_argument("--workflows", nargs="+", choices=list(SEEDS), default=list(SEEDS))
+    parser.add_argument("--workflows", nargs="+", choices=list(SEEDS), default=list(PARSERS))
     parser.add_argument(
         "--seeds",
         nargs="+",

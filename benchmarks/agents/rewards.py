@@ -39,3 +39,11 @@ def _last(said: dict[str, Any], finish_reason: str, display: str, *, is_right: b
     if finish_reason == "length" or said.get("tool_calls") or is_first:
         return INVALID
     return score_answer(said["content"].strip(), display, is_right)
+
+
+def of_framework(task: Task, result: str) -> float:
+    """Returns the reward of an answer alone: 1 if it repeats the last display."""
+    ended = json.loads(result)
+    if "answer" not in ended or not ended["shown"]:
+        return INVALID
+    return score_answer(str(ended["answer"]).strip(), ended["shown"][-1], is_right=True)
