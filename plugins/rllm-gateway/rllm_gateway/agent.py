@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import inspect
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -24,13 +28,14 @@ from rllm_core.services import RewardFunction
 from rllm_core.types import Episode, Task
 from rllm_core.workflow import Split, WorkflowConfig
 from rllm_gateway.endpoint import Endpoint
-from rllm_gateway.programs import run_program
+from rllm_gateway.programs import AgentFailed, run_program
 from rllm_gateway.rows import read_rows
 from rllm_gateway.workflow import GatewayConfig, GatewayWorkflow
 
-ENDPOINT = ("base_url", "anthropic_base_url", "api_key")
-PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
-RELAY = str(Path(__file__).with_name("relay.py"))
+ENDPOINT = ("base_url", "anthropic_base_url", "api_key", "socket")
+PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")  # not ${...}, which a shell reads
+OF_PLACE = {"python": sys.executable, "relay": str(Path(__file__).with_name("relay.py"))}
+MAX_THREADS = 4096  # of functions; the event loop's own would let a few run at once
 
 
 class AgentConfig(GatewayConfig):
@@ -40,8 +45,8 @@ class AgentConfig(GatewayConfig):
         tuple[str, ...],
         Field(
             description="Program and arguments. {COLUMN} stands for a column of the row, {folder} for a new folder "
-            "that the rollout may write to, {base_url}, {anthropic_base_url} and {api_key} for the address of the "
-            "model, {relay} for a script that lets agents without a network reach it."
+            "that the rollout may write to, {python} for this Python, {base_url}, {anthropic_base_url}, {api_key} "
+            "and {socket} for the address of the model, {relay} for a script that lets agents without a network reach it."
         ),
     ] = ()
     function: Annotated[
@@ -111,11 +116,13 @@ class AgentWorkflow(GatewayWorkflow):
         """Starts the gateway."""
         await super().open()
         self._keeper = ProcessKeeper()
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="agent")
 
     async def close(self) -> None:
         """Stops the gateway, and what an agent has left behind."""
         if hasattr(self, "_keeper"):
             self._keeper.close()
+            self._threads.shutdown(wait=False, cancel_futures=True)
         await super().close()
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -146,7 +153,7 @@ class AgentWorkflow(GatewayWorkflow):
 
     async def _play(self, row: Mapping[str, Any], endpoint: Endpoint, folder: str) -> str:
         if self.config.command:
-            values = {**row, **_of_endpoint(endpoint), "folder": folder, "relay": RELAY}
+            values = {**row, **_of_endpoint(endpoint), "folder": folder, **OF_PLACE}
             command = [_filled(part, values) for part in self.config.command]
             printed = await run_program(command, os.environ | endpoint.env, self._keeper)
         else:
@@ -155,7 +162,7 @@ class AgentWorkflow(GatewayWorkflow):
             return printed
         file = Path(folder, self.config.result_file)
         if not file.resolve().is_relative_to(Path(folder).resolve()) or not file.is_file():
-            raise RuntimeError(f"the agent has not written {self.config.result_file} in its folder")
+            raise AgentFailed(f"the agent has not written {self.config.result_file} in its folder")
         return file.read_text(encoding="utf-8", errors="replace")
 
     async def _call(self, row: Mapping[str, Any], endpoint: Endpoint, folder: str) -> str:
@@ -166,7 +173,8 @@ class AgentWorkflow(GatewayWorkflow):
             if inspect.iscoroutinefunction(function):
                 result = await function(**arguments)
             else:
-                result = await asyncio.to_thread(function, **arguments)
+                call = functools.partial(contextvars.copy_context().run, functools.partial(function, **arguments))
+                result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
                 if inspect.isawaitable(result):
                     result = await result
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
@@ -219,7 +227,7 @@ class AgentWorkflow(GatewayWorkflow):
         """Raises ConfigError if the command names a column that the first row does not have."""
         for task in self._tasks["train"][:1]:
             for part in self.config.command:
-                _filled(part, {**task.data, **dict.fromkeys((*ENDPOINT, "folder", "relay"), "")})
+                _filled(part, {**task.data, **dict.fromkeys((*ENDPOINT, "folder", *OF_PLACE), "")})
 
 
 def _of_endpoint(endpoint: Endpoint) -> dict[str, str]:

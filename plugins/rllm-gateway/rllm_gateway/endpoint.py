@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,8 +94,11 @@ class Endpoint:
     @property
     def env(self) -> dict[str, str]:
         """Environment variables for a program."""
-        socket = {"RLLM_GATEWAY_SOCKET": self.socket} if self.socket else {}
-        return socket | {
+        found = {"RLLM_GATEWAY_SOCKET": self.socket} if self.socket else {}
+        # A proxy would look for the gateway on its own machine.
+        for name in ("NO_PROXY", "no_proxy"):
+            found[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
+        return found | {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,
             "OPENAI_API_KEY": self.api_key,

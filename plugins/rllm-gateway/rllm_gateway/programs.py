@@ -8,8 +8,10 @@ import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from rllm_core.engine import Terminated
 from rllm_core.sandbox import ProcessKeeper
 from rllm_core.text import printable
+from rllm_core.types import TerminationReason
 
 MAX_OUTPUT_BYTES = 64 << 20
 KEPT_ERROR_BYTES = 4096
@@ -17,8 +19,11 @@ POLL_SECONDS = 0.5
 LAST_OUTPUT_SECONDS = 0.5  # for a process that has left the session and keeps the pipes open
 
 
-class AgentFailed(RuntimeError):
-    """The program ended with an error."""
+class AgentFailed(Terminated):
+    """The program ended with an error, which is not one of this package."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(TerminationReason.ERROR, message)
 
 
 async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: ProcessKeeper) -> str:

@@ -46,9 +46,10 @@ def _tasks(file: str) -> list[Task]:
         if not line.strip():
             continue
         row = _row(file, number, line)
-        task_id = str(row.get("id") or hashlib.blake2b(line.strip().encode(), digest_size=8).hexdigest())
+        task_id = str(row["id"] if row.get("id") else hashlib.blake2b(line.strip().encode(), digest_size=8).hexdigest())
         if task_id in tasks:
-            raise ConfigError(f"{file}:{number}: the id {task_id!r} is that of an earlier row")
+            same = f"the id {task_id!r} is that of" if row.get("id") else "this row, which has no id, is equal to"
+            raise ConfigError(f"{file}:{number}: {same} an earlier row")
         tasks[task_id] = Task(task_id=task_id, data=row)
     return list(tasks.values())
 

@@ -100,7 +100,7 @@ async def test_a_result_may_be_in_a_file(folder: Path) -> None:
     text = "open(sys.argv[2] + '/out.txt', 'w').write(ask([{'role': 'user', 'content': sys.argv[1]}])); print('noise')"
     [episode] = await play(folder, result_file="out.txt", **program(text, "{question}", "{folder}"))
     assert episode.is_correct
-    with pytest.raises(RuntimeError, match=r"has not written out\.txt"):
+    with pytest.raises(AgentFailed, match=r"has not written out\.txt"):
         await play(folder, result_file="out.txt", **program("print('nothing')"))
 
 
@@ -248,6 +248,26 @@ async def test_a_row_cannot_name_another_column(folder: Path) -> None:
     assert episode.metadata["result"].strip() == "tell me {answer}"
 
 
+async def test_a_shell_reads_its_own_variables(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    command = ("sh", "-c", "echo said ${question} {python}; printenv NO_PROXY no_proxy")
+    [episode] = await play(folder, command=command)
+    assert episode.metadata["result"].splitlines() == [
+        f"said {sys.executable}",
+        "example.org,127.0.0.1,localhost",
+        "*,127.0.0.1,localhost",
+    ]
+
+
+async def test_more_functions_run_at_once_than_the_machine_has_processors(folder: Path) -> None:
+    waits = (
+        "import threading\nALL = threading.Barrier(60)\ndef solve(question, base_url):\n    return str(ALL.wait())\n"
+    )
+    (folder / "waits.py").write_text(waits)
+    episodes = await play(folder, rollouts=60, function=f"{folder / 'waits.py'}:solve")
+    assert {episode.metadata["result"] for episode in episodes} == {str(number) for number in range(60)}
+
+
 async def test_an_agent_gets_the_address_as_arguments(folder: Path) -> None:
     program = PROGRAM.replace('os.environ["OPENAI_BASE_URL"]', "sys.argv[1]") + (
         "del os.environ['OPENAI_BASE_URL']\nprint(ask([{'role': 'user', 'content': sys.argv[2]}]))"
@@ -256,7 +276,10 @@ async def test_an_agent_gets_the_address_as_arguments(folder: Path) -> None:
     assert episode.is_correct
 
 
-BWRAP = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--unshare-net", "--die-with-parent", "--")
+BWRAP = (
+    *("bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--tmpfs", "/tmp"),
+    *("--bind", "{socket}", "{socket}", "--proc", "/proc", "--dev", "/dev", "--"),
+)
 ASKS = PROGRAM + "print(ask([{'role': 'user', 'content': sys.argv[1]}]))"
 
 

@@ -1,4 +1,4 @@
-"""What agents did with their endpoint: calls, conversations and sequences, of a run or of one rollout.
+"""What agents did with their endpoint: calls, conversations and segments, of a run or of one rollout.
 
 They are counted by package rllm-gateway, as metrics of its episodes.
 """
@@ -57,10 +57,10 @@ def blocks(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     counts = found["counts"]
     yield Text(f"agents, mean of a rollout in the last {counted(found['steps'], 'step')}:", style="bold")
     yield labeled("calls", _calls(counts))
-    sequences = f"{number(found['segments_per_trajectory'])} per trajectory"
+    said = f"{number(found['segments_per_trajectory'])} per trajectory"
     if breaks := found["segment_breaks"]:
-        sequences += f"; breaks in all: {pairs(breaks)}"
-    yield labeled("segments", sequences)
+        said += f"; breaks in all: {pairs(breaks)}"
+    yield labeled("segments", said)
     if more := _others(counts):
         yield labeled("also", more)
 
@@ -70,8 +70,8 @@ def of_rollout(episode: Episode) -> str:
     counts = counts_of(episode.metrics)
     if "calls" not in counts:
         return ""
-    sequences = sum(len(segments(trajectory.steps)) for trajectory in episode.trajectories)
-    facts = [_calls(counts), counted(sequences, "segment"), _others(counts)]
+    total = sum(len(segments(trajectory.steps)) for trajectory in episode.trajectories)
+    facts = [_calls(counts), counted(total, "segment"), _others(counts)]
     return "; ".join(fact for fact in facts if fact)
 
 

@@ -1,4 +1,4 @@
-"""Habits of agents that cost sequences: they are longer to train than the conversations are."""
+"""Habits of agents that cost segments: they are longer to train than the conversations are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def why_it_begins_anew(answers: Answers, means: Row) -> Cause | None:
 
 
 def breaks_off(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
-    """Whether many calls of agents break the sequence of their conversation."""
+    """Whether many calls of agents break the segment of their conversation."""
     calls = row.get("turns_mean", 0.0) * row.get("trajectories", 0.0)
     return CALLS in row and bool(row.get("segment_breaks", 0.0) > MANY_BREAKS * calls)
 

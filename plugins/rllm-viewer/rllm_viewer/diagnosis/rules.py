@@ -260,7 +260,7 @@ RULES = (
         "conversations-break",
         FIRST_STEPS,
         agents.breaks_off,
-        "many calls of the agent break the sequence of their conversation, so that prompts are computed again",
+        "many calls of the agent break the segment of their conversation, so that prompts are computed again",
         ("the agent changes something between its calls",),
         explain=agents.why_it_breaks_off,
     ),
