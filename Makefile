@@ -46,7 +46,7 @@ TRACKERS_PACKAGES := tensorboard==2.21.0 wandb==0.31.0 mlflow-skinny==3.17.2 tra
 AGENTS := .venv-agents
 AGENTS_PLUGINS := rllm-gateway rllm-devkit rllm-renderers rllm-viewer rllm-workflows
 AGENTS_PACKAGES := pytest pytest-xdist $(AGENTS_PLUGINS:%=-e plugins/%) -e "plugins/rllm-local[starter]"
-# The same with the newest releases that go together, and coding agents of npm; by hand.
+# The same with the newest releases that go together, and the coding agents of npm; by hand.
 AGENTS_NEWEST := .venv-agents-newest
 AGENTS_CLI := .venv-agents-cli
 AGENTS_CLI_PACKAGES := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
@@ -145,16 +145,15 @@ test-agents: $(AGENTS)/.installed
 	@$(TEST_ENVIRONMENT) $(AGENTS)/bin/pytest -c tests/agents/pytest.ini --rootdir . $(IN_TWO_PROCESSES) -m "not slow" \
 		plugins/rllm-gateway tests/agents
 
-# Looks for newer releases every time.
+# Looks for releases as new as the pinned ones or newer, every time.
 agents-newest:
 	@$(AGENTS_NEWEST)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(AGENTS_NEWEST)
 	@$(PYTHON) -m pip --python $(AGENTS_NEWEST)/bin/python install $(PIP_QUIETLY) pip
 	@$(AGENTS_NEWEST)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
-	@sed 's/==.*//' tests/agents/requirements.txt > $(AGENTS_NEWEST)/requirements.txt
+	@sed 's/==/>=/' tests/agents/requirements.txt > $(AGENTS_NEWEST)/requirements.txt
 	@$(AGENTS_NEWEST)/bin/python -m pip install $(PIP_QUIETLY) --upgrade -c constraints.txt \
 		-r $(AGENTS_NEWEST)/requirements.txt -e . $(AGENTS_PACKAGES)
-	@$(AGENTS_NEWEST)/bin/python -m pip freeze --exclude-editable | grep -i -E "$$(sed '/^#/d; s/[[=].*//' \
-		tests/agents/requirements.txt | paste -s -d '|' | sed 's/.*/^(&)==/')"
+	@$(AGENTS_NEWEST)/bin/python -m pip freeze -r $(AGENTS_NEWEST)/requirements.txt | sed '/^## /,$$d'
 	@$(TEST_ENVIRONMENT) $(AGENTS_NEWEST)/bin/pytest -c tests/agents/pytest.ini --rootdir . $(IN_TWO_PROCESSES) -m "not slow" \
 		plugins/rllm-gateway tests/agents
 
