@@ -170,15 +170,16 @@ def _crowd(rows: Sequence[Row]) -> Figures:
 
 
 def _step(rows: Sequence[Row]) -> Figures:
-    def of(side: str, what: str) -> list[float]:
-        return [row[what] for row in of_kind(rows, "step", side=side)]
-
-    found = {}
+    found: Figures = {}
     for what, ending in (("step_seconds", ""), ("step_cpu_seconds", "_cpu")):
-        found[f"agent_step_over_native{ending}"] = round(
-            paired_ratio(zip(of("native", what), of("agent", what), strict=True)), 2
-        )
-        found |= {f"{side}_{what}": round(statistics.median(of(side, what)), 3) for side in ("native", "agent")}
+        of = {(row["side"], row["trial"]): row[what] for row in rows}
+        both = [
+            trial for side, trial in of if side == "native" and ("agent", trial) in of
+        ]  # an interrupted run has more
+        pairs = [(of["native", trial], of["agent", trial]) for trial in both]
+        found[f"agent_step_over_native{ending}"] = round(paired_ratio(pairs), 2)
+        for side, values in zip(("native", "agent"), zip(*pairs, strict=True), strict=True):
+            found[f"{side}_{what}"] = round(statistics.median(values), 3)
     return found
 
 
