@@ -13,12 +13,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks import gateway_bare
 from benchmarks.learning import measured, read_lines, write_run_file
 from benchmarks.trials import Row
 
 FIRST_STEPS = 1
-ENTRY_POINTS = f"[rllm_core]\n{gateway_bare.NAME} = {gateway_bare.__name__}\n"
 
 
 def step(request: Row) -> Iterator[Row]:
@@ -29,9 +27,9 @@ def step(request: Row) -> Iterator[Row]:
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed(folder)), os.environ["PYTHONPATH"]])}
+        environment = dict(os.environ)
         measured([sys.executable, "-m", "rllm_local.starter"], environment)
-        run_file = write_run_file("calculator", folder, agent="framework", workflow=gateway_bare.NAME)
+        run_file = write_run_file("calculator", folder, agent="framework", hide_tools=True, hide_system=True)
         sides = {"native": ["calculator"], "agent": [str(run_file), "-o", f"rollout.workers={request['workers']}"]}
         for trial in range(request["trials"]):
             for side in list(sides)[:: 1 if trial % 2 == 0 else -1]:
@@ -57,12 +55,3 @@ def trained(what: list[str], steps: int, run_dir: Path, environment: Mapping[str
         "reward_mean": statistics.fmean(line["reward_mean"] for line in metrics),
         "segment_breaks": sum(line["segment_breaks"] for line in metrics),
     }
-
-
-def installed(folder: Path) -> Path:
-    """Returns a folder for the path of Python in which the workflow without tools is installed as a plugin."""
-    about = folder / "path" / "bare_agent-0.1.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bare-agent\nVersion: 0.1\n", encoding="utf-8")
-    (about / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
-    return about.parent

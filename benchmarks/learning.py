@@ -136,14 +136,14 @@ def of_gateway(metrics: Sequence[Mapping[str, float]]) -> Row:
     return {name: sum(step.get(name, 0.0) for step in metrics) / len(metrics) for name in names}
 
 
-def write_run_file(game: str, folder: Path, *, agent: str = "", workflow: str = "agent") -> Path:
+def write_run_file(game: str, folder: Path, *, agent: str = "", **more: Any) -> Path:
     """Writes the rows and the run file with which an agent plays a native workflow's game; returns the latter.
 
     Args:
         game: Name of the native workflow.
         folder: Where to write.
         agent: Name of the agent and of its reward. Defaults to that of the game.
-        workflow: Name of workflow ``agent``, or of one like it.
+        more: Other settings of workflow ``agent``.
     """
     native, preset, solved_at = GAMES[game]
     agents = ROOT / "benchmarks" / "agents"
@@ -152,14 +152,15 @@ def write_run_file(game: str, folder: Path, *, agent: str = "", workflow: str = 
         "function": f"{agents / (agent or game)}.py:play",
         "reward": f"{agents / 'rewards'}.py:of_{agent or game}",
         "solved_at": solved_at,
+        **more,
     }
     for split, path in rows.items():
         lines = [json.dumps({"id": task.task_id, **row_of(game, task.data)}) for task in native().tasks(split)]
         path.write_text("\n".join(lines), encoding="utf-8")
         about[f"{split}_file"] = str(path)
-    settings = {name: section for name, section in preset().items() if name != game} | {workflow: about}
+    settings = {name: section for name, section in preset().items() if name != game} | {"agent": about}
     run_file = folder / f"{game}.toml"
-    run_file.write_text("\n".join([f'workflow = "{workflow}"', *toml(settings)]), encoding="utf-8")
+    run_file.write_text("\n".join(['workflow = "agent"', *toml(settings)]), encoding="utf-8")
     return run_file
 
 

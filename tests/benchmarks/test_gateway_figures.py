@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rllm_gateway import Gateway, endpoint, forest
+from rllm_gateway import Gateway
 from rllm_workflows.guess import GuessWorkflow
 
-from benchmarks import gateway, gateway_bare, gateway_trace, gateway_trial, learning
+from benchmarks import gateway, gateway_trace, gateway_trial, learning
 from benchmarks.agents import calculator, guess, rewards
 from benchmarks.gateway_policy import ByteParser, Given, said
 from benchmarks.gateway_referee import Receipt, Trained, judge
@@ -133,8 +133,7 @@ def test_the_referee_notices_a_gateway_that_matches_by_roles(monkeypatch: pytest
     def by_role(before: bytes, message: Mapping[str, Any]) -> bytes:
         return before + message["role"][:1].encode()
 
-    for module in (forest, endpoint):
-        monkeypatch.setattr(module, "chained", by_role)
+    monkeypatch.setattr(history, "chained", by_role)
     assert counts("gateway")["misattributed_tokens"] > 0
 
 
@@ -305,18 +304,3 @@ def test_the_gap_is_that_of_the_worst_seed() -> None:
     found = learning.figures([*rows, {**rows[0], "seed": 3}])
     assert (found["agent_guess_gap_max"], found["agent_guess_seeds"]) == (0.01, 2)
     assert found["agent_guess_solved_after_min"] == 0.95
-
-
-def test_a_bare_prompt_has_neither_tools_nor_instructions() -> None:
-    async def asked() -> Any:
-        engine, opened = ScriptedEngine(), gateway_bare.BareGateway()
-        async with opened.rollout(TITOCompleter(engine)) as address:
-            messages = [{"role": "system", "content": "hidden"}, {"role": "user", "content": "shown"}]
-            tools = [{"type": "function", "function": {"name": "add"}}]
-            body = json.dumps({"messages": messages, "tools": tools}).encode()
-            path = f"/r/{address.api_key}/v1/chat/completions"
-            response = await opened.handle("POST", path, {"host": "127.0.0.1:1"}, body)
-            response.delivered()
-            return response.status, [dict(one) for one in address.trajectories()[0].steps[0].messages]
-
-    assert asyncio.run(asked()) == (200, [{"role": "user", "content": "shown"}])

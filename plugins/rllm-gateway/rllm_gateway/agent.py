@@ -45,8 +45,8 @@ class AgentConfig(GatewayConfig):
         tuple[str, ...],
         Field(
             description="Program and arguments. {COLUMN} stands for a column of the row, {folder} for a new folder "
-            "that the rollout may write to, {python} for this Python, {base_url}, {anthropic_base_url}, {api_key} "
-            "and {socket} for the address of the model, {relay} for a script that lets agents without a network reach it."
+            "that the rollout may write to, {python} for this Python, {base_url}, {anthropic_base_url}, {api_key} and "
+            "{socket} for the address of the model, {relay} for a script that lets agents without a network reach it."
         ),
     ] = ()
     function: Annotated[

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rllm_core.types import Step
+from rllm_core.types import FinishReason, Step
 from rllm_gateway.history import History
 
 
@@ -96,7 +96,8 @@ class Answer:
     @property
     def finish_reason(self) -> str:
         """Why it ended: ``tool_calls``, ``stop`` or ``length``."""
-        return "tool_calls" if self.calls else self.step.finish_reason.value
+        reason = self.step.finish_reason
+        return "tool_calls" if self.calls and reason is not FinishReason.LENGTH else reason.value
 
 
 def up_to_stop_text(text: str, stop_texts: Sequence[str]) -> str:

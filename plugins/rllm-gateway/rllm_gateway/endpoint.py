@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from rllm_core.engine import Completer, EngineBusy, Terminated
 from rllm_core.scope import RolloutEnded
-from rllm_core.types import Episode, FinishReason, Step, Task, TerminationReason, Trajectory
+from rllm_core.types import Episode, FinishReason, MessageView, Step, Task, TerminationReason, Trajectory
 from rllm_gateway.bodies import Bodies
 from rllm_gateway.calls import Answer, Call, up_to_stop_text
 from rllm_gateway.errors import BadRequest, Busy, Failed, Forbidden, Refused, TooLong
@@ -23,19 +23,23 @@ MAX_ALTERNATIVES = 64
 MAX_REQUEST_BYTES = 1 << 32
 
 
-class Limits(NamedTuple):
-    """How much the agent of a rollout may ask for.
+class Options(NamedTuple):
+    """How the endpoint of a rollout treats its agent.
 
     Attributes:
-        calls: Maximum number of calls, or None.
-        request_bytes: Maximum number of bytes of all its requests.
+        max_calls: Maximum number of calls, or None.
+        max_request_bytes: Maximum number of bytes of all its requests.
+        hide_tools: Whether the model does not see the tools.
+        hide_system: Whether the model does not see system messages.
     """
 
-    calls: int | None = None
-    request_bytes: int = MAX_REQUEST_BYTES
+    max_calls: int | None = None
+    max_request_bytes: int = MAX_REQUEST_BYTES
+    hide_tools: bool = False
+    hide_system: bool = False
 
 
-NO_LIMITS = Limits()
+DEFAULTS = Options()
 
 
 class Endpoint:
@@ -45,7 +49,7 @@ class Endpoint:
         completer: Completer of the rollout.
         url: Address of the gateway, such as ``http://127.0.0.1:4711``.
         secret: Secret of the rollout.
-        limits: How much the agent may ask for.
+        options: How it treats its agent.
         socket: Path of the Unix socket on which the gateway is served, too; "" for none.
 
     Attributes:
@@ -57,7 +61,7 @@ class Endpoint:
     """
 
     def __init__(
-        self, completer: Completer, url: str, secret: str, *, limits: Limits = NO_LIMITS, socket: str = ""
+        self, completer: Completer, url: str, secret: str, *, options: Options = DEFAULTS, socket: str = ""
     ) -> None:
         self.forest = Forest()
         self.counts: Counter[str] = Counter()
@@ -66,7 +70,7 @@ class Endpoint:
         self._root_url = f"{url}/r/{secret}"
         self._secret = secret
         self.socket = socket
-        self._limits = limits
+        self._options = options
         self.bodies = Bodies()
         self._recorded: dict[bytes, list[Answer]] = {}
         self._running: set[asyncio.Task[Any]] = set()
@@ -113,9 +117,11 @@ class Endpoint:
             Forbidden: If the agent has sent too many.
         """
         self._received += size
-        if self._received > self._limits.request_bytes:
-            self._end(f"the agent has sent more than {self._limits.request_bytes:,} bytes")
-            raise Forbidden(f"this rollout may send at most {self._limits.request_bytes:,} bytes", code="size_limit")
+        if self._received > self._options.max_request_bytes:
+            self._end(f"the agent has sent more than {self._options.max_request_bytes:,} bytes")
+            raise Forbidden(
+                f"this rollout may send at most {self._options.max_request_bytes:,} bytes", code="size_limit"
+            )
 
     def _end(self, why: str) -> None:
         self.failure = self.failure or Terminated(TerminationReason.MAX_TURNS, why)
@@ -161,9 +167,9 @@ class Endpoint:
             return recorded
         # A retry of this call must not get the answer of an earlier one with the same body.
         self._recorded.pop(call.digest, None)
-        if self._limits.calls is not None and self.counts["calls"] >= self._limits.calls:
-            self._end(f"the agent has made {self._limits.calls} calls")
-            raise Forbidden(f"this rollout may make at most {self._limits.calls} calls", code="call_limit_reached")
+        if self._options.max_calls is not None and self.counts["calls"] >= self._options.max_calls:
+            self._end(f"the agent has made {self._options.max_calls} calls")
+            raise Forbidden(f"this rollout may make at most {self._options.max_calls} calls", code="call_limit_reached")
         self.counts["calls"] += 1
         for name in call.ignored:
             self.counts[f"ignored_{name}"] += 1
@@ -185,7 +191,7 @@ class Endpoint:
     async def _sampled(self, call: Call) -> list[Answer]:
         place = self._placed(call)
         before, said = place.before, call.history.digest
-        messages = place.prompt()
+        messages = self._prompt(place)
         if before is not None:
             before.is_delivered = True
         numbers = [self.forest.reserve(said) for _ in range(call.count)]
@@ -196,7 +202,7 @@ class Endpoint:
                     after=None if before is None else before.step, key=f"{said.hex()} {number}"
                 ).complete(
                     messages,
-                    tools=call.tools or ([] if before is not None else None),
+                    tools=self._tools(call, before),
                     max_response_tokens=None if call.max_tokens is None else min(call.max_tokens, limit),
                     stop_texts=call.stop_texts,
                     metadata={"model": call.model} if call.model else None,
@@ -229,9 +235,19 @@ class Endpoint:
         place = self._placed(call)
         fork = self._completer.fork(after=None if place.before is None else place.before.step, key="count")
         try:
-            return await fork.count_prompt_tokens(place.prompt(), tools=call.tools or ([] if place.before else None))
+            return await fork.count_prompt_tokens(self._prompt(place), tools=self._tools(call, place.before))
         except Exception as error:
             raise self._refusal(error) from error
+
+    def _prompt(self, place: Place) -> MessageView:
+        prompt = place.prompt(hide_system=self._options.hide_system)
+        if not prompt:
+            raise BadRequest("there must be other messages than those of the system, which are hidden from the model")
+        return prompt
+
+    def _tools(self, call: Call, before: Answer | None) -> list[dict[str, Any]] | None:
+        tools = None if self._options.hide_tools else call.tools
+        return tools or ([] if before is not None else None)
 
     def _placed(self, call: Call) -> Place:
         if call.after is None:

@@ -113,20 +113,24 @@ class Place:
     added: Sequence[Mapping[str, Any]]
     shown: Mapping[str, Any] = field(default_factory=dict)
 
-    def prompt(self) -> MessageView:
+    def prompt(self, *, hide_system: bool = False) -> MessageView:
         """Returns the messages to sample from: those of the answer, its own words, and what the client adds.
 
         The client's copy of what the policy said is never rendered. Results name the calls of the policy, whatever ids
         the client has given them.
+
+        Args:
+            hide_system: Whether to leave out what the client adds as the system.
         """
+        new = [message for message in self.added if not (hide_system and message["role"] == "system")]
         if self.before is None:
-            return MessageView(self.added)
+            return MessageView(new)
         renamed = _renamed(self.before, self.shown)
         added = [
             message | {"tool_call_id": renamed[message["tool_call_id"]]}  # type: ignore[operator]
             if message.get("tool_call_id") in renamed
             else message
-            for message in self.added
+            for message in new
         ]
         return self.before.step.messages.extended([self.before.step.response, *added])
 

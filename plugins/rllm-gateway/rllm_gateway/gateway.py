@@ -15,7 +15,7 @@ from rllm_core.engine import Completer
 from rllm_gateway.bodies import Form
 from rllm_gateway.calls import Answer, Call
 from rllm_gateway.dialects import anthropic, chat, refusals, responses
-from rllm_gateway.endpoint import MAX_REQUEST_BYTES, Endpoint, Limits
+from rllm_gateway.endpoint import MAX_REQUEST_BYTES, Endpoint, Options
 from rllm_gateway.errors import Forbidden, NotFound, Refused, UnknownRollout
 from rllm_gateway.response import EVENTS, JSON, KEEP_ALIVE, KEEP_ALIVE_SECONDS, Response
 
@@ -58,6 +58,8 @@ class Gateway:
         max_calls: Maximum number of calls per rollout, or None.
         max_request_bytes: Maximum number of bytes of all requests of a rollout.
         unsupported_fields: What to do with a field that an agent may rely on and that cannot be honored.
+        hide_tools: Whether the model does not see the tools.
+        hide_system: Whether the model does not see system messages.
         unix_socket: Whether it is also served on a Unix socket, for agents without this machine's network.
     """
 
@@ -67,9 +69,11 @@ class Gateway:
         max_calls: int | None = None,
         max_request_bytes: int = MAX_REQUEST_BYTES,
         unsupported_fields: Literal["refuse", "ignore"] = "refuse",
+        hide_tools: bool = False,
+        hide_system: bool = False,
         unix_socket: bool = False,
     ) -> None:
-        self._limits = Limits(max_calls, max_request_bytes)
+        self._options = Options(max_calls, max_request_bytes, hide_tools, hide_system)
         self._has_socket = unix_socket
         self._ignores = unsupported_fields == "ignore"
         self._endpoints: dict[str, Endpoint] = {}
@@ -103,7 +107,11 @@ class Gateway:
         """
         secret = secrets.token_urlsafe(SECRET_BYTES)
         endpoint = self._endpoints[secret] = Endpoint(
-            completer, self.url, secret, limits=self._limits, socket="" if self._server is None else self._server.socket
+            completer,
+            self.url,
+            secret,
+            options=self._options,
+            socket="" if self._server is None else self._server.socket,
         )
         try:
             yield endpoint

@@ -20,6 +20,20 @@ class GatewayConfig(WorkflowConfig):
     max_request_bytes: Annotated[
         int, Field(ge=1, description="Maximum number of bytes of all requests of a rollout to the model.")
     ] = MAX_REQUEST_BYTES
+    hide_tools: Annotated[
+        bool,
+        Field(
+            description="Whether the model does not see the tools, for models that were taught to call them without a "
+            "description."
+        ),
+    ] = False
+    hide_system: Annotated[
+        bool,
+        Field(
+            description="Whether the model does not see system messages, for models that were taught a bare format, "
+            "such as the starter model."
+        ),
+    ] = False
     unix_socket: Annotated[
         bool,
         Field(
@@ -60,6 +74,8 @@ class GatewayWorkflow(Workflow):
             max_calls=self.config.max_calls,
             max_request_bytes=self.config.max_request_bytes,
             unsupported_fields=self.config.unsupported_fields,
+            hide_tools=self.config.hide_tools,
+            hide_system=self.config.hide_system,
             unix_socket=self.config.unix_socket,
         )
         await self.gateway.open()

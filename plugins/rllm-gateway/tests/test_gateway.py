@@ -402,3 +402,24 @@ async def test_the_seconds_of_the_agent_are_measured() -> None:
         await asking
         await asyncio.sleep(0.2)
     assert client.endpoint.metrics()["gateway_client_seconds"] >= 0.2
+
+
+async def test_a_model_that_knows_a_bare_format_sees_neither_tools_nor_the_system() -> None:
+    policy = Policy(calling)
+    system = {"role": "system", "content": "be good"}
+    async with rollout(policy, hide_tools=True, hide_system=True) as client:
+        answer = await client.ask([system, USER], tools=TOOLS)
+        await client.ask([system, USER, answer, *results(answer)], tools=TOOLS)
+        prompts = [bytes(token for token in prompt if token < 256).decode() for prompt, _ in policy.asked]
+        assert not any("be good" in prompt or "Adds." in prompt for prompt in prompts)
+        assert segments(steps_of(client)) == [[0, 1]]
+        assert (await client.post({"messages": [system]})).status == 400
+
+
+async def test_an_answer_that_is_cut_off_says_so_whatever_it_calls() -> None:
+    policy = Policy(lambda prompt, seed: said("", None, *CALLS) + "x" * 2000)
+    async with rollout(policy) as client:
+        response = await client.post({"messages": [USER], "max_tokens": len(said("", None, *CALLS))})
+        [choice] = json.loads(response.body)["choices"]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["tool_calls"]
