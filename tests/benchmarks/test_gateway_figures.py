@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rllm_gateway import Gateway
+from rllm_gateway import Gateway, history
 from rllm_workflows.guess import GuessWorkflow
 
 from benchmarks import gateway, gateway_trace, gateway_trial, learning
