@@ -165,8 +165,14 @@ class Completer:
         if metadata:
             step.metadata = freeze(metadata)
         self._newest = self._answers[step.step_id] = Answer(step, *self._state(), self._newest)
-        self.scope.keep(step)
+        self._keep(step)
+        for answer in self._newest.moved():
+            self._keep(answer.step)
         return step
+
+    def _keep(self, step: Step) -> None:
+        """Records that a step was sampled, and with which tokens."""
+        self.scope.keep(step)
 
     async def complete_many(
         self,

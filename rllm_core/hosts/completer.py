@@ -124,9 +124,12 @@ class RemoteCompleter(Completer):
         sampled = await self._ask(call)
         self._offered = offered
         step = self._step(sampled, view)
-        self._sampled.add(step)
         self._said = view.extended([step.response])
         return step
+
+    def _keep(self, step: Step) -> None:
+        super()._keep(step)
+        self._sampled.add(step)
 
     async def _count(self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> int:
         call, _ = self._call(snapshot(messages, self._said), tools)
