@@ -165,13 +165,13 @@ class Completer:
         if metadata:
             step.metadata = freeze(metadata)
         self._newest = self._answers[step.step_id] = Answer(step, *self._state(), self._newest)
-        self._keep(step)
+        self.scope.keep(step)
         for answer in self._newest.moved():
-            self._keep(answer.step)
+            self._moved(answer.step)
         return step
 
-    def _keep(self, step: Step) -> None:
-        """Records that a step was sampled, and with which tokens."""
+    def _moved(self, step: Step) -> None:
+        """Takes note that a step has other views of the same tokens."""
         self.scope.keep(step)
 
     async def complete_many(
