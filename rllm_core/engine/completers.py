@@ -166,7 +166,13 @@ class Completer:
             step.metadata = freeze(metadata)
         self._newest = self._answers[step.step_id] = Answer(step, *self._state(), self._newest)
         self.scope.keep(step)
+        for answer in self._newest.moved():
+            self._moved(answer.step)
         return step
+
+    def _moved(self, step: Step) -> None:
+        """Takes note that a step has other views of the same tokens."""
+        self.scope.keep(step)
 
     async def complete_many(
         self,

@@ -112,7 +112,7 @@ class TITOCompleter(Completer):
             step_id=new_id(),
             messages=session.consumed,
             response=session.answer,
-            prompt_ids=turn.prompt_ids,
+            prompt_ids=session.last_prompt_ids,
             prompt_media=turn.media,
             completion_ids=session.last_completion_ids,
             logprobs=output.logprobs,

@@ -41,6 +41,10 @@ class SampledSteps:
         self.fields: dict[str, dict[str, Any]] = {}
         self.by_response: dict[int, str] = {}
 
+    def moved(self, step: Step) -> None:
+        """Takes the new views of a step's tokens; the workflow may have set other fields since."""
+        self.fields[step.step_id] |= {"prompt_ids": step.prompt_ids, "completion_ids": step.completion_ids}
+
     def add(self, step: Step) -> None:
         """Adds a step."""
         self.fields[step.step_id] = dict(step.__dict__)
@@ -127,6 +131,10 @@ class RemoteCompleter(Completer):
         self._sampled.add(step)
         self._said = view.extended([step.response])
         return step
+
+    def _moved(self, step: Step) -> None:
+        super()._moved(step)
+        self._sampled.moved(step)
 
     async def _count(self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> int:
         call, _ = self._call(snapshot(messages, self._said), tools)

@@ -125,6 +125,17 @@ class ParserSession:
         return self._answer
 
     @property
+    def last_prompt_ids(self) -> TokenIds:
+        """Prompt of the last recorded completion, as a view of the session's tokens.
+
+        Raises:
+            RuntimeError: If nothing has been recorded.
+        """
+        if self._answer is None:
+            raise RuntimeError("nothing has been recorded yet")
+        return self._tokens.view(0, self._answer_span[0])
+
+    @property
     def last_completion_ids(self) -> TokenIds:
         """Last recorded completion, as a view of the session's tokens."""
         if self._answer is None:

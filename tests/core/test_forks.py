@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rllm_core.algorithms.samples import segments
@@ -382,3 +383,28 @@ def test_an_engine_without_a_parser_cannot_count(toys: SimpleNamespace) -> None:
             await Completer(engine).count_prompt_tokens([USER])
 
     asyncio.run(run())
+
+
+@KINDS
+@pytest.mark.parametrize("turns", [10, 100, 300])
+def test_a_conversation_keeps_little_more_than_its_tokens(
+    toys: SimpleNamespace, kind: type[Completer], turns: int
+) -> None:
+    engine = engine_of(toys, *["a long answer"] * turns)
+
+    async def run() -> list[Step]:
+        completer, messages, steps = kind(engine), Messages([USER]), []
+        for _ in range(turns):
+            steps.append(await completer.complete(messages))
+            messages += [steps[-1].response, MORE]
+        return steps
+
+    steps = asyncio.run(run())
+    for step, prompt in zip(steps, engine.calls, strict=True):
+        assert step.prompt_ids.tolist() == prompt.prompt
+    buffers = {}
+    for array in [ids for step in steps for ids in (step.prompt_ids, step.completion_ids)]:
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        buffers[id(array)] = array.nbytes
+    assert sum(buffers.values()) < 1.3 * 4 * len(sequence(steps[-1])) + 1000
