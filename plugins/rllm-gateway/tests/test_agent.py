@@ -176,7 +176,10 @@ child.wait()"""
         ("solve", None),
         ("in_environment", None),
         ("later", {"row": {"id": "row0", "question": "say 0", "answer": "said 0"}, "key": True}),
-        ("anything", ["answer", "anthropic_base_url", "api_key", "base_url", "folder", "id", "question", "row"]),
+        (
+            "anything",
+            ["answer", "anthropic_base_url", "api_key", "base_url", "folder", "id", "question", "row", "socket"],
+        ),
     ],
 )
 async def test_a_function_gets_what_it_has_parameters_for(folder: Path, name: str, result: Any) -> None:
