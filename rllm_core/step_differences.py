@@ -36,6 +36,7 @@ def differences(steps: Sequence[Any]) -> Iterator[dict[str, Any]]:
 def restored(steps: Sequence[Any]) -> list[Any]:
     """Inverts `differences`: returns full prompts and conversations, which share storage. Validates nothing else."""
     complete: list[Any] = []
+    read: list[tuple[dict[str, Any], TokenLog, int, int]] = []
     tokens: TokenLog | None = None
     messages: Messages | None = None
     for written in steps:
@@ -46,13 +47,15 @@ def restored(steps: Sequence[Any]) -> list[Any]:
             cut = len(tokens)
             tokens.extend(fields["completion_ids"])
             if isinstance(step, dict):
-                step.update(prompt_ids=tokens.view(0, cut), completion_ids=tokens.view(cut, len(tokens)))
+                read.append((step, tokens, cut, len(tokens)))
         else:
             tokens = None
         messages = _continued(messages, fields.get("messages", ()), Messages)
         if isinstance(step, dict):
             step["messages"] = messages.view()
         complete.append(step)
+    for step, log, cut, end in read:  # once the logs have grown: earlier views would keep smaller buffers
+        step.update(prompt_ids=log.view(0, cut), completion_ids=log.view(cut, end))
     return complete
 
 

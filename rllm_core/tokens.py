@@ -19,6 +19,9 @@ Floats = npt.NDArray[np.float32]
 _INT32 = np.dtype(np.int32)
 _FLOAT32 = np.dtype(np.float32)
 _MAX_TOKEN_ID = 2**31 - 1
+# Copies of long arrays need new pages of memory, which takes longer than to compare them token by token.
+_COMPARED_AS_BYTES = 1 << 14
+_SPARE = 4  # a buffer has a fourth more space than it needs
 
 
 def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
@@ -161,21 +164,34 @@ _ID_TYPES = {"<u1": 2**8 - 1, "<u2": 2**16 - 1, "<i4": _MAX_TOKEN_ID}
 _PACKED_FLOATS = "<f4"
 
 
+class _Buffer:
+    """Storage that token logs share. What one of them has written, no other overwrites."""
+
+    __slots__ = ("array", "used")
+
+    def __init__(self, array: TokenIds, used: int) -> None:
+        self.array, self.used = array, used
+
+
 class TokenLog:
     """A growing token sequence that hands out views of its prefixes.
 
     The prompts of a 100-turn conversation are prefixes of one sequence, so all steps together need memory linear in its
-    length. Growth doubles the buffer; views of old buffers keep at most the same amount of memory alive again.
+    length. Of several logs that go on from one prefix, the first to grow shares the buffer, and so does every other one
+    for as long as it grows by the same tokens. What differs is kept apart until a view needs both.
     """
 
-    __slots__ = ("_buffer", "_length")
+    __slots__ = ("_buffer", "_length", "_tail")
 
     def __init__(self, tokens: Sequence[int] | TokenIds = ()) -> None:
         first = _checked_ids(tokens)
-        self._buffer, self._length = _EMPTY_IDS, len(first)
+        self._length = len(first)
+        self._tail: TokenIds = _EMPTY_IDS  # the last tokens, if they are not in the buffer
+        array = _EMPTY_IDS
         if self._length:  # with space for a completion and a short reply
-            self._buffer = np.empty(self._length + max(64, self._length // 2), np.int32)
-            self._buffer[: self._length] = first
+            array = np.empty(self._length + max(64, self._length // _SPARE), np.int32)
+            array[: self._length] = first
+        self._buffer = _Buffer(array, self._length)
 
     def __len__(self) -> int:
         return self._length
@@ -183,27 +199,75 @@ class TokenLog:
     def __reduce__(self) -> tuple[Any, ...]:
         return (TokenLog, (self.view(0, self._length),))
 
+    def prefix(self, length: int) -> TokenLog:
+        """Returns a log of the first ``length`` tokens, which copies them only if it grows differently."""
+        if not 0 <= length <= self._length:
+            raise IndexError(f"{length} is outside a sequence of {self._length} tokens")
+        log = TokenLog.__new__(TokenLog)
+        log._buffer, log._length = self._buffer, length
+        log._tail = self._tail[: max(0, length - self._shared)]
+        return log
+
     def extend(self, tokens: Sequence[int] | TokenIds) -> None:
         """Appends tokens. Earlier views do not change."""
         self.extend_checked(_checked_ids(tokens))
 
     def extend_checked(self, new: TokenIds) -> None:
         """Appends ids that `token_ids` has checked."""
-        end = self._length + len(new)
-        if end == self._length:
+        start, end = self._length, self._length + len(new)
+        if end == start:
             return
-        if end > len(self._buffer):
-            grown = np.empty(max(64, end, 2 * len(self._buffer)), np.int32)
-            grown[: self._length] = self._buffer[: self._length]
-            self._buffer = grown
-        self._buffer[self._length : end] = new
+        if len(self._tail):
+            self._merge()
+        buffer = self._buffer
+        if buffer.used == start:
+            if end > len(buffer.array):
+                buffer = self._grow(end)
+            buffer.array[start:end] = new
+            buffer.used = end
+        elif not starts_with(buffer.array[start : buffer.used], new):
+            self._tail = new.copy()
         self._length = end
+
+    @property
+    def _shared(self) -> int:
+        """How many tokens are in the buffer."""
+        return self._length - len(self._tail)
+
+    def _grow(self, length: int) -> _Buffer:
+        """Moves the tokens in the buffer to a larger one."""
+        shared = self._shared
+        grown = np.empty(max(64, length + length // _SPARE), np.int32)
+        grown[:shared] = self._buffer.array[:shared]
+        self._buffer = _Buffer(grown, shared)
+        return self._buffer
+
+    def _merge(self) -> None:
+        """Copies everything to a buffer of its own."""
+        tail, shared = self._tail, self._shared
+        buffer = self._grow(self._length)
+        buffer.array[shared : self._length] = tail
+        buffer.used, self._tail = self._length, _EMPTY_IDS
+
+    def move_to(self, longer: TokenLog) -> bool:
+        """Uses the memory of a longer log that goes on from this one; returns whether that changed anything.
+
+        So a conversation does not keep the memory that it has outgrown, once its views are renewed.
+        """
+        if self._buffer is longer._buffer or len(self._tail) or self._length > longer._shared:
+            return False
+        self._buffer = longer._buffer
+        return True
 
     def view(self, start: int, stop: int) -> TokenIds:
         """Returns a read-only view of tokens ``[start, stop)``."""
         if not 0 <= start <= stop <= self._length:
             raise IndexError(f"[{start}, {stop}) is outside a sequence of {self._length} tokens")
-        view = self._buffer[start:stop]
+        shared = self._shared
+        if start < shared < stop:
+            self._merge()
+            shared = self._length
+        view = self._buffer.array[start:stop] if stop <= shared else self._tail[start - shared : stop - shared]
         view.setflags(write=False)
         return view
 
@@ -213,6 +277,6 @@ def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenI
     length = len(prefix)
     if length > len(tokens):
         return False
-    if is_id_array(tokens) and is_id_array(prefix):  # comparing bytes is fastest
+    if length < _COMPARED_AS_BYTES and is_id_array(tokens) and is_id_array(prefix):
         return tokens[:length].tobytes() == prefix.tobytes()
     return bool(np.array_equal(tokens[:length], prefix))

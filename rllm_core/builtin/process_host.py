@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rllm_core.builtin import process_keeper
 from rllm_core.config import RolloutConfig
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow
@@ -22,6 +21,7 @@ from rllm_core.hosts.elsewhere import no_interpreter
 from rllm_core.hosts.pool import WorkerPool
 from rllm_core.hosts.worker import ASK_FOR_STACK
 from rllm_core.hosts.workers import Link, Worker
+from rllm_core.sandbox import ProcessKeeper
 
 STACK_SECONDS = 1.0
 LAST_OUTPUT_SECONDS = 0.5  # for what a worker has printed; a process that left its session may keep the pipe open
@@ -39,29 +39,21 @@ class Processes(WorkerPool):
 
     def __init__(self, hosted: HostedWorkflow, config: RolloutConfig, section: Any = None) -> None:
         super().__init__(hosted, config, section)
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self.keeper: ProcessKeeper | None = None
 
     def what(self, number: int) -> str:
         return "processes" if number != 1 else "process"
 
     async def open(self, *, note: Callable[[str], None], settled: Callable[[], None], folder: Path | None) -> None:
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", process_keeper.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            bufsize=0,
-        )
+        self.keeper = ProcessKeeper()
         await super().open(note=note, settled=settled, folder=folder)
 
     async def close(self) -> None:
         try:
             await super().close()
         finally:
-            keeper, self._keeper = self._keeper, None
-            if keeper is not None and keeper.stdin is not None:
-                keeper.stdin.close()
-                keeper.wait()
+            if self.keeper is not None:
+                self.keeper.close()
 
     async def start_worker(self, worker: Worker) -> None:
         mine, other = socket.socketpair()
@@ -79,17 +71,13 @@ class Processes(WorkerPool):
             except OSError as error:
                 mine.close()
                 raise no_interpreter(self.config.python, error) from error
-        self.keep(b"+", process.pid)
+        if self.keeper is not None:
+            self.keeper.started(process.pid)
         link = _ProcessLink(worker, process, self)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: link, sock=mine)
         assert process.stderr is not None
         link.output, _ = await loop.connect_read_pipe(lambda: _Output(link), process.stderr)
-
-    def keep(self, sign: bytes, pid: int) -> None:
-        """Tells the keeper that a process has been started (``+``) or has ended (``-``)."""
-        if self._keeper is not None and self._keeper.stdin is not None:
-            self._keeper.stdin.write(sign + str(pid).encode() + b"\n")
 
 
 def _python(configured: str | None) -> str:
@@ -161,7 +149,8 @@ class _ProcessLink(Link, asyncio.Protocol):
             pass
         while self._process.poll() is None:
             await asyncio.sleep(0.005)
-        self._host.keep(b"-", self._process.pid)
+        if self._host.keeper is not None:
+            self._host.keeper.ended(self._process.pid)
         if self.output is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.output_ended.wait(), LAST_OUTPUT_SECONDS)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from rllm_core.engine.answers import Answer
-from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, TokenSource
-from rllm_core.engine.stop_texts import checked_stop_texts, message_up_to_stop_text, tokens_up_to_stop_text
+from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, described
+from rllm_core.engine.stop_texts import checked_stop_texts, message_up_to_stop_text
 from rllm_core.errors import ConfigError
-from rllm_core.parser import BreakReason, ToolSpec
+from rllm_core.parser import BaseParser, BreakReason, ToolSpec
 from rllm_core.scope import RolloutScope, timed
 from rllm_core.seeds import derive_seed
 from rllm_core.types import (
@@ -22,12 +22,9 @@ from rllm_core.types import (
     Step,
     TerminationReason,
     TokenLog,
-    TokenOutput,
     freeze,
-    new_id,
     snapshot,
     starts_with,
-    with_media,
 )
 
 
@@ -103,25 +100,26 @@ class Completer:
 
     def forked(self, name: int | str, after: Step | None = None) -> Self:
         """Opens the fork with this name, or with this number among the forks without a name; see `fork`."""
-        answer = None
-        if after is not None:
-            answer = self._answers.get(after.step_id)
-            if answer is None:
-                raise ValueError(
-                    f"step {after.step_id} was not sampled in {self.scope.name}: fork after a step that a completer of "
-                    "the same rollout returned"
-                )
+        answer = None if after is None else self._sampled_as(after)
         fork = copy.copy(self)
         fork._begin(derive_seed(self.seed, "fork", name))
         if answer is not None:
             fork._begin_after(answer)
         return fork
 
+    def _sampled_as(self, step: Step) -> Answer:
+        answer = self._answers.get(step.step_id)
+        if answer is None:
+            raise ValueError(
+                f"step {step.step_id} was not sampled in {self.scope.name}: use a step that a completer of the same "
+                "rollout returned"
+            )
+        return answer
+
     def _begin_after(self, answer: Answer) -> None:
         """Sets the state of a conversation that goes on after a step."""
         self._newest = answer
-        self._tokens = TokenLog(answer.step.prompt_ids)
-        self._tokens.extend(answer.step.completion_ids)
+        self._tokens = answer.tokens.prefix(len(answer.tokens))
 
     async def complete(
         self,
@@ -152,8 +150,7 @@ class Completer:
             ValueError: If a stop text is empty.
         """
         self._check_tools(tools)
-        if self._is_busy:
-            raise RuntimeError("a completer handles one call at a time; use completer.fork() for another conversation")
+        self._check_free()
         params = self.sampling_params
         if max_response_tokens is not None:
             params = params.model_copy(update={"max_response_tokens": max_response_tokens})
@@ -167,9 +164,15 @@ class Completer:
                 self._is_busy = False
         if metadata:
             step.metadata = freeze(metadata)
-        self._newest = self._answers[step.step_id] = Answer(step, self._tools(), self._newest)
+        self._newest = self._answers[step.step_id] = Answer(step, *self._state(), self._newest)
         self.scope.keep(step)
+        for answer in self._newest.moved():
+            self._moved(answer.step)
         return step
+
+    def _moved(self, step: Step) -> None:
+        """Takes note that a step has other views of the same tokens."""
+        self.scope.keep(step)
 
     async def complete_many(
         self,
@@ -214,9 +217,53 @@ class Completer:
             for call in calls:
                 call.cancel()
 
-    def _tools(self) -> Sequence[ToolSpec] | None:
-        """Tools that the newest prompt offers, as far as a fork needs to know."""
-        return None
+    async def count_prompt_tokens(
+        self, messages: Sequence[MessageLike], *, tools: Sequence[ToolSpec] | None = None
+    ) -> int:
+        """Returns the length in tokens of the prompt that `complete` would sample from.
+
+        Raises:
+            EngineError: If the engine has no parser.
+            RolloutEnded: If the rollout has ended.
+        """
+        self._check_free()
+        with self.scope.call():
+            return await self._count(messages, tools)
+
+    async def spell(self, step: Step) -> list[bytes]:
+        """Returns the bytes of each token of a completion. A letter may take several tokens.
+
+        Args:
+            step: Step of this rollout, of any conversation.
+
+        Raises:
+            ValueError: If the step was not sampled in this rollout.
+            EngineError: If the engine has no parser.
+            ConfigError: If the spellings of the tokens cannot be determined.
+            RolloutEnded: If the rollout has ended.
+        """
+        sampled = self._sampled_as(step)
+        with self.scope.call():
+            return await self._spell(sampled.step)
+
+    async def _spell(self, step: Step) -> list[bytes]:
+        return self._needed_parser().spell(step.completion_ids)
+
+    async def _count(self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> int:
+        return len(self._needed_parser().render(messages, tools=tools))
+
+    def _needed_parser(self) -> BaseParser:
+        if self.engine.parser is None:
+            raise EngineError(f"{described(self.engine)} has no parser, so the tokens of a text are unknown")
+        return self.engine.parser
+
+    def _check_free(self) -> None:
+        if self._is_busy:
+            raise RuntimeError("a completer handles one call at a time; use completer.fork() for another conversation")
+
+    def _state(self) -> tuple[TokenLog, Sequence[ToolSpec] | None]:
+        """Tokens of the conversation, and the tools of its last prompt as far as a fork needs to know them."""
+        return self._tokens.prefix(len(self._tokens)), None
 
     def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
         """Rejects tools if the parser cannot read tool calls: rollouts would silently go without their rewards."""
@@ -271,109 +318,4 @@ class Completer:
 
     def _check_finish(self, finish_reason: FinishReason) -> None:
         if finish_reason is FinishReason.ABORT:
-            raise EngineError(f"{_label(self.engine)} aborted the request")
-
-
-def _label(engine: RolloutEngine) -> str:
-    return f"engine {getattr(engine, 'name', 'unnamed')!r} ({type(engine).__name__})"
-
-
-class TITOCompleter(Completer):
-    """Token-in/token-out completer: carries the sampled ids of every turn into the next prompt verbatim.
-
-    A workflow writes messages and gets back exact steps. If a conversation cannot be continued token for token, a new
-    segment starts, with a reason (see `rllm_core.parser.ParserSession`).
-
-    Args:
-        engine: Engine with token-in/token-out support.
-        source: Where to send the requests. Defaults to the engine itself.
-        on_segment_break: ``"raise"`` raises an error instead of starting a new segment.
-
-    Raises:
-        ValueError: If the engine has no parser or does not support token-in/token-out.
-    """
-
-    def __init__(
-        self,
-        engine: RolloutEngine,
-        *,
-        sampling_params: SamplingParams | None = None,
-        seed: int = 0,
-        is_validation: bool = False,
-        max_prompt_tokens: int | None = None,
-        source: TokenSource | None = None,
-        on_segment_break: Literal["segment", "raise"] = "segment",
-        scope: RolloutScope | None = None,
-    ) -> None:
-        if not engine.supports_token_in_token_out:
-            raise ValueError(f"{_label(engine)} does not support token-in/token-out; use Completer or another engine")
-        if engine.parser is None:
-            raise ValueError(f"{_label(engine)} has no parser, which token-in/token-out requires")
-        self._source: TokenSource = source or engine
-        self._parser = engine.parser
-        self._on_segment_break = on_segment_break
-        super().__init__(
-            engine,
-            sampling_params=sampling_params,
-            seed=seed,
-            is_validation=is_validation,
-            max_prompt_tokens=max_prompt_tokens,
-            scope=scope,
-        )
-
-    def _begin(self, seed: int) -> None:
-        super()._begin(seed)
-        self.session = self._parser.session(on_break=self._on_segment_break)
-
-    def forked(self, name: int | str, after: Step | None = None) -> Self:
-        """See `Completer.forked`."""
-        fork = super().forked(name, after)
-        fork.session.call_prefix = f"{fork.seed:016x}_"
-        return fork
-
-    def _begin_after(self, answer: Answer) -> None:
-        super()._begin_after(answer)
-        self.session.begin_after(answer.steps(), tools=answer.tools)
-
-    def _tools(self) -> Sequence[ToolSpec] | None:
-        return self.session.tools
-
-    async def _complete(
-        self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams, seed: int
-    ) -> Step:
-        session = self.session
-        turn = session.next_prompt(messages, tools=tools)
-        try:
-            self._check_prompt_length(len(turn.prompt_ids))
-            output = await self._source.get_token_output_from_token_input(
-                with_media(turn.prompt_ids, turn.media),
-                sampling_params=params,
-                seed=seed,
-                is_validation=self.is_validation,
-            )
-            if not isinstance(output, TokenOutput):
-                raise TypeError(f"{_label(self.engine)} returned {type(output).__name__}, not a TokenOutput")
-            self._check_finish(output.finish_reason)
-            if len(output.token_ids) == 0:
-                raise EngineError(f"{_label(self.engine)} returned an empty completion")
-            output = tokens_up_to_stop_text(self._parser, output, params.stop_texts)
-            session.record_checked(output.token_ids)
-        finally:
-            session.discard()  # After a failure, the workflow may call again, with the same or other messages.
-        self._turns += 1
-        # The session has checked the tokens, and TokenOutput its own fields. Media come unchecked from the parser.
-        make = Step if turn.media else Step._trusted
-        return make(
-            step_id=new_id(),
-            messages=session.consumed,
-            response=session.answer,
-            prompt_ids=turn.prompt_ids,
-            prompt_media=turn.media,
-            completion_ids=session.last_completion_ids,
-            logprobs=output.logprobs,
-            finish_reason=output.finish_reason,
-            weight_version=output.weight_version,
-            segment=turn.segment,
-            break_reason=None if turn.break_reason is None else turn.break_reason.value,
-            control_tokens=turn.control_tokens,
-        )
+            raise EngineError(f"{described(self.engine)} aborted the request")

@@ -232,3 +232,8 @@ class RolloutEngine(ABC):
 
     async def sleep(self) -> None:  # noqa: B027
         """Frees memory until the next `wake_up`."""
+
+
+def described(engine: RolloutEngine) -> str:
+    """Returns the name and the class of an engine, for messages."""
+    return f"engine {getattr(engine, 'name', 'unnamed')!r} ({type(engine).__name__})"

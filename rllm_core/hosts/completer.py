@@ -41,6 +41,10 @@ class SampledSteps:
         self.fields: dict[str, dict[str, Any]] = {}
         self.by_response: dict[int, str] = {}
 
+    def moved(self, step: Step) -> None:
+        """Takes the new views of a step's tokens; the workflow may have set other fields since."""
+        self.fields[step.step_id] |= {"prompt_ids": step.prompt_ids, "completion_ids": step.completion_ids}
+
     def add(self, step: Step) -> None:
         """Adds a step."""
         self.fields[step.step_id] = dict(step.__dict__)
@@ -61,7 +65,7 @@ class RemoteCompleter(Completer):
     Args:
         start: The rollout.
         scope: Its lifetime.
-        ask: Sends a call, whose number it fills in, and returns its step.
+        ask: Sends a call, whose number it fills in, and returns what it asks for.
         sampled: Steps of the rollout so far; the completer and its forks add theirs.
     """
 
@@ -69,7 +73,7 @@ class RemoteCompleter(Completer):
         self,
         start: wire.Start,
         scope: RolloutScope,
-        ask: Callable[[wire.Call], Awaitable[wire.SampledStep]],
+        ask: Callable[[wire.Call | wire.Spell], Awaitable[Any]],
         sampled: SampledSteps,
     ) -> None:
         self.sampling_params = SamplingParams(**start.sampling)
@@ -117,6 +121,33 @@ class RemoteCompleter(Completer):
         self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams, seed: int
     ) -> Step:
         view = snapshot(messages, self._said)
+        call, offered = self._call(view, tools)
+        if params.max_response_tokens != self.sampling_params.max_response_tokens:
+            call.max_response_tokens = params.max_response_tokens
+        call.stop_texts = list(params.stop_texts)
+        sampled = await self._ask(call)
+        self._offered = offered
+        step = self._step(sampled, view)
+        self._sampled.add(step)
+        self._said = view.extended([step.response])
+        return step
+
+    def _moved(self, step: Step) -> None:
+        super()._moved(step)
+        self._sampled.moved(step)
+
+    async def _count(self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> int:
+        call, _ = self._call(snapshot(messages, self._said), tools)
+        call.counts = True
+        tokens: int = await self._ask(call)
+        return tokens
+
+    async def _spell(self, step: Step) -> list[bytes]:
+        tokens: list[bytes] = await self._ask(wire.Spell(self._rollout, 0, step.step_id))
+        return tokens
+
+    def _call(self, view: MessageView, tools: Sequence[ToolSpec] | None) -> tuple[wire.Call, FrozenList | None]:
+        """Returns a call with what the run does not know yet, and the tools that are on offer with it."""
         kept = self._kept(view)
         call = wire.Call(
             rollout=self._rollout,
@@ -125,19 +156,11 @@ class RemoteCompleter(Completer):
             kept=kept,
             messages=[self._sampled.by_response.get(id(message), message) for message in view[kept:]],
         )
-        offered: FrozenList | None = freeze(list(tools)) if tools else None
+        offered: FrozenList | None = None if tools is None else freeze(list(tools))
         if offered != self._offered:
             call.tools = offered
-        if params.max_response_tokens != self.sampling_params.max_response_tokens:
-            call.max_response_tokens = params.max_response_tokens
-        call.stop_texts = list(params.stop_texts)
         self._offered = NO_TOOLS  # without an answer, it is unknown which tools the run keeps
-        sampled = await self._ask(call)
-        self._offered = offered
-        step = self._step(sampled, view)
-        self._sampled.add(step)
-        self._said = view.extended([step.response])
-        return step
+        return call, offered
 
     def _kept(self, view: MessageView) -> int:
         """Returns how many messages that the run has are at the start of ``view``."""

@@ -105,6 +105,34 @@ class Answer(Message, tag="answer"):
     step: SampledStep
 
 
+class Counted(Message, tag="counted"):
+    """Answers a call that counts.
+
+    Attributes:
+        rollout: Number of the rollout.
+        call: Number of the call.
+        tokens: Length of the prompt in tokens.
+    """
+
+    rollout: int
+    call: int
+    tokens: int
+
+
+class Spelled(Message, tag="spelled"):
+    """Answers `Spell`.
+
+    Attributes:
+        rollout: Number of the rollout.
+        call: Number of the call.
+        tokens: Bytes of each sampled token.
+    """
+
+    rollout: int
+    call: int
+    tokens: list[bytes]
+
+
 class CallFailed(Message, tag="call_failed"):
     """Says that a call has no step; the workflow gets an exception.
 

@@ -56,6 +56,8 @@ class Fork(Struct, frozen=True, tag="fork", tag_field="type", omit_defaults=True
 class Call(Message, tag="call"):
     """Asks the model for the next message of a conversation. The run answers with `Answer` or `CallFailed`.
 
+    With ``counts``, it asks for the length of the prompt instead, and the run answers with `Counted` or `CallFailed`.
+
     Attributes:
         rollout: Number of the rollout.
         call: Number of the call, unique in the rollout.
@@ -66,6 +68,7 @@ class Call(Message, tag="call"):
         tools: Tools on offer, or None; left out if they are those of the last call, and that was answered.
         max_response_tokens: Maximum length of the answer, if it differs from that of the run.
         stop_texts: Texts that end the answer.
+        counts: Whether it only asks for the length of the prompt.
     """
 
     rollout: int
@@ -76,6 +79,21 @@ class Call(Message, tag="call"):
     tools: list[dict[str, Any]] | UnsetType | None = UNSET
     max_response_tokens: int | None = None
     stop_texts: list[str] = field(default_factory=list)
+    counts: bool = False
+
+
+class Spell(Message, tag="spell"):
+    """Asks for the bytes of the sampled tokens of a step. The run answers with `Spelled` or `CallFailed`.
+
+    Attributes:
+        rollout: Number of the rollout.
+        call: Number of the call, unique in the rollout.
+        step: Id of the step.
+    """
+
+    rollout: int
+    call: int
+    step: str
 
 
 class GiveUp(Message, tag="give_up"):

@@ -77,7 +77,7 @@ class PlayedRollout:
 
     def receive(self, message: wire.OfRollout) -> None:
         """Handles a message of the worker."""
-        if isinstance(message, wire.Call):
+        if isinstance(message, wire.Call | wire.Spell):
             answering = asyncio.get_running_loop().create_task(self._answer(message), context=self._context)
             self._answering[message.call] = answering
         elif isinstance(message, wire.GiveUp):
@@ -141,20 +141,23 @@ class PlayedRollout:
             setattr(step, name, value)
         return step
 
-    async def _answer(self, call: wire.Call) -> None:
+    async def _answer(self, call: wire.Call | wire.Spell) -> None:
         try:
-            step = await self._complete(call)
+            answer = await (self._spelled(call) if isinstance(call, wire.Spell) else self._called(call))
         except asyncio.CancelledError:
             return  # the workflow expects no answer
         except Exception as error:
             self._errors[call.call] = error
             self._send(_failed(self.number, call.call, error))
         else:
-            self._send(step)
+            self._send(answer)
         finally:
             del self._answering[call.call]
 
-    async def _complete(self, call: wire.Call) -> wire.Answer:
+    async def _spelled(self, call: wire.Spell) -> wire.Spelled:
+        return wire.Spelled(self.number, call.call, await self._completer.spell(self._steps[call.step]))
+
+    async def _called(self, call: wire.Call) -> wire.Answer | wire.Counted:
         conversation = self._conversation(tuple(call.conversation))
         asked, conversation.asked = conversation.asked, asyncio.current_task()
         if asked is not None and not asked.done():
@@ -167,6 +170,9 @@ class PlayedRollout:
             messages.append(self._steps[message].response if isinstance(message, str) else message)
         if isinstance(call.tools, list) or call.tools is None:
             conversation.tools = call.tools
+        if call.counts:
+            tokens = await conversation.completer.count_prompt_tokens(messages, tools=conversation.tools)
+            return wire.Counted(self.number, call.call, tokens)
         before = conversation.last
         step = await conversation.completer.complete(
             messages,

@@ -143,6 +143,10 @@ class WorkerPool(RolloutHost):
         if self._waiting:
             self._wake()
 
+    def rollout_lost(self) -> None:
+        """Counts a rollout whose worker was lost before it started."""
+        self._lost_rollouts += 1
+
     def rollout_ended(self) -> None:
         """Notes that the workers get something done."""
         self._lost_in_a_row = 0

@@ -44,7 +44,7 @@ class RunningRollout:
         self._say = session.say
         self.calls = Calls()
         self._asked = 0
-        self._waiting: dict[int, asyncio.Future[wire.SampledStep]] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._sampled = SampledSteps()
         self._task: asyncio.Task[object] | None = None
 
@@ -54,15 +54,18 @@ class RunningRollout:
             self._say(wire.Cancelling(self._start.rollout, waiting_at(self._task) or ""))
             self._task.cancel()
 
-    def answered(self, message: wire.Answer | wire.CallFailed) -> None:
+    def answered(self, message: wire.Answer | wire.Counted | wire.Spelled | wire.CallFailed) -> None:
         """Hands an answer to the call that waits for it."""
         future = self._waiting.pop(message.call, None)
         if future is None or future.done():
             return
-        if isinstance(message, wire.Answer):
-            future.set_result(message.step)
-        else:
-            future.set_exception(_error_of(message))
+        match message:
+            case wire.Answer():
+                future.set_result(message.step)
+            case wire.Counted() | wire.Spelled():
+                future.set_result(message.tokens)
+            case _:
+                future.set_exception(_error_of(message))
 
     async def end(self) -> wire.Ended | wire.Failed:
         """Runs it, and returns its last message."""
@@ -94,10 +97,10 @@ class RunningRollout:
         with timing(self.calls):
             return await contained(self._workflow.run(task, completer))
 
-    async def _ask(self, call: wire.Call) -> wire.SampledStep:
+    async def _ask(self, call: wire.Call | wire.Spell) -> Any:
         self._asked += 1
         call.call = self._asked
-        future: asyncio.Future[wire.SampledStep]
+        future: asyncio.Future[Any]
         future = self._waiting[call.call] = asyncio.get_running_loop().create_future()
         self._say(call)
         try:

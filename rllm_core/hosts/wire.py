@@ -19,11 +19,13 @@ from rllm_core.hosts.messages_of_run import (
     CallFailed,
     Cancel,
     Close,
+    Counted,
     FetchTasks,
     ListTasks,
     Message,
     Open,
     SampledStep,
+    Spelled,
     Start,
 )
 from rllm_core.hosts.messages_of_worker import (
@@ -44,6 +46,7 @@ from rllm_core.hosts.messages_of_worker import (
     ReturnedStep,
     ReturnedTrajectory,
     Settled,
+    Spell,
     TimedCall,
     Unlisted,
 )
@@ -57,6 +60,7 @@ __all__ = [
     "Cancelling",
     "Close",
     "Closed",
+    "Counted",
     "Ended",
     "Failed",
     "Fatal",
@@ -80,6 +84,8 @@ __all__ = [
     "ReturnedTrajectory",
     "SampledStep",
     "Settled",
+    "Spell",
+    "Spelled",
     "Start",
     "TimedCall",
     "Unlisted",
@@ -95,8 +101,8 @@ MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct(">I")
 _BIG_INTEGER = 1  # MessagePack has no integers of more than 64 bits, JSON has
 
-FromRun = Open | Start | Answer | CallFailed | Cancel | ListTasks | FetchTasks | Close
-OfRollout = Call | GiveUp | Cancelling | Ended | Failed
+FromRun = Open | Start | Answer | Counted | Spelled | CallFailed | Cancel | ListTasks | FetchTasks | Close
+OfRollout = Call | Spell | GiveUp | Cancelling | Ended | Failed
 FromWorker = Ready | Opened | Broken | OfRollout | Listed | Fetched | Unlisted | Settled | Fatal | Closed
 
 _encoder = msgspec.msgpack.Encoder()

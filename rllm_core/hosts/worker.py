@@ -79,7 +79,7 @@ class WorkerSession:
 
     def _receive(self, message: wire.FromRun) -> None:
         match message:
-            case wire.Answer() | wire.CallFailed():
+            case wire.Answer() | wire.Counted() | wire.Spelled() | wire.CallFailed():
                 if rollout := self._rollouts.get(message.rollout):
                     rollout.answered(message)
             case wire.Start():

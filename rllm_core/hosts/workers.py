@@ -37,6 +37,9 @@ class Pool(Protocol):
     def note(self, line: str, /) -> None:
         """Shows a line to the user."""
 
+    def rollout_lost(self) -> None:
+        """Counts a rollout whose worker was lost before it started."""
+
     def rollout_ended(self) -> None:
         """A rollout has ended in a worker."""
 
@@ -244,6 +247,7 @@ class Worker:
         self.rollouts[rollout.number] = rollout
         if self._is_lost or self._why_lost is not None:
             del self.rollouts[rollout.number]
+            self.pool.rollout_lost()
             rollout.lose(f"{self.label} was lost: {self._why_lost}")
         else:
             rollout.start()

@@ -115,9 +115,17 @@ class ParserContract(ABC):
         Raises:
             ConfigError: If the spellings of the tokens cannot be determined.
         """
+        return b"".join(self.spell(ids)).decode(errors="replace")
+
+    def spell(self, ids: Sequence[int] | TokenIds) -> list[bytes]:
+        """Returns the bytes of each token, control tokens as their names; empty for a token that spells nothing.
+
+        Raises:
+            ConfigError: If the spellings of the tokens cannot be determined.
+        """
         spellings = self._spellings
         known = len(spellings)
-        return b"".join(spellings[token] for token in map(int, ids) if token < known).decode(errors="replace")
+        return [spellings[token] if token < known else b"" for token in map(int, ids)]
 
     @cached_property
     def _spellings(self) -> list[bytes]:

@@ -7,7 +7,7 @@ Within a segment, sampled text is never tokenized again. The parser only supplie
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -91,7 +91,7 @@ class ParserSession:
         self._segment = 0
         self._spans: list[tuple[int, int]] = []
         self._answer_span = (0, 0)
-        self._inherited: tuple[TokenIds, ...] = ()
+        self._inherited: Callable[[], Sequence[Step]] | None = None
         self._closed: list[tuple[TokenLog, list[tuple[int, int]]]] = []
         self._media: tuple[PlacedMedia, ...] = ()
         self._consumed = _NO_MESSAGES
@@ -125,6 +125,17 @@ class ParserSession:
         return self._answer
 
     @property
+    def last_prompt_ids(self) -> TokenIds:
+        """Prompt of the last recorded completion, as a view of the session's tokens.
+
+        Raises:
+            RuntimeError: If nothing has been recorded.
+        """
+        if self._answer is None:
+            raise RuntimeError("nothing has been recorded yet")
+        return self._tokens.view(0, self._answer_span[0])
+
+    @property
     def last_completion_ids(self) -> TokenIds:
         """Last recorded completion, as a view of the session's tokens."""
         if self._answer is None:
@@ -137,23 +148,34 @@ class ParserSession:
         logs = [*self._closed, (self._tokens, self._spans)]
         return tuple(TokenSegment(tokens.view(0, spans[-1][1]), tuple(spans)) for tokens, spans in logs if spans)
 
-    def begin_after(self, steps: Sequence[Step], *, tools: Sequence[ToolSpec] | None) -> None:
+    @property
+    def recorded(self) -> TokenLog:
+        """Tokens up to the last recorded completion, as a log of their own that shares memory with this session."""
+        return self._tokens.prefix(self._answer_span[1])
+
+    def begin_after(
+        self,
+        last: Step,
+        recorded: TokenLog,
+        *,
+        tools: Sequence[ToolSpec] | None,
+        steps: Callable[[], Sequence[Step]],
+    ) -> None:
         """Continues the conversation of another session in this new one. All tokens so far become part of the prompt.
 
         Args:
-            steps: Steps of that conversation, up to the one to continue from.
-            tools: Tools of the last of them.
+            last: Step to continue from.
+            recorded: `recorded` of that session after the step; belongs to this session from now on.
+            tools: Tools of the step.
+            steps: Returns the steps of that conversation, up to the last.
         """
-        last = steps[-1]
         self._tools = _frozen_tools(tools)
-        self._tokens = TokenLog(last.prompt_ids)
-        self._tokens.extend(last.completion_ids)
+        self._tokens = recorded
         self._answer_span = (len(last.prompt_ids), len(self._tokens))
         self._segment, self._media = last.segment, last.prompt_media
         self._consumed, self._answer = last.messages, message(last.response)
         self._clean_stop = self._ends_at_first_stop(last.completion_ids)
-        self._examples = [one for one in steps[0].messages if one["role"] == "assistant"]
-        self._inherited = tuple(step.completion_ids for step in steps)
+        self._inherited = steps
 
     def next_prompt(self, messages: Sequence[MessageLike], *, tools: Sequence[ToolSpec] | None = None) -> Turn:
         """Returns the prompt for ``messages``; continues the recorded tokens if that is exact.
@@ -216,8 +238,8 @@ class ParserSession:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        if pending.tokens is self._tokens:  # copy: the engine may still use this buffer for the longer prompt
-            self._tokens = TokenLog(self._tokens.view(0, self._answer_span[1]))
+        if pending.tokens is self._tokens:  # the engine may still read the longer prompt
+            self._tokens = self.recorded
         self.stats = pending.stats_before
 
     def _ends_at_first_stop(self, completion: TokenIds) -> bool:
@@ -267,8 +289,12 @@ class ParserSession:
         if self._answer is None:
             self._examples = [one for one in view if one["role"] == "assistant"]
             return self.parser.render(view, tools=tools)
+        inherited = self._inherited() if self._inherited is not None else ()
+        if inherited:
+            self._examples = [one for one in inherited[0].messages if one["role"] == "assistant"]
         recorded = ((segment, span) for segment in self.segments for span in segment.completion_spans)
-        completions = [*self._inherited, *(segment.token_ids[start:stop] for segment, (start, stop) in recorded)]
+        completions = [step.completion_ids for step in inherited]
+        completions += [segment.token_ids[start:stop] for segment, (start, stop) in recorded]
         written = [
             one if one["role"] != "assistant" or one in (self._examples or ()) else self._sampled(one, completions)
             for one in view

@@ -66,7 +66,8 @@ def provided_by_file(kind: type[ProviderT], reference: str) -> Provided[Provider
     found = _chosen(kind, module, contract, reference, name)
     fields: dict[str, Any] = {}
     if kind is WorkflowProvider:
-        fields["config"] = f"{path}:{found.__name__}.config_model" if "config_model" in vars(found) else None
+        has_section = contract is not None and found.config_model is not contract.config_model
+        fields["config"] = f"{path}:{found.__name__}.config_model" if has_section else None
         fields["run_file"] = f"{path}:run_file" if inspect.isfunction(getattr(module, "run_file", None)) else None
     elif kind is PolicyLossProvider:
         fields["learns_written"] = bool(getattr(found, "learns_written", False))

@@ -16,6 +16,7 @@ from rllm_core.sandbox.child_functions import (
     ChildTimeout,
 )
 from rllm_core.sandbox.contract import CodeResult, Limits, Sandbox
+from rllm_core.sandbox.keeper import ProcessKeeper
 
 __getattr__ = moved_names(__name__)
 
@@ -29,5 +30,6 @@ __all__ = [
     "ChildTimeout",
     "CodeResult",
     "Limits",
+    "ProcessKeeper",
     "Sandbox",
 ]

@@ -63,8 +63,8 @@ class LetterParser(BaseParser):
                 letters.append(chr(token - FIRST_LETTER))
         return ParsedCompletion("".join(letters), termination=Termination.TRUNCATED)
 
-    def decode(self, ids: Any) -> str:
-        return "".join(chr(int(token) - FIRST_LETTER) for token in ids if token >= FIRST_LETTER)
+    def spell(self, ids: Any) -> list[bytes]:
+        return [chr(int(token) - FIRST_LETTER).encode() if token >= FIRST_LETTER else b"" for token in ids]
 
 
 class BridgingParser(LetterParser):

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rllm_core.algorithms.samples import segments
@@ -81,6 +82,25 @@ def test_the_trunk_goes_on_unchanged_beside_its_branches(toys: SimpleNamespace) 
         return [first, branch, second]
 
     asyncio.run(run())
+
+
+def test_a_chain_of_forks_shares_its_memory(toys: SimpleNamespace) -> None:
+    """An agent over HTTP forks at every call, because the next one may come from anywhere."""
+    turns = 200
+    engine = engine_of(toys, *["answer"] * turns)
+
+    async def run() -> list[Step]:
+        completer, messages, steps = TITOCompleter(engine), Messages([USER]), []
+        for turn in range(turns):
+            at = completer.fork(after=steps[-1] if steps else None, key=str(turn))
+            steps.append(await at.complete(messages))
+            messages += [steps[-1].response, MORE]
+        return steps
+
+    steps = asyncio.run(run())
+    assert segments(steps) == [list(range(turns))]
+    held = {id(array.base): array.base.nbytes for step in steps for array in (step.prompt_ids, step.completion_ids)}
+    assert sum(held.values()) <= 4 * 4 * len(sequence(steps[-1]))
 
 
 def test_after_a_failure_a_branch_can_go_on(toys: SimpleNamespace) -> None:
@@ -317,3 +337,74 @@ def test_stop_texts_need_a_parser(toys: SimpleNamespace) -> None:
 def test_a_step_has_the_metadata_of_its_call(toys: SimpleNamespace, kind: type[Completer]) -> None:
     step = asyncio.run(kind(engine_of(toys, "a")).complete([USER], metadata={"call": "x-1"}))
     assert step.metadata == {"call": "x-1"}
+
+
+@KINDS
+def test_a_prompt_is_counted_as_it_would_be_sampled_from(toys: SimpleNamespace, kind: type[Completer]) -> None:
+    engine = engine_of(toys, "one", "two", "three")
+
+    async def run() -> None:
+        completer = kind(engine)
+        messages = Messages([USER])
+        for _ in range(2):
+            counted = await completer.count_prompt_tokens(messages)
+            step = await completer.complete(messages)
+            assert counted == len(step.prompt_ids)
+            messages += [step.response, MORE]
+        fork = completer.fork(after=step)
+        counted = await fork.count_prompt_tokens([*step.messages, step.response, OTHER])
+        assert counted == len((await fork.complete([*step.messages, step.response, OTHER])).prompt_ids)
+
+    asyncio.run(run())
+    assert len(engine.calls) == 3
+
+
+@KINDS
+def test_the_bytes_of_a_sampled_token(toys: SimpleNamespace, kind: type[Completer]) -> None:
+    engine = engine_of(toys, "one", "two")
+
+    async def run() -> None:
+        completer = kind(engine)
+        step = await completer.complete([USER])
+        assert await completer.fork().spell(step) == engine.parser.spell(step.completion_ids)
+        assert b"".join(await completer.spell(step)).decode() == engine.parser.decode(step.completion_ids)
+        with pytest.raises(ValueError, match="was not sampled in"):
+            await kind(engine).spell(step)
+
+    asyncio.run(run())
+
+
+def test_an_engine_without_a_parser_cannot_count(toys: SimpleNamespace) -> None:
+    engine = engine_of(toys, "one")
+    engine.parser = None
+
+    async def run() -> None:
+        with pytest.raises(EngineError, match="has no parser"):
+            await Completer(engine).count_prompt_tokens([USER])
+
+    asyncio.run(run())
+
+
+@KINDS
+@pytest.mark.parametrize("turns", [10, 100, 300])
+def test_a_conversation_keeps_little_more_than_its_tokens(
+    toys: SimpleNamespace, kind: type[Completer], turns: int
+) -> None:
+    engine = engine_of(toys, *["a long answer"] * turns)
+
+    async def run() -> list[Step]:
+        completer, messages, steps = kind(engine), Messages([USER]), []
+        for _ in range(turns):
+            steps.append(await completer.complete(messages))
+            messages += [steps[-1].response, MORE]
+        return steps
+
+    steps = asyncio.run(run())
+    for step, prompt in zip(steps, engine.calls, strict=True):
+        assert step.prompt_ids.tolist() == prompt.prompt
+    buffers = {}
+    for array in [ids for step in steps for ids in (step.prompt_ids, step.completion_ids)]:
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        buffers[id(array)] = array.nbytes
+    assert sum(buffers.values()) < 1.3 * 4 * len(sequence(steps[-1])) + 1000

@@ -8,6 +8,7 @@ import itertools
 import json
 import multiprocessing
 import pickle
+import random
 import tracemalloc
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -469,6 +470,16 @@ def test_starts_with_compares_every_token(left: list[int], right: list[int]) -> 
     assert starts_with(left, right) == (left[: len(right)] == right)
 
 
+@pytest.mark.parametrize("length", [1 << 13, 1 << 15])
+def test_long_sequences_are_compared_to_the_last_token(length: int) -> None:
+    long = token_ids(list(range(length)))
+    assert starts_with(long, long[:-1])
+    for position in (0, length // 2, length - 1):
+        other = long.copy()
+        other[position] += 1
+        assert not starts_with(long, other)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Serialized trajectories share prefixes
 
@@ -646,3 +657,43 @@ def test_a_token_log_keeps_its_views() -> None:
     assert len(log) == 202
     again = pickle.loads(pickle.dumps(log))  # noqa: S301
     assert again.view(0, 202).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_logs_that_share_memory_are_lists(seed: int) -> None:
+    """Logs that go on from each other, alike and differently, and move to the memory of longer ones."""
+    rng = random.Random(seed)
+    logs: list[tuple[TokenLog, list[int]]] = [(TokenLog(first := list(range(rng.randrange(9)))), first)]
+    views: list[tuple[Any, list[int]]] = []
+    for _ in range(400):
+        log, expected = rng.choice(logs[-8:])
+        match rng.randrange(5):
+            case 0:
+                cut = rng.randint(0, len(expected))
+                logs.append((log.prefix(cut), expected[:cut]))
+            case 1:
+                for other, tokens in logs:
+                    if expected == tokens[: len(expected)]:
+                        log.move_to(other)
+            case 2:
+                start, stop = sorted(rng.randint(0, len(expected)) for _ in range(2))
+                views.append((log.view(start, stop), expected[start:stop]))
+            case _:
+                new = [rng.randrange(2)] * rng.choice([1, 3, 40])
+                log.extend(new)
+                expected += new
+    views += [(log.view(0, len(log)), expected) for log, expected in logs]
+    assert [view.tolist() for view, _ in views] == [expected for _, expected in views]
+
+
+def test_logs_that_grow_alike_share_memory() -> None:
+    trunk = TokenLog(range(1000))
+    one, same, other = (trunk.prefix(1000) for _ in range(3))
+    for log, last in ((one, 7), (same, 7), (other, 8)):
+        log.extend([5, 6])
+        prompt = log.view(0, 1002)
+        log.extend([last] * 10)
+        assert np.shares_memory(prompt, trunk.view(0, 1000))
+        assert log.view(1002, 1012).tolist() == [last] * 10
+    assert np.shares_memory(one.view(0, 1012), same.view(0, 1012))
+    assert other.view(1000, 1012).tolist() == [5, 6, *[8] * 10]

@@ -144,9 +144,11 @@ def test_run_files_load(text: str, tmp_path: Path) -> None:
     load_run_config(str(path), plugins)
 
 
-# test_hooks.py lets the examples of hooks observe a run, test_using_the_model.py exports a model first, and
-# test_my_code.py trains with the files of its page.
+# test_hooks.py lets the examples of hooks observe a run, test_using_the_model.py exports a model first, test_my_code.py
+# and test_agents.py train with the files of their pages.
 ELSEWHERE = {
+    "docs/agents.md",
+    *(page.name for page in PAGES if page.path.parent.name == "agents"),
     "docs/using-the-model.md",
     "docs/my-code.md",
     *(page.name for page in PAGES if page.path.parent.name == "hooks"),

@@ -11,7 +11,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.types import Episode
 from rllm_devkit.scripted import Script
 
-FINE = ["plain", "turns", "list", "edited", "forks", "branches", "tokens", "tools", "looks", "written"]
+FINE = ["plain", "turns", "list", "edited", "forks", "branches", "tokens", "tools", "looks", "written", "counts"]
 WRONG = [
     "raises", "exits", "terminates", "times_out", "engine_error", "cancelled", "none", "nan", "no_reward", "twice",
     "changed", "forks_another", "too_many", "bad_message", "surrogate", "wrong_items",

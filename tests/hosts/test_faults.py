@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,25 @@ def test_a_rollout_whose_worker_is_lost_is_played_again(tmp_path: Path) -> None:
     assert lost
     assert {episode.termination_reason.value for episode in lost} == {"worker_lost"}
     assert played.report.lost_rollouts == len(lost)
+
+
+class LosesFirst(Processes):
+    """Loses its first worker between the choice of the worker and the start of the rollout."""
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[Any]:
+        async with super().place() as worker:
+            if worker.number == 1:
+                worker.lose("lost by a test")
+            yield worker
+
+
+def test_a_rollout_whose_worker_is_lost_before_it_starts_is_counted() -> None:
+    played = play("Fault", ["fine"], host=LosesFirst, workers=1)
+    assert played.episodes[0].termination_reason.value == "done"
+    [lost] = played.rollouts[0].failed
+    assert "lost by a test" in (lost.error or "")
+    assert played.report.lost_rollouts == 1
 
 
 @pytest.mark.parametrize("task", ["spin", "sleep", "stubborn"])

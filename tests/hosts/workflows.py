@@ -150,6 +150,21 @@ class Talk(Workflow):
         step = Step(step_id="another", prompt_ids=[1, 2], completion_ids=[3], messages=said)
         return await completer.fork(after=step).complete([{"role": "user", "content": "x"}])
 
+    async def _counts(self, task: Task, completer: Completer) -> Episode:
+        """The length of a prompt before it is sampled from, and the bytes of what was sampled."""
+        messages = Messages([{"role": "user", "content": "count"}])
+        steps, found = [], []
+        for tools in (None, TOOLS, None):
+            counted = await completer.count_prompt_tokens(messages, tools=tools)
+            step = await completer.complete(messages, tools=tools)
+            assert counted == len(step.prompt_ids)
+            spelled = await completer.fork().spell(step)
+            assert [bytes([one]) for one in step.completion_ids[:-1]] == spelled[:-1]
+            found.append(b"".join(spelled).decode(errors="replace"))
+            steps.append(step)
+            messages += [step.response, {"role": "user", "content": "and now"}]
+        return self.episode(task, steps, reward=1.0, metadata={"found": found})
+
     async def _gives_up(self, task: Task, completer: Completer) -> Step:
         """Cancels a call, and asks again."""
         asking = asyncio.create_task(completer.complete([{"role": "user", "content": "slow"}]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 from conftest import COMMAND, StartRun
 from server import TinkerServer
+from sorting_agent import check_agent, written_agent
 
 SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)))
 STEPS = 24
@@ -65,6 +67,16 @@ def test_weights_are_saved_once_per_version(server: TinkerServer, start_run: Sta
     assert [line["weight_version"] for line in run.lines("metrics")] == [0, 0, 1, 1, 1, 2, 3]
     gaps = [line["rollout_logprob_difference_max"] for line in run.lines("metrics")[::3]]
     assert max(gaps) < GREATEST_GAP
+
+
+def test_an_agent_is_trained(server: TinkerServer, start_run: StartRun, tmp_path: Path) -> None:
+    small = ("steps=3", "groups_per_step=4", "rollouts_per_group=4", "validation_rollouts=0")
+    settings = ["optimizer.learning_rate=0.005", *(f"training.{one}" for one in small)]
+    run = start_run(server, *settings, run_file=written_agent(tmp_path, "tinker"))
+    assert run.wait() == 0, run.printed()
+    check_agent(run.lines("metrics"))
+    assert max(line["rollout_logprob_difference_max"] for line in run.lines("metrics")) < GREATEST_GAP
+    assert subprocess.run([COMMAND, "verify", str(run.path)], check=False).returncode == 0
 
 
 @pytest.mark.every_sdk

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from sorting_agent import check_agent, written_agent
 from verl_runs import ASYNCHRONOUS, Run, verify
 
 RAY = Path(sys.executable).with_name("ray")
@@ -115,6 +116,13 @@ def test_rollouts_run_in_actors_of_the_same_ray(model: Path, tmp_path: Path) -> 
     complete(run, 3)
     assert run.summary()["rollout_host"]["where"] == "2 Ray workers"
     assert run.summary()["rollout_host"]["restarts"] == 0
+
+
+def test_an_agent_is_trained_while_weights_are_synced(model: Path, tmp_path: Path) -> None:
+    run = Run.start(tmp_path / "run", model, "training.steps=4", *HOT, workflow=str(written_agent(tmp_path, "verl")))
+    metrics = complete(run, 4)
+    check_agent(metrics)
+    assert max(line["staleness_max"] for line in metrics) >= 1
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from rich.text import Text
 from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
 from rllm_core.run_folder.recorded import IndexedGroup
 from rllm_core.types import TerminationReason, Trajectory
-from rllm_viewer import conversation_view
+from rllm_viewer import agent_calls, conversation_view
 from rllm_viewer.recordings import best_and_worst, parts_of
 from rllm_viewer.terminal import (
     columns_of,
@@ -70,8 +70,7 @@ def in_short(group: RecordedGroup, texts: Texts) -> Iterator[RenderableType]:
     for rollout in best_and_worst(group):
         yield Text("")
         yield head(rollout)
-        if parts := parts_of(rollout):
-            yield labeled("parts", cut(pairs(parts), SHOWN_CHARACTERS))
+        yield from _parts(rollout, whole=False)
         if rollout.episode.error is not None:
             yield labeled("error", cut(rollout.episode.error, SHOWN_CHARACTERS), style="red")
         steps = [step for trajectory in rollout.episode.trajectories for step in trajectory.steps]
@@ -165,9 +164,7 @@ def _rollout(
 ) -> Iterator[RenderableType]:
     episode = rollout.episode
     yield head(rollout)
-    if parts := parts_of(rollout):
-        text = pairs(parts)
-        yield labeled("parts", text if whole else cut(text, SHOWN_CHARACTERS))
+    yield from _parts(rollout, whole=whole)
     if others := {name: value for name, value in episode.metadata.items() if name != "reward_parts"}:
         text = pairs(others)
         yield labeled("metadata", text if whole else cut(text, SHOWN_CHARACTERS))
@@ -184,6 +181,15 @@ def _rollout(
         yield from conversation_view.calls(trajectory, _at(rollout.advantages, at), known, texts, whole=whole)
         if not trajectory.steps:
             yield labeled("", "no model call", style="dim")
+
+
+def _parts(rollout: RecordedRollout, *, whole: bool) -> Iterator[RenderableType]:
+    """Yields the parts of the reward, and what the agent did if it is one."""
+    parts = {name: value for name, value in parts_of(rollout).items() if not name.startswith(agent_calls.PREFIX)}
+    if parts:
+        yield labeled("parts", pairs(parts) if whole else cut(pairs(parts), SHOWN_CHARACTERS))
+    if said := agent_calls.of_rollout(rollout.episode):
+        yield labeled("agent", said, style="dim")
 
 
 def _of_trajectory(trajectory: Trajectory, advantages: Sequence[Any]) -> str:

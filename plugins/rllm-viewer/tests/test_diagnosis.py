@@ -35,6 +35,7 @@ def names(*rows: dict[str, Any], tables: dict[str, Any] = TABLES) -> list[str]:
     return [finding.name for finding in diagnosis.findings]
 
 
+AGENT = {"workflow/gateway_calls": 4.0, "workflow/gateway_roots": 1.0, "turns_mean": 4.0, "segment_breaks": 0.0}
 TROUBLES = [
     ("nobody-solves-it", 3, NEVER, []),
     ("everybody-solves-it", 3, {"solved": 1.0, "uniform_groups_share": 1.0, "reward_mean": 1.0}, []),
@@ -45,6 +46,8 @@ TROUBLES = [
     ("gradient-always-clipped", 10, {"grad_norm": 50.0}, []),
     ("too-stale", 5, {"staleness_mean": 3.0, "staleness_max": 4.0, "off_policy_effective_share": 0.1}, []),
     ("sampler-and-trainer-apart", 3, {"off_policy_log_ratio": 0.2}, []),
+    ("every-call-a-conversation", 3, AGENT | {"workflow/gateway_roots": 3.0}, []),
+    ("conversations-break", 3, AGENT | {"segment_breaks": 40.0}, []),
     ("nobody-solves-it", 30, {"groups_solved_by_none": 1.0, "solved": 0.0}, []),
 ]
 
@@ -62,6 +65,13 @@ def test_a_trouble_is_named_when_it_is_certain_and_no_longer_when_it_is_over(
 def test_a_healthy_run_has_no_trouble_even_when_it_ends_perfect() -> None:
     perfect = {"solved": 1.0, "uniform_groups_share": 1.0, "reward_mean": 1.0, "distinct_samples_share": 0.125}
     assert names(*[{}] * 40, *[perfect | {"grad_norm": 0.0}] * 40) == []
+
+
+def test_agents_may_have_a_title_sub_agents_and_some_breaks() -> None:
+    title = {"workflow/gateway_calls": 2.0, "workflow/gateway_roots": 2.0}
+    sub_agents = {"workflow/gateway_calls": 12.0, "workflow/gateway_roots": 4.0, "segment_breaks": 20.0}
+    assert names(*[AGENT | title] * 4) == names(*[AGENT | sub_agents] * 4) == []
+    assert names(*[{"segment_breaks": 400.0, "turns_mean": 4.0}] * 4) == [], "workflows without a gateway"
 
 
 def test_rewards_that_rise_before_anybody_solves_anything_are_no_trouble() -> None:
@@ -141,6 +151,39 @@ def test_answers_tell_causes_apart(
     answers: list[tuple[str, ...]], metrics: dict[str, Any], cut_off: bool, cause: str, tmp_path: Path
 ) -> None:
     assert cause in explained(tmp_path, answers, metrics, cut_off=cut_off)
+
+
+def conversations(tmp_path: Path, *prompts: list[dict[str, str]]) -> str:
+    """Returns the first finding of a run whose agent begins every call anew."""
+    steps = [recorded_runs.step(prompt, "an answer") for prompt in prompts]
+    rows = [{"step": one, **HEALTHY, **AGENT, "workflow/gateway_roots": 4.0} for one in (1, 2, 3)]
+    run = write_run(tmp_path / "run", [group([rollout(0, steps, 0.0)], step=3)], metrics=rows)
+    add_tokens(run, {})
+    return of_folder(run).findings[0].text(run)
+
+
+def test_conversations_tell_habits_of_agents_apart(tmp_path: Path) -> None:
+    asked, answered = {"role": "user", "content": "x"}, {"role": "assistant", "content": "in other words"}
+    text = conversations(tmp_path / "rewriting", [asked], [asked, answered, asked | {"content": "go on"}])
+    assert "1 of 2 recorded ones begin with answers" in text
+    assert "Cause: the agent rewrites its history" in text
+    text = conversations(tmp_path / "single", [asked], [asked | {"content": "y"}])
+    assert "replaces its history by a summary: let it do so rarely; or it asks single questions" in text
+    branch = [asked, {"role": "assistant", "content": "an answer"}, asked | {"content": "go on"}]
+    assert "the agent rewrites its history; or" in conversations(tmp_path / "one", branch)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [("tools_changed", "the same ones in every call"), ("shrunk", "see docs/agents/exactness.md")]
+)
+def test_broken_conversations_name_a_reason_and_its_cure(reason: str, said: str) -> None:
+    diagnosis = Diagnosis(TABLES)
+    breaks = {"segment_breaks": 60.0, f"segment_breaks/{reason}": 50.0, "segment_breaks/bridge_none": 10.0}
+    for step in (1, 2, 3):
+        diagnosis.step({"step": step, **HEALTHY, **AGENT, **breaks})
+    [finding] = diagnosis.findings
+    assert f"often with reason {reason}" in finding.seen
+    assert said in finding.text("RUN")
 
 
 def test_answers_that_cannot_be_read_leave_the_usual_causes(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ class LeavesChildren(Processes):
         async def kill_one(*, asking: bool) -> None:
             link._process.kill()
             link._process.wait()
-            self.keep(b"-", link._process.pid)
+            self.keeper.ended(link._process.pid)
             link._transport.abort()
             link.output.close()
 

@@ -6,7 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -65,11 +65,15 @@ def _overview(screen: Console, run: Path, entries: list[IndexedGroup], entry: In
     from rich.text import Text
 
     from rllm_core.run_folder.recorded import group_at
-    from rllm_viewer import group_view, recordings, results
+    from rllm_viewer import agent_calls, group_view, recordings, results
     from rllm_viewer.terminal import visible_line
 
     if (where := results.where_rollouts_ran(run)) is not None:
         screen.print(Text(visible_line(where), overflow="fold"))
+    if (agents := _agents(run)) is not None:
+        for block in agent_calls.blocks(agents):
+            screen.print(block)
+        screen.print()
     if len(entries) > SHOWN_GROUPS:
         steps = len({each.step for each in entries})
         screen.print(f"the last {SHOWN_GROUPS} of {len(entries)} recorded groups, of {steps} steps")
@@ -81,6 +85,16 @@ def _overview(screen: Console, run: Path, entries: list[IndexedGroup], entry: In
     chosen = f"--group {entry.group}" if entry.group is not None else f"--step {entry.step} --task {quote(entry.task)}"
     screen.print(Text(visible_line(f"all of it: rllm-core show {quote(str(run))} {chosen}"), overflow="fold"))
     screen.print("others: --worst, --best, --step N, --task ID, --reason R; more of one: --rollout N, --tokens")
+
+
+def _agents(run: Path) -> dict[str, Any] | None:
+    """Returns what agents did; a run whose metrics are damaged has groups that can be shown all the same."""
+    from rllm_viewer import agent_calls, results
+
+    try:
+        return agent_calls.of_run(run)
+    except results.DAMAGED:
+        return None
 
 
 def _group(screen: Console, run: Path, entry: IndexedGroup, rollout: int | None, tokens: bool) -> None:
@@ -115,6 +129,7 @@ def _json(
     from rllm_viewer import recordings
 
     found: dict[str, object] = {"run": str(run), "groups": [recordings.entry_json(each) for each in entries]}
+    found["agents"] = _agents(run)
     if entry is None:
         return found | {"chosen": None}
     group = group_at(run, entry)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rllm_core.algorithms.samples import segments
 from rllm_core.errors import RunError
 from rllm_core.run_folder.recorded import group_at, index_of, texts_of_tokens
-from rllm_core.types import FinishReason, Step
+from rllm_core.types import FinishReason, Step, Trajectory
 
 LEAST_ANSWERS = 4
 READ_GROUPS = 16
@@ -38,6 +39,8 @@ class Answers:
         past_end: Cut-off answers that go on after the expected answer, or repeat themselves.
         markers: How many answers have each of these control tokens.
         ends_of_cut_off: How many cut-off answers have each as the first one, of those that the prompt has, too.
+        conversations: Conversations of trajectories with several.
+        with_history: Those that begin with answers, which the policy has not given in these words.
     """
 
     all: int = 0
@@ -47,6 +50,8 @@ class Answers:
     past_end: int = 0
     markers: Counter[str] = field(default_factory=Counter)
     ends_of_cut_off: Counter[str] = field(default_factory=Counter)
+    conversations: int = 0
+    with_history: int = 0
 
     def add(self, step: Step, texts: Mapping[int, str], expected: object) -> None:
         """Counts an answer; ``expected`` is the task's answer, or anything else if it has none."""
@@ -63,6 +68,19 @@ class Answers:
             of_template = {texts.get(token, "") for token in step.prompt_ids.tolist()}
             self.ends_of_cut_off.update(one for one in markers[:1] if one in of_template)
             self.past_end += _is_past_end("".join(written), expected)
+
+    def add_conversations(self, steps: Sequence[Step]) -> None:
+        """Counts the conversations of a trajectory, and how they begin."""
+        first = [steps[positions[0]] for positions in segments(steps)]
+        begun = [one for one in first if not any(one.continues(other) for other in steps)]  # else a branch
+        if len(begun) > 1:
+            self.conversations += len(begun)
+            self.with_history += sum(any(said["role"] == "assistant" for said in one.messages) for one in begun)
+
+    @property
+    def repeats_history(self) -> bool:
+        """Whether many conversations begin with answers, as those of an agent that rewrites its history do."""
+        return self.conversations > 0 and self.with_history >= self.conversations / 3
 
     @property
     def is_of_another_template(self) -> bool:
@@ -86,20 +104,21 @@ def of_folder(run: Path) -> Answers:
     found = Answers()
     try:
         texts = texts_of_tokens(run)
-        for step, expected in _steps(run):
-            found.add(step, texts, expected)
+        for trajectory, expected in _trajectories(run):
+            found.add_conversations(trajectory.steps)
+            for step in trajectory.steps:
+                found.add(step, texts, expected)
     except (RunError, OSError, ValueError, LookupError, TypeError, AttributeError):
         return Answers()
     return found
 
 
-def _steps(run: Path) -> Iterator[tuple[Step, Any]]:
+def _trajectories(run: Path) -> Iterator[tuple[Trajectory, Any]]:
     for entry in islice(reversed(index_of(run)), READ_GROUPS):
         group = group_at(run, entry)
         for rollout in group.rollouts:
             for trajectory in rollout.episode.trajectories:
-                for step in trajectory.steps:
-                    yield step, group.task.data.get("answer")
+                yield trajectory, group.task.data.get("answer")
 
 
 def _is_marker(token: str) -> bool:

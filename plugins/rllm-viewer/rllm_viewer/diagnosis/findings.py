@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rllm_viewer.diagnosis.answers import Answers
-from rllm_viewer.diagnosis.rules import FAILED_SHARE, FIRST_STEPS, LEAST_FAILED, OF_OTHER_ROWS, RULES, Row, Rule
+from rllm_viewer.diagnosis.rules import FAILED_SHARE, FIRST_STEPS, LEAST_FAILED, RULES, Row, Rule, explains
 
 PAGE = "docs/what-went-wrong.md"
 NEVER_SOLVED_STEPS = 30
@@ -74,7 +75,7 @@ class Diagnosis:
         self.tables = tables
         self._answers = answers
         self._explained: dict[tuple[str, int], Finding] = {}
-        self._of_other_rows: list[float] = []
+        self._explaining: dict[str, list[float]] = defaultdict(list)
         self.steps = 0
         self.trained_steps = 0
         self._first: list[Row] = []
@@ -95,8 +96,8 @@ class Diagnosis:
             self._first.append(metrics)
         if "solved" in metrics:
             self._solved.append(metrics["solved"])
-        if OF_OTHER_ROWS in metrics:
-            self._of_other_rows.append(metrics[OF_OTHER_ROWS])
+        for name in filter(explains, metrics):
+            self._explaining[name].append(metrics[name])
 
     def rollouts(self, books: Mapping[str, Mapping[str, int]]) -> None:
         """Takes the number of rollouts so far by outcome and reason."""
@@ -141,8 +142,7 @@ class Diagnosis:
         """Explains a trouble once, when it is certain: the answers of that time are the ones that it is about."""
         key = (rule.seen, since)
         if key not in self._explained:
-            values = self._of_other_rows
-            means = {OF_OTHER_ROWS: sum(values) / len(values)} if values else {}
+            means = {name: sum(values) / len(values) for name, values in self._explaining.items()}
             cause = rule.explain(self._answers(), means) if rule.explain else None
             seen = f"{rule.seen}; {cause.seen}" if cause and cause.seen else rule.seen
             causes, decides = (cause.causes, cause.decides) if cause else (rule.causes, rule.decides)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rllm_viewer.diagnosis import agents
 from rllm_viewer.diagnosis.answers import Answers
+from rllm_viewer.diagnosis.causes import Cause
 
 Row = Mapping[str, Any]
 
@@ -20,21 +22,6 @@ FAILED_SHARE = 0.2
 LEAST_FAILED = 8
 OF_OTHER_ROWS = "workflow/answers_of_other_rows"  # metric of workflow dataset
 SOME = 0.005
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why a trouble happens, as far as the answers of the run can tell.
-
-    Attributes:
-        causes: Usual causes, the most likely first.
-        decides: Command that tells the causes apart, with ``RUN`` for the folder; empty for a single cause.
-        seen: What the answers show, if anything.
-    """
-
-    causes: tuple[str, ...]
-    decides: str = "rllm-core show RUN"
-    seen: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +45,11 @@ class Rule:
     causes: tuple[str, ...]
     decides: str = "rllm-core show RUN"
     explain: Callable[[Answers, Row], Cause | None] | None = None
+
+
+def explains(metric: str) -> bool:
+    """Whether a metric tells causes apart, so that rules get its mean."""
+    return metric == OF_OTHER_ROWS or metric.startswith(agents.BREAKS)
 
 
 def _why_cut_off(answers: Answers, means: Row) -> Cause | None:
@@ -255,6 +247,22 @@ RULES = (
         "engine and trainer compute different probabilities for fresh tokens",
         ("their precision or sampling settings differ", "the engine has other weights than the trainer"),
         "rllm-core doctor",
+    ),
+    Rule(
+        "every-call-a-conversation",
+        FIRST_STEPS,
+        agents.begins_anew,
+        "most calls of the agent begin a new conversation, so that prompts are computed again",
+        ("the agent rewrites its history", "it asks single questions, which is fine"),
+        explain=agents.why_it_begins_anew,
+    ),
+    Rule(
+        "conversations-break",
+        FIRST_STEPS,
+        agents.breaks_off,
+        "many calls of the agent break the segment of their conversation, so that prompts are computed again",
+        ("the agent changes something between its calls",),
+        explain=agents.why_it_breaks_off,
     ),
     Rule(
         "nobody-solves-it",

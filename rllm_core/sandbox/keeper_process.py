@@ -1,4 +1,4 @@
-"""Kills the worker processes of a run when the run is gone, however it ended. Runs as a script.
+"""Kills processes when the one that started them is gone, however it ended; see `rllm_core.sandbox.keeper`. A script.
 
 Its input names the processes: ``+PID`` when one has started, ``-PID`` when one has ended. When the input ends, or the
 process that started this one is gone, it kills those that are left, with everything in their sessions.
@@ -15,9 +15,9 @@ POLL_SECONDS = 0.5
 
 
 def main() -> None:
-    """Waits for the end of the run."""
+    """Waits for the end of the other process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the run
+        signal.signal(number, signal.SIG_IGN)  # meant for the other process
     parent = os.getppid()
     left: set[int] = set()
     line = b""

@@ -1,0 +1,268 @@
+"""``agent``: trains a program or a function that talks to the model over HTTP, on rows of a file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rllm_core.engine import Completer
+from rllm_core.errors import ConfigError
+from rllm_core.providers import resolve
+from rllm_core.sandbox import Limits, ProcessKeeper
+from rllm_core.services import RewardFunction
+from rllm_core.types import Episode, Task
+from rllm_core.workflow import Split, WorkflowConfig
+from rllm_gateway.endpoint import Endpoint
+from rllm_gateway.programs import AgentFailed, run_program
+from rllm_gateway.rows import read_rows
+from rllm_gateway.workflow import GatewayConfig, GatewayWorkflow
+
+ENDPOINT = ("base_url", "anthropic_base_url", "api_key", "socket")
+PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")  # not ${...}, which a shell reads
+OF_PLACE = {"python": sys.executable, "relay": str(Path(__file__).with_name("relay.py"))}
+MAX_THREADS = 4096  # of functions; the event loop's own would let a few run at once
+
+
+class AgentConfig(GatewayConfig):
+    """``[agent]``: the agent, its reward function, and the rows. Set either command or function."""
+
+    command: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Program and arguments. {COLUMN} stands for a column of the row, {folder} for a new folder "
+            "that the rollout may write to, {python} for this Python, {base_url}, {anthropic_base_url}, {api_key} and "
+            "{socket} for the address of the model, {relay} for a script that lets agents without a network reach it."
+        ),
+    ] = ()
+    function: Annotated[
+        str,
+        Field(
+            description="Python function, as ./FILE.py:NAME or package.module:NAME. It gets the columns that it has "
+            "parameters for, and base_url, anthropic_base_url, api_key, folder or row likewise."
+        ),
+    ] = ""
+    result_file: Annotated[
+        str,
+        Field(
+            description="File in {folder} with the result. If unset, the result is the standard output of a command."
+        ),
+    ] = ""
+    train_file: Annotated[str, Field(min_length=1, description="Training rows: a .jsonl file.")]
+    validation_file: Annotated[
+        str, Field(description="Validation rows: a .jsonl file. If unset, held_out_share of the training rows.")
+    ] = ""
+    held_out_share: Annotated[
+        float, Field(ge=0, lt=1, allow_inf_nan=False, description="Share of training rows to hold out, by hash.")
+    ] = 0.1
+    reward: Annotated[
+        str, Field(min_length=1, description="Reward function, by its name or as ./FILE.py:NAME; gets the result.")
+    ]
+    reward_timeout_seconds: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="Timeout of one reward call, in seconds.")
+    ] = 10.0
+    solved_at: Annotated[
+        float, Field(allow_inf_nan=False, description="Minimum reward at which a task counts as solved.")
+    ] = 1.0
+    trajectories: Annotated[
+        Literal["model", "conversation"],
+        Field(
+            description="What becomes a trajectory: all calls to one model name, or each conversation. The latter "
+            "gives rollouts with many conversations more weight."
+        ),
+    ] = "model"
+
+    @model_validator(mode="after")
+    def _check_one_agent(self) -> Self:
+        if bool(self.command) == bool(self.function):
+            raise ValueError("set either agent.command or agent.function")
+        if self.result_file and Path(self.result_file).is_absolute():
+            raise ValueError("agent.result_file is a path within the folder of the rollout")
+        return self
+
+
+class AgentWorkflow(GatewayWorkflow):
+    """Runs the agent once per rollout, and rewards its result; the agent's calls are the trajectories.
+
+    The agent finds the model by the environment variables of OpenAI's and Anthropic's SDKs, or by arguments. It fails
+    its rollout if it ends with an error, and so does the engine, whatever the agent makes of that.
+    """
+
+    name: ClassVar[str] = "agent"
+    config_model: ClassVar[type[WorkflowConfig]] = AgentConfig
+    config: AgentConfig
+
+    def __init__(self, config: WorkflowConfig | None = None) -> None:
+        super().__init__(config)
+        self._has_environment = False
+        self._tasks = read_rows(self.config.train_file, self.config.validation_file, self.config.held_out_share)
+        self._check_columns()
+
+    async def open(self) -> None:
+        """Starts the gateway."""
+        await super().open()
+        self._keeper = ProcessKeeper()
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="agent")
+
+    async def close(self) -> None:
+        """Stops the gateway, and what an agent has left behind."""
+        if hasattr(self, "_keeper"):
+            self._keeper.close()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        await super().close()
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """See `Workflow.tasks`.
+
+        Raises:
+            rllm_core.errors.PluginError: If the reward function does not exist.
+            ConfigError: If the function of the agent does not exist.
+        """
+        _ = self._reward
+        if self.config.function:
+            _ = self._function
+        return self._tasks[split]
+
+    async def run(self, task: Task, completer: Completer) -> Episode:
+        """Lets the agent play, and rewards its result."""
+        async with self.gateway.rollout(completer) as endpoint:
+            with tempfile.TemporaryDirectory(prefix="rllm-agent-", ignore_cleanup_errors=True) as folder:
+                result = await self._play(task.data, endpoint, folder)
+        reward = await self._reward(task, result)
+        return endpoint.episode(
+            task,
+            reward=reward,
+            is_correct=reward >= self.config.solved_at,
+            metadata={"result": result, **({"reward_parts": reward.parts} if reward.parts else {})},
+            by=self.config.trajectories,
+        )
+
+    async def _play(self, row: Mapping[str, Any], endpoint: Endpoint, folder: str) -> str:
+        if self.config.command:
+            values = {**row, **_of_endpoint(endpoint), "folder": folder, **OF_PLACE}
+            command = [_filled(part, values) for part in self.config.command]
+            printed = await run_program(command, os.environ | endpoint.env, self._keeper)
+        else:
+            printed = await self._call(row, endpoint, folder)
+        if not self.config.result_file:
+            return printed
+        file = Path(folder, self.config.result_file)
+        if not file.resolve().is_relative_to(Path(folder).resolve()) or not file.is_file():
+            raise AgentFailed(f"the agent has not written {self.config.result_file} in its folder")
+        return file.read_text(encoding="utf-8", errors="replace")
+
+    async def _call(self, row: Mapping[str, Any], endpoint: Endpoint, folder: str) -> str:
+        function = self._function
+        given = {**row, **_of_endpoint(endpoint), "folder": folder, "row": dict(row)}
+        arguments = _arguments(function, given)
+        with nullcontext() if arguments.keys() & {*ENDPOINT} else self._environment(endpoint):
+            if inspect.iscoroutinefunction(function):
+                result = await function(**arguments)
+            else:
+                call = functools.partial(contextvars.copy_context().run, functools.partial(function, **arguments))
+                result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
+                if inspect.isawaitable(result):
+                    result = await result
+        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+
+    @contextmanager
+    def _environment(self, endpoint: Endpoint) -> Iterator[None]:
+        """Sets the environment variables of a function that is not given the address of the model.
+
+        Raises:
+            ConfigError: If another rollout has set them: a process has one environment.
+        """
+        if self._has_environment:
+            raise ConfigError(
+                f"agent.function = {self.config.function!r} has no parameter base_url, so it reads the address of the "
+                "model from the environment, and one process can run one such rollout at a time: set "
+                "rollout.rollouts_per_worker = 1 (with rollout.workers), or give it the parameter"
+            )
+        before = {name: os.environ.get(name) for name in endpoint.env}
+        self._has_environment = True
+        os.environ.update(endpoint.env)
+        try:
+            yield
+        finally:
+            self._has_environment = False
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        try:
+            found = resolve(self.config.function)
+        except Exception as error:
+            raise ConfigError(f"agent.function = {self.config.function!r} cannot be loaded: {error}") from error
+        if not callable(found):
+            raise ConfigError(f"agent.function = {self.config.function!r} is no function")
+        for task in self._tasks["train"][:1]:
+            _arguments(found, dict(task.data) | dict.fromkeys((*ENDPOINT, "folder", "row"), ""))
+        return found  # type: ignore[no-any-return]
+
+    @cached_property
+    def _reward(self) -> RewardFunction:
+        return self.services.reward_function(
+            self.config.reward, Limits(wall_seconds=self.config.reward_timeout_seconds)
+        )
+
+    def _check_columns(self) -> None:
+        """Raises ConfigError if the command names a column that the first row does not have."""
+        for task in self._tasks["train"][:1]:
+            for part in self.config.command:
+                _filled(part, {**task.data, **dict.fromkeys((*ENDPOINT, "folder", *OF_PLACE), "")})
+
+
+def _of_endpoint(endpoint: Endpoint) -> dict[str, str]:
+    return {name: getattr(endpoint, name) for name in ENDPOINT}
+
+
+def _filled(part: str, values: Mapping[str, Any]) -> str:
+    """Returns an argument with its placeholders filled in; what is filled in is not searched for more of them.
+
+    Raises:
+        ConfigError: If a placeholder is neither a column nor part of the endpoint.
+    """
+
+    def value_of(found: re.Match[str]) -> str:
+        if found[1] not in values:
+            raise ConfigError(f"agent.command has {found[0]}, which is none of {', '.join(sorted(values))}")
+        value = values[found[1]]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    return PLACEHOLDER.sub(value_of, part)
+
+
+def _arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call by the names of the function's parameters.
+
+    Raises:
+        ConfigError: If a parameter is neither a column nor part of the endpoint.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return dict(given)
+    missing = [one.name for one in parameters if one.default is one.empty and one.name not in given]
+    if missing:
+        raise ConfigError(
+            f"agent.function {function.__name__} has the parameter {missing[0]!r}, which is none of "
+            f"{', '.join(sorted(given))}"
+        )
+    return {one.name: given[one.name] for one in parameters if one.name in given}

@@ -1,0 +1,22 @@
+"""Bodies of responses without an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rllm_gateway.errors import Refused, TooLong
+
+ANTHROPIC_TYPES = {"server_error": "api_error"}
+
+
+def of_openai(refused: Refused) -> dict[str, Any]:
+    """Returns the body that clients of OpenAI's interfaces expect."""
+    return {"error": {"message": str(refused), "type": refused.kind, "param": None, "code": refused.code}}
+
+
+def of_anthropic(refused: Refused) -> dict[str, Any]:
+    """Returns the body that clients of Anthropic's interface expect."""
+    # Agents that compact their history look for these words.
+    message = f"prompt is too long: {refused}" if isinstance(refused, TooLong) else str(refused)
+    told = {"type": ANTHROPIC_TYPES.get(refused.kind, refused.kind), "message": message}
+    return {"type": "error", "error": told | ({"details": {"error_code": refused.code}} if refused.code else {})}

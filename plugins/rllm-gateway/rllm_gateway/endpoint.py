@@ -1,0 +1,357 @@
+"""The endpoint of one rollout: takes the calls of its agent, and keeps what was sampled for them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+from rllm_core.engine import Completer, EngineBusy, Terminated
+from rllm_core.scope import RolloutEnded
+from rllm_core.types import Episode, FinishReason, MessageView, Step, Task, TerminationReason, Trajectory
+from rllm_gateway.bodies import Bodies
+from rllm_gateway.calls import Answer, Call, up_to_stop_text
+from rllm_gateway.errors import BadRequest, Busy, Failed, Forbidden, Refused, TooLong
+from rllm_gateway.forest import Forest, Place
+from rllm_gateway.history import History
+
+MAX_ALTERNATIVES = 64
+MAX_REQUEST_BYTES = 1 << 32
+
+
+class Options(NamedTuple):
+    """How the endpoint of a rollout treats its agent.
+
+    Attributes:
+        max_calls: Maximum number of calls, or None.
+        max_request_bytes: Maximum number of bytes of all its requests.
+        hide_tools: Whether the model does not see the tools.
+        hide_system: Whether the model does not see system messages.
+    """
+
+    max_calls: int | None = None
+    max_request_bytes: int = MAX_REQUEST_BYTES
+    hide_tools: bool = False
+    hide_system: bool = False
+
+
+DEFAULTS = Options()
+
+
+class Endpoint:
+    """Address under which one rollout's agent finds the policy; see `Gateway.rollout`.
+
+    Args:
+        completer: Completer of the rollout.
+        url: Address of the gateway, such as ``http://127.0.0.1:4711``.
+        secret: Secret of the rollout.
+        options: How it treats its agent.
+        socket: Path of the Unix socket on which the gateway is served, too; "" for none.
+
+    Attributes:
+        forest: The answers so far.
+        counts: Numbers of calls, ignored fields and others, by the name of their metric.
+        bodies: Reads the bodies of its requests.
+        failure: What the rollout fails by when it ends: the first error that the agent could not have caused, or, after
+            `close`, a last call that was too long.
+    """
+
+    def __init__(
+        self, completer: Completer, url: str, secret: str, *, options: Options = DEFAULTS, socket: str = ""
+    ) -> None:
+        self.forest = Forest()
+        self.counts: Counter[str] = Counter()
+        self.failure: Exception | None = None
+        self._completer = completer
+        self._root_url = f"{url}/r/{secret}"
+        self._secret = secret
+        self.socket = socket
+        self._options = options
+        self.bodies = Bodies()
+        self._recorded: dict[bytes, list[Answer]] = {}
+        self._running: set[asyncio.Task[Any]] = set()
+        self._too_long: Terminated | None = None
+        self._is_open = True
+        self._received = 0
+        self._waited = 0.0
+        self._since = time.monotonic()
+
+    @property
+    def base_url(self) -> str:
+        """Address for clients of OpenAI's interfaces; it contains the secret."""
+        return f"{self._root_url}/v1"
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """Address for clients of Anthropic's interface, which add ``/v1`` themselves."""
+        return self._root_url
+
+    @property
+    def api_key(self) -> str:
+        """Key of the endpoint; the same secret as in its address."""
+        return self._secret
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment variables for a program."""
+        found = {"RLLM_GATEWAY_SOCKET": self.socket} if self.socket else {}
+        # A proxy would look for the gateway on its own machine.
+        for name in ("NO_PROXY", "no_proxy"):
+            found[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
+        return found | {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.anthropic_base_url,
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
+
+    def receive(self, size: int) -> None:
+        """Counts the bytes of a request.
+
+        Raises:
+            Forbidden: If the agent has sent too many.
+        """
+        self._received += size
+        if self._received > self._options.max_request_bytes:
+            self._end(f"the agent has sent more than {self._options.max_request_bytes:,} bytes")
+            raise Forbidden(
+                f"this rollout may send at most {self._options.max_request_bytes:,} bytes", code="size_limit"
+            )
+
+    def _end(self, why: str) -> None:
+        self.failure = self.failure or Terminated(TerminationReason.MAX_TURNS, why)
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Lets the rollout fail by every error that is no answer to the client.
+
+        Raises:
+            Refused: What the client is told instead.
+        """
+        try:
+            yield
+        except Refused:
+            raise
+        except Exception as error:
+            self.failure = self.failure or error
+            raise Failed(f"{type(error).__name__}: {error}") from error
+
+    async def answer(self, call: Call) -> list[Answer]:
+        """Samples the answers to a call, or returns those of the call that it repeats.
+
+        Raises:
+            Refused: If there is no answer.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        if not self._running:
+            self._waited += time.monotonic() - self._since
+        self._running.add(task)
+        try:
+            return await self._answer(call)
+        finally:
+            self._running.discard(task)
+            if not self._running:
+                self._since = time.monotonic()
+
+    async def _answer(self, call: Call) -> list[Answer]:
+        self._check(call)
+        recorded = self._recorded.get(call.digest)
+        if call.is_retry and recorded is not None:
+            self.counts["retried"] += 1
+            return recorded
+        # A retry of this call must not get the answer of an earlier one with the same body.
+        self._recorded.pop(call.digest, None)
+        if self._options.max_calls is not None and self.counts["calls"] >= self._options.max_calls:
+            self._end(f"the agent has made {self._options.max_calls} calls")
+            raise Forbidden(f"this rollout may make at most {self._options.max_calls} calls", code="call_limit_reached")
+        self.counts["calls"] += 1
+        for name in call.ignored:
+            self.counts[f"ignored_{name}"] += 1
+        answers = await self._sampled(call)
+        self._too_long = None
+        self._recorded[call.digest] = answers
+        return answers
+
+    def _check(self, call: Call) -> None:
+        if not self._is_open:
+            raise Forbidden("the rollout is over", code="rollout_ended")
+        if not len(call.history):
+            raise BadRequest("messages must not be empty")
+        if not 1 <= call.count <= MAX_ALTERNATIVES:
+            raise BadRequest(f"n must be between 1 and {MAX_ALTERNATIVES}, not {call.count}")
+        if call.max_tokens is not None and call.max_tokens < 1:
+            raise BadRequest(f"the maximum number of tokens must be at least 1, not {call.max_tokens}")
+
+    async def _sampled(self, call: Call) -> list[Answer]:
+        place = self._placed(call)
+        before, said = place.before, call.history.digest
+        messages = self._prompt(place)
+        if before is not None:
+            before.is_delivered = True
+        numbers = [self.forest.reserve(said) for _ in range(call.count)]
+        limit = self._completer.sampling_params.max_response_tokens
+        asking = [
+            asyncio.ensure_future(
+                self._completer.fork(
+                    after=None if before is None else before.step, key=f"{said.hex()} {number}"
+                ).complete(
+                    messages,
+                    tools=self._tools(call, before),
+                    max_response_tokens=None if call.max_tokens is None else min(call.max_tokens, limit),
+                    stop_texts=call.stop_texts,
+                    metadata={"model": call.model} if call.model else None,
+                )
+            )
+            for number in numbers
+        ]
+        try:
+            steps = await asyncio.gather(*asking)
+            tokens = (
+                await asyncio.gather(*map(self._completer.spell, steps)) if call.shows_logprobs else [()] * len(steps)
+            )
+        except BaseException as error:
+            for one in asking:
+                one.cancel()
+            for number in numbers:
+                self.forest.release(said, number)
+            if not isinstance(error, Exception):
+                raise
+            raise self._refusal(error) from error
+        return [self._added(call, step, before, spelled) for step, spelled in zip(steps, tokens, strict=True)]
+
+    async def count(self, call: Call) -> int:
+        """Returns the length of the prompt of a call in tokens.
+
+        Raises:
+            Refused: If there is none.
+        """
+        self._check(call)
+        place = self._placed(call)
+        fork = self._completer.fork(after=None if place.before is None else place.before.step, key="count")
+        try:
+            return await fork.count_prompt_tokens(self._prompt(place), tools=self._tools(call, place.before))
+        except Exception as error:
+            raise self._refusal(error) from error
+
+    def _prompt(self, place: Place) -> MessageView:
+        prompt = place.prompt(hide_system=self._options.hide_system)
+        if not prompt:
+            raise BadRequest("there must be other messages than those of the system, which are hidden from the model")
+        return prompt
+
+    def _tools(self, call: Call, before: Answer | None) -> list[dict[str, Any]] | None:
+        tools = None if self._options.hide_tools else call.tools
+        return tools or ([] if before is not None else None)
+
+    def _placed(self, call: Call) -> Place:
+        if call.after is None:
+            return self.forest.place(call.history)
+        try:
+            before = self.forest[call.after]
+        except KeyError:
+            raise BadRequest(f"no answer {call.after!r} was given in this rollout") from None
+        call.history = _with_instructions(before.history, call.instructions).extended(call.history.since(0))
+        return self.forest.place(call.history, named=before)
+
+    def _added(self, call: Call, step: Step, before: Answer | None, tokens: Sequence[bytes]) -> Answer:
+        text = up_to_stop_text(step.text, call.stop_texts)
+        spoken = {"role": "assistant", "content": text, "tool_calls": list(step.response.get("tool_calls") or ())}
+        if (reasoning := step.response.get("reasoning_content")) is not None:
+            spoken["reasoning_content"] = reasoning
+        answer = Answer(step, call.history.extended([spoken]), text, before, call.model, tokens=tokens)
+        self.forest.add(answer)
+        return answer
+
+    def _refusal(self, error: Exception) -> Refused:
+        """Returns what the client is told, and keeps what the agent cannot have caused."""
+        if isinstance(error, Terminated) and error.reason is TerminationReason.MAX_PROMPT_TOKENS:
+            self._too_long = error  # the agent may shorten its history and go on
+            return TooLong(str(error))
+        if isinstance(error, RolloutEnded):
+            return Forbidden("the rollout is over", code="rollout_ended")
+        self.failure = self.failure or error
+        if isinstance(error, EngineBusy):
+            return Busy(str(error))
+        return Failed(f"{type(error).__name__}: {error}")
+
+    async def close(self) -> None:
+        """Ends the endpoint: cancels running calls."""
+        self._is_open = False
+        if not self._running:
+            self._waited += time.monotonic() - self._since
+        running = [task for task in self._running if task is not asyncio.current_task()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        self.failure = self.failure or self._too_long
+
+    def trajectories(self, by: Literal["model", "conversation"] = "model") -> list[Trajectory]:
+        """Returns what was sampled, as trajectories without rewards.
+
+        Args:
+            by: ``model``: one trajectory for each model name that the agent has asked for, its conversations one after
+                the other. ``conversation``: one for each conversation, which gives rollouts with many of them more
+                weight in a baseline, but which estimators with rewards per turn need if conversations run at once.
+        """
+        found: dict[Any, Trajectory] = {}
+        for answer in self.forest.paths():
+            root = answer
+            while by == "conversation" and root.before is not None:
+                root = root.before
+            key = answer.model if by == "model" else root.id
+            trajectory = found.setdefault(key, Trajectory(role=answer.model or "agent"))
+            trajectory.steps.append(answer.step)
+        return list(found.values())
+
+    def episode(
+        self,
+        task: Task,
+        *,
+        reward: float | None = None,
+        is_correct: bool | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        by: Literal["model", "conversation"] = "model",
+    ) -> Episode:
+        """Returns the episode of the rollout, with one reward for all its trajectories, and the gateway's metrics."""
+        trajectories: Sequence[Trajectory] = self.trajectories(by)
+        for trajectory in trajectories:
+            trajectory.reward = reward
+        return Episode(
+            task_id=task.task_id,
+            trajectories=list(trajectories),
+            is_correct=is_correct,
+            termination_reason=TerminationReason.MAX_RESPONSE_TOKENS if self._is_cut_off() else TerminationReason.DONE,
+            metrics=self.metrics(),
+            metadata=dict(metadata or {}),
+        )
+
+    def _is_cut_off(self) -> bool:
+        """Whether the last answer of every conversation reached the maximum length."""
+        last = [answer for answer in self.forest.paths() if not answer.after]
+        return bool(last) and all(answer.step.finish_reason is FinishReason.LENGTH for answer in last)
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of the rollout, by the names that the docs list."""
+        counts: dict[str, float] = {"calls": 0.0, "retried": 0.0, **self.counts}
+        counts["roots"] = float(len(self.forest.roots))
+        counts["rewritten_answers"] = float(self.forest.rewritten)
+        counts["client_seconds"] = self._waited
+        return {f"gateway_{name}": float(value) for name, value in counts.items()}
+
+
+def _with_instructions(history: History, instructions: str | None) -> History:
+    """Returns a conversation with other instructions in place of those that it began with; None keeps them."""
+    if instructions is None:
+        return history
+    messages = history.since(0)
+    begun = [{"role": "system", "content": instructions}] if instructions else []
+    if messages[: messages[0]["role"] == "system"] == begun:
+        return history
+    return History([*begun, *messages[messages[0]["role"] == "system" :]])

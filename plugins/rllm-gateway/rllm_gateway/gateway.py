@@ -1,0 +1,239 @@
+"""The gateway: one server for all rollouts of a process, and one endpoint for each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from rllm_core.engine import Completer
+from rllm_gateway.bodies import Form
+from rllm_gateway.calls import Answer, Call
+from rllm_gateway.dialects import anthropic, chat, refusals, responses
+from rllm_gateway.endpoint import MAX_REQUEST_BYTES, Endpoint, Options
+from rllm_gateway.errors import Forbidden, NotFound, Refused, UnknownRollout
+from rllm_gateway.response import EVENTS, JSON, KEEP_ALIVE, KEEP_ALIVE_SECONDS, Response
+
+SECRET_BYTES = 18
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+NO_RETRY = {"x-should-retry": "false"}
+
+
+class Dialect(NamedTuple):
+    """An interface that agents speak.
+
+    Attributes:
+        form: Where its requests have the conversation.
+        read: Reads a request.
+        written: Writes a response.
+        events: Writes a streamed response.
+        error: Writes a response without an answer.
+    """
+
+    form: Form
+    read: Callable[..., Call]
+    written: Callable[[Call, Sequence[Answer]], dict[str, Any]]
+    events: Callable[[Call, Sequence[Answer], Mapping[str, Any]], Iterator[tuple[str | None, Any]]]
+    error: Callable[[Refused], dict[str, Any]]
+
+
+DIALECTS = {
+    "chat/completions": Dialect(chat.FORM, chat.read, chat.written, chat.events, refusals.of_openai),
+    "responses": Dialect(responses.FORM, responses.read, responses.written, responses.events, refusals.of_openai),
+    "messages": Dialect(anthropic.FORM, anthropic.read, anthropic.written, anthropic.events, refusals.of_anthropic),
+}
+COUNTS = "messages/count_tokens"
+PATHS = (*DIALECTS, COUNTS, "models")
+
+
+class Gateway:
+    """Serves rollouts to agents on this machine's loopback interface.
+
+    Args:
+        max_calls: Maximum number of calls per rollout, or None.
+        max_request_bytes: Maximum number of bytes of all requests of a rollout.
+        unsupported_fields: What to do with a field that an agent may rely on and that cannot be honored.
+        hide_tools: Whether the model does not see the tools.
+        hide_system: Whether the model does not see system messages.
+        unix_socket: Whether it is also served on a Unix socket, for agents without this machine's network.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_calls: int | None = None,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
+        unsupported_fields: Literal["refuse", "ignore"] = "refuse",
+        hide_tools: bool = False,
+        hide_system: bool = False,
+        unix_socket: bool = False,
+    ) -> None:
+        self._options = Options(max_calls, max_request_bytes, hide_tools, hide_system)
+        self._has_socket = unix_socket
+        self._ignores = unsupported_fields == "ignore"
+        self._endpoints: dict[str, Endpoint] = {}
+        self._server: Any = None
+
+    async def open(self) -> None:
+        """Starts the server, on a free port."""
+        from rllm_gateway.server import Server
+
+        self._server = Server(self.handle, unix_socket=self._has_socket)
+        await self._server.open()
+
+    async def close(self) -> None:
+        """Stops the server."""
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+
+    @property
+    def url(self) -> str:
+        """Address of the server; empty if the gateway is used without one."""
+        return "" if self._server is None else f"http://127.0.0.1:{self._server.port}"
+
+    @asynccontextmanager
+    async def rollout(self, completer: Completer) -> AsyncIterator[Endpoint]:
+        """Opens the endpoint of a rollout. On leaving, running calls are cancelled and its secret is void.
+
+        Raises:
+            Exception: On leaving, what the engine or the parser raised for a call, whatever the agent made of it.
+            Terminated: On leaving, if the agent's last call was too long, or it made too many.
+        """
+        secret = secrets.token_urlsafe(SECRET_BYTES)
+        endpoint = self._endpoints[secret] = Endpoint(
+            completer,
+            self.url,
+            secret,
+            options=self._options,
+            socket="" if self._server is None else self._server.socket,
+        )
+        try:
+            yield endpoint
+        finally:
+            del self._endpoints[secret]
+            await endpoint.close()
+            # What failed for the agent explains its own error, and counts even if the agent went on without an answer.
+            if endpoint.failure is not None and not isinstance(sys.exception(), asyncio.CancelledError):
+                raise endpoint.failure
+
+    async def handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
+        """Answers a request.
+
+        Args:
+            method: HTTP method.
+            path: Path without the query.
+            headers: Headers, with lower-case names.
+            body: The body.
+        """
+        of_anthropic = path.endswith(("messages", COUNTS)) or "anthropic-version" in headers
+        error = refusals.of_anthropic if of_anthropic else refusals.of_openai
+        try:
+            return await self._handle(method, path, headers, body)
+        except Refused as refused:
+            return Response(refused.status, msgspec.json.encode(error(refused)), JSON | NO_RETRY)
+
+    async def _handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
+        _check_host(headers)
+        endpoint, rest = self._found(path, headers)
+        if method == "GET" and rest == "models":
+            return Response(200, msgspec.json.encode(_models()))
+        dialect = DIALECTS.get(rest.removesuffix("/count_tokens") if rest == COUNTS else rest)
+        if method != "POST" or dialect is None:
+            raise NotFound(f"there is no {method} {rest!r}: use {', '.join(PATHS)}")
+        with endpoint.failing():
+            endpoint.receive(len(body))
+            found = endpoint.bodies.read(dialect.form, body)
+            if rest == COUNTS:
+                counted = await endpoint.count(anthropic.read_to_count(found.fields, found.history, ignores=True))
+                return Response(200, msgspec.json.encode(anthropic.counted(counted)))
+            call = dialect.read(found.fields, found.history, ignores=self._ignores)
+            call.digest = found.digest
+            call.is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        answered = self._answered(endpoint, dialect, call, found.fields)
+        return await (_streamed(answered, dialect) if found.fields.get("stream") else answered)
+
+    async def _answered(self, endpoint: Endpoint, dialect: Dialect, call: Call, fields: Mapping[str, Any]) -> Response:
+        with endpoint.failing():
+            answers = await endpoint.answer(call)
+            content, kind = _content(dialect, call, answers, fields)
+
+        def delivered() -> None:
+            for answer in answers:
+                answer.is_delivered = True
+
+        return Response(200, content, dict(kind), delivered)
+
+    def _found(self, path: str, headers: Mapping[str, str]) -> tuple[Endpoint, str]:
+        """Returns the endpoint by the secret in the path or the key, and the rest of the path."""
+        parts = path.strip("/").split("/")
+        if parts[0] == "r" and len(parts) > 1:
+            secret, parts = parts[1], parts[2:]
+        else:
+            secret = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
+        if parts and parts[0] == "v1":
+            parts = parts[1:]
+        endpoint = self._endpoints.get(secret)
+        if endpoint is None:
+            raise UnknownRollout("no running rollout has this key")
+        return endpoint, "/".join(parts)
+
+
+def _check_host(headers: Mapping[str, str]) -> None:
+    """Refuses requests that a browser was lured into, by a name that leads to this machine."""
+    host = headers.get("host", "")
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if name not in LOCAL_HOSTS:
+        raise Forbidden(f"requests must be addressed to 127.0.0.1, not {name[:80]!r}", code="wrong_host")
+
+
+async def _streamed(answered: Coroutine[Any, Any, Response], dialect: Dialect) -> Response:
+    """Returns a streamed response; one that takes long begins before its end, so that no proxy or client gives up.
+
+    Whatever fails before that has the status of its error.
+    """
+    task = asyncio.ensure_future(answered)
+    try:
+        await asyncio.wait([task], timeout=KEEP_ALIVE_SECONDS)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if task.done():
+        return task.result()
+    return Response(200, KEEP_ALIVE, dict(EVENTS), rest=asyncio.ensure_future(_rest(task, dialect)))
+
+
+async def _rest(task: asyncio.Task[Response], dialect: Dialect) -> Response:
+    try:
+        return await task
+    except Refused as refused:
+        name = "event: error\n" if dialect is not DIALECTS["chat/completions"] else ""
+        told = dialect.error(refused)
+        if dialect is DIALECTS["responses"]:
+            told = {"type": "error", "sequence_number": 0, **told["error"]}
+        return Response(200, b"%sdata: %s\n\n" % (name.encode(), msgspec.json.encode(told)), dict(EVENTS))
+    finally:
+        task.cancel()
+
+
+def _content(
+    dialect: Dialect, call: Call, answers: Sequence[Answer], request: Mapping[str, Any]
+) -> tuple[bytes, dict[str, str]]:
+    if not request.get("stream"):
+        return msgspec.json.encode(dialect.written(call, answers)), JSON
+    lines = []
+    for name, data in dialect.events(call, answers, request):
+        if name is not None:
+            lines.append(b"event: " + name.encode())
+        lines += [b"data: " + (data.encode() if isinstance(data, str) else msgspec.json.encode(data)), b""]
+    return b"\n".join([*lines, b""]), EVENTS
+
+
+def _models() -> dict[str, Any]:
+    model = {"id": "policy", "object": "model", "created": 0, "owned_by": "rllm-core"}
+    return {"object": "list", "data": [model]}

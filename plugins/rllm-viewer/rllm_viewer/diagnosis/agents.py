@@ -1,0 +1,62 @@
+"""Habits of agents that cost segments: they are longer to train than the conversations are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rllm_viewer.diagnosis.answers import Answers
+from rllm_viewer.diagnosis.causes import Cause
+
+CALLS, ROOTS = "workflow/gateway_calls", "workflow/gateway_roots"  # metrics of package rllm-gateway
+BREAKS = "segment_breaks/"
+FEW_ROOTS = 2.0  # such as a task and a title
+MANY_ROOTS = 0.5  # of the calls
+MANY_BREAKS = 0.25  # of the calls
+
+Row = Mapping[str, Any]
+
+CURES = {
+    "tools_changed": "the agent offers other tools in some calls: let it offer the same ones in every call",
+    "assistant_inserted": "the agent adds answers that the model did not give: let it add messages of the user",
+    "bridge_none": "the parser cannot put the agent's messages behind an answer: let it add one message of the user "
+    "after tool results, or use another parser",
+    "tokens_after_stop": "the engine returns tokens after the stop token",
+}
+
+
+def begins_anew(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    """Whether most calls of agents begin a conversation."""
+    roots = row.get(ROOTS, 0.0)
+    return bool(roots > FEW_ROOTS and roots > MANY_ROOTS * row.get(CALLS, 0.0))
+
+
+def why_it_begins_anew(answers: Answers, means: Row) -> Cause | None:
+    """Tells agents that rewrite their history from those that ask single questions."""
+    if answers.repeats_history:
+        seen = f"{answers.with_history} of {answers.conversations} recorded ones begin with answers in other words"
+        cure = "the agent rewrites its history: let it keep its messages and add to them, see docs/agents/exactness.md"
+        return Cause((cure,), seen=seen)
+    if answers.conversations:
+        causes = (
+            "the agent replaces its history by a summary: let it do so rarely",
+            "it asks single questions or has sub-agents, which is fine",
+        )
+        return Cause(causes)
+    return None
+
+
+def breaks_off(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    """Whether many calls of agents break the segment of their conversation."""
+    calls = row.get("turns_mean", 0.0) * row.get("trajectories", 0.0)
+    return CALLS in row and bool(row.get("segment_breaks", 0.0) > MANY_BREAKS * calls)
+
+
+def why_it_breaks_off(answers: Answers, means: Row) -> Cause | None:
+    """Names a frequent reason, and its cure."""
+    reasons = {name.removeprefix(BREAKS): mean for name, mean in means.items() if name.startswith(BREAKS)}
+    if not reasons:
+        return None
+    reason = max(reasons, key=lambda name: reasons[name])
+    cure = CURES.get(reason, "see docs/agents/exactness.md")
+    return Cause((cure,), seen=f"often with reason {reason}")
