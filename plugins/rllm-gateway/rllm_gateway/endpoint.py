@@ -233,9 +233,10 @@ class Endpoint:
         """
         self._check(call)
         place = self._placed(call)
+        prompt = self._prompt(place)
         fork = self._completer.fork(after=None if place.before is None else place.before.step, key="count")
         try:
-            return await fork.count_prompt_tokens(self._prompt(place), tools=self._tools(call, place.before))
+            return await fork.count_prompt_tokens(prompt, tools=self._tools(call, place.before))
         except Exception as error:
             raise self._refusal(error) from error
 

@@ -414,6 +414,9 @@ async def test_a_model_that_knows_a_bare_format_sees_neither_tools_nor_the_syste
         assert not any("be good" in prompt or "Adds." in prompt for prompt in prompts)
         assert segments(steps_of(client)) == [[0, 1]]
         assert (await client.post({"messages": [system]})).status == 400
+        counting = {"model": "m", "messages": [{"role": "system", "content": "be good"}]}
+        assert (await client.post(counting, "messages/count_tokens")).status == 400
+        assert client.endpoint.failure is None, "it is the agent's own mistake"
 
 
 async def test_an_answer_that_is_cut_off_says_so_whatever_it_calls() -> None:
