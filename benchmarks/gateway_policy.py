@@ -135,7 +135,7 @@ class ShufflingEngine(ScriptedEngine):
     """Answers waiting calls in random order. Every answer has its number in its text: ``[n17]``.
 
     Args:
-        seed: Determines the order and what is said.
+        seed: Seed of the order in which calls are answered, and of the answers.
 
     Attributes:
         given: Everything it gave, in order.

@@ -41,14 +41,14 @@ class SampledSteps:
         self.fields: dict[str, dict[str, Any]] = {}
         self.by_response: dict[int, str] = {}
 
-    def moved(self, step: Step) -> None:
-        """Takes the new views of a step's tokens; the workflow may have set other fields since."""
-        self.fields[step.step_id] |= {"prompt_ids": step.prompt_ids, "completion_ids": step.completion_ids}
-
     def add(self, step: Step) -> None:
         """Adds a step."""
         self.fields[step.step_id] = dict(step.__dict__)
         self.by_response[id(step.response)] = step.step_id
+
+    def moved(self, step: Step) -> None:
+        """Takes the new views of a step's tokens; the workflow may have set other fields since."""
+        self.fields[step.step_id] |= {"prompt_ids": step.prompt_ids, "completion_ids": step.completion_ids}
 
     def returned(self, step: Step) -> wire.ReturnedStep:
         """Names a step that the workflow returns, with the fields that it has set."""

@@ -108,26 +108,22 @@ class Bodies:
             return None
         items = _decoded(listed)
         messages = known.form.messages(items) if items else []
-        history, digest = known.history, known.hashed.copy()
+        history, end = known.history, len(known.start)
         if messages:
-            history = history.extended(messages)
-            end = len(body) - len(added) + len(listed) - 2
-            digest.update(body[len(known.start) : end])
-            if messages[-1]["role"] != "assistant":
-                self._known.remove(known)
-                self._keep(
-                    _Known(known.form, memoryview(body)[:end], digest.copy(), known.fields, known.leading, history)
-                )
-            digest.update(body[end:])
-        else:
-            digest.update(body[len(known.start) :])
+            history, end = history.extended(messages), len(body) - len(added) + len(listed) - 2
+        digest = known.hashed.copy()
+        digest.update(body[len(known.start) : end])
+        if messages and messages[-1]["role"] != "assistant":
+            self._known.remove(known)
+            self._keep(_Known(known.form, memoryview(body)[:end], digest.copy(), known.fields, known.leading, history))
+        digest.update(body[end:])
         return Read(fields, history, digest.digest())
 
     def _whole(self, form: Form, body: bytes) -> Read:
         fields, listed = _split(body, form.name)
         leading = form.leading(fields)
         messages = form.messages(None if listed is None else _decoded(listed))
-        history = History([*leading, *messages])
+        history, end = History([*leading, *messages]), 0
         digest = hashlib.blake2b(form.interface.encode(), digest_size=DIGEST_BYTES)
         # The items of one answer must not be read apart, so what ends with an answer is not kept.
         if listed is not None and listed[:1] == b"[" and messages and messages[-1]["role"] != "assistant":
@@ -137,9 +133,7 @@ class Bodies:
                 end = start + len(listed) - 1
                 digest.update(body[:end])
                 self._keep(_Known(form, memoryview(body)[:end], digest.copy(), before, leading, history))
-                digest.update(body[end:])
-                return Read(fields, history, digest.digest())
-        digest.update(body)
+        digest.update(body[end:])
         return Read(fields, history, digest.digest())
 
     def _keep(self, known: _Known) -> None:

@@ -53,13 +53,6 @@ class NotFound(Refused):
     kind = "not_found_error"
 
 
-class TooLarge(Refused):
-    """The body is too large."""
-
-    status = 413
-    kind = "request_too_large"
-
-
 class Failed(Refused):
     """The engine, the parser or the gateway failed. The rollout fails, whatever the agent makes of it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -32,20 +32,24 @@ class Dialect(NamedTuple):
         read: Reads a request.
         written: Writes a response.
         events: Writes a streamed response.
-        error: Writes a response without an answer.
+        failed: Writes the event that ends a stream without an answer.
     """
 
     form: Form
     read: Callable[..., Call]
     written: Callable[[Call, Sequence[Answer]], dict[str, Any]]
     events: Callable[[Call, Sequence[Answer], Mapping[str, Any]], Iterator[tuple[str | None, Any]]]
-    error: Callable[[Refused], dict[str, Any]]
+    failed: Callable[[Refused], tuple[str | None, Any]]
 
 
 DIALECTS = {
-    "chat/completions": Dialect(chat.FORM, chat.read, chat.written, chat.events, refusals.of_openai),
-    "responses": Dialect(responses.FORM, responses.read, responses.written, responses.events, refusals.of_openai),
-    "messages": Dialect(anthropic.FORM, anthropic.read, anthropic.written, anthropic.events, refusals.of_anthropic),
+    "chat/completions": Dialect(chat.FORM, chat.read, chat.written, chat.events, refusals.event_of_chat),
+    "responses": Dialect(
+        responses.FORM, responses.read, responses.written, responses.events, refusals.event_of_responses
+    ),
+    "messages": Dialect(
+        anthropic.FORM, anthropic.read, anthropic.written, anthropic.events, refusals.event_of_anthropic
+    ),
 }
 COUNTS = "messages/count_tokens"
 PATHS = (*DIALECTS, COUNTS, "models")
@@ -143,7 +147,7 @@ class Gateway:
         endpoint, rest = self._found(path, headers)
         if method == "GET" and rest == "models":
             return Response(200, msgspec.json.encode(_models()))
-        dialect = DIALECTS.get(rest.removesuffix("/count_tokens") if rest == COUNTS else rest)
+        dialect = DIALECTS.get("messages" if rest == COUNTS else rest)
         if method != "POST" or dialect is None:
             raise NotFound(f"there is no {method} {rest!r}: use {', '.join(PATHS)}")
         with endpoint.failing():
@@ -212,11 +216,7 @@ async def _rest(task: asyncio.Task[Response], dialect: Dialect) -> Response:
     try:
         return await task
     except Refused as refused:
-        name = "event: error\n" if dialect is not DIALECTS["chat/completions"] else ""
-        told = dialect.error(refused)
-        if dialect is DIALECTS["responses"]:
-            told = {"type": "error", "sequence_number": 0, **told["error"]}
-        return Response(200, b"%sdata: %s\n\n" % (name.encode(), msgspec.json.encode(told)), dict(EVENTS))
+        return Response(200, _lines([dialect.failed(refused)]), dict(EVENTS))
     finally:
         task.cancel()
 
@@ -226,12 +226,17 @@ def _content(
 ) -> tuple[bytes, dict[str, str]]:
     if not request.get("stream"):
         return msgspec.json.encode(dialect.written(call, answers)), JSON
+    return _lines(dialect.events(call, answers, request)), EVENTS
+
+
+def _lines(events: Iterable[tuple[str | None, Any]]) -> bytes:
+    """Returns events as they are sent."""
     lines = []
-    for name, data in dialect.events(call, answers, request):
+    for name, data in events:
         if name is not None:
             lines.append(b"event: " + name.encode())
         lines += [b"data: " + (data.encode() if isinstance(data, str) else msgspec.json.encode(data)), b""]
-    return b"\n".join([*lines, b""]), EVENTS
+    return b"\n".join([*lines, b""])
 
 
 def _models() -> dict[str, Any]:

@@ -80,14 +80,12 @@ def token_logprobs(answer: Answer) -> list[dict[str, Any]] | None:
     It is None if the engine does not have them.
     """
     logprobs = answer.step.logprobs
-    return (
-        None
-        if logprobs is None
-        else [
-            {"token": spelled.decode(errors="replace"), "logprob": logprob, "bytes": list(spelled), "top_logprobs": []}
-            for spelled, logprob in zip(answer.tokens, logprobs.tolist(), strict=True)
-        ]
-    )
+    if logprobs is None:
+        return None
+    return [
+        {"token": spelled.decode(errors="replace"), "logprob": logprob, "bytes": list(spelled), "top_logprobs": []}
+        for spelled, logprob in zip(answer.tokens, logprobs.tolist(), strict=True)
+    ]
 
 
 def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:

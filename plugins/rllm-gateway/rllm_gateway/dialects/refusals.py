@@ -20,3 +20,18 @@ def of_anthropic(refused: Refused) -> dict[str, Any]:
     message = f"prompt is too long: {refused}" if isinstance(refused, TooLong) else str(refused)
     told = {"type": ANTHROPIC_TYPES.get(refused.kind, refused.kind), "message": message}
     return {"type": "error", "error": told | ({"details": {"error_code": refused.code}} if refused.code else {})}
+
+
+def event_of_chat(refused: Refused) -> tuple[str | None, Any]:
+    """Returns the event that ends a stream of chat completions without an answer."""
+    return None, of_openai(refused)
+
+
+def event_of_responses(refused: Refused) -> tuple[str | None, Any]:
+    """Returns the event that ends a stream of Responses without an answer."""
+    return "error", {"type": "error", "sequence_number": 0, **of_openai(refused)["error"]}
+
+
+def event_of_anthropic(refused: Refused) -> tuple[str | None, Any]:
+    """Returns the event that ends a stream of Messages without an answer."""
+    return "error", of_anthropic(refused)
