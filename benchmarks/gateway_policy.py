@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rllm_core.parser import ParsedCompletion, ParsedToolCall, Termination, ToolSpec
+from benchmarks.bytes_parser import Bytes
+from rllm_core.parser import ParsedCompletion, ParsedToolCall, Termination
 from rllm_core.types import FinishReason, Floats, MessageLike, SamplingParams, TokenIds, TokenOutput
 from rllm_devkit.scripted import ByteParser, ScriptedEngine
 
 WORDS = "a word of someone, " * 1000
 
 
-class CallParser(ByteParser):
+class CallParser(Bytes):
     """Reads completions that are JSON: ``{"content": ..., "reasoning": ..., "calls": [[name, arguments], ...]}``."""
 
     supports_tools = True
@@ -34,17 +35,6 @@ class CallParser(ByteParser):
     def render(self, messages: Sequence[MessageLike], **more: Any) -> list[int]:
         """See `BaseParser.render`; writes calls and reasoning, too."""
         return super().render([{"role": one["role"], "content": _written(one)} for one in messages], **more)
-
-    def bridge_to_next_turn(
-        self,
-        prompt_ids: Sequence[int] | TokenIds,
-        completion_ids: Sequence[int] | TokenIds,
-        new_messages: Sequence[MessageLike],
-        *,
-        tools: Sequence[ToolSpec] | None = None,
-    ) -> Any:
-        """See `BaseParser.bridge_to_next_turn`; without a loop over all tokens, which would hide other costs."""
-        return np.concatenate([prompt_ids, completion_ids, np.array(self.render(new_messages), np.int32)])
 
 
 def _written(message: MessageLike) -> str:

@@ -17,41 +17,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import rllm_devkit.scripted_plugin
 from benchmarks import hosted_talk
+from benchmarks.bytes_parser import Bytes
 from benchmarks.orchestrator import Pulse, percentile
 from benchmarks.trials import Row
 from rllm_core.assembly.parts import host_of, workflow_of
 from rllm_core.assembly.resolution import load_run_config, providers_of
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import RolloutHost
-from rllm_core.parser import ToolSpec
 from rllm_core.plugins import PluginManager
 from rllm_core.training.launch import _rare_collections
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
-from rllm_core.types import MessageLike, TokenIds, TokenOutput
-from rllm_devkit.scripted import ByteParser, Script, ScriptedEngine
+from rllm_core.types import TokenOutput
+from rllm_devkit.scripted import Script, ScriptedEngine
 
 ANSWER = "a word of the model " * (hosted_talk.CHARACTERS // 20)
 PROCESS_CLOCK = 2  # kernel: CPUCLOCK_SCHED, the exact time on a CPU
-
-
-class Bytes(ByteParser):
-    """Continues a prompt without a loop over all of its tokens, whose cost would hide that of the host."""
-
-    def bridge_to_next_turn(
-        self,
-        prompt_ids: Sequence[int] | TokenIds,
-        completion_ids: Sequence[int] | TokenIds,
-        new_messages: Sequence[MessageLike],
-        *,
-        tools: Sequence[ToolSpec] | None = None,
-    ) -> Any:
-        """See `BaseParser.bridge_to_next_turn`."""
-        new = self.render(new_messages, tools=tools)
-        return np.concatenate([prompt_ids, completion_ids, np.array(new, np.int32)])
 
 
 class Measured(ScriptedEngine):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import hosts, hosts_trial, trials
+from benchmarks.bytes_parser import Bytes
 from benchmarks.hosted_talk import compute
 from rllm_core.types import SamplingParams
 
@@ -115,7 +116,7 @@ def test_hosts_are_compared_with_the_inline_trials_beside_them() -> None:
 
 def test_turns_begin_together_when_all_have_called_the_engine() -> None:
     begun: list[int] = []
-    params = SamplingParams(stop_token_ids=(hosts_trial.Bytes.END,), max_response_tokens=400)
+    params = SamplingParams(stop_token_ids=(Bytes.END,), max_response_tokens=400)
 
     async def play() -> list[int]:
         engine = hosts_trial.Measured(3, begun.append)
