@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -214,7 +214,8 @@ class AgentWorkflow(GatewayWorkflow):
         if not callable(found):
             raise ConfigError(f"agent.function = {self.config.function!r} is no function")
         for task in self._tasks["train"][:1]:
-            _arguments(found, dict(task.data) | dict.fromkeys((*ENDPOINT, "folder", "row"), ""))
+            wanted = _arguments(found, dict(task.data) | dict.fromkeys((*ENDPOINT, "folder", "row"), ""))
+            self._check_hidden(wanted.keys() & {*ENDPOINT, "folder", "row"}, "parameter")
         return found  # type: ignore[no-any-return]
 
     @cached_property
@@ -224,10 +225,21 @@ class AgentWorkflow(GatewayWorkflow):
         )
 
     def _check_columns(self) -> None:
-        """Raises ConfigError if the command names a column that the first row does not have."""
+        """Raises ConfigError if the command names a column that the first row does not have, or that is hidden."""
+        reserved = {*ENDPOINT, "folder", *OF_PLACE}
         for task in self._tasks["train"][:1]:
             for part in self.config.command:
-                _filled(part, {**task.data, **dict.fromkeys((*ENDPOINT, "folder", *OF_PLACE), "")})
+                _filled(part, {**task.data, **dict.fromkeys(reserved, "")})
+                self._check_hidden(reserved.intersection(PLACEHOLDER.findall(part)), "placeholder")
+
+    def _check_hidden(self, names: Set[str], what: str) -> None:
+        """Raises ConfigError if a column has one of the names, which mean something else to the agent."""
+        for task in self._tasks["train"]:
+            for name in sorted(names & task.data.keys()):
+                raise ConfigError(
+                    f"{self.config.train_file}: the agent has a {what} {name!r}, and a row has a column of that name, "
+                    "which the agent would never see; rename the column"
+                )
 
 
 def _of_endpoint(endpoint: Endpoint) -> dict[str, str]:

@@ -244,6 +244,16 @@ async def test_wrong_rows_are_named(folder: Path, lines: list[str], said: str) -
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("config", [{"command": ("x", "{folder}")}, {"function": "AGENTS:anything"}])
+async def test_a_column_that_the_agent_would_never_see_is_named(folder: Path, config: dict[str, Any]) -> None:
+    if "function" in config:
+        config = {"function": config["function"].replace("AGENTS", str(folder / "agents.py"))}
+    rows = [{"id": f"row{number}", "question": "?", "folder": "mine"} for number in range(40)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match="'folder', and a row has a column of that name"):
+        await play(folder, **config)
+
+
 async def test_a_row_cannot_name_another_column(folder: Path) -> None:
     rows = [{"id": f"row{number}", "question": "tell me {answer}", "answer": "secret"} for number in range(40)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
