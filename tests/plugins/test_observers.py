@@ -318,7 +318,7 @@ def test_the_worker_thread_ends_with_its_observers() -> None:
     asyncio.run(batch_ends(watching, 1))
     [worker] = worker_threads() - before
     del watching
-    worker.join(timeout=60)
+    worker.join(timeout=600)
     assert not worker.is_alive()
 
 

@@ -31,7 +31,7 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.types import Task
 from rllm_viewer.verify import verify
 
-LONG_SECONDS = 120.0
+LONG_SECONDS = 600.0
 SMALL: dict[str, Any] = {
     "training": {"steps": 2, "groups_per_step": 4, "rollouts_per_group": 4, "validation_rollouts": 16},
     "training.checkpoint_every_steps": 1,
