@@ -10,7 +10,7 @@ VENV := .venv
 PLUGINS := rllm-devkit rllm-gateway rllm-local rllm-renderers rllm-viewer rllm-workflows
 EDITABLE_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-gateway -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
-TEST_LANES := test-core test-packages test-verl test-tinker test-trackers test-agents
+TEST_LANES := test-verl test-core test-packages test-tinker test-agents test-trackers
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \
 	$(filter-out plugins/rllm-devkit plugins/rllm-gateway plugins/rllm-local plugins/rllm-workflows,$(wildcard plugins/*))
@@ -51,6 +51,8 @@ AGENTS_NEWEST := .venv-agents-newest
 AGENTS_CLI := .venv-agents-cli
 AGENTS_CLI_PACKAGES := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
 
+TEST_ENVIRONMENTS := $(VENV) $(VERL) $(TINKER) $(TINKER_COOKBOOK) $(TINKER_038) $(TINKER_SERVER) $(TRACKERS) $(AGENTS)
+
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 PIP_QUIETLY := -q --disable-pip-version-check
@@ -64,7 +66,9 @@ BROWSER_PYTHON := python3
 CHROMIUM := chromium
 
 .DEFAULT_GOAL := help
+ifndef AT_ONCE
 .NOTPARALLEL:
+endif
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
@@ -104,7 +108,10 @@ train: $(VENV)/.installed
 starter-model: $(VENV)/.installed
 	@$(VENV)/bin/python -m rllm_local.starter
 
-test: lint $(TEST_LANES)
+# Lanes wait for processes and deadlines for half of their time, so two run at once, from the longest on. Their
+# environments are set up before, one after another.
+test: lint $(TEST_ENVIRONMENTS:%=%/.installed)
+	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) AT_ONCE=1 $(TEST_LANES)
 
 test-core: $(VENV)/.installed
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(CORE_TESTS)

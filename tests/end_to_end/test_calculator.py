@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forks
 
 from benchmarks.learning import PARSERS, tool_call_share
 from rllm_core.types import Episode
@@ -25,17 +23,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("parser", [pytest.param(FIRST_PARSER, marks=pytest.mark.by_hand), OTHER_PARSER])
-def test_the_call_is_learned_and_every_trajectory_is_one_segment(tmp_path: Path, parser: str) -> None:
+def test_the_call_is_learned_and_every_trajectory_is_one_segment(forking: Forks, tmp_path: Path, parser: str) -> None:
     run_dir = tmp_path / "run"
     command = ["train", "calculator", "--parser", parser, "--run-dir", str(run_dir)]
-    done = subprocess.run(
-        [sys.executable, "-m", "rllm_core", *command, "-o", "training.trajectories_per_step=16"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
+    process = forking.start([*command, "-o", "training.trajectories_per_step=16"], output=tmp_path)
+    assert process.wait() == 0, process.err
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     first, last = summary["validation"][0], summary["validation"][-1]
     assert first["rollouts"] == last["rollouts"] == 512

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked, Forks
 
+from benchmarks import supervised
 from rllm_core.run_folder import checkpoint
 
 pytestmark = pytest.mark.slow
@@ -21,25 +25,43 @@ SMALL = ("training.steps=12", "training.groups_per_step=4", "training.rollouts_p
          "training.validation_rollouts=16", "training.checkpoint_every_steps=3")  # fmt: skip
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "rllm_core", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+Train = Callable[..., Forked]
 
 
-def finish(process: subprocess.Popen[str], *, code: int = 0) -> str:
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == code, err
-    return out
+@pytest.fixture(scope="module")
+def command(forking: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Forked]:
+    """``command(*arguments)``: starts ``rllm-core``."""
+
+    def start(*arguments: str) -> Forked:
+        return forking.start(arguments, output=tmp_path_factory.mktemp("output"))
+
+    return start
 
 
-def train(workflow: str, run_dir: Path, *overrides: str, resume: bool = False) -> subprocess.Popen[str]:
+@pytest.fixture(scope="module")
+def train(command: Callable[..., Forked]) -> Train:
+    """``train(workflow, run_dir, *overrides)``: starts a run."""
+
+    def start(workflow: str, run_dir: Path, *overrides: str, resume: bool = False) -> Forked:
+        return command(*arguments(workflow, run_dir, *overrides, resume=resume))
+
+    return start
+
+
+def arguments(workflow: str, run_dir: Path, *overrides: str, resume: bool = False) -> list[str]:
     options = [argument for override in overrides for argument in ("-o", override)]
-    return start("train", workflow, "--run-dir", str(run_dir), *options, *(["--resume"] if resume else []))
+    return ["train", workflow, "--run-dir", str(run_dir), *options, *(["--resume"] if resume else [])]
+
+
+def finish(process: Forked) -> str:
+    assert process.wait() == 0, process.err
+    return process.out
+
+
+def finish_in_another_interpreter(*command: str) -> None:
+    """Runs a command that shares no seed of string hashes with the forks."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-m", "rllm_core", *command], env=environment, check=True, timeout=1800)
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
@@ -47,9 +69,15 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
     return summary
 
 
-def test_sort_is_learned_from_chance_to_mastery(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    out = finish(train("sort", run_dir))
+@pytest.fixture(scope="module")
+def mastered(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A complete run with the shipped settings, and its output."""
+    run_dir = tmp_path_factory.mktemp("mastered") / "run"
+    return run_dir, finish(train("sort", run_dir))
+
+
+def test_sort_is_learned_from_chance_to_mastery(command: Callable[..., Forked], mastered: tuple[Path, str]) -> None:
+    run_dir, out = mastered
     assert out.splitlines()[-1] == f"run: {run_dir}"
     assert "first validation (step 0)" in out
     summary = summary_of(run_dir)
@@ -67,7 +95,7 @@ def test_sort_is_learned_from_chance_to_mastery(tmp_path: Path) -> None:
     assert all(row["segment_breaks"] == 0 for row in rows)
 
     measured = json.loads(
-        finish(start("eval", "sort", "--checkpoint", str(run_dir), "--tasks", "100", "-n", "4", "--json"))
+        finish(command("eval", "sort", "--checkpoint", str(run_dir), "--tasks", "100", "-n", "4", "--json"))
     )
     [pass_1, pass_4] = measured["pass_at_k"]
     assert pass_1["value"] >= 0.9
@@ -75,12 +103,35 @@ def test_sort_is_learned_from_chance_to_mastery(tmp_path: Path) -> None:
     assert pass_4["value"] >= pass_1["value"]
     trained_model = checkpoint.complete(run_dir / "checkpoints")[-1] / "backend"
     exported = json.loads(
-        finish(start("eval", "sort", "--model", str(trained_model), "--tasks", "100", "-n", "4", "--json"))
+        finish(command("eval", "sort", "--model", str(trained_model), "--tasks", "100", "-n", "4", "--json"))
     )
     assert exported["pass_at_k"] == measured["pass_at_k"], "a checkpoint is an ordinary model folder"
 
 
-def test_guess_is_learned_over_several_turns_each_one_segment(tmp_path: Path) -> None:
+def test_a_student_becomes_as_good_as_its_teacher(
+    mastered: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`benchmarks.supervised.distil` on seed 0, whose teacher is the run of the test above."""
+    train_a_student = supervised.train
+
+    def train(
+        run_file: str | None, folder: Path, name: str, *overrides: str
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        if name != "teacher":
+            return train_a_student(run_file, folder, name, *overrides)
+        assert (run_file, overrides) == (None, ("training.seed=0", "local.starter_seed=0"))
+        shutil.copytree(mastered[0], folder / name)
+        return summary_of(folder / name), {}
+
+    monkeypatch.setattr(supervised, "train", train)
+    teacher, synchronous, asynchronous = supervised.distil(0, tmp_path)
+    assert teacher["solved"] >= 0.9
+    for student in (synchronous, asynchronous):
+        assert student["solved_before"] <= 0.1
+        assert student["solved"] >= 0.8
+
+
+def test_guess_is_learned_over_several_turns_each_one_segment(train: Train, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     finish(train("guess", run_dir))
     summary = summary_of(run_dir)
@@ -93,32 +144,33 @@ def test_guess_is_learned_over_several_turns_each_one_segment(tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     finish(train("sort", run_dir, *SMALL))
     return run_dir
 
 
 def test_same_seed_same_bytes(tmp_path: Path, uninterrupted: Path) -> None:
-    finish(train("sort", tmp_path / "run", *SMALL))
+    finish_in_another_interpreter(*arguments("sort", tmp_path / "run", *SMALL))
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, uninterrupted: Path, how: signal.Signals) -> None:
+def test_stopped_and_resumed_equals_uninterrupted(
+    train: Train, tmp_path: Path, uninterrupted: Path, how: signal.Signals
+) -> None:
     run_dir = tmp_path / "run"
     process = train("sort", run_dir, *SMALL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not checkpoint.complete(run_dir / "checkpoints"):
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.err
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(how)
-    process.communicate(timeout=120)
-    assert process.returncode == (-9 if how is signal.SIGKILL else 130)
+    assert process.wait() == (-9 if how is signal.SIGKILL else 130)
     newest = int(checkpoint.complete(run_dir / "checkpoints")[-1].name[5:])
     assert newest < 12
-    finish(train("sort", run_dir, *SMALL, resume=True))
+    finish_in_another_interpreter(*arguments("sort", run_dir, *SMALL, resume=True))
     assert summary_of(run_dir)["resumed_from_step"] == newest
     assert (run_dir / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
     assert summary_of(run_dir)["validation"] == summary_of(uninterrupted)["validation"]

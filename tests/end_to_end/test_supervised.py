@@ -1,4 +1,4 @@
-"""Tests both parts of `benchmarks.supervised`, on one seed each and shorter."""
+"""Tests the first part of `benchmarks.supervised`, on one seed and shorter; `test_local.py` tests the second."""
 
 from __future__ import annotations
 
@@ -27,12 +27,3 @@ def test_supervised_training_reaches_the_entropy_of_what_it_learns(
     assert row["nll_before"] > 2 * row["entropy"]
     assert row["nll_after"] < 1.05 * row["entropy"]
     assert row["nll_after"] > 0.95 * row["entropy"], "nothing can be better than the grammar, but for the rows it drew"
-
-
-@pytest.mark.slow
-def test_a_student_becomes_as_good_as_its_teacher(tmp_path: Path) -> None:
-    teacher, synchronous, asynchronous = supervised.distil(3, tmp_path)
-    assert teacher["solved"] >= 0.9
-    for student in (synchronous, asynchronous):
-        assert student["solved_before"] <= 0.1
-        assert student["solved"] >= 0.8

@@ -20,7 +20,7 @@ from rllm_core.builtin.process_host import Processes
 from rllm_core.errors import PluginError, RunError
 from rllm_core.types import Task
 
-LONG_SECONDS = 60.0
+LONG_SECONDS = 600.0
 
 
 def is_running(pid: int) -> bool:

@@ -48,19 +48,21 @@ def train(folder: Path, workflow: str, *, resume: bool = False, **settings: Any)
 
 
 @pytest.mark.parametrize(
-    ("workflow", "settings"),
+    ("workflow", "settings", "numbers"),
     [
-        ("sort", {}),
-        pytest.param("guess", {}, marks=pytest.mark.slow),
-        pytest.param("calculator", {}, marks=pytest.mark.slow),
-        pytest.param("calculator", MCP, marks=pytest.mark.slow, id="calculator-mcp"),
-        pytest.param("solver_judge", {}, marks=pytest.mark.slow),
-        pytest.param("math", {}, marks=pytest.mark.slow),
+        ("sort", {}, (1, 3)),
+        pytest.param("guess", {}, (3,), marks=pytest.mark.slow),
+        pytest.param("calculator", {}, (1,), marks=pytest.mark.slow),
+        pytest.param("calculator", MCP, (3,), marks=pytest.mark.slow, id="calculator-mcp"),
+        pytest.param("solver_judge", {}, (3,), marks=pytest.mark.slow),
+        pytest.param("math", {}, (1,), marks=pytest.mark.slow),
     ],
 )
-def test_workers_change_no_number(workflow: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_workers_change_no_number(
+    workflow: str, settings: dict[str, Any], numbers: tuple[int, ...], tmp_path: Path
+) -> None:
     inline = train(tmp_path / "inline", workflow, **settings)
-    for workers in (1, 3):
+    for workers in numbers:
         where = {"rollout.host": "processes", "rollout.workers": workers}
         folder = train(tmp_path / str(workers), workflow, **settings, **where)
         assert metrics(folder) == metrics(inline)
@@ -157,7 +159,9 @@ def test_killed_workers_leave_the_books_complete(tmp_path: Path, kills: int) -> 
                 killed += 1
                 while steps_done(folder) < before + 2 and run.poll() is None:
                     time.sleep(0.02)
-            time.sleep(generator.uniform(0, 0.2))
+            moment, steps = time.monotonic() + generator.uniform(0, 0.2), steps_done(folder)
+            while time.monotonic() < moment and steps_done(folder) == steps:  # a fast machine has steps left at the end
+                time.sleep(0.01)
         assert run.wait() == 0
     finally:
         run.kill()
@@ -184,7 +188,7 @@ def test_a_killed_driver_can_resume(tmp_path: Path, kills: int) -> None:
         assert workers
         run.kill()
         run.wait()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while any(Path(f"/proc/{pid}").exists() for pid in workers):
             assert time.monotonic() < deadline
             time.sleep(0.02)

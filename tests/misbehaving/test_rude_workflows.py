@@ -65,7 +65,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Po
         env=environ,
     )  # fmt: skip
     yield process
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert process.returncode == 0
 
 

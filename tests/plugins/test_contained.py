@@ -44,7 +44,7 @@ def test_a_plugin_that_never_ends_is_named_and_ended(
 ) -> None:
     code = (
         "import sys\nfrom rllm_core import cli\nfrom rllm_core.plugins import watch\n"
-        "watch.PLUGIN_DEADLINE_SECONDS = 1.0\nsys.argv = ['rllm-core', 'workflows', '--json']\ncli.main()"
+        "watch.PLUGIN_DEADLINE_SECONDS = 5.0\nsys.argv = ['rllm-core', 'workflows', '--json']\ncli.main()"
     )
     sites = os.pathsep.join(installed(package, "rllm-good"))
     environ = {**os.environ, "PYTHONPATH": sites, "RLLM_PLUGINS": f"good,{name}", "RLLM_CONFIG_DIR": str(tmp_path)}
@@ -72,7 +72,7 @@ def test_other_threads_load_plugins_too(manager: Build) -> None:
 def test_nothing_of_the_watch_is_left_after_a_load(manager: Build) -> None:
     threads, leave = set(threading.enumerate()), os._exit
     manager("rllm-good", settings=only("good")).providers(BackendProvider)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while set(threading.enumerate()) - threads and time.monotonic() < deadline:
         time.sleep(0.01)
     assert set(threading.enumerate()) <= threads

@@ -74,7 +74,7 @@ def test_what_they_leave_behind_ends_with_the_child(rllm_core: Run, tmp_path: Pa
     )
     assert rows(run)["leaves-behind"]["status"] == "loaded"
     left = int(told.read_text(encoding="utf-8"))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while is_running(left) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(left)

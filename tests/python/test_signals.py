@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forked import Forked, Forks
 
 import rllm_core
 from rllm_core.run_folder import checkpoint
@@ -61,70 +60,69 @@ main()
 """
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
-    return subprocess.Popen(
-        [sys.executable, "program.py", *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+Start = Callable[..., Forked]
 
 
-def interrupted(folder: Path, where: str, number: signal.Signals) -> subprocess.Popen[str]:
+@pytest.fixture(scope="module")
+def start(forking: Forks) -> Start:
+    """``start(folder, *arguments)``: starts the program in a folder."""
+
+    def started(folder: Path, *arguments: str) -> Forked:
+        (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
+        return forking.start(arguments, program="program.py", folder=folder, output=folder / "-".join(arguments))
+
+    return started
+
+
+def interrupted(start: Start, folder: Path, where: str, number: signal.Signals) -> Forked:
     """Starts a training, and sends it a signal after its first checkpoint."""
     process = start(folder, "train", where)
     while not checkpoint.complete(folder / "run" / "checkpoints"):
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.err
         time.sleep(0.01)
     process.send_signal(number)
+    process.wait()
     return process
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def uninterrupted(start: Start, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("whole")
     process = start(folder, "train", "plain")
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+    assert process.wait() == 0, process.err
     return (folder / "run" / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("where", ["plain", "loop"])
-def test_ctrl_c_saves_and_the_run_continues(tmp_path: Path, where: str, uninterrupted: bytes) -> None:
-    process = interrupted(tmp_path, where, signal.SIGINT)
-    out, err = process.communicate()
-    assert (process.returncode, out) == (7, "interrupted as a user of Python expects\n"), err
-    assert "SIGINT received: saving a checkpoint" in err
-    assert "to continue: rllm_core.train(Letters, run_dir='run', resume=True)" in err
+def test_ctrl_c_saves_and_the_run_continues(start: Start, tmp_path: Path, where: str, uninterrupted: bytes) -> None:
+    process = interrupted(start, tmp_path, where, signal.SIGINT)
+    assert (process.returncode, process.out) == (7, "interrupted as a user of Python expects\n"), process.err
+    assert "SIGINT received: saving a checkpoint" in process.err
+    assert "to continue: rllm_core.train(Letters, run_dir='run', resume=True)" in process.err
     run = rllm_core.Run(tmp_path / "run")
     assert run.status == "interrupted"
     newest = int(checkpoint.complete(run.path / "checkpoints")[-1].name[5:])
     assert newest == run.summary["optimizer_steps"] < 30
     process = start(tmp_path, "resume", where)
-    out, err = process.communicate()
-    assert (process.returncode, out) == (0, "completed\n"), err
+    assert (process.wait(), process.out) == (0, "completed\n"), process.err
     assert run.summary["resumed_from_step"] == newest
     assert (run.path / "metrics.jsonl").read_bytes() == uninterrupted
 
 
 @pytest.mark.parametrize("where", ["plain", "loop"])
-def test_sigterm_saves_too(tmp_path: Path, where: str) -> None:
-    process = interrupted(tmp_path, where, signal.SIGTERM)
-    _, err = process.communicate()
+def test_sigterm_saves_too(start: Start, tmp_path: Path, where: str) -> None:
+    process = interrupted(start, tmp_path, where, signal.SIGTERM)
     assert process.returncode == 1
-    assert err.splitlines()[-1].endswith("Interrupted: interrupted by SIGTERM")
+    assert process.err.splitlines()[-1].endswith("Interrupted: interrupted by SIGTERM")
     assert rllm_core.Run(tmp_path / "run").status == "interrupted"
 
 
 @pytest.mark.parametrize("where", ["plain", "loop"])
-def test_ctrl_c_ends_an_evaluation(tmp_path: Path, where: str) -> None:
+def test_ctrl_c_ends_an_evaluation(start: Start, tmp_path: Path, where: str) -> None:
     process = start(tmp_path, "evaluate", where)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "evaluating\n"
+    while not process.out.startswith("evaluating\n"):
+        assert process.poll() is None, process.err
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
-    assert process.returncode == 7, err
-    assert out.endswith("interrupted as a user of Python expects\n")
+    assert process.wait() == 7, process.err
+    assert process.out.endswith("interrupted as a user of Python expects\n")

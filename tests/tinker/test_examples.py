@@ -7,8 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, StartRun
+from conftest import StartRun
+from in_process import run_in_process
 from server import REPOSITORY, TinkerServer
+
+from rllm_viewer.verify import verify
 
 # Two numbers up to 50, which is what the model was taught the form of; a sum reaches about half of these targets.
 SMALL_NUMBERS = (
@@ -26,12 +29,9 @@ EXAMPLES = sorted((REPOSITORY / "plugins" / "rllm-tinker" / "examples").glob("*.
 
 
 def dry_run(path: Path, *overrides: str, key: str = "") -> subprocess.CompletedProcess[str]:
-    command = [COMMAND, "train", path, "--dry-run"]
-    for override in overrides:
-        command += ["-o", override]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"TINKER_API_KEY": key}
-    )
+    options = [word for override in overrides for word in ("-o", override)]
+    environment = os.environ | {"TINKER_API_KEY": key}
+    return run_in_process(["train", str(path), "--dry-run", *options], folder=path.parent, environment=environment)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -91,5 +91,4 @@ def test_an_example_trains(path: Path, steps: int, countdown_server: TinkerServe
     assert max(gaps) < 1e-4
     oldest = max(line["staleness_max"] for line in metrics)
     assert oldest == 0 if path.stem == "countdown" else oldest >= 1
-    verified = subprocess.run([COMMAND, "verify", str(run.path)], capture_output=True, text=True, check=False)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert verify(run.path).problems == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from conftest import COMMAND, StartRun
+from conftest import StartRun
 from rllm_tinker.backend import TinkerBackend
 from rllm_tinker.engine import TinkerEngine
 from rllm_tinker.remote import RemotePolicy
@@ -23,12 +22,9 @@ from rllm_core.backend import PolicyUpdate
 from rllm_core.engine import EngineError
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.types import Floats, SamplingParams
+from rllm_viewer.verify import verify
 
 KEY = "tml-a-key-that-must-not-show-anywhere-4f1c"
-
-
-def verified(path) -> bool:
-    return subprocess.run([COMMAND, "verify", str(path)], capture_output=True, check=False).returncode == 0
 
 
 def test_a_server_that_is_killed_in_a_step_ends_a_run_or_is_waited_for(
@@ -63,7 +59,7 @@ def test_a_server_that_is_killed_in_a_step_ends_a_run_or_is_waited_for(
     assert impatient.wait() == 1, impatient.printed()
     assert "did not come back within 25 s" in impatient.printed()
     assert "last state saved there: tinker://" in impatient.printed()
-    assert verified(impatient.path)
+    assert verify(impatient.path).problems == []
 
     server.start()
     assert patient.wait() == 0, patient.printed()
@@ -71,7 +67,7 @@ def test_a_server_that_is_killed_in_a_step_ends_a_run_or_is_waited_for(
     assert summary["optimizer_steps"] == 6
     assert summary["books"]["dispatched"] == summary["books"]["trained"] + summary["books"]["failed"]
     assert summary["retries"] > 0
-    assert verified(patient.path)
+    assert verify(patient.path).problems == []
     gaps = [line.get("rollout_logprob_difference_max", 0.0) for line in patient.lines("metrics")]
     assert 0 < max(gaps) < 1e-4
     for artefact in [patient.log, *(path for path in patient.path.rglob("*") if path.is_file())]:
@@ -144,7 +140,7 @@ def test_an_engine_that_stalls_for_a_minute_is_waited_for(server: TinkerServer, 
         server.stall(is_stalled=False)
     assert run.wait() == 0, run.printed()
     assert run.summary()["books"]["failed"] == 0
-    assert verified(run.path)
+    assert verify(run.path).problems == []
 
 
 async def test_a_name_that_is_taken_costs_one_deadline(server, make_backend, parser) -> None:

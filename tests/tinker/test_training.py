@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from statistics import fmean
 
 import pytest
-from conftest import COMMAND, StartRun
+from conftest import StartRun
 from server import TinkerServer
 from sorting_agent import check_agent, written_agent
+
+from rllm_viewer.verify import verify
 
 SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)))
 STEPS = 24
@@ -45,8 +46,7 @@ def test_the_starter_task_is_learned(server: TinkerServer, start_run: StartRun, 
     gaps = [line["rollout_logprob_difference_max"] for line in metrics if "rollout_logprob_difference_max" in line]
     assert gaps
     assert max(gaps) < GREATEST_GAP
-    verified = subprocess.run([COMMAND, "verify", str(run.path)], capture_output=True, text=True, check=False)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert verify(run.path).problems == []
     oldest = max(line["staleness_max"] for line in metrics)
     assert oldest == 0 if not overrides else oldest >= 1
     versions = sum(event["event"] == "sync" for event in run.events())
@@ -76,7 +76,7 @@ def test_an_agent_is_trained(server: TinkerServer, start_run: StartRun, tmp_path
     assert run.wait() == 0, run.printed()
     check_agent(run.lines("metrics"))
     assert max(line["rollout_logprob_difference_max"] for line in run.lines("metrics")) < GREATEST_GAP
-    assert subprocess.run([COMMAND, "verify", str(run.path)], check=False).returncode == 0
+    assert verify(run.path).problems == []
 
 
 @pytest.mark.every_sdk
@@ -98,7 +98,7 @@ def test_a_resumed_run_goes_on_where_it_stopped(server: TinkerServer, start_run:
     assert [line["weight_version"] for line in resumed.lines("metrics")] == steps
     gaps = [line["rollout_logprob_difference_max"] for line in resumed.lines("metrics")]
     assert max(gaps) < GREATEST_GAP
-    assert subprocess.run([COMMAND, "verify", str(run.path)], check=False).returncode == 0
+    assert verify(run.path).problems == []
 
 
 def test_what_only_the_hosted_service_does_is_asked_for(server: TinkerServer, start_run: StartRun) -> None:

@@ -78,7 +78,7 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("uninterrupted"))
     yield server
-    server.process.communicate(timeout=60)
+    server.process.communicate(timeout=600)
     assert server.process.returncode == 0
 
 

@@ -77,7 +77,7 @@ def test_plain_lines_say_that_a_long_step_goes_on(
 
         async def update_policy(step: Any) -> Any:
             said, line = "", "step 3 in progress: 0/16 rollouts in 0 groups, 0 queued\n"
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while step.step == 3 and line not in said:
                     await asyncio.sleep(0.001)
                     said += capsys.readouterr().err
@@ -89,7 +89,7 @@ def test_plain_lines_say_that_a_long_step_goes_on(
     assert run.error is None
     for thread in threading.enumerate():
         if thread.name == "progress":
-            thread.join(timeout=10)
+            thread.join(timeout=60)
             assert not thread.is_alive(), "it ends with the run"
 
 
@@ -105,7 +105,7 @@ def test_plain_lines_say_what_takes_long_before_the_first_step(
 
         async def init_rollout_engine(parser: Any) -> Any:
             said = ""
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while "starting backend 'scripted' for 0:00\n" not in said:
                     await asyncio.sleep(0.001)
                     said += capsys.readouterr().err
@@ -118,7 +118,7 @@ def test_plain_lines_say_what_takes_long_before_the_first_step(
     assert run.error is None
     for thread in threading.enumerate():
         if thread.name == "waiting":
-            thread.join(timeout=10)
+            thread.join(timeout=60)
             assert not thread.is_alive(), "it ends with what is waited for"
 
 

@@ -242,7 +242,7 @@ def test_a_workflow_that_does_not_close_changes_nothing_about_the_run(
             raise ValueError("cannot stop")
         return math.inf
 
-    monkeypatch.setattr(launch, "SHUTDOWN_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(launch, "CLOSING_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(Recorded, "closing", staticmethod(lambda: fail() if fault == "raises" else 300))
     monkeypatch.setattr(Progress, "note", lambda self, text: noted.append(text))
     assert train(assembly(), tmp_path / "run")["status"] == "completed"

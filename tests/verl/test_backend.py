@@ -317,6 +317,7 @@ def test_a_weight_sync_that_hangs_has_a_deadline(session: Session) -> None:
             session.run(servers.synchronize(session.version + 1, deadline_seconds=3))
     finally:
         worker.resume()
+    session.run(session.sample(1))  # once the sync goes on; a server that dies in one would leave requests unanswered
 
 
 def test_a_dead_server_and_a_dead_trainer_are_named(session: Session) -> None:

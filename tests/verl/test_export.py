@@ -16,14 +16,9 @@ from rllm_verl.export import command, export
 from safetensors.torch import load_file
 from training_rank import batch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from verl_runs import Run
 
-from rllm_core.assembly.resolution import load_run_config
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.plugins import PluginManager
-from rllm_core.providers import BackendProvider
 from rllm_core.run_folder import checkpoint
-from rllm_core.types import Episode
 
 SHARD = f"backend/actor/model_world_size_{RANKS}_rank_0.pt"
 
@@ -66,30 +61,6 @@ def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     assert sorted(path.name for path in root.iterdir()) == ["model", "run"]
     return folder
-
-
-def test_an_export_gives_the_log_probabilities_of_the_last_validation(model: Path, tmp_path: Path) -> None:
-    """With float32 weights, because the run computed in float32."""
-    sizes = ("training.steps=2", "training.validation_rollouts=16", "training.trajectories_per_step=16")
-    run = Run.start(tmp_path / "run", model, *sizes, "training.validate_every_steps=2")
-    assert run.wait() == 0, run.printed()
-    plugins = PluginManager.from_environment()
-    config = load_run_config(str(run.path / "run.toml"), plugins)
-    [*_, saved] = checkpoint.complete(run.path / "checkpoints")
-    (tmp_path / "model").mkdir()
-    provided = plugins.select(BackendProvider, "verl")
-    plugins.load(provided, provided.record.export)(saved / "backend", config, tmp_path / "model")
-    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert policy.dtype == torch.float32
-    episodes = [Episode.model_validate(line["episode"]) for line in run.lines("trajectories") if line["step"] == 2]
-    steps = [step for e in episodes if e.is_validation for step in e.trajectories[0].steps]
-    assert len(steps) == 16
-    for step in steps:
-        ids, prompt_tokens = torch.tensor([*step.prompt_ids, *step.completion_ids]), len(step.prompt_ids)
-        with torch.no_grad():
-            logprobs = policy(ids[None]).logits[0, prompt_tokens - 1 : -1].log_softmax(-1)
-        found = logprobs.gather(-1, ids[prompt_tokens:, None])[:, 0]
-        torch.testing.assert_close(found, torch.tensor(step.logprobs), rtol=0, atol=1e-5)
 
 
 def test_the_weights_are_those_of_the_checkpoint_in_bfloat16(exported: Path, trained: Path, model: Path) -> None:

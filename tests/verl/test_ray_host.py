@@ -31,7 +31,7 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.types import Task
 from rllm_viewer.verify import verify
 
-LONG_SECONDS = 120.0
+LONG_SECONDS = 600.0
 SMALL: dict[str, Any] = {
     "training": {"steps": 2, "groups_per_step": 4, "rollouts_per_group": 4, "validation_rollouts": 16},
     "training.checkpoint_every_steps": 1,
@@ -121,16 +121,10 @@ def steps_done(folder: Path) -> int:
 
 @pytest.mark.parametrize(
     ("workflow", "settings"),
-    [
-        ("sort", {}),
-        ("guess", {}),
-        ("calculator", {}),
-        pytest.param("calculator", MCP, id="calculator-mcp"),
-        ("solver_judge", {}),
-        ("math", {}),
-    ],
+    [("sort", {}), pytest.param("calculator", MCP, id="calculator-mcp"), ("solver_judge", {})],
 )
 def test_nodes_change_no_number(nodes: Nodes, workflow: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """One turn, servers that the workers start, and two roles; host ``processes`` has all workflows in such workers."""
     inline = train(tmp_path / "inline", workflow, **settings)
     folder = train(tmp_path / "ray", workflow, **settings, **RAY)
     assert metrics(folder) == metrics(inline)

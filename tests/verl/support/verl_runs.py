@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from in_process import run_in_process
 
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.config import RunConfig
@@ -171,4 +172,4 @@ def command_line(process: psutil.Process) -> str:
 
 def verify(path: Path) -> subprocess.CompletedProcess[str]:
     """Runs ``rllm-core verify``."""
-    return subprocess.run([COMMAND, "verify", str(path)], capture_output=True, text=True, timeout=120, check=False)
+    return run_in_process(["verify", str(path)], folder=path, environment=os.environ)
