@@ -1,0 +1,7 @@
+"""Trains on tasksets of the package verifiers, unedited."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+RLLM_CORE_API = "1.0"
