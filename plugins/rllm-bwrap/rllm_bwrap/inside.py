@@ -56,6 +56,7 @@ def enter(settings: SimpleNamespace) -> None:
     options = f"size={settings.disk_bytes},nr_inodes={INODES},mode=1777"
     _must(libc.mount(b"tmpfs", FOLDER.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options.encode()))
     os.chdir(FOLDER)
+    os.setsid()  # signals to its process group reach nobody outside
     if settings.user is not None:
         os.setgroups([])
         os.setresgid(settings.user, settings.user, settings.user)
@@ -99,6 +100,7 @@ def serve(path: str, settings: SimpleNamespace) -> None:
     nothing = os.open("/dev/null", os.O_RDWR)
     for standard in range(3):
         os.dup2(nothing, standard)
+    os.close(nothing)
     module, _, attributes = path.partition(":")
     try:
         function: Any = importlib.import_module(module)
