@@ -149,7 +149,9 @@ def _answer_to(line: bytes, function: Any, settings: SimpleNamespace, private: t
         return {"timeout": True}
     if len(answer) > most:
         return {"too_long": len(answer)}
-    return _checked(answer, settings.output_bytes, f"exit code {code}" if code is None or code >= 0 else f"signal {-code}")
+    return _checked(
+        answer, settings.output_bytes, f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
+    )
 
 
 def _read(reader: int, most: int, deadline: float) -> bytes | None:

@@ -20,7 +20,14 @@ NOBODY = 65534
 SETUP_SECONDS = 30.0
 INSIDE = "/inside.py"
 DEVICES = ("null", "zero", "full", "random", "urandom")
-NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+NAMESPACES = (
+    "--unshare-user",
+    "--unshare-pid",
+    "--unshare-net",
+    "--unshare-ipc",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +50,9 @@ class Jail:
     processes: int
     disk_bytes: int
 
-    def start(self, what: Sequence[str], limits: Limits, files: Sequence[int] = (), **pipes: int) -> subprocess.Popen[bytes]:
+    def start(
+        self, what: Sequence[str], limits: Limits, files: Sequence[int] = (), **pipes: int
+    ) -> subprocess.Popen[bytes]:
         """Starts `rllm_bwrap.inside`.
 
         Args:

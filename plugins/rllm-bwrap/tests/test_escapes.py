@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from rllm_bwrap import syscalls
 from rllm_bwrap.sandbox import BwrapSandbox
+
 from rllm_core.sandbox import ChildDied, ChildError, ChildOutputTooLong, ChildTimeout, Limits
 
 spec = importlib.util.spec_from_file_location("hostile", Path(__file__).with_name("hostile.py"))
@@ -90,9 +90,7 @@ def test_no_program_gets_out(run: Callable[..., Any], world: dict[str, Any], nam
 
 
 @pytest.mark.parametrize("name", hostile.CORPUS)
-def test_no_text_that_a_function_executes_gets_out(
-    run: Callable[..., Any], world: dict[str, Any], name: str
-) -> None:
+def test_no_text_that_a_function_executes_gets_out(run: Callable[..., Any], world: dict[str, Any], name: str) -> None:
     text = RETURNED.format(source=source_of(name, world))
 
     async def both(sandbox: BwrapSandbox) -> tuple[Any, Any]:
@@ -210,7 +208,7 @@ def test_no_process_is_left(run: Callable[..., Any], kind: str) -> None:
         call = asyncio.ensure_future(called(sandbox))
         was_there = False
         while not call.done():
-            was_there = was_there or await asyncio.to_thread(is_anywhere, marker)
+            was_there |= await asyncio.to_thread(is_anywhere, marker)
         return was_there, await call
 
     was_there, result = run(watched)
