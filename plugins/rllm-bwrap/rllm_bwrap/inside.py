@@ -24,7 +24,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-FOLDER = "/tmp"
+FOLDER = "/sandbox"
 PROGRAM = "/main.py"
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
@@ -149,9 +149,8 @@ def _answer_to(line: bytes, function: Any, settings: SimpleNamespace, private: t
         return {"timeout": True}
     if len(answer) > most:
         return {"too_long": len(answer)}
-    return _checked(
-        answer, settings.output_bytes, f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
-    )
+    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code or 0}"
+    return _checked(answer, settings.output_bytes, how)
 
 
 def _read(reader: int, most: int, deadline: float) -> bytes | None:
@@ -202,10 +201,11 @@ def _checked(answer: bytes, output_bytes: int, how: str) -> dict[str, Any]:
     if "memory" in said:
         return {"memory": True}
     frames = said.get("frames")
-    is_trace = isinstance(frames, list) and all(
+    if not isinstance(frames, list) or not all(
         isinstance(frame, list) and tuple(map(type, frame)) == FRAME for frame in frames[:MOST_FRAMES]
-    )
-    return {"error": str(said["error"])[:MESSAGE_CHARACTERS], "frames": frames[:MOST_FRAMES] if is_trace else []}
+    ):
+        frames = []
+    return {"error": str(said["error"])[:MESSAGE_CHARACTERS], "frames": frames[:MOST_FRAMES]}
 
 
 def _must(returned: int) -> None:

@@ -26,7 +26,7 @@ class Attempt:
     """A hostile program.
 
     Attributes:
-        source: Its source, after `START`; ``{secret}``, ``{folder}``, ``{port}``, ``{abstract}`` and ``{pid}`` are of the test.
+        source: Its source, after `START`, with names of the test in braces, such as ``{secret}``.
         expected: What it must have found.
     """
 
@@ -81,7 +81,7 @@ CORPUS = {
         AllRefused(),
     ),
     "the root folder": Attempt(
-        "found = sorted(set(os.listdir('/')) - set('bin dev etc inside.py lib lib32 lib64 main.py tmp usr nix'.split())"
+        "found = sorted(set(os.listdir('/')) - set('bin dev etc sandbox inside.py lib lib32 lib64 main.py tmp usr nix'.split())"
         " - {{path.split('/')[1] for path in sys.path + [sys.prefix, sys.base_prefix] if path.count('/')}})",
         [],
     ),
@@ -107,7 +107,8 @@ CORPUS = {
         True,
     ),
     "ptrace": Attempt(
-        "found = [error_of(libc.ptrace(request, pid, 0, 0)) for request in (0, 16, 0x4206) for pid in (0, 1, 2, {pid})]",
+        "found = [error_of(libc.ptrace(request, pid, 0, 0)) for request in (0, 16, 0x4206)"
+        " for pid in (0, 1, 2, {pid})]",
         AllRefused(),
     ),
     "memory of other processes": Attempt(
@@ -225,7 +226,8 @@ CORPUS = {
     ),
     "symbolic links": Attempt(
         "os.symlink({secret!r}, 'a')\nos.symlink('/../../../..' + {folder!r}, 'b')\nos.symlink('/proc/1/root', 'c')\n"
-        "found = [refused(lambda: open('a').read()), refused(lambda: os.listdir('b')), refused(lambda: os.listdir('c')),"
+        "found = [refused(lambda: open('a').read()), refused(lambda: os.listdir('b')),"
+        "refused(lambda: os.listdir('c')),"
         "refused(lambda: open('a', 'w')), refused(lambda: os.link(os.__file__, 'd')),"
         "refused(lambda: os.listdir('/tmp/../../..' + {folder!r}))]",
         AllRefused(),

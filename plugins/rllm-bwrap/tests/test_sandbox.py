@@ -113,7 +113,7 @@ def test_of_a_project_only_what_can_be_imported_is_visible(tmp_path: Path) -> No
         "package/data.json",
         "module.py",
         ".env",
-        "runs/run/metrics.jsonl",
+        "runs/run/log",
         ".git/HEAD",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def test_without_bubblewrap_it_says_so() -> None:
     assert "apt install bubblewrap" in (BwrapSandbox.unavailable() or "")
     with pytest.raises(ConfigError, match="apt install bubblewrap"):
         BwrapSandbox()
-    with pytest.raises(ConfigError, match="model output would be executed.*'bwrap' does not work.*apt install"):
+    with pytest.raises(ConfigError, match=r"model output would be executed.*'bwrap' does not work.*apt install"):
         services("child").isolating_sandbox()
 
 
