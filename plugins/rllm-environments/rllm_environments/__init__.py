@@ -19,6 +19,7 @@ def workflows() -> list[WorkflowProvider]:
             load="rllm_environments.reasoning_gym.workflow:ReasoningGymWorkflow",
             config="rllm_environments.reasoning_gym.workflow:ReasoningGymConfig",
             run_file="rllm_environments.reasoning_gym.presets:run_file",
+            variants="rllm_environments.reasoning_gym.datasets:variants",
             summary="Answer generated questions of reasoning-gym, scored by its checkers.",
         ),
     ]

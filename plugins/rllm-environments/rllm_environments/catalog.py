@@ -19,7 +19,6 @@ from typing import Any
 from rllm_core.errors import ConfigError
 
 FOLDER = "audits"
-PACKAGE = "rllm_environments"
 NAMES_SHOWN = 5
 
 
@@ -85,48 +84,48 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
-@cache
-def read_audit(ecosystem: str, distribution: str, package: str = PACKAGE) -> Audit:
-    """Returns the audit of the installed version, or else of the newest audited one.
+@dataclass(frozen=True)
+class AuditFiles:
+    """The committed audits of an ecosystem, one file per version of its package: ``audits/ECOSYSTEM-VERSION.json``.
 
-    Args:
+    A workflow class that has them as ``audit_files`` gets ``rllm-core environments audit ECOSYSTEM --write``.
+
+    Attributes:
         ecosystem: Name of the workflow.
         distribution: Distribution with the environments.
-        package: Package whose folder ``audits`` has the file.
+        package: Package whose folder ``audits`` has the files.
     """
-    files = dict(_files(ecosystem, package))
-    if not files:
-        return Audit(ecosystem, "", {})
-    installed = installed_version(distribution)
-    version = installed if installed in files else max(files, key=_parts)
-    found = json.loads(files[version].read_text(encoding="utf-8"))
-    return Audit(ecosystem, version, found["environments"])
 
+    ecosystem: str
+    distribution: str
+    package: str
 
-def write_audit(audit: Audit, distribution: str, folder: Path) -> Path:
-    """Writes an audit into a folder and returns its file.
+    def read(self) -> Audit:
+        """Returns the audit of the installed version, or else of the newest audited one; empty if there is none."""
+        return _read(self)
 
-    Raises:
-        ConfigError: If the folder is not writable.
-    """
-    path = folder / f"{audit.ecosystem}-{audit.version}.json"
-    environments = {name: audit.environments[name] for name in sorted(audit.environments)}
-    lines = [f"  {json.dumps(name)}: {json.dumps(found, sort_keys=True)}" for name, found in environments.items()]
-    head = {"ecosystem": audit.ecosystem, "distribution": distribution, "version": audit.version}
-    start = json.dumps(head, indent=1).removesuffix("\n}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            start + ',\n "environments": {\n' + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8", newline="\n"
-        )
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
-    return path
+    def write(self, environments: Mapping[str, Mapping[str, Any]]) -> Path:
+        """Writes the audit of the installed version and returns its file.
 
-
-def audit_folder(package: str = PACKAGE) -> Path:
-    """Returns the folder of a package's audits."""
-    return Path(str(resources.files(package))) / FOLDER
+        Raises:
+            ConfigError: If the distribution is not installed, or the folder is not writable.
+        """
+        version = installed_version(self.distribution)
+        if version is None:
+            raise ConfigError(f"{self.distribution} is not installed: pip install {self.distribution}")
+        folder = Path(str(resources.files(self.package))) / FOLDER
+        path = folder / f"{self.ecosystem}-{version}.json"
+        head = {"ecosystem": self.ecosystem, "distribution": self.distribution, "version": version}
+        start = json.dumps(head, indent=1).removesuffix("\n}")
+        lines = [f"  {json.dumps(n)}: {json.dumps(environments[n], sort_keys=True)}" for n in sorted(environments)]
+        text = start + ',\n "environments": {\n' + ",\n".join(lines) + "\n }\n}\n"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+        _read.cache_clear()
+        return path
 
 
 def unknown(key: str, name: str, names: Iterable[str]) -> ConfigError:
@@ -139,11 +138,21 @@ def unknown(key: str, name: str, names: Iterable[str]) -> ConfigError:
     return ConfigError(f"{key} = {name!r:.80} is not the name of an environment; {some}")
 
 
-def _files(ecosystem: str, package: str) -> Iterable[tuple[str, Traversable]]:
-    folder = resources.files(package) / FOLDER
+@cache
+def _read(of: AuditFiles) -> Audit:
+    files = dict(_files(of))
+    if not files:
+        return Audit(of.ecosystem, "", {})
+    installed = installed_version(of.distribution)
+    version = installed if installed in files else max(files, key=_parts)
+    return Audit(of.ecosystem, version, json.loads(files[version].read_text(encoding="utf-8"))["environments"])
+
+
+def _files(of: AuditFiles) -> Iterable[tuple[str, Traversable]]:
+    folder = resources.files(of.package) / FOLDER
     for file in folder.iterdir() if folder.is_dir() else ():
-        if file.name.startswith(f"{ecosystem}-") and file.name.endswith(".json"):
-            yield file.name.removeprefix(f"{ecosystem}-").removesuffix(".json"), file
+        if file.name.startswith(f"{of.ecosystem}-") and file.name.endswith(".json"):
+            yield file.name.removeprefix(f"{of.ecosystem}-").removesuffix(".json"), file
 
 
 def _parts(version: str) -> tuple[tuple[int, str], ...]:

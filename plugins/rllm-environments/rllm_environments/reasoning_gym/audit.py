@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import ConfigError
 from rllm_core.sandbox import ChildError, ChildFunction, Limits
-from rllm_environments.reasoning_gym.workflow import ReasoningGymConfig, ReasoningGymWorkflow
+from rllm_core.sandbox.child_functions import CHILDREN
+from rllm_core.services import Services
+from rllm_core.types import Task
+from rllm_core.workflow import Split
+from rllm_environments.catalog import unknown
+from rllm_environments.reasoning_gym.workflow import POSE, ReasoningGymConfig, ReasoningGymWorkflow
 
 ITEMS = 5
 SPLIT_TASKS = 40
 SPLIT_TASKS_OF_SLOW = 4
 SLOW_SECONDS = 0.05
-MOST_FOR_JUNK = 0.1
-"""Some checkers give a little to anything that they can read."""
-CHECK_LIMITS = Limits(wall_seconds=20.0, memory_bytes=4 << 30)
+MOST_FOR_JUNK = 0.5
+"""Many checkers give partial credit, also for chance matches; none may give most of the reward to nonsense."""
+CHECK_LIMITS = Limits(wall_seconds=120.0, memory_bytes=4 << 30)
 MAKE_LIMITS = Limits(wall_seconds=300.0, memory_bytes=4 << 30)
+SPLITS: tuple[Split, ...] = ("train", "validation")
 PROBE = "rllm_environments.reasoning_gym.audit_child"
 
 JUNK = (
@@ -74,30 +80,36 @@ def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         ConfigError: If rllm-devkit is missing, which plays.
     """
-    from rllm_environments.catalog import unknown
-
     known = names()
     wrong = [name for name in variants if name not in known]
     if wrong:
         raise unknown("environment", wrong[0], known)
+    if find_spec("rllm_devkit") is None:
+        raise ConfigError("an audit plays with rllm-devkit: pip install rllm-devkit")
+    players = _Players()
     check = ChildFunction(f"{PROBE}:score", CHECK_LIMITS, children=2)
     make, again, executes = (
         ChildFunction(f"{PROBE}:{name}", MAKE_LIMITS, children=1) for name in ("items", "items", "executes")
     )
     try:
         for name in variants or known:
-            found = asyncio.run(_audited(name, check, make, again, executes))
+            found = asyncio.run(_audited(name, players, check, make, again, executes))
             if found["refused"] is None and not found["executes_answers"]:
-                found["played"], failed = _played(name, found)
-                found["notes"] += failed
+                failed = asyncio.run(players.play(name, found))
+                found |= {"played": not failed, "notes": [*found["notes"], *failed]}
             yield name, found
     finally:
-        for function in (check, make, again, executes):
-            function.close()
+        for each in (check, make, again, executes, players):
+            each.close()
 
 
 async def _audited(
-    name: str, check: ChildFunction, make: ChildFunction, remake: ChildFunction, executes: ChildFunction
+    name: str,
+    players: _Players,
+    check: ChildFunction,
+    make: ChildFunction,
+    remake: ChildFunction,
+    executes: ChildFunction,
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "turns": "1",
@@ -119,12 +131,11 @@ async def _audited(
     if first["items"] != again["items"]:
         return {**found, "refused": "another process creates other questions for the same seed"}
     found |= {
-        "has_oracle": all(item["answer"] is not None for item in first["items"]),
         "survives_json": first["survives_json"],
         "neighboring_seeds_share": await _shared(name, make, first["items"]),
     }
     try:
-        found["splits_share"] = await _splits_share(name, SPLIT_TASKS_OF_SLOW if found["slow"] else SPLIT_TASKS)
+        found["splits_share"] = await players.shared(name, SPLIT_TASKS_OF_SLOW if found["slow"] else SPLIT_TASKS)
     except ChildError as error:
         return {**found, "refused": f"its questions cannot be split ({_reason(error)})"}
     scores = await _scores(name, check, first["items"])
@@ -144,7 +155,7 @@ def _refusal(found: Mapping[str, Any], scores: Mapping[str, Any]) -> str | None:
         return "its checker gives the same reward to every answer"
     if found["splits_share"]:
         return f"its splits share {found['splits_share']} questions"
-    if found["has_oracle"] and found["oracle"] < 1.0:
+    if found["oracle"] is not None and found["oracle"] < 1.0:
         return f"its own answers get a reward of {found['oracle']:g}"
     if found["junk"] > MOST_FOR_JUNK:
         return f"its checker gives {found['junk']:g} to nonsense"
@@ -153,7 +164,7 @@ def _refusal(found: Mapping[str, Any], scores: Mapping[str, Any]) -> str | None:
 
 def _notes(found: Mapping[str, Any]) -> list[str]:
     notes = []
-    if not found["has_oracle"]:
+    if found["oracle"] is None:
         notes.append("It has no answers of its own, so it was not checked that right answers get 1.")
     if found["slow"]:
         notes.append("Its generator is slow.")
@@ -166,21 +177,6 @@ async def _shared(name: str, make: ChildFunction, items: Sequence[Mapping[str, A
     """Returns how many of the questions the next seed asks, too."""
     other = await make(name, 2, ITEMS, "forward")
     return len({item["question"] for item in items} & {item["question"] for item in other["items"]})
-
-
-async def _splits_share(name: str, tasks: int) -> int:
-    """Returns how many questions, without case, are in both splits, among the first tasks of each."""
-    asked: dict[str, set[str]] = {"train": set(), "validation": set()}
-    config = ReasoningGymConfig(environment=name)
-    workflow = ReasoningGymWorkflow(config, found={"executes_answers": False, "slow": False})
-    try:
-        for split, questions in asked.items():
-            for task in workflow.tasks(split)[:tasks]:  # type: ignore[arg-type]
-                _, question = await workflow.question(task)
-                questions.add(question.casefold())
-    finally:
-        await workflow.close()
-    return len(asked["train"] & asked["validation"])
 
 
 async def _scores(name: str, check: ChildFunction, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -196,19 +192,15 @@ async def _scores(name: str, check: ChildFunction, items: Sequence[Mapping[str, 
             reward, was_rejected = await _score(check, name, index, text)
             rejects = rejects or was_rejected
             every.append(reward)
-            if text != own and not (own and text and _holds(own, text)):
+            if own is None or text.casefold() != own.casefold():
                 junk.append(reward)
     return {
-        "oracle": min(oracle, default=0.0),
-        "junk": max(junk, default=0.0),
+        "oracle": round(min(oracle), 4) if oracle else None,
+        "junk": round(max(junk), 4),
         "rejects": rejects,
-        "constant": len({*oracle, *every}) == 1,
+        # Without an own answer, a reward of 0 for every junk says nothing.
+        "constant": len({*oracle, *every}) == 1 and bool(oracle or any(every)),
     }
-
-
-def _holds(own: str, text: str) -> bool:
-    """Whether a text is, but for its form, the dataset's own answer."""
-    return text.casefold() == str(own).casefold() or {text.strip("[]"), str(own).strip("[]")} == {text}
 
 
 async def _score(check: ChildFunction, name: str, index: int, text: str) -> tuple[float, bool]:
@@ -229,20 +221,58 @@ async def _executes(name: str, check: ChildFunction, is_written: bool) -> bool:
         return is_written or path.exists()
 
 
-def _played(name: str, found: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """Plays whole rollouts with the scripted policy of rllm-devkit; returns whether all checks passed, and why not."""
-    try:
+class _Player(ReasoningGymWorkflow):
+    """Shares its child processes with the other datasets of an audit: each imports reasoning-gym, which is slow."""
+
+    async def close(self) -> None:
+        """Leaves the child processes to the audit."""
+
+
+class _SharedServices(Services):
+    async def close(self) -> None:
+        """Leaves the child processes to the audit."""
+
+
+class _Players:
+    """Plays whole rollouts with the scripted policy of rllm-devkit."""
+
+    def __init__(self) -> None:
+        self._services = _SharedServices()
+        self._children = ChildFunction(POSE, MAKE_LIMITS, children=1)
+
+    async def play(self, name: str, found: Mapping[str, Any]) -> list[str]:
+        """Returns what failed of the checks of a workflow; empty if they passed."""
         from rllm_devkit.checks import check_workflow
-    except ModuleNotFoundError as error:
-        raise ConfigError("an audit plays with rllm-devkit: pip install rllm-devkit") from error
 
-    def make() -> ReasoningGymWorkflow:
-        return ReasoningGymWorkflow(ReasoningGymConfig(environment=name), found=found)
+        def make() -> _Player:
+            return self._player(name, found)
 
-    answers = [str(item) for item in random.Random(0).sample(JUNK, k=3) if item]
-    results = asyncio.run(check_workflow(make, answers=answers, tasks_per_split=1, rollout_timeout_seconds=300.0))
-    failed = [f"check {each.name!r} failed: {each.detail:.200}" for each in results if each.outcome == "failed"]
-    return not failed, failed
+        [task] = make().tasks("train")[:1]
+        index, _ = await make().question(task)
+        # Starts all child processes, since the checks count those that a workflow leaves.
+        asked = Task(task_id=task.task_id, data={**task.data, "index": index, "check_seconds": 10.0})
+        grade = self._services.reward_function("reasoning_gym", make().check_limits)
+        await asyncio.gather(*(grade(asked, "") for _ in range(CHILDREN)))
+        results = await check_workflow(make, answers=JUNK[1:], tasks_per_split=1, rollout_timeout_seconds=300.0)
+        return [f"check {each.name!r} failed: {each.detail:.200}" for each in results if each.outcome == "failed"]
+
+    async def shared(self, name: str, tasks: int) -> int:
+        """Returns how many questions, without case, are in both splits, among the first tasks of each."""
+        player = self._player(name, {"executes_answers": False, "slow": False})
+        asked = [
+            {(await player.question(task))[1].casefold() for task in player.tasks(split)[:tasks]} for split in SPLITS
+        ]
+        return len(set.intersection(*asked))
+
+    def _player(self, name: str, found: Mapping[str, Any]) -> _Player:
+        player = _Player(ReasoningGymConfig(environment=name), found=found)
+        player.services, player._children = self._services, self._children
+        return player
+
+    def close(self) -> None:
+        """Ends the child processes."""
+        self._children.close()
+        asyncio.run(Services.close(self._services))
 
 
 def _reason(error: ChildError) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from rllm_core.types import Task
 from rllm_environments.reasoning_gym import child
 
+CHECK_SECONDS = 10.0
 EXECUTING = ("compile", "eval", "exec", "parse_expr", "sympify")
 """Functions that execute their argument; ``parse_expr`` and ``sympify`` of sympy call ``eval``."""
 
@@ -48,7 +49,9 @@ def items(name: str, seed: int, count: int, order: Literal["forward", "backward"
 
 def recipe(name: str, index: int) -> dict[str, Any]:
     """Returns the recipe of an audited item."""
-    return {"environment": name, "options": {}, "seed": 1, "train_size": 10, "validation_size": 1, "index": index}
+    return {"environment": name, "options": {}, "seed": 1, "train_size": 10, "validation_size": 1, "index": index} | {
+        "check_seconds": CHECK_SECONDS
+    }
 
 
 def score(name: str, index: int, text: str) -> tuple[float, dict[str, float]]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rllm_core.types import Task
@@ -61,17 +63,36 @@ def pose(recipe: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def score(task: Task, text: str) -> tuple[float, dict[str, float]]:
-    """Scores a text with the dataset's own checker. Many checkers raise on a text of another form than they expect.
+    """Scores a text with the dataset's own checker.
+
+    Many checkers raise on a text of another form than they expect. That, or too long a time, rejects the text; an error
+    of anything else is raised.
 
     Args:
-        task: Task whose ``data`` is a recipe with the ``index`` of its question.
+        task: Task whose ``data`` is a recipe with the ``index`` of its question, and the ``check_seconds``.
         text: Answer of the model.
     """
     key = key_of(task.data)
-    item = entry(*key, task.data["index"])
+    data, item = dataset(*key), entry(*key, task.data["index"])
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _within(task.data["check_seconds"]):
             warnings.simplefilter("ignore")
-            return float(dataset(*key).score_answer(text, item)), {"rejected": 0.0}
+            return float(data.score_answer(text, item)), {"rejected": 0.0}
     except Exception:  # third-party code on hostile text
         return 0.0, {"rejected": 1.0}
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError after some time: the limit of the process also counts imports, and creating the entry."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -8,18 +8,17 @@ from typing import Any
 from rllm_core.errors import ConfigError
 from rllm_environments import catalog
 
-ECOSYSTEM = "reasoning_gym"
-DISTRIBUTION = "reasoning-gym"
+AUDIT_FILES = catalog.AuditFiles("reasoning_gym", "reasoning-gym", "rllm_environments")
 
 
 def variants() -> Sequence[str]:
     """Returns the names of all datasets."""
-    return sorted(catalog.read_audit(ECOSYSTEM, DISTRIBUTION).environments)
+    return sorted(AUDIT_FILES.read().environments)
 
 
 def findings(environment: str) -> Mapping[str, Any]:
     """Returns what the audit found about a dataset; empty if it is unknown."""
-    return catalog.read_audit(ECOSYSTEM, DISTRIBUTION).environments.get(environment, {})
+    return AUDIT_FILES.read().environments.get(environment, {})
 
 
 def checked(environment: str) -> Mapping[str, Any]:
@@ -29,8 +28,8 @@ def checked(environment: str) -> Mapping[str, Any]:
         ConfigError: If reasoning-gym is missing or another version than the audited one, or the dataset is unknown or
             failed its audit.
     """
-    audit = catalog.read_audit(ECOSYSTEM, DISTRIBUTION)
-    installed = catalog.installed_version(DISTRIBUTION)
+    audit = AUDIT_FILES.read()
+    installed = catalog.installed_version(AUDIT_FILES.distribution)
     if installed is None:
         raise ConfigError(
             "workflow 'reasoning_gym' needs reasoning-gym: pip install 'rllm-environments[reasoning-gym]'"

@@ -1,6 +1,7 @@
 """Program that scores one answer inside a sandbox. Its source is sent there; it needs reasoning-gym only."""
 
 import json
+import signal
 import sys
 import warnings
 
@@ -15,6 +16,7 @@ def main() -> None:
     dataset = reasoning_gym.create_dataset(call["environment"], **call["options"], seed=call["seed"], size=call["size"])
     item = dataset[call["index"]]
     print(call["token"], "ready", flush=True)
+    signal.setitimer(signal.ITIMER_REAL, call["check_seconds"])  # ends this program
     print(call["token"], "score", float(dataset.score_answer(call["text"], item)), flush=True)
 
 

@@ -16,9 +16,6 @@ from rllm_core.services import Score
 from rllm_core.types import Task
 from rllm_environments.reasoning_gym import child
 
-START_SECONDS = 60.0
-"""Importing reasoning-gym takes more than a second of CPU time."""
-
 
 async def score(sandbox: Sandbox, task: Task, text: str, limits: Limits) -> Score:
     """Scores a text inside the sandbox.
@@ -42,14 +39,10 @@ async def score(sandbox: Sandbox, task: Task, text: str, limits: Limits) -> Scor
         "seed": seed,
         "size": size,
         "index": task.data["index"],
+        "check_seconds": task.data["check_seconds"],
         "text": text,
     }
-    within = Limits(
-        wall_seconds=limits.wall_seconds + START_SECONDS,
-        memory_bytes=limits.memory_bytes,
-        output_bytes=limits.output_bytes,
-    )
-    result = await sandbox.run_python(_program(), stdin=json.dumps(call), limits=within)
+    result = await sandbox.run_python(_program(), stdin=json.dumps(call), limits=limits)
     said = [line.removeprefix(token).split() for line in result.stdout.splitlines() if line.startswith(token)]
     if ["ready"] not in said:
         raise RuntimeError(

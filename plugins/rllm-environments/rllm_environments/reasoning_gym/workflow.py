@@ -18,15 +18,15 @@ from rllm_core.sandbox import ChildDied, ChildError, ChildFunction, ChildOutOfMe
 from rllm_core.services import Score
 from rllm_core.types import Episode, FinishReason, Messages, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
-from rllm_environments.catalog import Description
+from rllm_environments.catalog import AuditFiles, Description
 from rllm_environments.reasoning_gym import datasets, sandboxed
 from rllm_environments.splits import Ranges
 
 POSE = "rllm_environments.reasoning_gym.child:pose"
 POSE_LIMITS = Limits(wall_seconds=120.0, memory_bytes=4 << 30)
 CHECK_MEMORY_BYTES = 4 << 30
-SLOW_FACTOR = 6.0
-"""A checker's process creates the entry first, which takes seconds in a dataset with a slow generator."""
+PREPARE_SECONDS = 120.0
+"""A checker's process imports reasoning-gym first, and creates the entry; both take seconds, more on a busy machine."""
 QUESTIONS_KEPT = 4096
 ASK_FOR_TAGS = "Think step by step. Then write only the final answer between <answer> and </answer>."
 
@@ -41,11 +41,8 @@ class ReasoningGymConfig(WorkflowConfig):
     ] = "spell_backward"
     options: Annotated[
         dict[str, Any],
-        Field(
-            default_factory=dict,
-            description="Configuration of the dataset, such as {min_word_len = 3}. Not its size or seed.",
-        ),
-    ]
+        Field(description="Configuration of the dataset, such as {min_word_len = 3}. Not its size or seed."),
+    ] = Field(default_factory=dict)
     seed: Annotated[int, Field(ge=0, description="Seed of the questions.")] = 0
     train_size: Annotated[int, Field(ge=1, le=1_000_000, description="Number of training tasks.")] = 2000
     validation_size: Annotated[
@@ -64,8 +61,7 @@ class ReasoningGymConfig(WorkflowConfig):
         Field(
             gt=0,
             allow_inf_nan=False,
-            description="Timeout of a checker, in seconds; six times as long for datasets with slow generators. On "
-            "timeout, the reward is 0.",
+            description="Timeout of a checker, in seconds. On timeout, the reward is 0.",
         ),
     ] = 10.0
     allow_code_execution: Annotated[
@@ -90,6 +86,7 @@ class ReasoningGymWorkflow(Workflow):
 
     name: ClassVar[str] = "reasoning_gym"
     config_model: ClassVar[type[WorkflowConfig]] = ReasoningGymConfig
+    audit_files: ClassVar[AuditFiles] = datasets.AUDIT_FILES
     config: ReasoningGymConfig
 
     def __init__(self, config: WorkflowConfig | None = None, *, found: Mapping[str, Any] | None = None) -> None:
@@ -105,6 +102,12 @@ class ReasoningGymWorkflow(Workflow):
     def is_sandboxed(self) -> bool:
         """Whether the checker runs inside the run's sandbox."""
         return bool(self._found.get("executes_answers")) and self.services.sandbox.isolates
+
+    @property
+    def check_limits(self) -> Limits:
+        """Limits of one call of the checker."""
+        seconds = self.config.check_timeout_seconds + PREPARE_SECONDS
+        return Limits(wall_seconds=seconds, memory_bytes=CHECK_MEMORY_BYTES)
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Returns the tasks of a split, which are created on demand and hold no question, only how to create it.
@@ -214,11 +217,9 @@ class ReasoningGymWorkflow(Workflow):
         return known
 
     async def _score(self, task: Task, index: int, answer: str) -> Score:
-        asked = Task(task_id=task.task_id, data={**task.data, "index": index})
-        limits = Limits(
-            wall_seconds=self.config.check_timeout_seconds * (SLOW_FACTOR if self._found["slow"] else 1.0),
-            memory_bytes=CHECK_MEMORY_BYTES,
-        )
+        seconds = self.config.check_timeout_seconds
+        asked = Task(task_id=task.task_id, data={**task.data, "index": index, "check_seconds": seconds})
+        limits = self.check_limits
         if self.is_sandboxed:
             return await sandboxed.score(self.services.sandbox, asked, answer, limits)
         try:
