@@ -8,6 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -15,7 +16,7 @@ from pydantic import Field
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.sandbox import ChildDied, ChildError, ChildFunction, ChildOutOfMemory, ChildTimeout, Limits
-from rllm_core.services import Score
+from rllm_core.services import RewardFunction, Score
 from rllm_core.types import Episode, FinishReason, Messages, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_environments.catalog import AuditFiles, Description
@@ -108,6 +109,10 @@ class ReasoningGymWorkflow(Workflow):
         """Limits of one call of the checker."""
         seconds = self.config.check_timeout_seconds + PREPARE_SECONDS
         return Limits(wall_seconds=seconds, memory_bytes=CHECK_MEMORY_BYTES)
+
+    @cached_property
+    def _grade(self) -> RewardFunction:
+        return self.services.reward_function("reasoning_gym", self.check_limits)
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Returns the tasks of a split, which are created on demand and hold no question, only how to create it.
@@ -219,11 +224,10 @@ class ReasoningGymWorkflow(Workflow):
     async def _score(self, task: Task, index: int, answer: str) -> Score:
         seconds = self.config.check_timeout_seconds
         asked = Task(task_id=task.task_id, data={**task.data, "index": index, "check_seconds": seconds})
-        limits = self.check_limits
         if self.is_sandboxed:
-            return await sandboxed.score(self.services.sandbox, asked, answer, limits)
+            return await sandboxed.score(self.services.sandbox, asked, answer, self.check_limits)
         try:
-            return await self.services.reward_function("reasoning_gym", limits)(asked, answer)
+            return await self._grade(asked, answer)
         except (ChildDied, ChildOutOfMemory, ChildTimeout):
             return Score(0.0, {"rejected": 1.0})
 
