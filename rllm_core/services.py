@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rllm_core import providers
+from rllm_core.errors import ConfigError
 from rllm_core.plugins.blame import defined_at
 from rllm_core.sandbox import ChildFunction, Limits, Sandbox
 from rllm_core.scope import timed
@@ -67,12 +68,40 @@ class Services:
         """Sandbox for model-written programs.
 
         Raises:
+            rllm_core.errors.ConfigError: If it does not work on this machine.
             rllm_core.errors.PluginError: If there is no sandbox with this name, or it is broken.
         """
-        sandbox_class: type[Sandbox] = self._plugins.load(
-            self._plugins.select(providers.SandboxProvider, self._sandbox_name)
+        return working_sandbox(self._plugins, self._sandbox_name)()
+
+    def isolating_sandbox(self) -> Sandbox:
+        """Sandbox for what must not run without isolation: the one of the run file if it isolates, or an installed one.
+
+        Workflows call it in `rllm_core.workflow.Workflow.tasks`, so that a run that cannot have one ends at once.
+
+        Raises:
+            rllm_core.errors.ConfigError: If no installed sandbox isolates and works on this machine.
+            rllm_core.errors.PluginError: If the sandbox of the run file is missing or broken.
+        """
+        return self._isolating
+
+    @cached_property
+    def _isolating(self) -> Sandbox:
+        if working_sandbox(self._plugins, self._sandbox_name).isolates:
+            return self.sandbox
+        problems = []
+        for name, provided in self._plugins.providers(providers.SandboxProvider).items():
+            sandbox_class: type[Sandbox] = self._plugins.load(provided)
+            if not sandbox_class.isolates:
+                continue
+            problem = sandbox_class.unavailable()
+            if problem is None:
+                return sandbox_class()
+            problems.append(f"{name!r} does not work on this machine: {problem}")
+        missing = (
+            f"rollout.sandbox = {self._sandbox_name!r} does not isolate, and no installed one does; install one: "
+            "apt install bubblewrap and pip install rllm-bwrap"
         )
-        return sandbox_class()
+        raise ConfigError(f"model output would be executed, which needs a sandbox: {'; '.join(problems) or missing}")
 
     def reward_function(self, name: str, limits: Limits | None = None) -> RewardFunction:
         """Returns a plugin's reward function as a coroutine function, which runs it in a child process.
@@ -121,9 +150,22 @@ class Services:
         for function in self._functions.values():
             function.close()
         self._functions.clear()
-        if "sandbox" in vars(self):
-            await self.sandbox.close()
-            del self.sandbox
+        for sandbox in {vars(self).pop(name) for name in ("sandbox", "_isolating") if name in vars(self)}:
+            await sandbox.close()
+
+
+def working_sandbox(plugins: PluginManager, name: str) -> type[Sandbox]:
+    """Returns the class of a sandbox.
+
+    Raises:
+        rllm_core.errors.ConfigError: If it does not work on this machine.
+        rllm_core.errors.PluginError: If there is no sandbox with this name, or it is broken.
+    """
+    sandbox_class: type[Sandbox] = plugins.load(plugins.select(providers.SandboxProvider, name))
+    problem = sandbox_class.unavailable()
+    if problem is not None:
+        raise ConfigError(f"rollout.sandbox = {name!r} does not work on this machine: {problem}")
+    return sandbox_class
 
 
 def _is_number(value: Any) -> bool:

@@ -27,7 +27,7 @@ from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.blame import located
 from rllm_core.plugins.requirements import pip_install, unmet
-from rllm_core.services import Services
+from rllm_core.services import Services, working_sandbox
 from rllm_core.tracker import Tracker
 from rllm_core.workflow import Workflow
 
@@ -105,6 +105,7 @@ def parts_of(resolved: Resolved) -> Parts:
     missing = unmet("the run file", config.requires)
     if missing:
         raise ConfigError(f"requires: {missing[0]}; {pip_install(*(lack.requirement for lack in missing))}")
+    working_sandbox(plugins, config.rollout.sandbox)
     workflow = workflow_of(resolved)
     host = host_of(resolved, workflow)
     chosen_backend: type[BackendProtocol[Any]] = plugins.load(provided)
