@@ -4,6 +4,8 @@ import asyncio
 import itertools
 import json
 import random
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from rllm_environments.reasoning_gym.workflow import ASK_FOR_TAGS, ReasoningGymC
 from rllm_core.engine import RolloutEngine, TITOCompleter
 from rllm_core.errors import ConfigError
 from rllm_core.sandbox import CodeResult, Sandbox
+from rllm_core.services import Services
 from rllm_core.types import FinishReason, Task, TerminationReason, TokenOutput, token_ids
 from rllm_devkit.checks import check_workflow
 from rllm_devkit.scripted import ByteParser
@@ -84,6 +87,16 @@ def questions(workflow, split, count):
             await workflow.close()
 
     return asyncio.run(ask())
+
+
+@pytest.fixture
+def no_sandbox(monkeypatch):
+    """As on a machine without a sandbox that isolates."""
+
+    def none(services):
+        raise ConfigError("no sandbox isolates")
+
+    monkeypatch.setattr(Services, "isolating_sandbox", none)
 
 
 def made(name, **more):
@@ -236,25 +249,10 @@ def test_tasks_are_created_on_demand():
         ({"environment": "n_queens"}, "allow_code_execution = true"),
         ({"environment": "chain_sum", "options": {"min_digit": 1}}, "min_digit"),
         ({"environment": "chain_sum", "options": {"min_terms": -1}}, "min_terms"),
-        (
-            {
-                "environment": "chain_sum",
-                "options": {"min_terms": 1, "max_terms": 1, "min_digits": 1, "max_digits": 1},
-                "train_size": 1,
-                "validation_size": 1,
-                "seed": 0,
-                "answer": "plain",
-                "check_timeout_seconds": 0.5,
-            },
-            None,
-        ),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_one_line(settings, message):
+def test_what_cannot_be_used_is_refused_in_one_line(settings, message, no_sandbox):
     workflow = ReasoningGymWorkflow(ReasoningGymConfig(**settings))
-    if message is None:
-        assert len(workflow.tasks("train")) == 1
-        return
     with pytest.raises(ConfigError, match=message) as raised:
         workflow.tasks("train")
     assert "\n" not in str(raised.value)
@@ -276,7 +274,7 @@ def test_the_checkers_that_execute_answers_are_those_that_are_known():
 
 
 @pytest.mark.parametrize("name", sampled(NAMES, ["chain_sum", "boxnet", "codeio", "n_queens", "countdown"]))
-def test_no_answer_creates_a_file(name, tmp_path):
+def test_no_answer_creates_a_file(name, tmp_path, no_sandbox):
     """A canary: its answers create a file if anything executes them, and a run that would is refused."""
     path = tmp_path / "canary"
     answers = [template.format(path=str(path)) for template in CANARIES]
@@ -294,22 +292,15 @@ def test_no_answer_creates_a_file(name, tmp_path):
 
 
 class Isolated(Sandbox):
-    """Claims to isolate, and records programs instead of isolating them."""
+    """Claims to isolate, and counts programs instead of isolating them."""
 
     name = "isolated"
     isolates = True
-    calls: list[str]
-
-    def __init__(self) -> None:
-        self.calls = []
-        self.breaks = False
+    programs = 0
 
     async def run_python(self, source, *, stdin="", limits=None):
-        self.calls.append(source)
-        import subprocess
-        import sys
-
-        command = [sys.executable, "-I", "-c", "raise SystemExit(3)" if self.breaks else source]
+        self.programs += 1
+        command = [sys.executable, "-I", "-c", source]
         done = await asyncio.to_thread(
             subprocess.run, command, input=stdin, capture_output=True, text=True, check=False
         )
@@ -320,24 +311,16 @@ class Isolated(Sandbox):
 
 def test_in_a_sandbox_that_isolates_these_checkers_run_there_and_nowhere_else():
     workflow = made("n_queens")
-    sandbox = vars(workflow.services)["sandbox"] = Isolated()
+    sandbox = vars(workflow.services)["_isolating"] = Isolated()
     task = workflow.tasks("train")[0]
     index, _ = asyncio.run(workflow.question(task))
     dataset, entry = peers_own(task, index)
     right = entry["metadata"]["valid_answers"][0]
     episodes, _ = play(workflow, task, right, "no board", "__import__('os')._exit(0)")
-    assert len(sandbox.calls) == 3
+    assert sandbox.programs == 3
     assert rewards(episodes) == [dataset.score_answer(right, entry), dataset.score_answer("no board", entry), 0.0]
     assert rewards(episodes)[0] == 1.0
     assert episodes[2].metrics["rejected"] == 1.0
-
-
-def test_a_sandbox_that_cannot_run_the_checker_fails_the_rollout():
-    workflow = made("n_queens")
-    vars(workflow.services)["sandbox"] = sandbox = Isolated()
-    sandbox.breaks = True
-    with pytest.raises(RuntimeError, match="cannot run reasoning-gym"):
-        play(workflow, workflow.tasks("train")[0], "x")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
