@@ -17,7 +17,7 @@ from rllm_core.sandbox.results import Limits
 WORKER = str(Path(__file__).with_name("worker.py"))
 
 # Environment variables passed to a child: enough to run, without anything that could be a secret.
-PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV")
+PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 
 _CHUNK_BYTES = 1 << 16
 _POLL_SECONDS = 0.05
@@ -50,9 +50,12 @@ def start(
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of a child; one thread per library, since many children run at once."""
+    """Environment variables of a child: one thread per library, since many children run at once.
+
+    All have the same hash seed: a function that goes through a set returns the same in each of them.
+    """
     passed = {name: variables[name] for name in PASSED_VARIABLES if name in variables}
-    return {**passed, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return {**passed, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

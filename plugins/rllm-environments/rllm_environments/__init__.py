@@ -2,6 +2,48 @@
 
 from __future__ import annotations
 
+from rllm_core import hookimpl
+from rllm_core.providers import CommandProvider, RewardFunctionProvider, WorkflowProvider
+
 __version__ = "0.1.0"
 
 RLLM_CORE_API = "1.0"
+
+
+@hookimpl
+def workflows() -> list[WorkflowProvider]:
+    """One workflow per ecosystem; a key of its section chooses the environment."""
+    return [
+        WorkflowProvider(
+            name="reasoning_gym",
+            load="rllm_environments.reasoning_gym.workflow:ReasoningGymWorkflow",
+            config="rllm_environments.reasoning_gym.workflow:ReasoningGymConfig",
+            run_file="rllm_environments.reasoning_gym.presets:run_file",
+            variants="rllm_environments.reasoning_gym.datasets:variants",
+            summary="Answer generated questions of reasoning-gym, scored by its checkers.",
+        ),
+    ]
+
+
+@hookimpl
+def reward_functions() -> list[RewardFunctionProvider]:
+    """The checkers of other packages."""
+    return [
+        RewardFunctionProvider(
+            name="reasoning_gym",
+            load="rllm_environments.reasoning_gym.child:score",
+            summary="The checker of a reasoning-gym dataset, for tasks of workflow reasoning_gym.",
+        ),
+    ]
+
+
+@hookimpl
+def cli_commands() -> list[CommandProvider]:
+    """``environments``."""
+    return [
+        CommandProvider(
+            name="environments",
+            load="rllm_environments.command:environments",
+            summary="List, describe and audit the environments of other packages.",
+        ),
+    ]
