@@ -21,4 +21,12 @@ def workflows() -> list[WorkflowProvider]:
             run_file="rllm_environments.gymnasium_text.presets:run_file",
             summary="Environments of gymnasium, MiniGrid and BabyAI, as text.",
         ),
+        WorkflowProvider(
+            name="textarena",
+            load="rllm_environments.textarena.workflow:TextArenaWorkflow",
+            config="rllm_environments.textarena.workflow:TextArenaConfig",
+            run_file="rllm_environments.textarena.presets:run_file",
+            summary="Games of TextArena, against scripted players or in self-play.",
+            global_state=True,
+        ),
     ]

@@ -47,8 +47,8 @@ OBSERVATION_NOTES: Mapping[str, str] = {
     "cliff between them",
     "CliffWalkingSlippery": "your cell on 4 rows of 12, which is row * 12 + column; the start is 36 and the goal 47, "
     "with a cliff between them, and you may slip to the side",
-    "FrozenLake": "your cell, which is row * columns + column; the start is 0, the goal is the last cell, and holes end "
-    "the game",
+    "FrozenLake": "your cell, which is row * columns + column; the start is 0, the goal is the last cell, and holes "
+    "end the game",
     "FrozenLake8x8": "your cell, which is row * 8 + column; the start is 0, the goal is 63, and holes end the game",
     "MountainCar": "position of the car from -1.2 to 0.6, where the goal is at 0.5, and its velocity",
     "Taxi": "((row * 5 + column) * 5 + passenger) * 4 + destination; passenger 4 is in the taxi, and places 0 to 3 are "

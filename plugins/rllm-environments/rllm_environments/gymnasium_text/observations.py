@@ -2,8 +2,9 @@
 
 Version 1:
 
-- ``Discrete``: the number. ``MultiDiscrete``, ``MultiBinary`` and small ``Box``: numbers separated by spaces, with three
-  significant digits. ``Tuple``: the parts, separated by spaces. ``Text``: as it is. ``Dict``: ``key: value`` per line.
+- ``Discrete``: the number. ``MultiDiscrete``, ``MultiBinary`` and small ``Box``: numbers separated by spaces, with
+  three significant digits. ``Tuple``: the parts, separated by spaces. ``Text``: as it is. ``Dict``: ``key: value`` per
+  line.
 - MiniGrid and BabyAI, form ``objects``: the mission at the start; then, every turn, the agent's direction, what it
   carries, the nearest wall ahead and at its sides, and every other object it sees, nearest first, by its distance.
 - MiniGrid and BabyAI, form ``grid``: the mission, the direction, and all cells of the view, of two characters each;
@@ -32,8 +33,8 @@ COLOR_LETTERS = "rgbpy-"
 DOOR_LETTERS = {"open": "_", "closed": "D", "locked": "X"}
 
 GRID_LEGEND = (
-    "Cells of two characters; you are at the bottom center and look up. ? unseen, . empty, # wall, , floor, _ open door, "
-    "D closed door, X locked door, K key, O ball, B box, G goal, L lava, followed by the color r g b p y -(grey)."
+    "Cells of two characters; you are at the bottom center and look up. ? unseen, . empty, # wall, , floor, _ open "
+    "door, D closed door, X locked door, K key, O ball, B box, G goal, L lava, followed by the color r g b p y -(grey)."
 )
 
 

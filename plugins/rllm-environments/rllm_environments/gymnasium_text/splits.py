@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import count
-from typing import Literal, overload
+from typing import Literal
 
 from rllm_core.errors import ConfigError
-from rllm_core.types import Task
 from rllm_core.workflow import Split
 from rllm_environments.gymnasium_text.environment import TextEnvironment
 
@@ -64,39 +63,3 @@ class Splits:
 def _drawn(salt: int, start: str) -> bool:
     digest = blake2b(f"{salt}:{start}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % ONE_IN == 0
-
-
-class Games(Sequence[Task]):
-    """The tasks of a split, each made when it is asked for: it may take several resets to find a held-out start.
-
-    Args:
-        splits: Both splits.
-        split: Split of these tasks.
-        size: Number of tasks.
-        name: Id of the environment.
-    """
-
-    def __init__(self, splits: Splits, split: Split, size: int, name: str) -> None:
-        self._splits = splits
-        self._split = split
-        self._size = size
-        self._name = name
-        self._made: dict[int, Task] = {}
-
-    def __len__(self) -> int:
-        return self._size
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(self._size))]
-        number = range(self._size)[index]
-        if number not in self._made:
-            seed = self._splits.seed(self._split, number)
-            self._made[number] = Task(task_id=f"{self._name}-{seed}", data={"seed": seed})
-        return self._made[number]

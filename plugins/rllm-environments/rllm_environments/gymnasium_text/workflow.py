@@ -15,7 +15,8 @@ from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_environments.answers import action_of
 from rllm_environments.gymnasium_text.environment import TextEnvironment
 from rllm_environments.gymnasium_text.observations import TEXT_VERSION, GridForm
-from rllm_environments.gymnasium_text.splits import Games, Splits
+from rllm_environments.gymnasium_text.splits import Splits
+from rllm_environments.tasks_on_demand import TasksOnDemand
 from rllm_environments.warm_starts import Conversation, random_legal_actions
 
 NO_ACTION = -1.0
@@ -27,7 +28,7 @@ class GymnasiumConfig(WorkflowConfig):
     environment: Annotated[str, Field(min_length=1, description="Id of the environment, in its newest version.")] = (
         "FrozenLake-v1"
     )
-    options: Annotated[dict[str, Any], Field(description="Arguments of gymnasium.make.")] = {}
+    options: Annotated[dict[str, Any], Field(default_factory=dict, description="Arguments of gymnasium.make.")]
     imports: Annotated[
         tuple[str, ...], Field(description="Modules to import first, which register environments of your own.")
     ] = ()
@@ -99,7 +100,10 @@ class GymnasiumWorkflow(Workflow):
     def tasks(self, split: Split) -> Sequence[Task]:
         """Returns one task per game."""
         size = self.config.train_tasks if split == "train" else self.config.validation_tasks
-        return Games(self.splits, split, size, self.config.environment)
+        return TasksOnDemand(lambda number: self._task(self.splits.seed(split, number)), size)
+
+    def _task(self, seed: int) -> Task:
+        return Task(task_id=f"{self.config.environment}-{seed}", data={"seed": seed})
 
     def warm_start(self, rng: random.Random) -> Iterator[Conversation]:
         """Yields games with random actions: they teach the form of answers, and nothing of what is good."""
