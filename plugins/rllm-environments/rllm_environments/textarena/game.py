@@ -6,7 +6,6 @@ import contextlib
 import copy
 import importlib
 import io
-import os
 import random
 import re
 import warnings
@@ -181,8 +180,3 @@ def _step(env: Any, state: Any, action: str) -> bool:
         or state.game_info[player]["invalid_move"]
         or any(sender == -1 and _SAYS_ILLEGAL.search(message) for sender, message in state.logs[told:])
     )
-
-
-def offline() -> None:
-    """Lets nltk fail at once, instead of after a download that cannot succeed."""
-    os.environ.setdefault("NLTK_DATA", os.devnull)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,9 +20,8 @@ ENDLESS: Mapping[str, str] = {}
 def names() -> list[str]:
     """Returns the ids of all games that are installed, without the forms that only show the same game otherwise."""
     library()
-    from textarena.envs.registration import ENV_REGISTRY
-
-    return [name for name in ENV_REGISTRY if not name.endswith(_OTHER_FORMS)]
+    registration = importlib.import_module("textarena.envs.registration")
+    return [name for name in registration.ENV_REGISTRY if not name.endswith(_OTHER_FORMS)]
 
 
 def opened(name: str, players: int | None, seed: int, options: Mapping[str, Any]) -> tuple[Game, int]:
@@ -58,10 +58,8 @@ def _cause(errors: Sequence[Exception], players: int | None) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return "its code needs Python 3.12 or newer"
-    if "nltk" in text.lower() or isinstance(error, LookupError) and "corpora" in text:
-        corpus = next(
-            (word for word in ("words", "averaged_perceptron_tagger_eng", "stopwords") if word in text), "words"
-        )
+    if "nltk" in text.lower() or (isinstance(error, LookupError) and "corpora" in text):
+        corpus = "averaged_perceptron_tagger_eng" if "tagger" in text else "words"
         return f"it needs data of nltk: python -m nltk.downloader {corpus}"
     if "API" in text and "key" in text.lower():
         return f"it asks a paid service: {text[:100]}"

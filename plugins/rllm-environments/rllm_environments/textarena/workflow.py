@@ -73,9 +73,9 @@ class TextArenaConfig(WorkflowConfig):
 class TextArenaWorkflow(Workflow):
     """Plays games of TextArena; only what a player has not seen yet is appended each turn.
 
-    The reward is the game's own, for the policy's seat. Whoever loses by an illegal move has the reward -1, whatever the
-    game pays, and the others get 0: an opponent's mistake is no merit. Scripted players only make moves that the game
-    accepts; if none is found, the rollout fails. A game without a result within ``max_turns`` has the reward 0.
+    The reward is the game's own, for the policy's seat. Whoever loses by an illegal move has the reward -1, whatever
+    the game pays, and the others get 0: an opponent's mistake is no merit. Scripted players only make moves that the
+    game accepts; if none is found, the rollout fails. A game without a result within ``max_turns`` has the reward 0.
     """
 
     name: ClassVar[str] = "textarena"
