@@ -18,7 +18,7 @@ _PLACEHOLDER = re.compile(
     r"|amount|bid|value|card|pile|quantity|face|r|c|row1|col1|row2|col2|r1|c1|r2|c2|X|Y|N)\b"
 )
 _NUMBER = re.compile(r"\d+")
-_SQUARE = re.compile(r"\b[a-zA-Z]\d{1,2}\b")
+_SQUARE = re.compile(r"(?<![a-zA-Z])[a-zA-Z]\d{1,2}(?!\d)")
 _LETTER = re.compile(r"\b[A-Za-z]\b")
 
 FREE_TEXTS = ("I pass for now.", "[pass]", "[skip]", "[done]", "[accept]", "[deny]", "[check]", "[fold]")
@@ -44,9 +44,8 @@ def candidates(texts: Sequence[str], rng: random.Random, tries: int) -> Iterator
     named = list(dict.fromkeys(move for text in reversed(texts) for move in _bracketed(text)))
     rng.shuffle(named)
     numbers = sorted({int(number) for text in texts for number in _NUMBER.findall(text) if len(number) < 5})
-    forms = [form for form in named if _varied(form, numbers, rng) != form or _PLACEHOLDER.search(form)]
-    fixed = [form for form in named if form not in forms]
-    yield from fixed
+    forms = [form for form in named if _NUMBER.search(form) or _LETTER.search(form) or _PLACEHOLDER.search(form)]
+    yield from named
     for number in range(tries):
         if number == 2 * len(FREE_TEXTS):
             yield from FREE_TEXTS
@@ -64,8 +63,9 @@ def _bracketed(text: str) -> list[str]:
 def _varied(form: str, numbers: Sequence[int], rng: random.Random) -> str:
     if _SQUARE.search(form):
         return _SQUARE.sub(lambda found: _square(found[0], rng), form)
-    varied = _PLACEHOLDER.sub(lambda _: str(_some_number(numbers, rng)), form)
-    varied = _NUMBER.sub(lambda _: str(_some_number(numbers, rng)), varied)
+    if not _NUMBER.search(form):
+        form = _PLACEHOLDER.sub(lambda _: str(_some_number(numbers, rng)), form)
+    varied = _NUMBER.sub(lambda _: str(_some_number(numbers, rng)), form)
     return _LETTER.sub(lambda found: _letter(found[0], rng), varied)
 
 
@@ -74,7 +74,7 @@ def _some_number(numbers: Sequence[int], rng: random.Random) -> int:
 
 
 def _square(like: str, rng: random.Random) -> str:
-    return f"{_letter(like[0], rng)}{rng.randint(1, 8)}"
+    return f"{_letter(like[0], rng)}{rng.randint(0, 8)}"
 
 
 def _letter(like: str, rng: random.Random) -> str:

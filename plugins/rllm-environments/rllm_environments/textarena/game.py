@@ -10,13 +10,20 @@ import random
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rllm_core.errors import ConfigError
 from rllm_environments.textarena.candidates import candidates, listed
 from rllm_environments.textarena.randomness import OwnRandomness
 
 INSTALL = "pip install 'rllm-environments[textarena]'"
+View = Literal["new", "board", "actions"]
+
+# Kinds of messages by view; "new" shows all.
+SHOWN: Mapping[str, tuple[str, ...]] = {
+    "board": ("PROMPT", "GAME_BOARD", "GAME_ADMIN"),
+    "actions": ("PROMPT", "PLAYER_ACTION", "GAME_ADMIN"),
+}
 TRIES = 400
 KEPT_TEXTS = 8
 
@@ -85,17 +92,18 @@ class Game:
             env = env.env
         return env
 
-    def seen(self, *, with_rules: bool = True, board_only: bool = False) -> str:
+    def seen(self, *, with_rules: bool = True, view: View = "new") -> str:
         """Returns what the player whose turn it is has not seen yet.
 
         Args:
             with_rules: Whether the rules belong to it, which are told once.
-            board_only: Whether to leave out everything but the rules and the newest board.
+            view: Everything new, only the newest board, or only what the others did; the last two always with what the
+                game says of illegal moves.
         """
         with self._randomness.used(), quiet():
             player, new = self._base.get_observation()
         roles = self._base.state.role_mapping
-        kinds = [kind.name for _, _, kind in new]
+        kinds = [getattr(kind, "name", str(kind)) for _, _, kind in new]
         last_board = max((at for at, kind in enumerate(kinds) if kind == "GAME_BOARD"), default=None)
         lines = []
         texts = self._texts.setdefault(player, [])
@@ -108,10 +116,10 @@ class Game:
             texts.append(message)
             if kind == "PROMPT" and not with_rules:
                 continue
-            if board_only and last_board is not None and kind not in ("PROMPT", "GAME_BOARD", "GAME_ADMIN"):
+            if kind not in SHOWN.get(view, (kind,)):
                 continue
             name = "GAME" if sender == -1 else roles.get(sender, f"Player {sender}")
-            lines.append(message if board_only else f"[{name}] {message}")
+            lines.append(f"[{name}] {message}" if view == "new" else message)
         del texts[1:-KEPT_TEXTS]
         return "\n".join(lines)
 

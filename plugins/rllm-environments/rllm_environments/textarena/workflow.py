@@ -15,7 +15,7 @@ from rllm_core.types import Episode, FinishReason, Messages, Step, Task, Termina
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_environments.answers import action_of
 from rllm_environments.tasks_on_demand import TasksOnDemand
-from rllm_environments.textarena.game import Game
+from rllm_environments.textarena.game import Game, View
 from rllm_environments.textarena.refusals import opened
 from rllm_environments.warm_starts import Conversation, random_legal_actions
 
@@ -47,10 +47,10 @@ class TextArenaConfig(WorkflowConfig):
         Field(ge=0, le=14, description="Seat of the policy, from 0. If unset, the tasks take turns with the seats."),
     ] = None
     view: Annotated[
-        Literal["new", "board"],
+        View,
         Field(
-            description="What the policy sees each turn: everything new, or only the newest board and what the game "
-            "says of illegal moves."
+            description="What the policy sees each turn: everything new, only the newest board, or only the actions of "
+            "the others."
         ),
     ] = "new"
     instructions: Annotated[
@@ -114,7 +114,7 @@ class TextArenaWorkflow(Workflow):
 
     def seen(self, game: Game) -> str:
         """Returns what the player whose turn it is has not seen yet, as configured."""
-        seen = game.seen(with_rules=self.config.instructions, board_only=self.config.view == "board")
+        seen = game.seen(with_rules=self.config.instructions, view=self.config.view)
         return seen or "Your turn."
 
     async def run(self, task: Task, completer: Completer) -> Episode:
