@@ -185,7 +185,7 @@ class TextEnvironment:
     def turn_limit(self) -> int | None:
         """The environment's own limit of actions, or None."""
         limit = self._env.spec.max_episode_steps or getattr(self._env.unwrapped, "max_steps", None)
-        return None if limit is None else int(limit)
+        return int(limit) if limit else None
 
     @property
     def solved_return(self) -> float | None:

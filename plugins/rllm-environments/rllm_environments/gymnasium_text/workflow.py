@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -13,7 +14,9 @@ from rllm_core.engine import Completer
 from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_environments.answers import action_of
+from rllm_environments.catalog import AuditFiles, Description
 from rllm_environments.gymnasium_text.environment import TextEnvironment
+from rllm_environments.gymnasium_text.names import AUDIT_FILES, findings
 from rllm_environments.gymnasium_text.observations import TEXT_VERSION, GridForm
 from rllm_environments.gymnasium_text.splits import Splits
 from rllm_environments.tasks_on_demand import TasksOnDemand
@@ -28,7 +31,7 @@ class GymnasiumConfig(WorkflowConfig):
     environment: Annotated[str, Field(min_length=1, description="Id of the environment, in its newest version.")] = (
         "FrozenLake-v1"
     )
-    options: Annotated[dict[str, Any], Field(default_factory=dict, description="Arguments of gymnasium.make.")]
+    options: Annotated[Mapping[str, Any], Field(description="Arguments of gymnasium.make.")] = MappingProxyType({})
     imports: Annotated[
         tuple[str, ...], Field(description="Modules to import first, which register environments of your own.")
     ] = ()
@@ -72,6 +75,7 @@ class GymnasiumWorkflow(Workflow):
 
     name: ClassVar[str] = "gymnasium"
     config_model: ClassVar[type[WorkflowConfig]] = GymnasiumConfig
+    audit_files: ClassVar[AuditFiles] = AUDIT_FILES
     config: GymnasiumConfig
 
     def __init__(self, config: WorkflowConfig | None = None) -> None:
@@ -111,6 +115,19 @@ class GymnasiumWorkflow(Workflow):
         return random_legal_actions(
             self.made(), rng, seeds=seeds, max_turns=self.config.max_turns, opening=self._opening
         )
+
+    @classmethod
+    def describe(cls, variant: str) -> dict[str, Any]:
+        """Describes an environment for ``rllm-core environments``, without importing gymnasium."""
+        found = findings(variant)
+        return {**found, **vars(Description.of(variant, found))} if found else {}
+
+    @classmethod
+    def audit(cls, variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Plays environments of the installed version; see `rllm_environments.gymnasium_text.audit`."""
+        from rllm_environments.gymnasium_text.audit import audits
+
+        return audits(variants)
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Plays one game."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,13 +15,16 @@ from rllm_core.errors import ConfigError
 from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason, Trajectory
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_environments.answers import action_of
+from rllm_environments.catalog import AuditFiles, Description
 from rllm_environments.tasks_on_demand import TasksOnDemand
 from rllm_environments.textarena.game import Game, View
+from rllm_environments.textarena.names import AUDIT_FILES, findings
 from rllm_environments.textarena.refusals import opened
 from rllm_environments.warm_starts import Conversation, random_legal_actions
 
 LOST = -1.0
 NO_RESULT = 0.0
+FAILS_IN_PLAY = "it fails in play"
 FIRST_VALIDATION_SEED = 1_000_000
 
 
@@ -29,9 +33,8 @@ class TextArenaConfig(WorkflowConfig):
 
     environment: Annotated[str, Field(min_length=1, description="Id of the game.")] = "TicTacToe-v0"
     options: Annotated[
-        dict[str, Any],
-        Field(default_factory=dict, description="Settings of the game, instead of those it is registered with."),
-    ]
+        Mapping[str, Any], Field(description="Settings of the game, instead of those it is registered with.")
+    ] = MappingProxyType({})
     players: Annotated[
         int | None, Field(ge=1, le=15, description="Number of players. If unset, the smallest that the game allows.")
     ] = None
@@ -80,10 +83,15 @@ class TextArenaWorkflow(Workflow):
 
     name: ClassVar[str] = "textarena"
     config_model: ClassVar[type[WorkflowConfig]] = TextArenaConfig
+    audit_files: ClassVar[AuditFiles] = AUDIT_FILES
     config: TextArenaConfig
 
-    def __init__(self, config: WorkflowConfig | None = None) -> None:
+    def __init__(self, config: WorkflowConfig | None = None, *, audited: bool = False) -> None:
+        """Creates the workflow; ``audited`` says that an audit does, which asks no earlier audit."""
         super().__init__(config)
+        refused = None if audited else findings(self.config.environment).get("refused")
+        if refused is not None and refused.startswith(FAILS_IN_PLAY):
+            raise ConfigError(f"textarena.environment: {self.config.environment} is refused: {refused}")
         _, self.players = opened(self.config.environment, self.config.players, 0, self.config.options)
         if self.config.seat is not None and self.config.seat >= self.players:
             raise ConfigError(f"textarena.seat = {self.config.seat}: the game has seats 0 to {self.players - 1}")
@@ -116,6 +124,19 @@ class TextArenaWorkflow(Workflow):
         """Returns what the player whose turn it is has not seen yet, as configured."""
         seen = game.seen(with_rules=self.config.instructions, view=self.config.view)
         return seen or "Your turn."
+
+    @classmethod
+    def describe(cls, variant: str) -> dict[str, Any]:
+        """Describes a game for ``rllm-core environments``, without importing TextArena."""
+        found = findings(variant)
+        return {**found, **vars(Description.of(variant, found))} if found else {}
+
+    @classmethod
+    def audit(cls, variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Plays games of the installed version; see `rllm_environments.textarena.audit`."""
+        from rllm_environments.textarena.audit import audits
+
+        return audits(variants)
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Plays one game."""
