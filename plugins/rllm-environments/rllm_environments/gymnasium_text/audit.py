@@ -9,7 +9,6 @@ from typing import Any
 from rllm_core.errors import ConfigError
 from rllm_environments.gymnasium_text.environment import TextEnvironment, library, newest_of, refusal
 from rllm_environments.gymnasium_text.observations import TEXT_VERSION
-from rllm_environments.gymnasium_text.splits import Splits
 from rllm_environments.gymnasium_text.workflow import GymnasiumConfig, GymnasiumWorkflow
 from rllm_environments.legal_play import play
 
@@ -37,12 +36,12 @@ def _audited(name: str, spec: Any) -> dict[str, Any]:
         "players": 1,
         "text_version": TEXT_VERSION,
         "actions": list(environment.actions or ()),
-        "held_out": Splits(environment).held_out,
         "ends": _plays_to_its_end(environment),
     }
     is_repeatable = _texts(environment) == _texts(TextEnvironment(name))
     workflow = GymnasiumWorkflow(GymnasiumConfig(environment=name, train_tasks=1, validation_tasks=1))
     episode = play(workflow, workflow.tasks("train")[0], lambda rng: rng.choice(environment.actions or ()))
+    found["held_out"] = workflow.splits.held_out
     found["rollout_turns"] = int(episode.metrics["turns"])
     passed = is_repeatable and not episode.metrics["no_action"] and found["ends"] is not None
     notes = ["the same seed and actions do not give the same game"] * (not is_repeatable)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -31,7 +30,7 @@ class GymnasiumConfig(WorkflowConfig):
     environment: Annotated[str, Field(min_length=1, description="Id of the environment, in its newest version.")] = (
         "FrozenLake-v1"
     )
-    options: Annotated[Mapping[str, Any], Field(description="Arguments of gymnasium.make.")] = MappingProxyType({})
+    options: dict[str, Any] = Field(default_factory=dict, description="Arguments of gymnasium.make.")
     imports: Annotated[
         tuple[str, ...], Field(description="Modules to import first, which register environments of your own.")
     ] = ()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -32,9 +31,9 @@ class TextArenaConfig(WorkflowConfig):
     """``[textarena]``: the game, who plays, and how it is shown."""
 
     environment: Annotated[str, Field(min_length=1, description="Id of the game.")] = "TicTacToe-v0"
-    options: Annotated[
-        Mapping[str, Any], Field(description="Settings of the game, instead of those it is registered with.")
-    ] = MappingProxyType({})
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of the game, instead of those it is registered with."
+    )
     players: Annotated[
         int | None, Field(ge=1, le=15, description="Number of players. If unset, the smallest that the game allows.")
     ] = None
