@@ -39,6 +39,14 @@ def workflows() -> list[WorkflowProvider]:
             summary="Games of TextArena, against scripted players or in self-play.",
             global_state=True,
         ),
+        WorkflowProvider(
+            name="openenv",
+            load="rllm_environments.openenv.workflow:OpenEnvWorkflow",
+            config="rllm_environments.openenv.workflow:OpenEnvConfig",
+            run_file="rllm_environments.openenv.presets:run_file",
+            summary="Environments of OpenEnv, by the URL of their server.",
+            waits_for_others=True,
+        ),
     ]
 
 
