@@ -37,7 +37,6 @@ def workflows() -> list[WorkflowProvider]:
             run_file="rllm_environments.textarena.presets:run_file",
             variants="rllm_environments.textarena.names:variants",
             summary="Games of TextArena, against scripted players or in self-play.",
-            global_state=True,
         ),
         WorkflowProvider(
             name="openenv",

@@ -15,9 +15,9 @@ from rllm_environments.textarena.game import Game, NoLegalMove
 from rllm_environments.textarena.refusals import names
 from rllm_environments.textarena.workflow import FAILS_IN_PLAY, TextArenaConfig, TextArenaWorkflow
 
-MAX_TURNS = 600
+MAX_TURNS = 400
 COMPARED_SEEDS = 4
-LIMIT_CPU_SECONDS = 60.0
+LIMIT_CPU_SECONDS = 20.0
 
 
 class _TooSlow(BaseException):
