@@ -22,6 +22,30 @@ def workflows() -> list[WorkflowProvider]:
             variants="rllm_environments.reasoning_gym.datasets:variants",
             summary="Answer generated questions of reasoning-gym, scored by its checkers.",
         ),
+        WorkflowProvider(
+            name="gymnasium",
+            load="rllm_environments.gymnasium_text.workflow:GymnasiumWorkflow",
+            config="rllm_environments.gymnasium_text.workflow:GymnasiumConfig",
+            run_file="rllm_environments.gymnasium_text.presets:run_file",
+            variants="rllm_environments.gymnasium_text.names:variants",
+            summary="Environments of gymnasium, MiniGrid and BabyAI, as text.",
+        ),
+        WorkflowProvider(
+            name="textarena",
+            load="rllm_environments.textarena.workflow:TextArenaWorkflow",
+            config="rllm_environments.textarena.workflow:TextArenaConfig",
+            run_file="rllm_environments.textarena.presets:run_file",
+            variants="rllm_environments.textarena.names:variants",
+            summary="Games of TextArena, against scripted players or in self-play.",
+        ),
+        WorkflowProvider(
+            name="openenv",
+            load="rllm_environments.openenv.workflow:OpenEnvWorkflow",
+            config="rllm_environments.openenv.workflow:OpenEnvConfig",
+            run_file="rllm_environments.openenv.presets:run_file",
+            summary="Environments of OpenEnv, by the URL of their server.",
+            waits_for_others=True,
+        ),
     ]
 
 
