@@ -78,7 +78,10 @@ def explained(environment: str) -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # third-party code
-        missing = isinstance(error, ModuleNotFoundError)
+        # verifiers calls a taskset missing if anything that it imports is.
+        if isinstance(error.__cause__, ImportError):
+            error = error.__cause__
+        missing = isinstance(error, ImportError)
         what = (
             "install it, and what it needs, in the environment of the rollouts (rollout.python)"
             if missing

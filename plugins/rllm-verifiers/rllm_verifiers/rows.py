@@ -125,7 +125,7 @@ class _Growing(Sequence[Task]):
         position = index + self._length if index < 0 else index
         if not 0 <= position < self._length:
             raise IndexError(f"task {index} of {self._length}")
-        self._made.extend(itertools.islice(self._stream, position + 1 - len(self._made)))
+        self._made.extend(itertools.islice(self._stream, max(0, position + 1 - len(self._made))))
         if position >= len(self._made):
             raise ConfigError(
                 f"environment {self._name!r} says that it is infinite, but ends after {len(self._made)} training "
@@ -141,15 +141,15 @@ def _agents(environment: Any) -> list[Any]:
 
 
 def _prompt(row: Any) -> str:
-    """Returns the prompt in small letters; "" for a row whose conversation somebody else opens."""
+    """Returns the prompt without its case and blanks; "" for a row whose conversation somebody else opens."""
     data = row.data.model_dump(mode="json", include={"prompt", "system_prompt"}, exclude_none=True)
     return _folded(data) if data.get("prompt") else ""
 
 
 def _said(row: Any) -> str:
-    """Returns all of a row but its names, in small letters."""
+    """Returns all of a row but its names, without case and blanks."""
     return _folded(row.data.model_dump(mode="json", exclude=NAMES, exclude_none=True))
 
 
 def _folded(data: Any) -> str:
-    return " ".join(json.dumps(data, sort_keys=True, ensure_ascii=False).casefold().split())
+    return "".join(json.dumps(data, sort_keys=True, ensure_ascii=False).casefold().split())

@@ -184,7 +184,8 @@ def _check(episode: Any) -> None:
 
 def _described(error: Any) -> str:
     """Returns an error that verifiers recorded, with the line of code that raised it."""
-    places = PLACE.findall(error.traceback or "")
+    # The first traceback is the cause; what follows is how verifiers passed it on.
+    places = PLACE.findall((error.traceback or "").split("\n\nThe above exception")[0])
     where = f" ({':'.join(places[-1])})" if places else ""
     return f"{error.type}: {error.message}{where}"
 
