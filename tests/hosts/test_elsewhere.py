@@ -29,12 +29,17 @@ from rllm_core.providers import WorkflowProvider
 def workflows():
     return [WorkflowProvider(
         name="far", load="far_plugin.workflow:Far", config="far_plugin.workflow:FarConfig", summary="Far away.",
-        run_file="far_plugin:run_file",
+        run_file="far_plugin:run_file", variants="far_plugin:variants",
     )]
 
 
-def run_file():
-    return {"model": {"path": "starter"}, "far": {"words": 600}, "training": {"seed": 7}}
+def run_file(given):
+    seed = 8 if given.get("far", {}).get("environment") == "hills" else 7
+    return {"model": {"path": "starter"}, "far": {"words": 600}, "training": {"seed": seed}}
+
+
+def variants():
+    return ["hills", "Lake/v1"]
 """
 WORKFLOW = """
 import conflicting
@@ -47,6 +52,7 @@ assert conflicting.__version__ == "2.0.0"
 
 
 class FarConfig(WorkflowConfig):
+    environment: str = ""
     words: int = 4
     broken: bool = False
 
@@ -122,6 +128,21 @@ def test_its_settings_are_checked_there(python: str) -> None:
     assert resolved.config.plugins["far"].words == 600
     with pytest.raises(ConfigError, match=r"far\.wrods"):
         resolve_run("far", plugins, settings={"rollout.python": python, "far.wrods": 3})
+
+
+@pytest.mark.parametrize("name", ["far/hills", "far-plugin/far/hills"])
+def test_its_variants_are_known_there(python: str, name: str) -> None:
+    resolved = resolve_run(name, PluginManager.from_environment(), settings={"rollout.python": python})
+    own = name.removesuffix("/hills")
+    assert resolved.config.workflow == own
+    assert resolved.config.plugins[own].environment == "hills"
+    assert resolved.config.training.seed == (8 if own == "far" else 7), "its own run file may depend on the variant"
+    assert resolved.workflow.record.name == "far"
+
+
+def test_an_unknown_variant_is_refused_there(python: str) -> None:
+    with pytest.raises(ConfigError, match=r"no variant 'Hils'; did you mean hills\?"):
+        resolve_run("far/Hils", PluginManager.from_environment(), settings={"rollout.python": python})
 
 
 def test_errors_of_its_data_are_one_line(python: str, tmp_path: Path) -> None:
