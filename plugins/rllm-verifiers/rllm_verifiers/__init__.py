@@ -26,6 +26,7 @@ def workflows() -> list[WorkflowProvider]:
             name="verifiers",
             load="rllm_verifiers.workflow:VerifiersWorkflow",
             config="rllm_verifiers.config:VerifiersConfig",
+            variants="rllm_verifiers.catalog:variants",
             summary="Play an environment of the package verifiers, with its own rewards.",
             blocks=True,
             waits_for_others=True,

@@ -21,17 +21,13 @@ class VerifiersConfig(WorkflowConfig):
             "of its own, such as user-sim+./words.py.",
         ),
     ]
-    arguments: Annotated[
-        dict[str, Any],
-        Field(default_factory=dict, description="Keys of the taskset's own config. The taskset checks them."),
-    ]
-    env_arguments: Annotated[
-        dict[str, Any],
-        Field(
-            default_factory=dict,
-            description="Other keys of verifiers' [env] table, such as those of an agent. verifiers checks them.",
-        ),
-    ]
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of the taskset's own config. The taskset checks them."
+    )
+    env_arguments: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Other keys of verifiers' [env] table, such as those of an agent. verifiers checks them.",
+    )
     train_size: Annotated[
         int | None,
         Field(

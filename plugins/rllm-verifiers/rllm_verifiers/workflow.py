@@ -125,6 +125,18 @@ class VerifiersWorkflow(Workflow):
             metrics=_metrics(traces),
         )
 
+    @classmethod
+    def describe(cls, variant: str) -> dict[str, Any]:
+        """What is known of an installed taskset without importing it."""
+        return {"audited": False, "played": False, "notes": ["rllm-core environments audit verifiers plays it"]}
+
+    @classmethod
+    def audit(cls, variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Plays installed tasksets with a scripted policy; see `rllm_verifiers.audits`."""
+        from rllm_verifiers.audits import audit
+
+        return audit(variants)
+
     def warm_start(self, rng: Random) -> Iterator[Any] | None:
         """Yields the conversations of ``verifiers.warm_start``; None if it is not set.
 
