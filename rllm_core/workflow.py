@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ from rllm_core.services import Services
 from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 
 Split = Literal["train", "validation"]
+Conversation = list[dict[str, Any]]
 
 
 class WorkflowConfig(BaseModel):
@@ -104,6 +106,18 @@ class Workflow(ABC):
         The advantage of a trajectory is relative to the other trajectories in its group, in every training mode.
         """
         return trajectory.role
+
+    def warm_start(self, rng: random.Random) -> Iterator[Conversation] | None:
+        """Endless conversations that teach a model made from scratch the form of answers, but not which are good.
+
+        A conversation is a list of messages such as ``{"role": "user", "content": "..."}``; those of the assistant are
+        learned. Backend ``local`` makes its starter model from them if ``model.path`` is empty; otherwise this is not
+        called. None if the workflow has none: then the run starts from the backend's own starter model.
+
+        Args:
+            rng: Source of all randomness; equal states yield equal conversations, whose hash identifies the model.
+        """
+        return None
 
     def chat_tools(self, seed: int) -> ChatTools | None:
         """Tools for one conversation in ``rllm-core chat``; called after `open`. None if the workflow has none.

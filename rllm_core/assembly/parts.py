@@ -13,6 +13,7 @@ from rllm_core.assembly.imitation import check_imitation
 from rllm_core.assembly.resolution import Resolved, providers_of
 from rllm_core.assembly.support import check_support
 from rllm_core.assembly.tasks import Tasks
+from rllm_core.assembly.warm_start import warm_start_of
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
@@ -126,6 +127,7 @@ def parts_of(resolved: Resolved) -> Parts:
         )
     with provided.at_work("its construction", chosen_backend):
         backend = chosen_backend(config, plugins)
+    backend.warm_start = warm_start_of(workflow, config.workflow)
     with provided.at_work("validate_config", chosen_backend):
         not_checked = backend.validate_config()
     notes = [*resolved.notes, *kl_notes(config.algorithm.kl)]
@@ -145,7 +147,13 @@ def workflow_of(resolved: Resolved) -> Workflow:
     workflow.services = Services(resolved.plugins, config.rollout.sandbox)
     record = provided.record
     if isinstance(record, ElsewhereProvider) and isinstance(workflow, WorkflowElsewhere):
-        workflow.place(record.python, record.path, sandbox=config.rollout.sandbox, samples=record.samples)
+        workflow.place(
+            record.python,
+            record.path,
+            sandbox=config.rollout.sandbox,
+            samples=record.samples,
+            warm_starts=record.warm_starts,
+        )
     return workflow
 
 

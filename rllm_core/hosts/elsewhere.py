@@ -5,10 +5,11 @@ Its tasks are listed there and fetched by their positions; its rollouts run in t
 
 from __future__ import annotations
 
+import random
 import subprocess
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, overload
 
 from pydantic import ConfigDict
@@ -18,8 +19,9 @@ from rllm_core.errors import ConfigError, PluginError
 from rllm_core.hosts import wire
 from rllm_core.text import printable
 from rllm_core.types import Episode, Task, Trajectory
-from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_core.workflow import Conversation, Split, Workflow, WorkflowConfig
 
+CONVERSATIONS_PER_FETCH = 32
 TASKS_PER_FETCH = 256
 FETCHES_KEPT = 64
 GROUP = "group"  # key of a trajectory's metadata
@@ -37,7 +39,7 @@ class WorkflowElsewhere(Workflow):
     name: ClassVar[str] = "elsewhere"
     config_model = ElsewhereConfig
 
-    def place(self, python: str, load: str, *, sandbox: str, samples: bool) -> None:
+    def place(self, python: str, load: str, *, sandbox: str, samples: bool, warm_starts: bool = False) -> None:
         """Says where the workflow is.
 
         Args:
@@ -45,10 +47,12 @@ class WorkflowElsewhere(Workflow):
             load: Dotted path of its class there.
             sandbox: Value of ``rollout.sandbox``.
             samples: Its attribute ``samples``.
+            warm_starts: Whether it has conversations for a model made from scratch.
         """
         opening = wire.Open(wire.VERSION, load, self.config.model_dump(mode="json"), sandbox=sandbox, opens=False)
         self._lister = _Lister(python, opening)
         self.samples = samples  # type: ignore[misc]  # of the class elsewhere
+        self._warm_starts = warm_starts
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """The tasks that the workflow has elsewhere."""
@@ -61,6 +65,10 @@ class WorkflowElsewhere(Workflow):
             RuntimeError: Always.
         """
         raise RuntimeError("this workflow runs in workers only")
+
+    def warm_start(self, rng: random.Random) -> Iterator[Conversation] | None:
+        """The conversations that the workflow makes elsewhere."""
+        return self._lister.conversations(rng) if self._warm_starts else None
 
     def group_of(self, episode: Episode, trajectory: Trajectory) -> str:
         """The group that the workflow named elsewhere, or the role."""
@@ -108,6 +116,7 @@ class _Lister:
         self._process: subprocess.Popen[bytes] | None = None
         self._frames = wire.Frames()
         self._received: list[Any] = []
+        self._streams = 0
 
     def total(self, split: Split) -> int:
         """Returns the number of tasks in a split."""
@@ -117,6 +126,20 @@ class _Lister:
         """Returns the tasks at positions ``[start, stop)``."""
         fetched = self._ask(wire.FetchTasks(split, start, stop), wire.Fetched)
         return [Task(task_id=task.task_id, data=task.data) for task in fetched.tasks]
+
+    def conversations(self, rng: random.Random) -> Iterator[Conversation] | None:
+        """Returns a new stream of conversations, or None if the workflow has none."""
+        self._streams += 1
+        state = list(rng.getstate()[1])
+        first = self._ask(wire.FetchConversations(self._streams, CONVERSATIONS_PER_FETCH, state), wire.Conversations)
+        return None if first.conversations is None else self._following(self._streams, first.conversations)
+
+    def _following(self, stream: int, found: list[Conversation]) -> Iterator[Conversation]:
+        while found:
+            yield from found
+            found = self._ask(
+                wire.FetchConversations(stream, CONVERSATIONS_PER_FETCH), wire.Conversations
+            ).conversations
 
     def _ask(self, message: Any, wanted: type[Any]) -> Any:
         if self._process is None:

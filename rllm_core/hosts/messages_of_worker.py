@@ -140,8 +140,19 @@ class Fetched(Message, tag="fetched"):
     tasks: list[FetchedTask]
 
 
+class Conversations(Message, tag="conversations"):
+    """Conversations for a model made from scratch.
+
+    Attributes:
+        conversations: Each is a list of messages; fewer than asked for only at the end of the stream. nil if the
+            workflow has none.
+    """
+
+    conversations: list[list[dict[str, Any]]] | None
+
+
 class Unlisted(Message, tag="unlisted"):
-    """Tasks cannot be listed.
+    """Tasks cannot be listed, or conversations cannot be made.
 
     Attributes:
         message: What happened, with file and line.

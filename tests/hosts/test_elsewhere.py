@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 import venv
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rllm_core
+from rllm_core.assembly.parts import parts_of
 from rllm_core.assembly.resolution import resolve_run
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
@@ -49,6 +52,7 @@ from rllm_core.types import Episode, Task, Trajectory
 from rllm_core.workflow import Workflow, WorkflowConfig
 
 assert conflicting.__version__ == "2.0.0"
+ASKED = {"role": "user", "content": "go"}
 
 
 class FarConfig(WorkflowConfig):
@@ -73,6 +77,11 @@ class Far(Workflow):
             trajectories=[Trajectory(steps=[step], reward=float(len(step.text)))],
             metadata={"version": conflicting.__version__},
         )
+
+    def warm_start(self, rng):
+        if self.config.environment != "hills":
+            return None
+        return ([ASKED, {"role": "assistant", "content": str(rng.random())}] for _ in range(100))
 
     def group_of(self, episode, trajectory):
         return "long" if trajectory.total_reward > 3 else "short"
@@ -128,6 +137,25 @@ def test_its_settings_are_checked_there(python: str) -> None:
     assert resolved.config.plugins["far"].words == 600
     with pytest.raises(ConfigError, match=r"far\.wrods"):
         resolve_run("far", plugins, settings={"rollout.python": python, "far.wrods": 3})
+
+
+def test_its_conversations_are_made_there(python: str) -> None:
+    """Those of a state of the random numbers are the same as here, and two streams do not mix."""
+    plugins = PluginManager.from_environment()
+    settings = SMALL | {"model.path": "", "rollout.python": python}
+    warm_start = parts_of(resolve_run("far/hills", plugins, settings=settings)).backend.warm_start
+    assert warm_start is not None
+    here, streams = random.Random(3), [warm_start(random.Random(seed)) for seed in (3, 4)]
+    assert None not in streams
+    mixed = zip(islice(streams[0] or (), 70), islice(streams[1] or (), 70), strict=True)
+    first, second = zip(*mixed, strict=True)
+    assert [chat[1]["content"] for chat in first] == [str(here.random()) for _ in range(70)]
+    assert not {chat[1]["content"] for chat in first} & {chat[1]["content"] for chat in second}
+    with pytest.raises(PluginError, match="ended after 100"):
+        list(streams[0] or ())
+    plain = parts_of(resolve_run("far", plugins, settings=settings)).backend.warm_start
+    assert plain is not None
+    assert plain(random.Random(3)) is None
 
 
 @pytest.mark.parametrize("name", ["far/hills", "far-plugin/far/hills"])
