@@ -17,8 +17,7 @@ class VerifiersConfig(WorkflowConfig):
         Field(
             min_length=1,
             description="Taskset as verifiers loads it, such as gsm8k or owner/name of an installed package of the "
-            "Hub, or the path of a taskset of yours, such as ./words.py. ENV+TASKSET plays a taskset in an environment "
-            "of its own, such as user-sim+./words.py.",
+            "Hub, or the path of a taskset of yours, such as ./words.py.",
         ),
     ]
     arguments: dict[str, Any] = Field(
@@ -26,7 +25,8 @@ class VerifiersConfig(WorkflowConfig):
     )
     env_arguments: dict[str, Any] = Field(
         default_factory=dict,
-        description="Other keys of verifiers' [env] table, such as those of an agent. verifiers checks them.",
+        description="Other keys of verifiers' [env] table: those of an agent, or id, which plays the taskset in another "
+        "environment, such as user-sim. verifiers checks them.",
     )
     train_size: Annotated[
         int | None,

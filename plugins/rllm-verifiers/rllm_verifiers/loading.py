@@ -36,8 +36,8 @@ def load_environment(config: VerifiersConfig) -> Any:
         import verifiers.v1 as vf
         from verifiers.v1.utils.loaders import default_harness_id
 
-        pairing, _, named = config.environment.rpartition("+")
-        taskset = _importable(named)
+        pairing = config.env_arguments.get("id", "")
+        taskset = _importable(config.environment)
         kind = vf.env_config_type(taskset, pairing)
         default = default_harness_id(taskset)
         roles = {
@@ -50,7 +50,6 @@ def load_environment(config: VerifiersConfig) -> Any:
                 {
                     **config.env_arguments,
                     **roles,
-                    "id": pairing,
                     "taskset": {**config.arguments, "id": taskset},
                     "interception": {"type": "server"},
                 }

@@ -81,8 +81,7 @@ class Policy(ScriptedEngine):
 
 def workflow(name: str, **config: Any) -> VerifiersWorkflow:
     """Returns the workflow with a taskset of these tests."""
-    file = name.replace("+", f"+{TASKSETS}/") if "+" in name else str(TASKSETS / name)
-    return VerifiersWorkflow(VerifiersConfig(environment=f"{file}.py", **config))
+    return VerifiersWorkflow(VerifiersConfig(environment=str(TASKSETS / f"{name}.py"), **config))
 
 
 @asynccontextmanager

@@ -106,12 +106,13 @@ def test_a_judge_needs_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
         ("no-such-package", "no-such-package.*install it"),
         ("primeintellect/no-such-package", "install it"),
         ("./no_such_file.py", "no taskset at"),
-        ("no-such-env+gsm8k", "no-such-env.*install it"),
     ],
 )
 def test_what_is_not_there_says_so(environment: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         VerifiersWorkflow(VerifiersConfig(environment=environment)).tasks("train")
+    with pytest.raises(ConfigError, match="install it"):
+        workflow("last_letter", env_arguments={"id": "no-such-env"}).tasks("train")
 
 
 def test_unknown_arguments_are_errors() -> None:
@@ -138,7 +139,7 @@ def test_a_folder_in_the_layout_of_verifiers_is_a_taskset(tmp_path: Path, monkey
 
 
 def test_the_harness_of_verifiers_and_its_cloud_are_never_used() -> None:
-    for name in ("last_letter", "higher", "user-sim+last_letter"):
-        environment = workflow(name)._environment
+    for name, pairing in (("last_letter", ""), ("higher", ""), ("last_letter", "user-sim")):
+        environment = workflow(name, env_arguments={"id": pairing})._environment
         assert {harness.config.id for harness in environment._harnesses.values()} == {"rllm_verifiers"}
         assert {spec.runtime.type for spec in environment._agent_specs.values()} == {"subprocess"}

@@ -120,7 +120,7 @@ async def test_rollouts_at_once_equal_those_one_after_the_other() -> None:
 
 
 async def test_agents_of_an_episode_may_play_at_once() -> None:
-    played = workflow("best-of-n+last_letter", env_arguments={"n": 3, "max_concurrent_agents": None})
+    played = workflow("last_letter", env_arguments={"id": "best-of-n", "n": 3, "max_concurrent_agents": None})
     policy = Policy(letter)
     async with opened(played):
         episode = await play(played, played.tasks("train")[0], policy)

@@ -10,7 +10,7 @@ import pytest
 import verifiers.v1 as vf
 from players import Policy, opened, play, workflow
 from verifiers.v1.graph import prepare_turn
-from verifiers.v1.trace import TraceTask
+from verifiers.v1.trace import AgentInfo, TraceTask
 from verifiers.v1.types import AssistantMessage, Response, Usage, UserMessage
 
 from rllm_core.types import Task, thaw
@@ -21,7 +21,7 @@ AT_A_TIME = 32
 async def scored(row: vf.Task, answer: str) -> float:
     """The reward that verifiers computes for an answer, without any of ours."""
     task = TraceTask(type=type(row).__name__, data=row.data, key=row.key, hash=row.hash)
-    trace: vf.Trace = vf.Trace(task=task, state=vf.State())
+    trace: vf.Trace = vf.Trace(task=task, state=vf.State(), agent=AgentInfo(config=vf.AgentConfig()))
     turn = prepare_turn(trace, [UserMessage(content=row.data.prompt_text)], None)
     message = AssistantMessage(content=answer)
     usage = Usage(prompt_tokens=1, completion_tokens=1)
