@@ -11,6 +11,7 @@ the process that serves, so whatever it does is over when it ends.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import math
@@ -109,6 +110,7 @@ def serve(path: str, settings: SimpleNamespace) -> None:
     except BaseException as error:
         _write(answers, _line({"error": _described(error), "frames": _frames(error)}))
         return
+    gc.freeze()  # what was imported stays shared with the calls' processes
     _write(answers, _line({"ready": True}))
     for line in requests:
         # Only children of a process get the namespaces that it makes, and only once, so each call needs a process that
