@@ -33,7 +33,7 @@ def test_environments_are_listed_with_their_states(command):
     states = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()[1:]}
     assert states.keys() == FOUND.keys()
     assert states["spell_backward"] == "played"
-    assert states["n_queens"] == "audited"
+    assert states["coin_flip"] == "refused"
     assert states["game_of_life_halting"] == "refused"
     listed = json.loads(command("list", "reasoning_gym", "--json").stdout)["reasoning_gym"]
     assert [each["name"] for each in listed] == sorted(FOUND)

@@ -21,6 +21,7 @@ STARTER: dict[str, Any] = {
 }
 SPELL_BACKWARD: dict[str, Any] = {
     **STARTER,
+    "training": {**STARTER["training"], "steps": 200},
     "rollout": {"max_response_tokens": 8},
     # So many tasks that nearly all of the 1,000 words that are not held out are among them.
     "reasoning_gym": {"options": {"min_word_len": 3, "max_word_len": 3}, "train_size": 5000},

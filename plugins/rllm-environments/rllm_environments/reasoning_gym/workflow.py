@@ -18,7 +18,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.sandbox import ChildDied, ChildError, ChildFunction, ChildOutOfMemory, ChildTimeout, Limits
 from rllm_core.services import RewardFunction, Score
 from rllm_core.types import Episode, FinishReason, Messages, Task, TerminationReason
-from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_core.workflow import LazyTasks, Split, Workflow, WorkflowConfig
 from rllm_environments.catalog import AuditFiles, Description
 from rllm_environments.reasoning_gym import datasets
 from rllm_environments.splits import Ranges
@@ -29,6 +29,8 @@ POSE_LIMITS = Limits(wall_seconds=120.0, memory_bytes=4 << 30)
 CHECK_MEMORY_BYTES = 4 << 30
 PREPARE_SECONDS = 120.0
 """A checker's process imports reasoning-gym first, and creates the entry; both take seconds, more on a busy machine."""
+REJECTING = (ChildDied, ChildOutOfMemory, ChildTimeout)
+"""Errors that a text causes. What the checker itself raises is handled where it runs."""
 QUESTIONS_KEPT = 4096
 ASK_FOR_TAGS = "Think step by step. Then write only the final answer between <answer> and </answer>."
 
@@ -115,11 +117,14 @@ class ReasoningGymWorkflow(Workflow):
     @cached_property
     def _grade(self) -> RewardFunction:
         if not self.is_sandboxed:
-            return self.services.reward_function("reasoning_gym", self.check_limits)
+            return self.services.reward_function("reasoning_gym", self.check_limits, blame_text=REJECTING)
         function = self.services.isolating_sandbox().function(CHECK_IN_SANDBOX, self.check_limits)
 
         async def grade(task: Task, text: str) -> Score:
-            reward, parts = await function(dict(task.data), text)
+            try:
+                reward, parts = await function(dict(task.data), text)
+            except REJECTING:
+                return Score(0.0, {"rejected": 1.0})
             return Score(reward, parts)
 
         return grade
@@ -131,10 +136,11 @@ class ReasoningGymWorkflow(Workflow):
             ConfigError: If the dataset is unknown or refused, or does not accept the options.
         """
         self._check()
-        return _Tasks(self.config, split)
+        return _tasks(self.config, split)
 
     async def close(self) -> None:
         """Stops the child process that creates questions."""
+        vars(self).pop("_grade", None)  # a sandbox ends its functions
         if self._children is not None:
             self._children.close()
             self._children = None
@@ -196,7 +202,7 @@ class ReasoningGymWorkflow(Workflow):
         if found["executes_answers"] and not self.config.allow_code_execution:
             self._check_sandbox()
         for split in ("train", "validation"):
-            self._try(_Tasks(self.config, split)[0])
+            self._try(_tasks(self.config, split)[0])
         self._is_checked = True
 
     def _check_sandbox(self) -> None:
@@ -256,35 +262,20 @@ class ReasoningGymWorkflow(Workflow):
     async def _scored(self, task: Task, index: int, answer: str) -> Score:
         seconds = self.config.check_timeout_seconds
         asked = Task(task_id=task.task_id, data={**task.data, "index": index, "check_seconds": seconds})
-        try:
-            return await self._grade(asked, answer)
-        except (ChildDied, ChildOutOfMemory, ChildTimeout):
-            return Score(0.0, {"rejected": 1.0})
+        return await self._grade(asked, answer)
 
 
-class _Tasks(Sequence[Task]):
-    """Tasks of a split, created on demand."""
+def _tasks(config: ReasoningGymConfig, split: Split) -> LazyTasks:
+    recipe = {
+        "environment": config.environment,
+        "options": config.options,
+        "seed": config.seed,
+        "train_size": config.train_size,
+        "validation_size": config.validation_size,
+        "split": split,
+    }
 
-    def __init__(self, config: ReasoningGymConfig, split: Split) -> None:
-        self._split = split
-        self._size = config.train_size if split == "train" else config.validation_size
-        self._name = f"{config.environment}-{config.seed}-{split}"
-        self._recipe: Mapping[str, Any] = {
-            "environment": config.environment,
-            "options": config.options,
-            "seed": config.seed,
-            "train_size": config.train_size,
-            "validation_size": config.validation_size,
-            "split": split,
-        }
+    def make(number: int) -> Task:
+        return Task(task_id=f"{config.environment}-{config.seed}-{split}-{number}", data={**recipe, "number": number})
 
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(self._size))]
-        if not -self._size <= number < self._size:
-            raise IndexError(number)
-        place = int(number) % self._size
-        return Task(task_id=f"{self._name}-{place}", data={**self._recipe, "number": place})
+    return LazyTasks(make, config.train_size if split == "train" else config.validation_size)
