@@ -176,6 +176,17 @@ class TextEnvironment:
         state = getattr(self._env.unwrapped, "hash", None)
         return str(state()) if callable(state) else text
 
+    def check_reset(self) -> None:
+        """Checks that a game can be started.
+
+        Raises:
+            ConfigError: If it cannot, such as for a missing library.
+        """
+        try:
+            self.reset(0)
+        except Exception as error:  # of the environment
+            raise _unusable(self.name, "reset", error) from error
+
     @property
     def has_state_hash(self) -> bool:
         """Whether equal states can be recognized."""
@@ -242,15 +253,20 @@ def _made(name: str, options: Mapping[str, Any], imports: Sequence[str]) -> Any:
         with _quiet():
             env = gymnasium.make(name, **options)
     except Exception as error:  # of the environment
-        raise ConfigError(
-            f"gymnasium.environment: {name} cannot be made: {type(error).__name__}: {str(error).splitlines()[0]}; see "
-            "gymnasium.options"
-        ) from error
+        raise _unusable(name, "made", error) from error
     why = unreadable(env.observation_space) or unplayable(env.action_space)
     if why is not None:
         env.close()
         raise ConfigError(f"gymnasium.environment: {name} is refused: {why}")
     return env
+
+
+def _unusable(name: str, what: str, error: Exception) -> ConfigError:
+    text = " ".join(str(error).split())
+    return ConfigError(
+        f"gymnasium.environment: {name} is refused: it cannot be {what}: {type(error).__name__}: {text[:160]}; see "
+        "gymnasium.options"
+    )
 
 
 def refusal(spec: Any) -> str | None:
