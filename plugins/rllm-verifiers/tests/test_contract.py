@@ -16,7 +16,7 @@ from rllm_devkit.checks.workflows import check_workflow
 
 @pytest.mark.parametrize("name", ["last_letter", "higher"])
 async def test_it_keeps_the_contract(name: str) -> None:
-    results = await check_workflow(lambda: workflow(name), answers=["5", "9", "a"], max_block_seconds=20)
+    results = await check_workflow(lambda: workflow(name, train_size=20), answers=["5", "9", "a"], max_block_seconds=20)
     assert [(result.name, result.detail) for result in results if result.outcome == "failed"] == []
     assert sum(result.outcome == "passed" for result in results) >= 5
 
