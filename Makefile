@@ -58,7 +58,12 @@ ENVIRONMENTS_PACKAGES := pytest pytest-xdist $(ENVIRONMENTS_PLUGINS:%=-e plugins
 	-e "plugins/rllm-environments[gymnasium,openenv,reasoning-gym,textarena]"
 # The package verifiers pins other versions of what rllm-workflows needs, so its rollouts run in an environment of theirs.
 VERIFIERS := .venv-verifiers
-VERIFIERS_PACKAGES := pytest pytest-xdist verifiers==0.4.0 -e plugins/rllm-devkit -e plugins/rllm-verifiers
+VERIFIERS_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-gateway -e plugins/rllm-viewer -e plugins/rllm-workflows -e plugins/rllm-verifiers
+VERIFIERS_PACKAGES := pytest pytest-xdist verifiers==0.4.0 $(VERIFIERS_PLUGINS)
+# The newest release; by hand. VERIFIERS_CHECKOUT is a checkout of its repository, with environments that it does not
+# publish; without one, the tasksets of its own tests are played.
+VERIFIERS_NEWEST := .venv-verifiers-newest
+VERIFIERS_CHECKOUT :=
 
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
@@ -77,7 +82,7 @@ CHROMIUM := chromium
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
-	agents-newest agents-cli $(TEST_LANES)
+	agents-newest agents-cli verifiers-newest $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; prints the run folder last"
@@ -93,6 +98,7 @@ help:
 	@echo "make test-agents     test agents of other people, with their SDKs and frameworks, against the gateway"
 	@echo "make test-environments test the environments of other packages: reasoning-gym, TextArena, gymnasium, verifiers"
 	@echo "make agents-newest   the same with the newest releases, in an environment of its own; not part of make test"
+	@echo "make verifiers-newest play the tasksets of verifiers' repository with its newest release; VERIFIERS_CHECKOUT=FOLDER"
 	@echo "make agents-cli      test the coding agents of npm against the gateway (1 GB); not part of make test"
 	@echo "make verl-seeds      test learning with verl on more seeds; not part of make test"
 	@echo "make tinker-env      create the environment with the Tinker SDK (0.5 GB)"
@@ -160,6 +166,23 @@ test-environments: $(ENVIRONMENTS)/.installed $(VERIFIERS)/.installed
 		-m "not slow" plugins/rllm-bwrap plugins/rllm-environments tests/environments
 	@$(TEST_ENVIRONMENT) $(VERIFIERS)/bin/pytest -c tests/environments/pytest.ini --rootdir . $(IN_TWO_PROCESSES) \
 		-m "not slow" plugins/rllm-verifiers
+
+# Prints a line of JSON for each taskset, with the cause where it does not play, and the counts last.
+verifiers-newest:
+	@$(VERIFIERS_NEWEST)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VERIFIERS_NEWEST)
+	@$(PYTHON) -m pip --python $(VERIFIERS_NEWEST)/bin/python install $(PIP_QUIETLY) pip
+	@$(VERIFIERS_NEWEST)/bin/python -m pip install $(PIP_QUIETLY) --upgrade pytest pytest-xdist -e . $(VERIFIERS_PLUGINS) verifiers
+	@$(VERIFIERS_NEWEST)/bin/python -m pip freeze | grep '^verifiers=='
+	@$(TEST_ENVIRONMENT) $(VERIFIERS_NEWEST)/bin/pytest -c tests/environments/pytest.ini --rootdir . $(IN_TWO_PROCESSES) \
+		plugins/rllm-verifiers
+	@rm -rf $(VERIFIERS_NEWEST)/source && mkdir $(VERIFIERS_NEWEST)/source
+	@test -n "$(VERIFIERS_CHECKOUT)" || { $(VERIFIERS_NEWEST)/bin/python -m pip download $(PIP_QUIETLY) --no-deps --no-binary \
+		verifiers -d $(VERIFIERS_NEWEST)/source verifiers && tar xzf $(VERIFIERS_NEWEST)/source/verifiers-*.tar.gz \
+		-C $(VERIFIERS_NEWEST)/source; }
+	@$(TEST_ENVIRONMENT) $(VERIFIERS_NEWEST)/bin/python -m rllm_verifiers.audits \
+		$(if $(VERIFIERS_CHECKOUT),$(VERIFIERS_CHECKOUT)/environments) \
+		$(wildcard $(VERIFIERS_CHECKOUT)/tests/v1/fixtures) \
+		$(if $(VERIFIERS_CHECKOUT),,$$(echo $(VERIFIERS_NEWEST)/source/verifiers-*/tests/v1/fixtures))
 
 # Looks for releases as new as the pinned ones or newer, every time.
 agents-newest:
@@ -297,7 +320,8 @@ $(ENVIRONMENTS)/.installed: Makefile constraints.txt tests/environments/bwrap.sh
 	@tests/environments/bwrap.sh $(ENVIRONMENTS)
 	@touch $@
 
-$(VERIFIERS)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml plugins/rllm-verifiers/pyproject.toml
+$(VERIFIERS)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml plugins/rllm-gateway/pyproject.toml \
+		plugins/rllm-verifiers/pyproject.toml
 	@echo "setting up $(VERIFIERS) (0.3 GB)" >&2
 	@$(VERIFIERS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VERIFIERS)
 	@$(PYTHON) -m pip --python $(VERIFIERS)/bin/python install $(PIP_QUIETLY) pip

@@ -25,8 +25,8 @@ class VerifiersConfig(WorkflowConfig):
     )
     env_arguments: dict[str, Any] = Field(
         default_factory=dict,
-        description="Other keys of verifiers' [env] table: those of an agent, or id, which plays the taskset in another "
-        "environment, such as user-sim. verifiers checks them.",
+        description="Other keys of verifiers' [env] table: those of an agent, or id, which plays the taskset in "
+        "another environment, such as user-sim. verifiers checks them.",
     )
     train_size: Annotated[
         int | None,
