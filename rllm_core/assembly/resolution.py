@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.assembly.components import select_component, select_corrections
-from rllm_core.assembly.elsewhere import ElsewhereProvider, provided_elsewhere
+from rllm_core.assembly.elsewhere import ElsewhereProvider
 from rllm_core.assembly.placement import host_notes, with_host
+from rllm_core.assembly.variants import check_named, select_workflow
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.file_references import is_file_reference, section_name, with_absolute_files
@@ -122,8 +123,9 @@ def resolve_run(
     """Resolves ``rllm-core train TARGET`` into one validated configuration, and its providers.
 
     Args:
-        target: Path of a run file (ending in ``.toml``), name of a workflow, or file with a workflow (``env.py`` or
-            ``env.py:MyEnv``). References to files are relative to the run file, or to the working directory.
+        target: Path of a run file (ending in ``.toml``), name of a workflow (``NAME`` or ``NAME/VARIANT``), or file
+            with a workflow (``env.py`` or ``env.py:MyEnv``). References to files are relative to the run file, or to
+            the working directory.
         plugins: Plugin manager that provides workflows, backends and their sections.
         overrides: ``section.key=value`` strings with TOML values; a bare word is a string.
         settings: The same as Python values: ``{"section.key": value}``, or tables.
@@ -142,11 +144,14 @@ def resolve_run(
     given = _with_absolute_paths(given, Path.cwd())
     tables = _tables_of(target)
     asked = merged(tables, given)
-    workflow = _workflow(plugins, _workflow_name(target, asked), asked)
+    workflow, named = select_workflow(plugins, _workflow_name(target, asked), asked)
+    tables, given = (tables, merged(given, named)) if "workflow" in given else (merged(tables, named), given)
+    asked = merged(tables, given)
     preset = preset_of(workflow, plugins, asked)
     whole = _merged_by_choice(_merged_by_choice(preset.tables, tables), given)
     from_target = "file" if target.endswith(".toml") else "option"
     sources = _sources(whole, [("option", given), (from_target, tables), ("workflow", preset.tables)])
+    check_named(workflow, plugins, named["workflow"], whole)
     core = {key: whole.pop(key) for key in RunConfig.model_fields if key in whole and key != "plugins"}
     config = validated(RunConfig, core, "", _core_keys())
     if not config.parser:
@@ -204,15 +209,6 @@ def checked_section(
         raise ConfigError(f"unknown key {key!r}; workflow {key!r} has no settings")
 
 
-def _workflow(plugins: PluginManager, name: str, tables: Mapping[str, Any]) -> Provided[WorkflowProvider]:
-    """Selects the workflow, in the interpreter that has it."""
-    rollout = tables.get("rollout")
-    python = rollout.get("python") if isinstance(rollout, Mapping) else None
-    if not isinstance(python, str) or not python:
-        return plugins.select(WorkflowProvider, name)
-    return provided_elsewhere(python, name, tables)
-
-
 def providers_of(
     config: RunConfig,
     plugins: PluginManager,
@@ -232,7 +228,7 @@ def providers_of(
         ConfigError: If the backend does not work with the parser.
         PluginError: If a provider is missing or broken.
     """
-    workflow = workflow or _workflow(plugins, config.workflow, config.to_tables())
+    workflow = workflow or select_workflow(plugins, config.workflow, config.to_tables())[0]
     backend = plugins.select(BackendProvider, config.backend)
     config = with_host(_with_parser(config, backend.record), workflow.record)
     teacher = config.teacher

@@ -15,6 +15,7 @@ from rllm_core.cli import session
 from rllm_core.errors import PluginError
 
 if TYPE_CHECKING:
+    from rllm_core.plugins import PluginManager
     from rllm_core.providers import Provider
 
 PROGRAM = "rllm-core"
@@ -45,24 +46,41 @@ def provided(kind: str, *, files: bool = False) -> Complete:
     """Completes the names of one kind of provider, or files if no name matches.
 
     Args:
-        kind: Name of a record class in `rllm_core.providers`.
+        kind: Name of a record class in `rllm_core.providers`, without ``Provider``.
         files: Whether a path is allowed as well.
     """
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from rllm_core import providers
 
-        chosen: type[Provider] = getattr(providers, kind)
+        chosen: type[Provider] = getattr(providers, f"{kind}Provider")
         items: list[CompletionItem] = []
         with _silence():
-            items = [
-                CompletionItem(name, help=found.record.summary)
-                for name, found in session(context).plugins.providers(chosen).items()
-                if name.startswith(incomplete)
+            plugins = session(context).plugins
+            found = [] if chosen is not providers.WorkflowProvider else _variants(plugins, incomplete)
+            found = found or [
+                CompletionItem(name, help=one.record.summary) for name, one in plugins.providers(chosen).items()
             ]
+            items = [item for item in found if item.value.startswith(incomplete)]
         return items or ([CompletionItem(incomplete, type="file")] if files else [])
 
     return complete
+
+
+def _variants(plugins: PluginManager, incomplete: str) -> list[CompletionItem]:
+    """Returns the variants of the only workflow that can be meant; empty if it has none, or there are several."""
+    from rllm_core.assembly.variants import variants_of
+    from rllm_core.providers import WorkflowProvider
+
+    meant = [
+        (name, found)
+        for name, found in plugins.providers(WorkflowProvider).items()
+        if name.startswith(incomplete) or incomplete.startswith(f"{name}/")
+    ]
+    if len(meant) != 1:
+        return []
+    [(name, found)] = meant
+    return [CompletionItem(f"{name}/{variant}") for variant in variants_of(found, plugins)]
 
 
 def installed(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -77,5 +95,8 @@ def installed(context: click.Context, parameter: click.Parameter, incomplete: st
 def _silence() -> Iterator[None]:
     """Suppresses errors and output of plugins while the shell completes."""
     logging.disable()
-    with contextlib.suppress(PluginError), contextlib.redirect_stderr(io.StringIO()):
-        yield
+    try:
+        with contextlib.suppress(PluginError), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from rllm_core.limits.running import run
 from rllm_core.run_folder.progress import for_terminal
 from rllm_core.training import evaluation, launch
 from rllm_core.workflow import Split
+
+LONGEST_NAME = 100  # of a run folder, without its date
 
 
 def target_to_train(target: str | None, run_dir: Path | None, *, resume: bool) -> str:
@@ -70,7 +73,10 @@ def folder_of(parts: Parts, run_dir: Path | None) -> Path:
     """
     if run_dir is not None:
         return run_dir
-    name = f"{section_name(parts.config.workflow)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    section = section_name(parts.config.workflow)
+    environment = getattr(parts.config.plugins.get(section), "environment", None)  # of NAME/VARIANT
+    what = f"{section}-{environment}" if isinstance(environment, str) and environment else section
+    name = f"{re.sub(r'[^A-Za-z0-9_.-]', '-', what)[:LONGEST_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ("", *(f"-{number}" for number in range(2, 100))):
         path = Path("runs") / f"{name}{suffix}"
         if not path.exists():

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from rllm_core import providers
 from rllm_core.assembly.resolution import Resolved, preset_of, resolve_run
+from rllm_core.assembly.variants import variants_of
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
@@ -187,7 +188,8 @@ def _workflow(subject: _Subject) -> _Checks:
 
     subject.loaded()
     record = subject.provided.record
-    preset = preset_of(subject.provided, subject.plugins, {}).tables
+    preset = preset_of(subject.provided, subject.plugins, subject.tables).tables
+    variants_of(subject.provided, subject.plugins)
     try:
         section = subject.section()
     except NeedsSettings:

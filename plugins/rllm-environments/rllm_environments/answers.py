@@ -1,0 +1,12 @@
+"""Where the action is in a model's answer."""
+
+from __future__ import annotations
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+
+
+def action_of(text: str) -> str:
+    """Returns what the last ``<answer> </answer>`` holds, or the whole text without such a tag; stripped."""
+    end = text.rfind(_CLOSE)
+    start = text.rfind(_OPEN, 0, end) if end >= 0 else -1
+    return (text[start + len(_OPEN) : end] if start >= 0 else text).strip()

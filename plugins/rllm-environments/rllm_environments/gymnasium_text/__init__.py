@@ -1,0 +1,1 @@
+"""Workflow ``gymnasium``: environments of gymnasium, MiniGrid and BabyAI, with observations and actions as text."""

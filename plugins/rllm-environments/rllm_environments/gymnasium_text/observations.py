@@ -1,0 +1,138 @@
+"""Observations as text. `TEXT_VERSION` changes whenever any text does, since results are comparable only within one.
+
+Version 1:
+
+- ``Discrete``: the number. ``MultiDiscrete``, ``MultiBinary`` and small ``Box``: numbers separated by spaces, with
+  three significant digits. ``Tuple``: the parts, separated by spaces. ``Text``: as it is. ``Dict``: ``key: value`` per
+  line.
+- MiniGrid and BabyAI, form ``objects``: the mission at the start; then, every turn, the agent's direction, what it
+  carries, the nearest wall ahead and at its sides, and every other object it sees, nearest first, by its distance.
+- MiniGrid and BabyAI, form ``grid``: the mission, the direction, and all cells of the view, of two characters each;
+  the agent is at the bottom center and looks up. This form keeps everything that the environment shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+TEXT_VERSION = 1
+MAX_NUMBERS = 32
+
+GridForm = Literal["objects", "grid"]
+
+# MiniGrid's own encoding, by number.
+OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
+COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
+DOOR_STATES = ("open", "closed", "locked")
+DIRECTIONS = ("east", "south", "west", "north")
+COLORLESS = ("wall", "lava", "goal")
+
+OBJECT_LETTERS = "?.#,DKOBGL^"
+COLOR_LETTERS = "rgbpy-"
+DOOR_LETTERS = {"open": "_", "closed": "D", "locked": "X"}
+
+GRID_LEGEND = (
+    "Cells of two characters; you are at the bottom center and look up. ? unseen, . empty, # wall, , floor, _ open "
+    "door, D closed door, X locked door, K key, O ball, B box, G goal, L lava, followed by the color r g b p y -(grey)."
+)
+
+
+def is_minigrid(observation_space: Any) -> bool:
+    """Whether observations are MiniGrid's: an encoded view, a direction and a mission."""
+    spaces = getattr(observation_space, "spaces", None)
+    return isinstance(spaces, Mapping) and {"image", "direction", "mission"} <= set(spaces)
+
+
+def unreadable(space: Any) -> str | None:
+    """Returns why observations of a space have no text form, or None if they have one."""
+    if is_minigrid(space):
+        image = space.spaces["image"].shape
+        return None if len(image) == 3 and image[2] == 3 and image[0] <= 19 else f"a view of {image}"
+    kind = type(space).__name__
+    if kind in ("Discrete", "Text"):
+        return None
+    if kind in ("Box", "MultiDiscrete", "MultiBinary"):
+        size = 1
+        for length in space.shape:
+            size *= length
+        return None if size <= MAX_NUMBERS else f"{size} numbers, such as an image"
+    if kind in ("Dict", "Tuple"):
+        parts = space.spaces.values() if kind == "Dict" else space.spaces
+        return next(filter(None, map(unreadable, parts)), None)
+    return f"a space of kind {kind}"
+
+
+def text_of(space: Any, observation: Any) -> str:
+    """Returns an observation of a space other than MiniGrid's as text."""
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return str(int(observation))
+    if kind == "Text":
+        return str(observation)
+    if kind == "Tuple":
+        return " ".join(text_of(part, value) for part, value in zip(space.spaces, observation, strict=True))
+    if kind == "Dict":
+        return "\n".join(f"{key}: {text_of(part, observation[key])}" for key, part in space.spaces.items())
+    return " ".join(f"{value + 0.0:.3g}" for value in observation.reshape(-1).tolist())
+
+
+def text_of_view(observation: Mapping[str, Any], form: GridForm) -> str:
+    """Returns MiniGrid's view as text, without the mission."""
+    image = observation["image"]
+    lines = [f"facing {DIRECTIONS[int(observation['direction'])]}"]
+    return "\n".join(lines + (_objects(image) if form == "objects" else _grid(image)))
+
+
+def _objects(image: Any) -> list[str]:
+    """Returns what is carried, the walls next to the agent, and the objects in view; the agent looks up."""
+    width, height, _ = image.shape
+    center = width // 2
+    carried = _named(image[center, height - 1])
+    lines = [f"carrying {carried}"] if carried is not None else []
+    ways = {
+        "ahead": [(center, row) for row in range(height - 2, -1, -1)],
+        "left": [(column, height - 1) for column in range(center - 1, -1, -1)],
+        "right": [(column, height - 1) for column in range(center + 1, width)],
+    }
+    walls = []
+    for way, cells in ways.items():
+        distance = next((at for at, cell in enumerate(cells, 1) if OBJECTS[image[cell][0]] == "wall"), None)
+        walls += [f"{distance} {way}"] if distance is not None else []
+    lines += [f"wall {', '.join(walls)}"] if walls else []
+    found = []
+    for column in range(width):
+        for row in range(height):
+            ahead, aside = height - 1 - row, column - center
+            name = _named(image[column, row])
+            if name is not None and name != "wall" and (ahead or aside):
+                found.append((ahead + abs(aside), aside, f"{name} {_place(ahead, aside)}"))
+    return lines + [line for _, _, line in sorted(found)]
+
+
+def _place(ahead: int, aside: int) -> str:
+    """Returns where a cell is, seen from the agent: ``3 ahead``, ``2 ahead 1 left``."""
+    sides = f"{abs(aside)} {'left' if aside < 0 else 'right'}" if aside else ""
+    return f"{ahead} ahead {sides}".strip() if ahead else sides
+
+
+def _named(cell: Any) -> str | None:
+    """Returns the name of what is in a cell, such as ``locked red door``, or None if nothing is."""
+    kind, color, state = (int(part) for part in cell)
+    name = OBJECTS[kind]
+    if name in ("unseen", "empty", "floor", "agent"):
+        return None
+    words = [] if name in COLORLESS else [COLORS[color]]
+    return " ".join([*([DOOR_STATES[state]] if name == "door" else []), *words, name])
+
+
+def _grid(image: Any) -> list[str]:
+    width, height, _ = image.shape
+    return [" ".join(_letters(image[column, row]) for column in range(width)) for row in range(height)]
+
+
+def _letters(cell: Any) -> str:
+    kind, color, state = (int(part) for part in cell)
+    name = OBJECTS[kind]
+    letter = DOOR_LETTERS[DOOR_STATES[state]] if name == "door" else OBJECT_LETTERS[kind]
+    return letter + (COLOR_LETTERS[color] if name in ("door", "key", "ball", "box") else letter)

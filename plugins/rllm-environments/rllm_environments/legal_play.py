@@ -1,0 +1,45 @@
+"""One whole rollout with legal answers, for audits: through `Workflow.run`, with a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from rllm_core.engine import TITOCompleter
+from rllm_core.errors import ConfigError
+from rllm_core.types import Episode, SamplingParams, Task
+from rllm_core.workflow import Workflow
+
+MAX_ANSWER_TOKENS = 10_000
+
+
+def play(workflow: Workflow, task: Task, answer: Callable[[random.Random], str], seed: int = 0) -> Episode:
+    """Runs one rollout of a task.
+
+    Args:
+        workflow: Workflow to run.
+        task: Task of the rollout.
+        answer: Gives the model's next answer.
+        seed: Seed of the answers.
+
+    Raises:
+        ConfigError: If rllm-devkit, which has the scripted engine, is not installed.
+    """
+    try:
+        from rllm_devkit.scripted import Script, ScriptedEngine
+    except ModuleNotFoundError as error:
+        raise ConfigError("audits play with the scripted engine of rllm-devkit: pip install rllm-devkit") from error
+    rng = random.Random(seed)
+
+    class Answers(Script):
+        """A script that asks for each answer when it is due."""
+
+        def __getattribute__(self, name: str) -> Any:
+            return answer(rng) if name == "good" else super().__getattribute__(name)
+
+    engine = ScriptedEngine(script=Answers(), skill=1.0)
+    params = SamplingParams(max_response_tokens=MAX_ANSWER_TOKENS)
+    completer = TITOCompleter(engine, sampling_params=params, seed=seed)
+    return asyncio.run(workflow.run(task, completer))

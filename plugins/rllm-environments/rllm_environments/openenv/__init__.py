@@ -1,0 +1,1 @@
+"""Workflow ``openenv``: environments of OpenEnv, by the URL of their server."""

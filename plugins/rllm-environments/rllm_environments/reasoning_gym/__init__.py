@@ -1,0 +1,1 @@
+"""Workflow ``reasoning_gym``: the datasets of reasoning-gym, scored by their own checkers."""

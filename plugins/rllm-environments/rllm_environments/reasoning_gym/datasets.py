@@ -1,0 +1,50 @@
+"""Datasets of reasoning-gym, as the audit of the installed version found them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rllm_core.errors import ConfigError
+from rllm_environments import catalog
+
+AUDIT_FILES = catalog.AuditFiles("reasoning_gym", "reasoning-gym", "rllm_environments")
+
+
+def variants() -> Sequence[str]:
+    """Returns the names of all datasets."""
+    return sorted(AUDIT_FILES.read().environments)
+
+
+def findings(environment: str) -> Mapping[str, Any]:
+    """Returns what the audit found about a dataset; empty if it is unknown."""
+    return AUDIT_FILES.read().environments.get(environment, {})
+
+
+def checked(environment: str) -> Mapping[str, Any]:
+    """Returns the findings of a dataset that may be used.
+
+    Raises:
+        ConfigError: If reasoning-gym is missing or another version than the audited one, or the dataset is unknown or
+            failed its audit.
+    """
+    audit = AUDIT_FILES.read()
+    installed = catalog.installed_version(AUDIT_FILES.distribution)
+    if installed is None:
+        raise ConfigError(
+            "workflow 'reasoning_gym' needs reasoning-gym: pip install 'rllm-environments[reasoning-gym]'"
+        )
+    if installed != audit.version:
+        raise ConfigError(
+            f"reasoning-gym {installed} has no audit; install reasoning-gym=={audit.version}, or audit the installed "
+            "one: rllm-core environments audit reasoning_gym --write"
+        )
+    if environment not in audit.environments:
+        raise catalog.unknown("reasoning_gym.environment", environment, audit.environments)
+    found = audit.environments[environment]
+    if found["refused"]:
+        raise ConfigError(
+            f"reasoning_gym.environment = {environment!r} failed its audit: {found['refused']}; choose another "
+            "(rllm-core environments list reasoning_gym)"
+        )
+    return found

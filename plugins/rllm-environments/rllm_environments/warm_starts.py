@@ -1,0 +1,54 @@
+"""Warm starts for models made from scratch: random legal actions, for anything with ``reset`` and ``step``.
+
+They teach a model what an answer looks like, and nothing of what is good: every legal action is equally likely.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+Conversation = list[dict[str, Any]]
+
+
+class Playable(Protocol):
+    """A game for one player, with text on both sides."""
+
+    def reset(self, seed: int) -> str:
+        """Starts a new game, and returns what the player sees."""
+        ...
+
+    def legal_actions(self, rng: random.Random) -> Sequence[str]:
+        """Returns the legal actions now, or a sample of them if there are endless ones."""
+        ...
+
+    def step(self, action: str) -> str | None:
+        """Takes an action, and returns what the player sees next, or None at the end."""
+        ...
+
+
+def random_legal_actions(
+    game: Playable, rng: random.Random, *, seeds: Iterator[int], max_turns: int, opening: str = ""
+) -> Iterator[Conversation]:
+    """Endless conversations of a player that draws from the legal actions; the assistant messages are the targets.
+
+    Args:
+        game: Game to play; only one conversation is made at a time.
+        rng: Source of all random choices; equal states give equal conversations.
+        seeds: Seeds of the games, endless. They must not be those of held-out tasks.
+        max_turns: Maximum actions per game.
+        opening: Text before the first observation.
+    """
+    for seed in seeds:
+        said: Conversation = []
+        seen: str | None = opening + game.reset(seed)
+        while seen is not None and len(said) < 2 * max_turns:
+            actions = game.legal_actions(rng)
+            if not actions:
+                break
+            action = rng.choice(actions)
+            said += [{"role": "user", "content": seen}, {"role": "assistant", "content": action}]
+            seen = game.step(action)
+        if said:
+            yield said

@@ -1,0 +1,219 @@
+"""Workflow ``gymnasium`` with the real environments."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from itertools import islice
+
+import gymnasium
+import pytest
+from rllm_environments.gymnasium_text.environment import TextEnvironment, newest_of
+from rllm_environments.gymnasium_text.names import AUDIT_FILES, variants
+from rllm_environments.gymnasium_text.workflow import GymnasiumConfig, GymnasiumWorkflow
+
+from rllm_core.engine import TITOCompleter
+from rllm_core.errors import ConfigError
+from rllm_core.types import SamplingParams, TerminationReason
+from rllm_devkit.checks.workflows import check_workflow
+from rllm_devkit.scripted import Script, ScriptedEngine
+
+FROZEN = {"environment": "FrozenLake-v1", "options": {"is_slippery": False}}
+RED_BALL = "BabyAI-GoToRedBallNoDists-v0"
+
+SEEN_AT_FIRST = [
+    "use the key to open the door and then get to the goal",
+    "facing west",
+    "wall 1 ahead, 1 left, 3 right",
+    "yellow key 1 right",
+]
+GRID = [
+    "use the key to open the door and then get to the goal",
+    "facing west",
+    *["?? ?? ?? ?? ?? ?? ??"] * 5,
+    "?? ?? ## ## ## ## ##",
+    "?? ?? ## .. Ky .. ##",
+]
+SEEN_WITH_KEY = [
+    "facing north",
+    "carrying yellow key",
+    "wall 3 ahead, 1 left, 1 right",
+    "locked yellow door 2 ahead 1 right",
+]
+
+
+def workflow_of(**settings):
+    return GymnasiumWorkflow(GymnasiumConfig(**settings))
+
+
+def played(workflow, answers, task=None):
+    """Plays one game with the given answers, one after the other."""
+    given = iter(answers)
+
+    class Answers(Script):
+        def __getattribute__(self, name):
+            return next(given) if name == "good" else super().__getattribute__(name)
+
+    params = SamplingParams(max_response_tokens=200)
+    completer = TITOCompleter(ScriptedEngine(script=Answers(), skill=1.0), sampling_params=params)
+    return asyncio.run(workflow.run(task or workflow.tasks("train")[0], completer))
+
+
+def test_the_shortest_way_over_the_lake_is_solved():
+    way = ["down", "down", "right", "right", "down", "right"]
+    episode = played(workflow_of(**FROZEN), way)
+    steps = episode.trajectories[0].steps
+    assert episode.is_correct
+    assert [step.reward for step in steps] == [0, 0, 0, 0, 0, 1]
+    assert [step.messages[-1]["content"] for step in steps][1:] == ["4", "8", "9", "10", "14"]
+    assert {step.segment for step in steps} == {steps[0].segment}
+
+
+@pytest.mark.parametrize("answer", ["sideways", "", "0", "down right", "<answer>fly</answer> down"])
+def test_an_answer_that_is_no_action_ends_the_rollout(answer):
+    episode = played(workflow_of(**FROZEN), ["down", answer])
+    assert episode.trajectories[0].total_reward == -1
+    assert episode.metrics == {"turns": 2.0, "no_action": 1.0}
+    assert not episode.is_correct
+
+
+def test_the_action_may_be_in_tags():
+    episode = played(workflow_of(**FROZEN, max_turns=2), ["To the goal: <answer>Down</answer>", "DOWN "])
+    assert episode.termination_reason is TerminationReason.MAX_TURNS
+    assert episode.metrics["no_action"] == 0
+
+
+def test_the_text_of_minigrid():
+    """A snapshot: any change needs another `TEXT_VERSION`."""
+    environment = TextEnvironment("MiniGrid-DoorKey-5x5-v0")
+    assert environment.reset(0).splitlines() == SEEN_AT_FIRST
+    assert TextEnvironment("MiniGrid-DoorKey-5x5-v0", view="grid").reset(0).splitlines() == GRID
+
+
+def test_carried_objects_and_distances():
+    environment = TextEnvironment("MiniGrid-DoorKey-5x5-v0")
+    environment.reset(0)
+    environment.act("right")
+    assert environment.act("pickup").text.splitlines() == SEEN_WITH_KEY
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [("Blackjack-v1", r"\d+ \d+ [01]"), ("Taxi-v4", r"\d+"), ("CartPole-v1", r"(-?[\d.e-]+ ){3}-?[\d.e-]+")],
+)
+def test_the_text_of_discrete_and_small_spaces(environment, expected):
+    assert re.fullmatch(expected, TextEnvironment(environment).reset(0))
+
+
+def test_equal_seeds_start_equal_games():
+    one, other = TextEnvironment(RED_BALL), TextEnvironment(RED_BALL)
+    assert [one.reset(seed) for seed in range(8)] == [other.reset(seed) for seed in range(8)]
+
+
+def test_no_held_out_game_starts_like_a_training_game():
+    workflow = workflow_of(environment=RED_BALL)
+    assert workflow.splits.held_out == "starts"
+    environment = workflow.made()
+    starts = {
+        split: {environment.start_of(workflow.tasks(split)[number].data["seed"]) for number in range(60)}
+        for split in ("train", "validation")
+    }
+    assert len(starts["validation"]) > 30
+    assert not starts["train"] & starts["validation"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [("FrozenLake-v1", "nothing"), ("Blackjack-v1", "seeds"), ("MiniGrid-Empty-Random-5x5-v0", "starts")],
+)
+def test_what_is_held_out(environment, expected):
+    assert workflow_of(environment=environment).splits.held_out == expected
+
+
+def test_the_warm_start_draws_from_all_actions_of_training_games():
+    config = GymnasiumConfig(environment=RED_BALL, max_turns=5, instructions=False)
+    chats = list(islice(GymnasiumWorkflow(config).warm_start(random.Random(0)), 60))
+    assert chats == list(islice(GymnasiumWorkflow(config).warm_start(random.Random(0)), 60))
+    actions = [message["content"] for chat in chats for message in chat if message["role"] == "assistant"]
+    assert {actions.count(action) > 20 for action in TextEnvironment(RED_BALL).actions} == {True}
+    held_out = {task.data["seed"] for task in workflow_of(environment=RED_BALL).tasks("validation")[:50]}
+    openings = {TextEnvironment(RED_BALL).reset(seed) for seed in held_out}
+    assert len(openings) > 25
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CartPole-v0", "out of date; use CartPole-v1"),
+        ("Ant-v5", "MuJoCo"),
+        ("LunarLander-v3", "Box2D"),
+        ("phys2d/CartPole-v1", "jax"),
+        ("GymV26Environment-v0", "old gym"),
+        ("Pendulum-v1", "actions are of kind Box"),
+        ("FrozenLake", "did you mean .*FrozenLake-v1"),
+    ],
+)
+def test_what_has_no_text_form_is_refused_in_one_line(name, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        workflow_of(environment=name)
+    assert "\n" not in str(refused.value)
+
+
+def test_wrong_options_are_refused():
+    with pytest.raises(ConfigError, match=r"gymnasium\.options"):
+        workflow_of(environment="FrozenLake-v1", options={"no_such_option": 1})
+
+
+class Echo(gymnasium.Env):
+    """An environment of one's own, with text on both sides."""
+
+    observation_space = gymnasium.spaces.Text(max_length=20)
+    action_space = gymnasium.spaces.Text(max_length=20)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.word = self.np_random.choice(["red", "green", "blue"])
+        return str(self.word), {}
+
+    def step(self, action):
+        return "", float(action == self.word), True, False, {}
+
+
+def test_an_environment_of_ones_own_with_texts():
+    gymnasium.register("Echo-v0", entry_point=Echo)
+    try:
+        workflow = workflow_of(environment="Echo-v0", instructions=False)
+        word = TextEnvironment("Echo-v0").reset(0)
+        assert played(workflow, [word]).is_correct
+        assert not played(workflow, ["grey"]).is_correct
+    finally:
+        del gymnasium.registry["Echo-v0"]
+
+
+@pytest.mark.parametrize("environment", ["FrozenLake-v1", RED_BALL, "CartPole-v1", "Blackjack-v1"])
+def test_contract(environment):
+    config = GymnasiumConfig(environment=environment, max_turns=12, train_tasks=20, validation_tasks=5)
+    answers = TextEnvironment(environment).actions
+    results = asyncio.run(check_workflow(lambda: GymnasiumWorkflow(config), answers=answers, tasks_per_split=1))
+    assert not [result for result in results if result.outcome == "failed"]
+
+
+def test_the_audit_lists_every_newest_environment_and_enough_were_played():
+    environments = AUDIT_FILES.read().environments
+    registered = list(gymnasium.registry)
+    assert set(environments) == {newest_of(registered, name) for name in registered} == set(variants())
+    assert sum(found.get("played", False) for found in environments.values()) >= 170
+
+
+SAMPLE = ["FrozenLake-v1", "Blackjack-v1", "MiniGrid-DoorKey-5x5-v0", "BabyAI-GoToObj-v0", "Ant-v5", "Pendulum-v1"]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_the_audit_is_as_committed(name):
+    assert dict(GymnasiumWorkflow.audit([name])) == {name: AUDIT_FILES.read().environments[name]}
+
+
+@pytest.mark.slow
+def test_the_whole_audit_is_as_committed():
+    assert dict(GymnasiumWorkflow.audit([])) == AUDIT_FILES.read().environments

@@ -1,0 +1,155 @@
+"""The rows of a taskset as tasks: two splits that share no question, made on demand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from rllm_core.errors import ConfigError
+from rllm_core.types import Task
+from rllm_core.workflow import Split
+from rllm_verifiers.loading import explained
+
+INFINITE_SIZE = 1_000_000
+HELD_OUT_ONE_IN = 5
+# Names of a row, which are no part of what is asked.
+NAMES = {"idx", "id", "name"}
+
+
+class Rows:
+    """The tasks of both splits, by ranges of the taskset's order.
+
+    The first rows are held out. A later row that asks the same is not trained, whatever its case of letters. Rows of an
+    infinite taskset are made when they are needed; those of a finite one at once, as verifiers does.
+
+    Args:
+        environment: An environment of verifiers.
+        name: Its name, for errors.
+        train_size: Maximum number of tasks to train on.
+        validation_size: Maximum number of tasks to hold out.
+    """
+
+    def __init__(self, environment: Any, name: str, *, train_size: int | None, validation_size: int) -> None:
+        self._environment = environment
+        self._name = name
+        taskset = environment.taskset
+        self._stream = self._rows(taskset)
+        held_out = validation_size
+        if taskset.bounded:
+            rows = list(self._stream)
+            if not rows:
+                raise ConfigError(f"environment {name!r} has no tasks")
+            self._stream = iter(rows)
+            held_out = min(held_out, len(rows) // HELD_OUT_ONE_IN)
+        self._held_out = list(self._distinct(held_out))
+        self._by_prompt = len({_prompt(row) for row in self._held_out}) > 1
+        self._asked = {self._question(row) for row in self._held_out}
+        self._train: Sequence[Task]
+        later = (self._task(row) for row in self._stream if self._question(row) not in self._asked)
+        if taskset.bounded:
+            self._train = list(itertools.islice(later, train_size))
+        else:
+            self._train = _Growing(later, train_size or INFINITE_SIZE, name)
+
+    def split(self, split: Split) -> Sequence[Task]:
+        """Returns the tasks of a split."""
+        return self._train if split == "train" else [self._task(row) for row in self._held_out]
+
+    def _rows(self, taskset: Any) -> Iterator[Any]:
+        """Yields the rows; what the taskset raises is one line."""
+        with explained(self._name):
+            rows = iter(taskset)
+        while True:
+            with explained(self._name):
+                row = next(rows, None)
+            if row is None:
+                return
+            yield row
+
+    def _distinct(self, count: int) -> Iterator[Any]:
+        """Yields the first rows, as many as are wanted; equal ones once."""
+        seen = set()
+        for row in itertools.islice(self._stream, count):
+            if (said := _said(row)) not in seen:
+                seen.add(said)
+                yield row
+
+    def _question(self, row: Any) -> str:
+        """Returns what a row asks, for comparison. Where all prompts are equal, as in games, the whole row asks."""
+        return _prompt(row) if self._by_prompt else _said(row)
+
+    def _task(self, row: Any) -> Task:
+        """Returns a row as a task with its data, from which a worker makes the row again, as verifiers' servers do.
+
+        Raises:
+            ConfigError: If the row cannot be played on this machine, or does not survive JSON.
+        """
+        from verifiers.v1.utils.compile import resolve_runtime_config
+
+        number = row.data.idx
+        try:
+            for spec in _agents(self._environment):
+                resolve_runtime_config(spec.runtime, row)
+        except ValueError as error:
+            raise ConfigError(f"environment {self._name!r} cannot be played on this machine: {error}") from error
+        data = row.data.model_dump(mode="json", exclude_defaults=True)
+        if type(row).data_type().model_validate(data) != row.data:
+            raise ConfigError(
+                f"row {number} of environment {self._name!r} is not the same after JSON, in which verifiers sends "
+                "rows to its own servers, too: its TaskData needs types that survive it"
+            )
+        return Task(task_id=f"{self._environment.taskset.config.id}-{number}", data={"row": data})
+
+
+class _Growing(Sequence[Task]):
+    """Tasks of an infinite stream, made up to the one that is asked for."""
+
+    def __init__(self, stream: Iterator[Task], length: int, name: str) -> None:
+        self._stream = stream
+        self._length = length
+        self._name = name
+        self._made: list[Task] = []
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(self._length))]
+        position = index + self._length if index < 0 else index
+        if not 0 <= position < self._length:
+            raise IndexError(f"task {index} of {self._length}")
+        self._made.extend(itertools.islice(self._stream, max(0, position + 1 - len(self._made))))
+        if position >= len(self._made):
+            raise ConfigError(
+                f"environment {self._name!r} says that it is infinite, but ends after {len(self._made)} training "
+                f"tasks: set verifiers.train_size = {len(self._made)}"
+            )
+        return self._made[position]
+
+
+def _agents(environment: Any) -> list[Any]:
+    import verifiers.v1 as vf
+
+    return [value for _, value in environment.config if isinstance(value, vf.AgentConfig)]
+
+
+def _prompt(row: Any) -> str:
+    """Returns the prompt without its case and blanks; "" for a row whose conversation somebody else opens."""
+    data = row.data.model_dump(mode="json", include={"prompt", "system_prompt"}, exclude_none=True)
+    return _folded(data) if data.get("prompt") else ""
+
+
+def _said(row: Any) -> str:
+    """Returns all of a row but its names, without case and blanks."""
+    return _folded(row.data.model_dump(mode="json", exclude=NAMES, exclude_none=True))
+
+
+def _folded(data: Any) -> str:
+    return "".join(json.dumps(data, sort_keys=True, ensure_ascii=False).casefold().split())
