@@ -210,8 +210,8 @@ def private(value: Any, kept: _Copies) -> Any:
         return copied
     if isinstance(value, Record):
         record = value.model_copy()
-        for name, content in record.__dict__.items():
-            record.__dict__[name] = private(content, kept)
+        for name in record.__dict__:
+            record.__dict__[name] = private(getattr(value, name), kept)
         if record.__pydantic_private__:
             object.__setattr__(record, "__pydantic_private__", copy.deepcopy(record.__pydantic_private__))
         return record

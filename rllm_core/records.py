@@ -98,7 +98,7 @@ class Record(BaseModel):
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return self is other or all(_equal(mine, other.__dict__[name]) for name, mine in self.__dict__.items())
+        return self is other or all(_equal(getattr(self, name), getattr(other, name)) for name in self.__dict__)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Returns a copy with its own fields. It shares arrays, messages and JSON data, which are immutable."""
@@ -112,7 +112,7 @@ class Record(BaseModel):
         return (type(self).model_validate, (self._fields(),))
 
     def _fields(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return {name: getattr(self, name) for name in self.__dict__}
 
 
 _set_slot = object.__setattr__

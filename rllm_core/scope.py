@@ -107,6 +107,9 @@ def ended_calls(*calls: Call) -> None:
         current.calls.extend(calls)
 
 
+SAMPLED = ("prompt_ids", "completion_ids", "logprobs", "weight_version")
+
+
 class RolloutEnded(RuntimeError):
     """A completer was called after its rollout had ended, so the completion would belong to no rollout."""
 
@@ -121,8 +124,7 @@ class RolloutScope:
 
     Attributes:
         is_open: Whether completers accept calls.
-        sampled: ``prompt_ids, completion_ids, logprobs, weight_version`` of the steps that the completers returned, by
-            ``step_id``.
+        sampled: The fields `SAMPLED` of the steps that the completers returned, by ``step_id``, as the steps hold them.
         waits_at: Where the rollout waits in another process, as far as that is known.
     """
 
@@ -145,7 +147,7 @@ class RolloutScope:
 
     def keep(self, step: Step) -> None:
         """Records that ``step`` was sampled in this rollout."""
-        self.sampled[step.step_id] = (step.prompt_ids, step.completion_ids, step.logprobs, step.weight_version)
+        self.sampled[step.step_id] = tuple(step.__dict__[name] for name in SAMPLED)
 
     @property
     def is_busy(self) -> bool:

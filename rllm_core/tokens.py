@@ -109,8 +109,8 @@ def _owned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array
 
 
-def _to_list(array: npt.NDArray[Any]) -> list[Any]:
-    return array.tolist()  # type: ignore[no-any-return]
+def _to_list(array: Any) -> list[Any]:
+    return np.asarray(array).tolist()  # type: ignore[no-any-return]
 
 
 _EMPTY_IDS = np.empty(0, np.int32)
@@ -164,34 +164,110 @@ _ID_TYPES = {"<u1": 2**8 - 1, "<u2": 2**16 - 1, "<i4": _MAX_TOKEN_ID}
 _PACKED_FLOATS = "<f4"
 
 
-class _Buffer:
-    """Storage that token logs share. What one of them has written, no other overwrites."""
+class _Chunk:
+    """Consecutive tokens that logs share. What one of them has written, no other overwrites.
 
-    __slots__ = ("array", "used")
+    Args:
+        array: Storage. A longer one takes its place when it is full.
+        used: How many tokens are written.
+        start: Position of its first token in the sequence.
+        before: Holds the tokens up to ``start``.
+    """
 
-    def __init__(self, array: TokenIds, used: int) -> None:
-        self.array, self.used = array, used
+    __slots__ = ("array", "before", "start", "used")
+
+    def __init__(self, array: TokenIds, used: int, start: int = 0, before: _Chunk | None = None) -> None:
+        self.array, self.used, self.start, self.before = array, used, start, before
+
+    def append(self, new: TokenIds) -> None:
+        used = self.used + len(new)
+        if used > len(self.array):
+            grown = np.empty(max(64, used + used // _SPARE), np.int32)
+            grown[: self.used] = self.array[: self.used]
+            self.array = grown
+        self.array[self.used : used] = new
+        self.used = used
+
+    def up_to(self, length: int) -> _Chunk:
+        """Returns the chunk with the last of ``length`` tokens: this one, or one before it."""
+        chunk = self
+        while length <= chunk.start and chunk.before is not None:
+            chunk = chunk.before
+        return chunk
+
+    def read(self, start: int, stop: int) -> TokenIds:
+        """Returns tokens ``[start, stop)`` as a read-only array: a view if this chunk holds them all."""
+        parts, chunk, end = [], self.up_to(stop), stop
+        while True:
+            parts.append(chunk.array[max(start - chunk.start, 0) : end - chunk.start])
+            if start >= chunk.start or chunk.before is None:
+                break
+            end = chunk.start
+            chunk = chunk.before.up_to(end)
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
+        found.setflags(write=False)
+        return found
+
+
+class TokenSpan:
+    """Tokens of a log, which are put together whenever they are read. So branches share the memory of their prefix."""
+
+    __slots__ = ("_chunk", "_start", "_stop")
+
+    def __init__(self, chunk: _Chunk, start: int, stop: int) -> None:
+        self._chunk, self._start, self._stop = chunk.up_to(stop), start, stop
+
+    def __array__(self, *_: object, **__: object) -> TokenIds:
+        return self._chunk.read(self._start, self._stop)
+
+    def __repr__(self) -> str:
+        return repr(self.__array__())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (token_ids, (self.__array__(),))
+
+
+class SpanField:
+    """Attribute of a record whose field may be a span: whoever reads it gets the array."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, record: Any, _: type) -> TokenIds:
+        value = None if record is None else record.__dict__.get(self._name)
+        if value is None:
+            raise AttributeError(self._name)
+        return value.__array__() if type(value) is TokenSpan else value
+
+    def __set__(self, record: Any, value: Any) -> None:  # without it, the record's dictionary would come first
+        record.__dict__[self._name] = value
+
+
+def _span_or_ids(value: Any) -> Any:
+    return value if type(value) is TokenSpan else token_ids(value)
+
+
+TokenSpanField = Annotated[TokenIds, PlainValidator(_span_or_ids), PlainSerializer(_to_list)]
 
 
 class TokenLog:
-    """A growing token sequence that hands out views of its prefixes.
+    """A growing token sequence that hands out its parts.
 
     The prompts of a 100-turn conversation are prefixes of one sequence, so all steps together need memory linear in its
-    length. Of several logs that go on from one prefix, the first to grow shares the buffer, and so does every other one
-    for as long as it grows by the same tokens. What differs is kept apart until a view needs both.
+    length. Of several logs that go on from one prefix, the first to grow uses the same storage, and so does every other
+    one for as long as it grows by the same tokens. What differs is kept apart.
     """
 
-    __slots__ = ("_buffer", "_length", "_tail")
+    __slots__ = ("_chunk", "_length")
 
     def __init__(self, tokens: Sequence[int] | TokenIds = ()) -> None:
         first = _checked_ids(tokens)
         self._length = len(first)
-        self._tail: TokenIds = _EMPTY_IDS  # the last tokens, if they are not in the buffer
         array = _EMPTY_IDS
         if self._length:  # with space for a completion and a short reply
             array = np.empty(self._length + max(64, self._length // _SPARE), np.int32)
             array[: self._length] = first
-        self._buffer = _Buffer(array, self._length)
+        self._chunk = _Chunk(array, self._length)
 
     def __len__(self) -> int:
         return self._length
@@ -200,12 +276,10 @@ class TokenLog:
         return (TokenLog, (self.view(0, self._length),))
 
     def prefix(self, length: int) -> TokenLog:
-        """Returns a log of the first ``length`` tokens, which copies them only if it grows differently."""
-        if not 0 <= length <= self._length:
-            raise IndexError(f"{length} is outside a sequence of {self._length} tokens")
+        """Returns a log of the first ``length`` tokens, which shares their memory however it grows."""
+        self._check(0, length)
         log = TokenLog.__new__(TokenLog)
-        log._buffer, log._length = self._buffer, length
-        log._tail = self._tail[: max(0, length - self._shared)]
+        log._chunk, log._length = self._chunk.up_to(length), length
         return log
 
     def extend(self, tokens: Sequence[int] | TokenIds) -> None:
@@ -214,62 +288,27 @@ class TokenLog:
 
     def extend_checked(self, new: TokenIds) -> None:
         """Appends ids that `token_ids` has checked."""
-        start, end = self._length, self._length + len(new)
-        if end == start:
-            return
-        if len(self._tail):
-            self._merge()
-        buffer = self._buffer
-        if buffer.used == start:
-            if end > len(buffer.array):
-                buffer = self._grow(end)
-            buffer.array[start:end] = new
-            buffer.used = end
-        elif not starts_with(buffer.array[start : buffer.used], new):
-            self._tail = new.copy()
-        self._length = end
-
-    @property
-    def _shared(self) -> int:
-        """How many tokens are in the buffer."""
-        return self._length - len(self._tail)
-
-    def _grow(self, length: int) -> _Buffer:
-        """Moves the tokens in the buffer to a larger one."""
-        shared = self._shared
-        grown = np.empty(max(64, length + length // _SPARE), np.int32)
-        grown[:shared] = self._buffer.array[:shared]
-        self._buffer = _Buffer(grown, shared)
-        return self._buffer
-
-    def _merge(self) -> None:
-        """Copies everything to a buffer of its own."""
-        tail, shared = self._tail, self._shared
-        buffer = self._grow(self._length)
-        buffer.array[shared : self._length] = tail
-        buffer.used, self._tail = self._length, _EMPTY_IDS
-
-    def move_to(self, longer: TokenLog) -> bool:
-        """Uses the memory of a longer log that goes on from this one; returns whether that changed anything.
-
-        So a conversation does not keep the memory that it has outgrown, once its views are renewed.
-        """
-        if self._buffer is longer._buffer or len(self._tail) or self._length > longer._shared:
-            return False
-        self._buffer = longer._buffer
-        return True
+        chunk, end = self._chunk, self._length - self._chunk.start
+        if not starts_with(chunk.array[end : chunk.used], new):
+            if chunk.used == end:
+                chunk.append(new)
+            else:
+                self._chunk = _Chunk(new.copy(), len(new), self._length, chunk)
+        self._length += len(new)
 
     def view(self, start: int, stop: int) -> TokenIds:
-        """Returns a read-only view of tokens ``[start, stop)``."""
+        """Returns tokens ``[start, stop)`` as a read-only array: a view, unless the log has left another one's path."""
+        self._check(start, stop)
+        return self._chunk.read(start, stop)
+
+    def span(self, start: int, stop: int) -> Any:
+        """Returns tokens ``[start, stop)`` as a `TokenSpan`, for a field that shows it as an array."""
+        self._check(start, stop)
+        return TokenSpan(self._chunk, start, stop)
+
+    def _check(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self._length:
             raise IndexError(f"[{start}, {stop}) is outside a sequence of {self._length} tokens")
-        shared = self._shared
-        if start < shared < stop:
-            self._merge()
-            shared = self._length
-        view = self._buffer.array[start:stop] if stop <= shared else self._tail[start - shared : stop - shared]
-        view.setflags(write=False)
-        return view
 
 
 def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenIds) -> bool:

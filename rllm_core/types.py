@@ -19,6 +19,7 @@ pickling and deep copies without loss. Text is Unicode: half a surrogate pair is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -50,10 +51,12 @@ from rllm_core.tokens import (
     AdvantagesField,
     Floats,
     LogprobsField,
+    SpanField,
     TokenIds,
     TokenIdsField,
     TokenLog,
     TokenRewardsField,
+    TokenSpanField,
     is_id_array,
     logprobs,
     starts_with,
@@ -158,9 +161,9 @@ class Step(Record):
     step_id: Name = Field(default_factory=new_id)
     messages: MessageViewField = Field(default_factory=MessageView)
     response: JsonDict = Field(default_factory=FrozenDict)
-    prompt_ids: TokenIdsField
+    prompt_ids: TokenSpanField
     prompt_media: tuple[PlacedMedia, ...] = ()
-    completion_ids: TokenIdsField
+    completion_ids: TokenSpanField
     logprobs: LogprobsField | None = None
     finish_reason: FinishReason = FinishReason.STOP
     weight_version: Count | None = None
@@ -194,6 +197,13 @@ class Step(Record):
         """Text of the response, for graders and people; "" if there is none."""
         content = self.response.get("content")
         return content if isinstance(content, str) else ""
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
+        yield from self._fields().items()
+
+
+for _name in ("prompt_ids", "completion_ids"):
+    setattr(Step, _name, SpanField(_name))
 
 
 class Trajectory(Record):

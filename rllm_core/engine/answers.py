@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rllm_core.parser import ToolSpec
@@ -24,16 +24,6 @@ class Answer:
     tokens: TokenLog
     tools: Sequence[ToolSpec] | None
     before: Answer | None
-
-    def moved(self) -> Iterator[Answer]:
-        """Lets the answers before this one use the memory of its tokens, and yields those that did not before."""
-        at = self.before
-        while at is not None and at.step.segment == self.step.segment and at.tokens.move_to(self.tokens):
-            cut, end = len(at.step.prompt_ids), len(at.tokens)
-            at.step.__dict__["prompt_ids"] = at.tokens.view(0, cut)
-            at.step.__dict__["completion_ids"] = at.tokens.view(cut, end)
-            yield at
-            at = at.before
 
     def steps(self) -> list[Step]:
         """All steps of the conversation up to this one."""

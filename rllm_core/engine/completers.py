@@ -166,13 +166,7 @@ class Completer:
             step.metadata = freeze(metadata)
         self._newest = self._answers[step.step_id] = Answer(step, *self._state(), self._newest)
         self.scope.keep(step)
-        for answer in self._newest.moved():
-            self._moved(answer.step)
         return step
-
-    def _moved(self, step: Step) -> None:
-        """Takes note that a step has other views of the same tokens."""
-        self.scope.keep(step)
 
     async def complete_many(
         self,
@@ -299,9 +293,9 @@ class Completer:
         return Step(
             messages=view,
             response=output.message,
-            prompt_ids=tokens.view(0, cut),
+            prompt_ids=tokens.span(0, cut),
             prompt_media=output.prompt_media,
-            completion_ids=tokens.view(cut, len(tokens)),
+            completion_ids=tokens.span(cut, len(tokens)),
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             weight_version=output.weight_version,

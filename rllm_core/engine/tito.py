@@ -108,13 +108,14 @@ class TITOCompleter(Completer):
         self._turns += 1
         # The session has checked the tokens, and TokenOutput its own fields. Media come unchecked from the parser.
         make = Step if turn.media else Step._trusted
+        recorded, cut = session.recorded, len(turn.prompt_ids)
         return make(
             step_id=new_id(),
             messages=session.consumed,
             response=session.answer,
-            prompt_ids=session.last_prompt_ids,
+            prompt_ids=recorded.span(0, cut),
             prompt_media=turn.media,
-            completion_ids=session.last_completion_ids,
+            completion_ids=recorded.span(cut, len(recorded)),
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             weight_version=output.weight_version,

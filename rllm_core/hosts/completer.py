@@ -21,7 +21,6 @@ from rllm_core.types import (
     MessageView,
     SamplingParams,
     Step,
-    TokenLog,
     freeze,
     snapshot,
 )
@@ -45,10 +44,6 @@ class SampledSteps:
         """Adds a step."""
         self.fields[step.step_id] = dict(step.__dict__)
         self.by_response[id(step.response)] = step.step_id
-
-    def moved(self, step: Step) -> None:
-        """Takes the new views of a step's tokens; the workflow may have set other fields since."""
-        self.fields[step.step_id] |= {"prompt_ids": step.prompt_ids, "completion_ids": step.completion_ids}
 
     def returned(self, step: Step) -> wire.ReturnedStep:
         """Names a step that the workflow returns, with the fields that it has set."""
@@ -132,10 +127,6 @@ class RemoteCompleter(Completer):
         self._said = view.extended([step.response])
         return step
 
-    def _moved(self, step: Step) -> None:
-        super()._moved(step)
-        self._sampled.moved(step)
-
     async def _count(self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> int:
         call, _ = self._call(snapshot(messages, self._said), tools)
         call.counts = True
@@ -172,7 +163,7 @@ class RemoteCompleter(Completer):
 
     def _step(self, sampled: wire.SampledStep, view: MessageView) -> Step:
         if sampled.kept != len(self._tokens):
-            self._tokens = TokenLog(self._tokens.view(0, sampled.kept))
+            self._tokens = self._tokens.prefix(sampled.kept)
         tokens = self._tokens
         tokens.extend(_ids(sampled.prompt))
         cut = len(tokens)
@@ -184,8 +175,8 @@ class RemoteCompleter(Completer):
             step_id=sampled.step,
             messages=view,
             response=freeze(sampled.response),
-            prompt_ids=tokens.view(0, cut),
-            completion_ids=tokens.view(cut, len(tokens)),
+            prompt_ids=tokens.span(0, cut),
+            completion_ids=tokens.span(cut, len(tokens)),
             logprobs=logprobs,
             finish_reason=FinishReason(sampled.finish_reason),
             weight_version=sampled.weight_version,

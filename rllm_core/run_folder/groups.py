@@ -260,9 +260,10 @@ def _same_prompt(one: Step, other: Step) -> bool:
 def _fields(record: Record, *left_out: str) -> dict[str, Any]:
     """Returns the fields that differ from their default, as JSON data."""
     written = {}
-    for name, value in record.__dict__.items():
+    for name in record.__dict__:
         if name in left_out:
             continue
+        value = getattr(record, name)
         if isinstance(value, np.ndarray):
             written[name] = packed(value) if name.endswith("ids") or name == "logprobs" else _numbers(value)
         elif value != _default(type(record), name):

@@ -14,11 +14,13 @@ import numpy as np
 
 from rllm_core.hosts.failures import Refused
 from rllm_core.plugins.blame import defined_at
-from rllm_core.scope import RolloutScope
+from rllm_core.scope import SAMPLED, RolloutScope
 from rllm_core.text import printable
+from rllm_core.tokens import TokenSpan
 from rllm_core.types import Episode, Record, Step, Task, Trajectory
 from rllm_core.workflow import Workflow
 
+_ARRAYS = (np.ndarray, TokenSpan)
 MAX_REWARD = 1e30  # advantages are float32, and estimators sum rewards
 MAX_METRICS = 1000  # each becomes a key in every line of metrics.jsonl
 
@@ -107,17 +109,17 @@ def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
             "a step was not sampled in this rollout; use only steps that this call's completer and its forks "
             "returned, and keep none in the workflow between rollouts"
         )
-    for name, original in zip(("prompt_ids", "completion_ids", "logprobs", "weight_version"), sampled, strict=True):
-        if not _same(getattr(step, name), original):
+    for name, original in zip(SAMPLED, sampled, strict=True):
+        if not _same(step.__dict__.get(name), original):
             raise Refused(f"the {name} of a step were changed; do not modify steps that completer.complete() returned")
 
 
 def _same(mine: Any, original: Any) -> bool:
     if mine is original:
         return True
-    if isinstance(mine, np.ndarray) and isinstance(original, np.ndarray):
+    if isinstance(mine, _ARRAYS) and isinstance(original, _ARRAYS):
         return np.array_equal(mine, original)
-    return not isinstance(mine, np.ndarray) and not isinstance(original, np.ndarray) and bool(mine == original)
+    return not isinstance(mine, _ARRAYS) and not isinstance(original, _ARRAYS) and bool(mine == original)
 
 
 def _check_reward(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+import gc
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,50 @@ def test_a_chain_of_forks_shares_its_memory(toys: SimpleNamespace) -> None:
     assert segments(steps) == [list(range(turns))]
     held = {id(array.base): array.base.nbytes for step in steps for array in (step.prompt_ids, step.completion_ids)}
     assert sum(held.values()) <= 4 * 4 * len(sequence(steps[-1]))
+
+
+def test_branches_share_the_memory_of_their_prefix(toys: SimpleNamespace) -> None:
+    turns = 50
+    engine = engine_of(toys, *["a long answer " * 10] * 2 * turns)
+
+    async def run() -> tuple[TITOCompleter, list[Step], list[Step]]:
+        completer, messages = TITOCompleter(engine), Messages([USER])
+        trunk: list[Step] = []
+        branches: list[Step] = []
+        for _ in range(turns):
+            trunk.append(await completer.complete(messages))
+            messages.append(trunk[-1].response)
+            branches.append(await completer.fork(after=trunk[-1]).complete([*messages, OTHER]))
+            messages.append(MORE)
+        return completer, trunk, branches
+
+    completer, trunk, branches = asyncio.run(run())
+    other = toys.LetterParser().render([OTHER])
+    for before, branch in zip(trunk, branches, strict=True):
+        assert branch.prompt_ids.tolist() == [*sequence(before), *other]
+    del engine.calls[:]
+    distinct = len(sequence(trunk[-1])) + sum(len(other) + len(branch.completion_ids) for branch in branches)
+    assert held_bytes(completer) < 2 * 4 * distinct + 1000  # with a copy of each prefix, it would be more than 10 times
+
+
+def held_bytes(owner: object) -> int:
+    """Returns the bytes of all buffers of token ids that an object leads to."""
+    seen: set[int] = set()
+    buffers: dict[int, int] = {}
+    waiting = [owner]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(one))
+        if isinstance(one, np.ndarray):
+            while isinstance(one.base, np.ndarray):
+                one = one.base
+            if one.dtype == np.int32:
+                buffers[id(one)] = one.nbytes
+        else:
+            waiting += gc.get_referents(one)
+    return sum(buffers.values())
 
 
 def test_after_a_failure_a_branch_can_go_on(toys: SimpleNamespace) -> None:

@@ -145,4 +145,4 @@ def test_what_a_completer_returns_is_what_validation_makes_of_it(toys: SimpleNam
         assert step == validated
         assert {name: type(value) for name, value in step} == {name: type(value) for name, value in validated}
         assert json.loads(step.to_json()) == json.loads(validated.to_json())
-        assert not any(step.__dict__[name].flags.writeable for name in ("prompt_ids", "completion_ids", "logprobs"))
+        assert not any(getattr(step, name).flags.writeable for name in ("prompt_ids", "completion_ids", "logprobs"))

@@ -661,29 +661,26 @@ def test_a_token_log_keeps_its_views() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_logs_that_share_memory_are_lists(seed: int) -> None:
-    """Logs that go on from each other, alike and differently, and move to the memory of longer ones."""
+    """Logs that go on from each other, alike and differently."""
     rng = random.Random(seed)
     logs: list[tuple[TokenLog, list[int]]] = [(TokenLog(first := list(range(rng.randrange(9)))), first)]
     views: list[tuple[Any, list[int]]] = []
     for _ in range(400):
         log, expected = rng.choice(logs[-8:])
+        start, stop = sorted(rng.randint(0, len(expected)) for _ in range(2))
         match rng.randrange(5):
             case 0:
-                cut = rng.randint(0, len(expected))
-                logs.append((log.prefix(cut), expected[:cut]))
+                logs.append((log.prefix(stop), expected[:stop]))
             case 1:
-                for other, tokens in logs:
-                    if expected == tokens[: len(expected)]:
-                        log.move_to(other)
-            case 2:
-                start, stop = sorted(rng.randint(0, len(expected)) for _ in range(2))
                 views.append((log.view(start, stop), expected[start:stop]))
+            case 2:
+                views.append((log.span(start, stop), expected[start:stop]))
             case _:
                 new = [rng.randrange(2)] * rng.choice([1, 3, 40])
                 log.extend(new)
                 expected += new
     views += [(log.view(0, len(log)), expected) for log, expected in logs]
-    assert [view.tolist() for view, _ in views] == [expected for _, expected in views]
+    assert [np.asarray(view).tolist() for view, _ in views] == [expected for _, expected in views]
 
 
 def test_logs_that_grow_alike_share_memory() -> None:
@@ -697,3 +694,27 @@ def test_logs_that_grow_alike_share_memory() -> None:
         assert log.view(1002, 1012).tolist() == [last] * 10
     assert np.shares_memory(one.view(0, 1012), same.view(0, 1012))
     assert other.view(1000, 1012).tolist() == [5, 6, *[8] * 10]
+
+
+def test_a_step_shows_a_span_as_an_array() -> None:
+    trunk = TokenLog(range(10))
+    branch = trunk.prefix(4)
+    trunk.extend([7])
+    branch.extend([1, 2])
+    lazy = Step(step_id="s", prompt_ids=branch.span(0, 5), completion_ids=branch.span(5, 6))
+    plain = Step(step_id="s", prompt_ids=[0, 1, 2, 3, 1], completion_ids=[2])
+    assert type(lazy.prompt_ids) is np.ndarray
+    assert lazy.prompt_ids.dtype == np.int32
+    with pytest.raises(ValueError, match="read-only"):
+        lazy.prompt_ids[0] = 9
+    assert lazy == plain == copy.deepcopy(lazy) == pickle.loads(pickle.dumps(lazy))  # noqa: S301
+    assert Step.from_json(lazy.to_json()) == plain
+    assert lazy.model_dump() == plain.model_dump()
+    assert repr(lazy) == repr(plain)
+    assert type(dict(lazy)["prompt_ids"]) is np.ndarray
+    assert lazy != Step(step_id="s", prompt_ids=[0, 1, 2, 3, 3], completion_ids=[2])
+    with pytest.raises(ValueError, match="2 log-probabilities for 1 tokens"):
+        lazy.logprobs = [-1.0, -1.0]  # type: ignore[assignment]
+    lazy.prompt_ids = [5]  # type: ignore[assignment]
+    assert lazy.prompt_ids.tolist() == [5]
+    assert not hasattr(Step, "prompt_ids"), "a subclass would take it for a default"

@@ -56,6 +56,7 @@ class Endpoint:
         forest: The answers so far.
         counts: Numbers of calls, ignored fields and others, by the name of their metric.
         bodies: Reads the bodies of its requests.
+        sending: Connections on which its answers are being sent. Its end closes them, since a client may not read.
         failure: What the rollout fails by when it ends: the first error that the agent could not have caused, or, after
             `close`, a last call that was too long.
     """
@@ -65,6 +66,7 @@ class Endpoint:
     ) -> None:
         self.forest = Forest()
         self.counts: Counter[str] = Counter()
+        self.sending: set[asyncio.Transport] = set()
         self.failure: Exception | None = None
         self._completer = completer
         self._root_url = f"{url}/r/{secret}"
@@ -128,16 +130,18 @@ class Endpoint:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Lets the rollout fail by every error that is no answer to the client.
+        """Lets the rollout fail by every error that is no answer to the client, and counts what is refused.
 
         Raises:
             Refused: What the client is told instead.
         """
         try:
             yield
-        except Refused:
+        except Refused as refused:
+            self.counts[f"refused_{refused.status // 100}xx"] += 1
             raise
         except Exception as error:
+            self.counts["refused_5xx"] += 1
             self.failure = self.failure or error
             raise Failed(f"{type(error).__name__}: {error}") from error
 
@@ -282,7 +286,7 @@ class Endpoint:
         return Failed(f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
-        """Ends the endpoint: cancels running calls."""
+        """Ends the endpoint: cancels running calls, and closes connections with answers that nobody has read."""
         self._is_open = False
         if not self._running:
             self._waited += time.monotonic() - self._since
@@ -291,6 +295,8 @@ class Endpoint:
             task.cancel()
         if running:
             await asyncio.wait(running)
+        for connection in list(self.sending):
+            connection.abort()
         self.failure = self.failure or self._too_long
 
     def trajectories(self, by: Literal["model", "conversation"] = "model") -> list[Trajectory]:

@@ -31,6 +31,13 @@ class TooLong(Refused):
     code = "context_length_exceeded"
 
 
+class TooLarge(Refused):
+    """The body is larger than allowed."""
+
+    status = 413
+    kind = "request_too_large"
+
+
 class UnknownRollout(Refused):
     """The secret belongs to no running rollout."""
 

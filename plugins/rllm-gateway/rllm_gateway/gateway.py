@@ -16,8 +16,8 @@ from rllm_gateway.bodies import Form
 from rllm_gateway.calls import Answer, Call
 from rllm_gateway.dialects import anthropic, chat, refusals, responses
 from rllm_gateway.endpoint import MAX_REQUEST_BYTES, Endpoint, Options
-from rllm_gateway.errors import Forbidden, NotFound, Refused, UnknownRollout
-from rllm_gateway.response import EVENTS, JSON, KEEP_ALIVE, KEEP_ALIVE_SECONDS, Response
+from rllm_gateway.errors import Forbidden, NotFound, Refused, TooLarge, UnknownRollout
+from rllm_gateway.response import EVENTS, JSON, KEEP_ALIVE, KEEP_ALIVE_SECONDS, MAX_BODY_BYTES, Response
 
 SECRET_BYTES = 18
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -126,14 +126,14 @@ class Gateway:
             if endpoint.failure is not None and not isinstance(sys.exception(), asyncio.CancelledError):
                 raise endpoint.failure
 
-    async def handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
+    async def handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> Response:
         """Answers a request.
 
         Args:
             method: HTTP method.
             path: Path without the query.
             headers: Headers, with lower-case names.
-            body: The body.
+            body: The body; None if it is too large to be read.
         """
         of_anthropic = path.endswith(("messages", COUNTS)) or "anthropic-version" in headers
         error = refusals.of_anthropic if of_anthropic else refusals.of_openai
@@ -142,15 +142,17 @@ class Gateway:
         except Refused as refused:
             return Response(refused.status, msgspec.json.encode(error(refused)), JSON | NO_RETRY)
 
-    async def _handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
+    async def _handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> Response:
         _check_host(headers)
         endpoint, rest = self._found(path, headers)
         if method == "GET" and rest == "models":
             return Response(200, msgspec.json.encode(_models()))
-        dialect = DIALECTS.get("messages" if rest == COUNTS else rest)
-        if method != "POST" or dialect is None:
-            raise NotFound(f"there is no {method} {rest!r}: use {', '.join(PATHS)}")
         with endpoint.failing():
+            dialect = DIALECTS.get("messages" if rest == COUNTS else rest)
+            if method != "POST" or dialect is None:
+                raise NotFound(f"there is no {method} {rest!r}: use {', '.join(PATHS)}")
+            if body is None:
+                raise TooLarge(f"a body may have at most {MAX_BODY_BYTES:,} bytes")
             endpoint.receive(len(body))
             found = endpoint.bodies.read(dialect.form, body)
             if rest == COUNTS:
@@ -160,7 +162,9 @@ class Gateway:
             call.digest = found.digest
             call.is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
         answered = self._answered(endpoint, dialect, call, found.fields)
-        return await (_streamed(answered, dialect) if found.fields.get("stream") else answered)
+        response = await (_streamed(answered, dialect) if found.fields.get("stream") else answered)
+        response.sending = endpoint.sending
+        return response
 
     async def _answered(self, endpoint: Endpoint, dialect: Dialect, call: Call, fields: Mapping[str, Any]) -> Response:
         with endpoint.failing():

@@ -9,11 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
-from rllm_gateway.response import KEEP_ALIVE_SECONDS, Response
+from rllm_gateway.response import KEEP_ALIVE_SECONDS, MAX_BODY_BYTES, Response
 
-MAX_BODY_BYTES = 64 << 20
-
-Handle = Callable[[str, str, Mapping[str, str], bytes], Awaitable[Response]]
+Handle = Callable[[str, str, Mapping[str, str], bytes | None], Awaitable[Response]]
 
 
 class Server:
@@ -62,19 +60,33 @@ class Server:
             shutil.rmtree(self._folder)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        if (request.content_length or 0) > MAX_BODY_BYTES:
-            return web.Response(status=413, text=f"a body may have at most {MAX_BODY_BYTES} bytes")
-        request._client_max_size = MAX_BODY_BYTES  # bodies without a length
-        body = await request.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
-        response = await self._handle(request.method, request.path, headers, body)
-        if response.rest is not None:
-            return await self._in_pieces(request, response, response.rest)
-        sent = web.Response(status=response.status, body=response.body, headers=response.headers)
-        await sent.prepare(request)
-        await sent.write_eof()
+        response = await self._handle(request.method, request.path, headers, await self._body(request))
+        connection = request.transport
+        if connection is None:
+            raise ConnectionResetError("the client is gone")
+        response.sending.add(connection)
+        try:
+            if response.rest is not None:
+                return await self._in_pieces(request, response, response.rest)
+            sent = web.Response(status=response.status, body=response.body, headers=response.headers)
+            await sent.prepare(request)
+            await sent.write_eof()
+        finally:
+            response.sending.discard(connection)
         response.delivered()
         return sent
+
+    @staticmethod
+    async def _body(request: web.BaseRequest) -> bytes | None:
+        """Returns the body; None if it is too large, of which no more is read."""
+        if (request.content_length or 0) > MAX_BODY_BYTES:
+            return None
+        request._client_max_size = MAX_BODY_BYTES  # bodies without a length
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            return None
 
     @staticmethod
     async def _in_pieces(request: web.BaseRequest, begun: Response, rest: asyncio.Task[Response]) -> web.StreamResponse:

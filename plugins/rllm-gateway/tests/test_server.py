@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from conftest import TOOLS, Client, Policy, check_exact, rollout, said
-from rllm_gateway.server import MAX_BODY_BYTES
+from rllm_gateway.response import MAX_BODY_BYTES
 
 from rllm_core.algorithms.samples import segments
 from rllm_core.engine import EngineError

@@ -34,6 +34,7 @@ def agents(tmp_path: Path, **metrics: float) -> Path:
         }
         | {"workflow/gateway_roots": 1.5, "workflow/gateway_rewritten_answers": 0.5, "workflow/gateway_retried": 0.0}
         | {"workflow/gateway_ignored_temperature": 2.0, "workflow/gateway_client_seconds": 0.25}
+        | {"workflow/gateway_refused_4xx": 1.0}
         | ({"segment_breaks/tools_changed": 1.0} if at == 2 else {})
         for at in (1, 2)
     ]
@@ -47,7 +48,7 @@ def test_what_agents_did_is_shown_for_a_run(tmp_path: Path) -> None:
         "in the last 2 steps:",
         "calls 3 calls in 1.500 conversations, 0.500 answers came back in other words",
         "segments 1.500 per trajectory; breaks in all: tools_changed 1",
-        "also client seconds 0.250; ignored: temperature 2",
+        "also client seconds 0.250, refused 4xx 1; ignored: temperature 2",
     ):
         assert said in text
     assert "retried" not in text
