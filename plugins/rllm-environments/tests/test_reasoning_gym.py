@@ -176,6 +176,7 @@ REFERENCE = """
 import json, sys, warnings
 
 warnings.simplefilter("ignore")
+result, sys.stdout = sys.stdout, sys.stderr  # some datasets print
 import reasoning_gym
 
 call = json.load(sys.stdin)
@@ -191,7 +192,7 @@ for answer in answers:
         scores.append(float(dataset.score_answer(answer.strip(), entry)))
     except Exception:
         scores.append(0.0)
-print(json.dumps([own, answers, scores]))
+print(json.dumps([own, answers, scores]), file=result)
 """
 
 
