@@ -19,7 +19,7 @@ from rllm_environments.reasoning_gym.workflow import ASK_FOR_TAGS, ReasoningGymC
 from rllm_core.engine import RolloutEngine, TITOCompleter
 from rllm_core.errors import ConfigError
 from rllm_core.sandbox import CodeResult, Sandbox
-from rllm_core.services import Services
+from rllm_core.services import Score, Services
 from rllm_core.types import FinishReason, Task, TerminationReason, TokenOutput, token_ids
 from rllm_devkit.checks import check_workflow
 from rllm_devkit.scripted import ByteParser
@@ -176,6 +176,7 @@ REFERENCE = """
 import json, sys, warnings
 
 warnings.simplefilter("ignore")
+result, sys.stdout = sys.stdout, sys.stderr  # some datasets print
 import reasoning_gym
 
 call = json.load(sys.stdin)
@@ -191,7 +192,7 @@ for answer in answers:
         scores.append(float(dataset.score_answer(answer.strip(), entry)))
     except Exception:
         scores.append(0.0)
-print(json.dumps([own, answers, scores]))
+print(json.dumps([own, answers, scores]), file=result)
 """
 
 
@@ -223,6 +224,36 @@ def test_rewards_equal_the_peers_own(name):
         assert scores[answers.index(own)] == 1.0
 
 
+def test_rollouts_with_the_same_answer_at_the_same_time_share_a_call_that_none_of_them_can_cancel():
+    workflow = ReasoningGymWorkflow(ReasoningGymConfig(environment="chain_sum"), found=datasets.findings("chain_sum"))
+    task = workflow.tasks("train")[0]
+    asked = []
+
+    async def grade(task, text):
+        asked.append(text)
+        await asyncio.sleep(0.01)
+        if text == "bad":
+            raise ValueError(text)
+        return Score(float(len(asked)))
+
+    vars(workflow)["_grade"] = grade
+
+    async def run():
+        first, *others = [asyncio.ensure_future(workflow.score(task, 0, "5")) for _ in range(8)]
+        await asyncio.sleep(0)
+        first.cancel()
+        found = await asyncio.gather(*others, workflow.score(task, 0, "6"))
+        failed = await asyncio.gather(*(workflow.score(task, 0, "bad") for _ in range(2)), return_exceptions=True)
+        return found, await workflow.score(task, 0, "5"), [type(error) for error in failed]
+
+    found, later, failed = asyncio.run(run())
+    assert found == [2.0] * 8
+    assert later == 4.0
+    assert failed == [ValueError, ValueError]
+    assert asked == ["5", "6", "bad", "5"]
+
+
+@pytest.mark.slow
 def test_the_contract_of_a_workflow_is_kept():
     results = asyncio.run(
         check_workflow(lambda: made("chain_sum"), answers=["1"], tasks_per_split=1, rollout_timeout_seconds=300.0)

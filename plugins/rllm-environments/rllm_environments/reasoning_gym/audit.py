@@ -61,16 +61,25 @@ CANARIES = (
 
 def names() -> list[str]:
     """Returns the datasets of the installed reasoning-gym."""
-    found: list[str] = _call_once("names", MAKE_LIMITS)
-    return found
+    function = ChildFunction(f"{PROBE}:names", MAKE_LIMITS, children=1)
+
+    async def call() -> list[str]:
+        found: list[str] = await function()
+        return found
+
+    try:
+        return asyncio.run(call())
+    finally:
+        function.close()
 
 
 def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields datasets and findings, one after the other, each with its default options.
 
     A dataset is audited if it is repeatable in another process, its splits share no question, its own answers get 1 in
-    the checker's child process, junk gets little, and the reward is not constant. It is played if all checks of
-    `rllm_devkit.checks.check_workflow` pass. Nothing is played whose checker executes answers.
+    the checker's child process, wrong ones get less, and the reward is not constant. It is played if all checks of
+    `rllm_devkit.checks.check_workflow` pass. A checker that executes answers is played in a sandbox that isolates, or
+    not at all.
 
     Args:
         variants: Names of datasets. Empty means all.
@@ -267,7 +276,7 @@ class _Players:
         [task] = player.tasks("train")[:1]
         index, _ = await player.question(task)
         # Starts all child processes, since the checks count those that a workflow leaves.
-        await asyncio.gather(*(player.score(task, index, "") for _ in range(STARTED_AT_ONCE)))
+        await asyncio.gather(*(player.score(task, index, str(number)) for number in range(STARTED_AT_ONCE)))
         results = await check_workflow(make, answers=JUNK[1:], tasks_per_split=1, rollout_timeout_seconds=300.0)
         return [f"check {each.name!r} failed: {each.detail:.200}" for each in results if each.outcome == "failed"]
 
@@ -292,15 +301,3 @@ class _Players:
 
 def _reason(error: ChildError) -> str:
     return " ".join(str(error).partition(" raised ")[2].split())[:200]
-
-
-def _call_once(function: str, limits: Limits, *arguments: Any) -> Any:
-    called = ChildFunction(f"{PROBE}:{function}", limits, children=1)
-    try:
-        return asyncio.run(_called(called, arguments))
-    finally:
-        called.close()
-
-
-async def _called(function: ChildFunction, arguments: Sequence[Any]) -> Any:
-    return await function(*arguments)
