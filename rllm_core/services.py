@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from rllm_core import providers
 from rllm_core.plugins.blame import defined_at
-from rllm_core.sandbox import ChildFunction, Limits, Sandbox
+from rllm_core.sandbox import ChildError, ChildFunction, Limits, Sandbox
 from rllm_core.scope import timed
 from rllm_core.types import Task
 
 if TYPE_CHECKING:
     from rllm_core.plugins import PluginManager
 
+REJECTED = "rejected"
 RewardFunction = Callable[[Task, str], Awaitable["Score"]]
 
 
@@ -74,17 +75,22 @@ class Services:
         )
         return sandbox_class()
 
-    def reward_function(self, name: str, limits: Limits | None = None) -> RewardFunction:
+    def reward_function(
+        self, name: str, limits: Limits | None = None, *, blame_text: tuple[type[ChildError], ...] = ()
+    ) -> RewardFunction:
         """Returns a plugin's reward function as a coroutine function, which runs it in a child process.
 
         Args:
             name: Name of the reward function (hook ``reward_functions``).
             limits: Limits of one call.
+            blame_text: Errors that are the fault of the text, such as ``ChildRaised`` where the function raises for
+                text of another form than it expects. Such a text gets the score 0.
 
         Returns:
             A function from a task and the model's text to a `Score`, which is a float. If a call has no result, it
-            raises a `rllm_core.sandbox.ChildError`. ``ChildTimeout`` and ``ChildOutOfMemory`` are usually caused by the
-            text, the others by the function.
+            raises a `rllm_core.sandbox.ChildError`, unless that is in ``blame_text``. With ``blame_text``, every score
+            has the part ``rejected``: 1 if the text caused such an error, and otherwise 0. ``ChildTimeout`` and
+            ``ChildOutOfMemory`` are usually caused by the text, the others by the function.
 
         Raises:
             rllm_core.errors.PluginError: If there is no such function, or its plugin is broken.
@@ -99,8 +105,11 @@ class Services:
             graded = self._functions.get((name, limits))
             if graded is None:
                 graded = self._functions[name, limits] = ChildFunction(f"{__name__}:graded", limits)
-            with timed("reward", name):
-                value, parts = await graded(provided.record.load, task.model_dump(mode="json"), text)
+            try:
+                with timed("reward", name):
+                    value, parts = await graded(provided.record.load, task.model_dump(mode="json"), text)
+            except blame_text:
+                return Score(0.0, {REJECTED: 1.0})
             if not _is_number(value):
                 raise ValueError(
                     f"reward function {name!r}{where} returned {value!r:.80}, not a finite number (alone, or with its "
@@ -112,7 +121,7 @@ class Services:
                     f"reward function {name!r}{where} returned the part {wrong[0]!r:.80}; a part is a finite number or "
                     "text"
                 )
-            return Score(float(value), parts)
+            return Score(float(value), {REJECTED: 0.0, **parts} if blame_text else parts)
 
         return reward
 

@@ -29,7 +29,7 @@ from rllm_core.plugins.blame import located
 from rllm_core.plugins.requirements import pip_install, unmet
 from rllm_core.services import Services
 from rllm_core.tracker import Tracker
-from rllm_core.workflow import Workflow
+from rllm_core.workflow import ENDLESS, Workflow
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def parts_of(resolved: Resolved) -> Parts:
     with provided.at_work("validate_config", chosen_backend):
         not_checked = backend.validate_config()
     notes = [*resolved.notes, *kl_notes(config.algorithm.kl)]
-    if not workflow.samples:
+    if not workflow.samples and len(tasks.of("train")) < ENDLESS:
         rows, trained = len(tasks.of("train")), config.training.steps * config.training.groups_per_step
         notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")
     notes += _notes_on_passes(config, capabilities, algorithm)

@@ -23,7 +23,7 @@ from rllm_core.workflow import Conversation, Split, Workflow, WorkflowConfig
 
 CONVERSATIONS_PER_FETCH = 32
 TASKS_PER_FETCH = 256
-FETCHES_KEPT = 64
+TASKS_KEPT = 64 * TASKS_PER_FETCH
 GROUP = "group"  # key of a trajectory's metadata
 
 
@@ -82,7 +82,7 @@ class _TasksElsewhere(Sequence[Task]):
         self._lister = lister
         self._split = split
         self._total = lister.total(split)
-        self._fetched: OrderedDict[int, list[Task]] = OrderedDict()
+        self._fetched: OrderedDict[int, Task] = OrderedDict()
 
     def __len__(self) -> int:
         return self._total
@@ -96,15 +96,15 @@ class _TasksElsewhere(Sequence[Task]):
             return [self[position] for position in range(*index.indices(self._total))]
         if not -self._total <= index < self._total:
             raise IndexError(f"task {index} of {self._total}")
-        block, position = divmod(index % self._total, TASKS_PER_FETCH)
-        if block not in self._fetched:
-            start = block * TASKS_PER_FETCH
-            stop = min(start + TASKS_PER_FETCH, self._total)
-            self._fetched[block] = self._lister.fetch(self._split, start, stop)
-            if len(self._fetched) > FETCHES_KEPT:
-                self._fetched.popitem(last=False)
-        self._fetched.move_to_end(block)
-        return self._fetched[block][position]
+        index %= self._total
+        if index not in self._fetched:
+            stop = min(index + TASKS_PER_FETCH, self._total)
+            self._fetched.update(enumerate(self._lister.fetch(self._split, index, stop), index))
+        task = self._fetched[index]
+        self._fetched.move_to_end(index)
+        while len(self._fetched) > TASKS_KEPT:
+            self._fetched.popitem(last=False)
+        return task
 
 
 class _Lister:
@@ -123,7 +123,7 @@ class _Lister:
         return int(self._ask(wire.ListTasks(split), wire.Listed).total)
 
     def fetch(self, split: Split, start: int, stop: int) -> list[Task]:
-        """Returns the tasks at positions ``[start, stop)``."""
+        """Returns the tasks at positions ``[start, stop)``; only the first of them if they take long to make."""
         fetched = self._ask(wire.FetchTasks(split, start, stop), wire.Fetched)
         return [Task(task_id=task.task_id, data=task.data) for task in fetched.tasks]
 

@@ -112,7 +112,7 @@ class Listed(Message, tag="listed"):
     """Says how many tasks a split has.
 
     Attributes:
-        total: Number of tasks.
+        total: Number of tasks; 9223372036854775807 if they are endless.
     """
 
     total: int
@@ -134,7 +134,7 @@ class Fetched(Message, tag="fetched"):
     """Tasks of a split.
 
     Attributes:
-        tasks: The tasks, in order.
+        tasks: The tasks, in order: at least the first, and fewer than asked for if they take long to make.
     """
 
     tasks: list[FetchedTask]

@@ -39,6 +39,7 @@ from rllm_core.workflow import Conversation, Workflow
 # A run asks a worker for its stack before it kills it; the stack goes to standard error.
 ASK_FOR_STACK = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 2
 MESSAGES_PER_TICK = 16  # rollouts that go on before the worker reads again, such as a cancellation
+MAX_FETCH_SECONDS = 0.1  # a task may take a second to make, and the run needs one
 MAX_SILENCE_SECONDS = 0.002  # the model need not wait while other rollouts of the worker compute
 
 
@@ -159,8 +160,13 @@ class WorkerSession:
                 tasks = self._tasks[message.split] = found if hasattr(found, "__getitem__") else list(found)
             if isinstance(message, wire.ListTasks):
                 return wire.Listed(len(tasks))
-            wanted = [tasks[position] for position in range(message.start, message.stop)]
-            return wire.Fetched([wire.FetchedTask(task.task_id, dict(task.data)) for task in wanted])
+            fetched, until = [], time.monotonic() + MAX_FETCH_SECONDS
+            for position in range(message.start, message.stop):
+                task = tasks[position]
+                fetched.append(wire.FetchedTask(task.task_id, dict(task.data)))
+                if time.monotonic() > until:
+                    break
+            return wire.Fetched(fetched)
         except Exception as error:  # third-party code
             return _unlisted("tasks", error)
 
