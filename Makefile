@@ -13,7 +13,7 @@ EDITABLE_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-gateway -e "plugins/r
 TEST_LANES := test-core test-packages test-verl test-tinker test-trackers test-agents test-environments
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \
-	$(filter-out %-devkit %-environments %-gateway %-local %-verifiers %-workflows,$(wildcard plugins/*))
+	$(filter-out %-bwrap %-devkit %-environments %-gateway %-local %-verifiers %-workflows,$(wildcard plugins/*))
 CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/agents tests/end_to_end tests/environments tests/packages tests/tinker% \
 	tests/trackers tests/verl %/__pycache__ $(PACKAGE_TESTS),$(wildcard tests/*))
 
@@ -53,7 +53,7 @@ AGENTS_CLI_PACKAGES := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 o
 
 # The environments of other people's packages; kept out of .venv because they bring 60 packages.
 ENVIRONMENTS := .venv-environments
-ENVIRONMENTS_PLUGINS := rllm-devkit rllm-renderers rllm-viewer rllm-workflows
+ENVIRONMENTS_PLUGINS := rllm-bwrap rllm-devkit rllm-renderers rllm-viewer rllm-workflows
 ENVIRONMENTS_PACKAGES := pytest pytest-xdist $(ENVIRONMENTS_PLUGINS:%=-e plugins/%) -e "plugins/rllm-local[starter]" \
 	-e "plugins/rllm-environments[gymnasium,openenv,reasoning-gym,textarena]"
 # The package verifiers pins other versions of what rllm-workflows needs, so its rollouts run in an environment of theirs.
@@ -157,7 +157,7 @@ test-agents: $(AGENTS)/.installed
 
 test-environments: $(ENVIRONMENTS)/.installed $(VERIFIERS)/.installed
 	@$(TEST_ENVIRONMENT) $(ENVIRONMENTS)/bin/pytest -c tests/environments/pytest.ini --rootdir . $(IN_TWO_PROCESSES) \
-		-m "not slow" plugins/rllm-environments tests/environments
+		-m "not slow" plugins/rllm-bwrap plugins/rllm-environments tests/environments
 	@$(TEST_ENVIRONMENT) $(VERIFIERS)/bin/pytest -c tests/environments/pytest.ini --rootdir . $(IN_TWO_PROCESSES) \
 		-m "not slow" plugins/rllm-verifiers
 
@@ -202,7 +202,7 @@ docs-serve: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve --strict
 
 docs-reference: $(VENV)/.installed
-	PYTHONPATH=plugins/rllm-environments:plugins/rllm-ray:plugins/rllm-tinker:plugins/rllm-trackers:plugins/rllm-verifiers:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
+	PYTHONPATH=plugins/rllm-bwrap:plugins/rllm-environments:plugins/rllm-ray:plugins/rllm-tinker:plugins/rllm-trackers:plugins/rllm-verifiers:plugins/rllm-verl $(VENV)/bin/python docs/generate.py
 
 curves: $(VENV)/.installed
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python docs/curves.py
@@ -286,7 +286,7 @@ $(AGENTS)/.installed: Makefile constraints.txt tests/agents/requirements.txt pyp
 	@$(AGENTS)/bin/python -m rllm_local.starter >/dev/null
 	@touch $@
 
-$(ENVIRONMENTS)/.installed: Makefile constraints.txt tests/environments/requirements.txt pyproject.toml \
+$(ENVIRONMENTS)/.installed: Makefile constraints.txt tests/environments/bwrap.sh tests/environments/requirements.txt pyproject.toml \
 		$(patsubst %,plugins/%/pyproject.toml,$(ENVIRONMENTS_PLUGINS) rllm-environments rllm-local)
 	@echo "setting up $(ENVIRONMENTS) (2 GB, some minutes the first time)" >&2
 	@$(ENVIRONMENTS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(ENVIRONMENTS)
@@ -294,6 +294,7 @@ $(ENVIRONMENTS)/.installed: Makefile constraints.txt tests/environments/requirem
 	@$(ENVIRONMENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
 	@$(ENVIRONMENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -r tests/environments/requirements.txt \
 		-e . $(ENVIRONMENTS_PACKAGES)
+	@tests/environments/bwrap.sh $(ENVIRONMENTS)
 	@touch $@
 
 $(VERIFIERS)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml plugins/rllm-verifiers/pyproject.toml

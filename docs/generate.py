@@ -38,6 +38,7 @@ MARKER = "<!-- Generated from the configuration models by `make docs-reference`;
 DECLARED_MARKER = "<!-- Generated from the backends' declared capabilities by `make docs-reference`. -->\n"
 # An explicit list, because other installed plugins must not appear on the page.
 FIRST_PARTY = {
+    "bwrap": "rllm_bwrap",
     "environments": "rllm_environments",
     "gateway": "rllm_gateway",
     "local": "rllm_local",

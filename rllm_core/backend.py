@@ -23,7 +23,7 @@ cannot.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -32,14 +32,18 @@ from rllm_core.events import PolicyUpdate as PolicyUpdate  # part of this contra
 from rllm_core.types import Floats, TrainingSample
 
 if TYPE_CHECKING:
+    import random
+
     from rllm_core.config import RunConfig
     from rllm_core.engine import RolloutEngine
     from rllm_core.parser import BaseParser
     from rllm_core.plugins import PluginManager
+    from rllm_core.workflow import Conversation
 
 BatchT = TypeVar("BatchT")
 
 Policy = Literal["current", "proximal", "reference"]
+WarmStart = Callable[["random.Random"], "Iterator[Conversation] | None"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +126,14 @@ class BackendProtocol(ABC, Generic[BatchT]):
     Args:
         config: The complete run file, validated.
         plugins: Plugins of this run, for providers that the backend selects itself, such as policy losses.
+
+    Attributes:
+        warm_start: `rllm_core.workflow.Workflow.warm_start` of the run's workflow, for a backend that makes a model
+            from scratch. The core sets it after the construction.
     """
 
     name: ClassVar[str]
+    warm_start: WarmStart | None = None
 
     def __init__(self, config: RunConfig, plugins: PluginManager) -> None:
         self.config = config

@@ -10,14 +10,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rllm_core import providers
+from rllm_core.errors import ConfigError
 from rllm_core.plugins.blame import defined_at
-from rllm_core.sandbox import ChildFunction, Limits, Sandbox
+from rllm_core.sandbox import ChildError, ChildFunction, Limits, Sandbox
 from rllm_core.scope import timed
 from rllm_core.types import Task
 
 if TYPE_CHECKING:
     from rllm_core.plugins import PluginManager
 
+REJECTED = "rejected"
 RewardFunction = Callable[[Task, str], Awaitable["Score"]]
 
 
@@ -67,24 +69,57 @@ class Services:
         """Sandbox for model-written programs.
 
         Raises:
+            rllm_core.errors.ConfigError: If it does not work on this machine.
             rllm_core.errors.PluginError: If there is no sandbox with this name, or it is broken.
         """
-        sandbox_class: type[Sandbox] = self._plugins.load(
-            self._plugins.select(providers.SandboxProvider, self._sandbox_name)
-        )
-        return sandbox_class()
+        return working_sandbox(self._plugins, self._sandbox_name)()
 
-    def reward_function(self, name: str, limits: Limits | None = None) -> RewardFunction:
+    def isolating_sandbox(self) -> Sandbox:
+        """Sandbox for what must not run without isolation: the one of the run file if it isolates, or an installed one.
+
+        Workflows call it in `rllm_core.workflow.Workflow.tasks`, so that a run that cannot have one ends at once.
+
+        Raises:
+            rllm_core.errors.ConfigError: If no installed sandbox isolates and works on this machine.
+            rllm_core.errors.PluginError: If the sandbox of the run file is missing or broken.
+        """
+        return self._isolating
+
+    @cached_property
+    def _isolating(self) -> Sandbox:
+        if working_sandbox(self._plugins, self._sandbox_name).isolates:
+            return self.sandbox
+        problems = []
+        for name, provided in self._plugins.providers(providers.SandboxProvider).items():
+            sandbox_class: type[Sandbox] = self._plugins.load(provided)
+            if not sandbox_class.isolates:
+                continue
+            problem = sandbox_class.unavailable()
+            if problem is None:
+                return sandbox_class()
+            problems.append(f"{name!r} does not work on this machine: {problem}")
+        missing = (
+            f"rollout.sandbox = {self._sandbox_name!r} does not isolate, and no installed one does; install one: "
+            "apt install bubblewrap and pip install rllm-bwrap"
+        )
+        raise ConfigError(f"model output would be executed, which needs a sandbox: {'; '.join(problems) or missing}")
+
+    def reward_function(
+        self, name: str, limits: Limits | None = None, *, blame_text: tuple[type[ChildError], ...] = ()
+    ) -> RewardFunction:
         """Returns a plugin's reward function as a coroutine function, which runs it in a child process.
 
         Args:
             name: Name of the reward function (hook ``reward_functions``).
             limits: Limits of one call.
+            blame_text: Errors that are the fault of the text, such as ``ChildRaised`` where the function raises for
+                text of another form than it expects. Such a text gets the score 0.
 
         Returns:
             A function from a task and the model's text to a `Score`, which is a float. If a call has no result, it
-            raises a `rllm_core.sandbox.ChildError`. ``ChildTimeout`` and ``ChildOutOfMemory`` are usually caused by the
-            text, the others by the function.
+            raises a `rllm_core.sandbox.ChildError`, unless that is in ``blame_text``. With ``blame_text``, every score
+            has the part ``rejected``: 1 if the text caused such an error, and otherwise 0. ``ChildTimeout`` and
+            ``ChildOutOfMemory`` are usually caused by the text, the others by the function.
 
         Raises:
             rllm_core.errors.PluginError: If there is no such function, or its plugin is broken.
@@ -99,8 +134,11 @@ class Services:
             graded = self._functions.get((name, limits))
             if graded is None:
                 graded = self._functions[name, limits] = ChildFunction(f"{__name__}:graded", limits)
-            with timed("reward", name):
-                value, parts = await graded(provided.record.load, task.model_dump(mode="json"), text)
+            try:
+                with timed("reward", name):
+                    value, parts = await graded(provided.record.load, task.model_dump(mode="json"), text)
+            except blame_text:
+                return Score(0.0, {REJECTED: 1.0})
             if not _is_number(value):
                 raise ValueError(
                     f"reward function {name!r}{where} returned {value!r:.80}, not a finite number (alone, or with its "
@@ -112,7 +150,7 @@ class Services:
                     f"reward function {name!r}{where} returned the part {wrong[0]!r:.80}; a part is a finite number or "
                     "text"
                 )
-            return Score(float(value), parts)
+            return Score(float(value), {REJECTED: 0.0, **parts} if blame_text else parts)
 
         return reward
 
@@ -121,9 +159,22 @@ class Services:
         for function in self._functions.values():
             function.close()
         self._functions.clear()
-        if "sandbox" in vars(self):
-            await self.sandbox.close()
-            del self.sandbox
+        for sandbox in {vars(self).pop(name) for name in ("sandbox", "_isolating") if name in vars(self)}:
+            await sandbox.close()
+
+
+def working_sandbox(plugins: PluginManager, name: str) -> type[Sandbox]:
+    """Returns the class of a sandbox.
+
+    Raises:
+        rllm_core.errors.ConfigError: If it does not work on this machine.
+        rllm_core.errors.PluginError: If there is no sandbox with this name, or it is broken.
+    """
+    sandbox_class: type[Sandbox] = plugins.load(plugins.select(providers.SandboxProvider, name))
+    problem = sandbox_class.unavailable()
+    if problem is not None:
+        raise ConfigError(f"rollout.sandbox = {name!r} does not work on this machine: {problem}")
+    return sandbox_class
 
 
 def _is_number(value: Any) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, overload
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,6 +18,10 @@ from rllm_core.services import Services
 from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 
 Split = Literal["train", "validation"]
+Conversation = list[dict[str, Any]]
+ENDLESS = sys.maxsize
+"""Length of an endless sequence of tasks: the greatest that ``len`` can return."""
+LAZY_TASKS_KEPT = 4096
 
 
 class WorkflowConfig(BaseModel):
@@ -35,6 +42,38 @@ class ChatTools:
 
     specs: Sequence[ToolSpec]
     call: Callable[[str, Any], Awaitable[str]]
+
+
+class LazyTasks(Sequence[Task]):
+    """Tasks that are made when a run needs them, which makes a split of slow or endless tasks possible.
+
+        def tasks(self, split):
+            offset = 0 if split == "train" else 1_000_000
+            return LazyTasks(lambda number: self.made(offset + number), 500 if split == "validation" else None)
+
+    Args:
+        make: Makes the task at a position, counted from 0. Equal positions give equal tasks; different ones different
+            ids.
+        length: Number of tasks; None if they are endless. Then ``len`` is `ENDLESS`.
+    """
+
+    def __init__(self, make: Callable[[int], Task], length: int | None = None) -> None:
+        self._make = lru_cache(LAZY_TASKS_KEPT)(make)
+        self._length = ENDLESS if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self._length))]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"task {index} of {self._length}")
+        return self._make(index % self._length)
 
 
 class Workflow(ABC):
@@ -80,7 +119,8 @@ class Workflow(ABC):
     def tasks(self, split: Split) -> Sequence[Task]:
         """Tasks of a split, in a stable order, with ids that are unique in the workflow.
 
-        Usually a list. A sequence that creates tasks on demand may have any length. A generator is converted to a list.
+        Usually a list. A sequence that creates tasks on demand, such as `LazyTasks`, may have any length. A generator
+        is converted to a list.
 
         Raises:
             rllm_core.config.ConfigError: If a row lacks a field; names the row and the field.
@@ -104,6 +144,18 @@ class Workflow(ABC):
         The advantage of a trajectory is relative to the other trajectories in its group, in every training mode.
         """
         return trajectory.role
+
+    def warm_start(self, rng: random.Random) -> Iterator[Conversation] | None:
+        """Endless conversations that teach a model made from scratch the form of answers, but not which are good.
+
+        A conversation is a list of messages such as ``{"role": "user", "content": "..."}``; those of the assistant are
+        learned. Backend ``local`` makes its starter model from them if ``model.path`` is empty; otherwise this is not
+        called. None if the workflow has none: then the run starts from the backend's own starter model.
+
+        Args:
+            rng: Source of all randomness; equal states yield equal conversations, whose hash identifies the model.
+        """
+        return None
 
     def chat_tools(self, seed: int) -> ChatTools | None:
         """Tools for one conversation in ``rllm-core chat``; called after `open`. None if the workflow has none.

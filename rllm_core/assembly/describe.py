@@ -19,6 +19,7 @@ from rllm_core.errors import ConfigError, UserError
 from rllm_core.file_references import section_name
 from rllm_core.plugins import PluginManager
 from rllm_core.run_file import merged
+from rllm_core.workflow import Workflow
 
 
 def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
         "package": workflow.plugin.package,
         "version": workflow.plugin.version,
         "samples": workflow_class.samples,
+        "warm_starts": workflow_class.warm_start is not Workflow.warm_start,
         "tables": preset.tables,
         "reason": preset.reason,
         **{flag: getattr(record, flag) for flag in FLAGS},

@@ -27,12 +27,14 @@ class ElsewhereProvider(WorkflowProvider):
         python: The interpreter.
         path: Dotted path of the workflow's class there.
         samples: See `rllm_core.workflow.Workflow`.
+        warm_starts: Whether it has conversations for a model made from scratch.
         preset: Its own run file.
     """
 
     python: str
     path: str
     samples: bool = True
+    warm_starts: bool = False
     preset: Preset = field(default_factory=lambda: Preset({}, ""))
 
 
@@ -79,6 +81,7 @@ def provided_elsewhere(
         python=python,
         path=answer["load"],
         samples=answer["samples"],
+        warm_starts=answer.get("warm_starts", False),
         preset=Preset(answer["tables"], answer["reason"]),
         **{flag: answer[flag] for flag in FLAGS},
     )

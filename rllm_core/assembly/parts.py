@@ -13,6 +13,7 @@ from rllm_core.assembly.imitation import check_imitation
 from rllm_core.assembly.resolution import Resolved, providers_of
 from rllm_core.assembly.support import check_support
 from rllm_core.assembly.tasks import Tasks
+from rllm_core.assembly.warm_start import warm_start_of
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine
@@ -26,9 +27,9 @@ from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.blame import located
 from rllm_core.plugins.requirements import pip_install, unmet
-from rllm_core.services import Services
+from rllm_core.services import Services, working_sandbox
 from rllm_core.tracker import Tracker
-from rllm_core.workflow import Workflow
+from rllm_core.workflow import ENDLESS, Workflow
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def parts_of(resolved: Resolved) -> Parts:
     missing = unmet("the run file", config.requires)
     if missing:
         raise ConfigError(f"requires: {missing[0]}; {pip_install(*(lack.requirement for lack in missing))}")
+    working_sandbox(plugins, config.rollout.sandbox)
     workflow = workflow_of(resolved)
     host = host_of(resolved, workflow)
     chosen_backend: type[BackendProtocol[Any]] = plugins.load(provided)
@@ -126,10 +128,11 @@ def parts_of(resolved: Resolved) -> Parts:
         )
     with provided.at_work("its construction", chosen_backend):
         backend = chosen_backend(config, plugins)
+    backend.warm_start = warm_start_of(workflow, config.workflow)
     with provided.at_work("validate_config", chosen_backend):
         not_checked = backend.validate_config()
     notes = [*resolved.notes, *kl_notes(config.algorithm.kl)]
-    if not workflow.samples:
+    if not workflow.samples and len(tasks.of("train")) < ENDLESS:
         rows, trained = len(tasks.of("train")), config.training.steps * config.training.groups_per_step
         notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")
     notes += _notes_on_passes(config, capabilities, algorithm)
@@ -145,7 +148,13 @@ def workflow_of(resolved: Resolved) -> Workflow:
     workflow.services = Services(resolved.plugins, config.rollout.sandbox)
     record = provided.record
     if isinstance(record, ElsewhereProvider) and isinstance(workflow, WorkflowElsewhere):
-        workflow.place(record.python, record.path, sandbox=config.rollout.sandbox, samples=record.samples)
+        workflow.place(
+            record.python,
+            record.path,
+            sandbox=config.rollout.sandbox,
+            samples=record.samples,
+            warm_starts=record.warm_starts,
+        )
     return workflow
 
 

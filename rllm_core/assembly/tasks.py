@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import cast
@@ -14,10 +15,13 @@ from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins.blame import blamed
 from rllm_core.seeds import derive_seed
 from rllm_core.types import Task
-from rllm_core.workflow import Split, Workflow
+from rllm_core.workflow import ENDLESS, Split, Workflow
 
 MAX_GENERATED_TASKS = 1_000_000  # a generator may never end, and all its tasks stay in memory
 MAX_LAZY_TASKS_CHECKED = 5_000
+MAX_CHECK_SECONDS = 2.0  # per split: a task that is made on demand may take a second
+MAX_SHUFFLED = 1 << 24
+BLOCK = 4096
 
 
 class Tasks:
@@ -36,8 +40,8 @@ class Tasks:
     def of(self, split: Split) -> Sequence[Task]:
         """Returns the tasks of a split.
 
-        Lists and tuples are checked completely. In other sequences, which may create tasks on demand, the first
-        `MAX_LAZY_TASKS_CHECKED` are checked. Other iterables become a list.
+        Lists and tuples are checked completely. Of other sequences, which may create tasks on demand, the first
+        `MAX_LAZY_TASKS_CHECKED` are checked, or as many as `MAX_CHECK_SECONDS` allow. Other iterables become a list.
 
         Raises:
             ConfigError: If two tasks have the same id.
@@ -78,8 +82,7 @@ class Tasks:
         with self._blaming(split):
             tasks = self._known[split] if split in self._known else self._sequence(split)
             # Checking all of a lazy sequence could take minutes: each task may be a row that is read and parsed.
-            whole = isinstance(tasks, list | tuple)
-            for number in range(len(tasks) if whole else min(len(tasks), MAX_LAZY_TASKS_CHECKED)):
+            for number in checkable(tasks, MAX_LAZY_TASKS_CHECKED):
                 self._check(split, number, tasks[number], positions)
         self._known[split] = tasks
         return positions
@@ -141,16 +144,31 @@ class Tasks:
         return PluginError(f"workflow {self._name!r}: tasks({split!r}) {what}")
 
 
+def checkable(tasks: Sequence[Task], most: int) -> Iterator[int]:
+    """Yields the positions to check: all of a list; the first of others, at most this many, for a limited time."""
+    if isinstance(tasks, list | tuple):
+        yield from range(len(tasks))
+        return
+    until = time.monotonic() + MAX_CHECK_SECONDS
+    for number in range(min(len(tasks), most)):
+        yield number
+        if time.monotonic() > until:
+            return
+
+
 class TaskStream:
     """Maps every ordinal of a run to its task; every epoch is a new permutation of all tasks.
 
-    The stream has no position, so a resumed run gets the same tasks for the ordinals it still needs.
+    More than `MAX_SHUFFLED` tasks, or endless ones, are visited in blocks: a permutation of the first `BLOCK` tasks,
+    then one of the next. The stream has no position, so a resumed run gets the same tasks for the ordinals it still
+    needs.
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int) -> None:
         self.tasks = tasks
         self.seed = seed
-        self._epoch = -1
+        self._block = BLOCK if len(tasks) > MAX_SHUFFLED else len(tasks)
+        self._shuffled = (-1, -1)
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def epoch(self, ordinal: int) -> int:
@@ -162,20 +180,25 @@ class TaskStream:
         return ordinal % len(self.tasks)
 
     def __getitem__(self, ordinal: int) -> Task:
-        epoch = self.epoch(ordinal)
-        if epoch != self._epoch:
-            generator = np.random.default_rng(derive_seed(self.seed, "epoch", epoch))
-            self._order, self._epoch = generator.permutation(len(self.tasks)), epoch
-        return self.tasks[int(self._order[self.position(ordinal)])]
+        epoch, total = self.epoch(ordinal), len(self.tasks)
+        block, position = divmod(self.position(ordinal), self._block)
+        start = block * self._block
+        if (epoch, block) != self._shuffled:
+            generator = np.random.default_rng(derive_seed(self.seed, "epoch", epoch, *([block] if block else [])))
+            self._order = generator.permutation(min(self._block, total - start))
+            self._shuffled = epoch, block
+        return self.tasks[start + int(self._order[position])]
 
 
 def spread(tasks: Sequence[Task], rollouts: int) -> list[tuple[Task, int]]:
     """Distributes ``rollouts`` evenly over ``tasks``; returns pairs of task and rollout index.
 
-    With fewer rollouts than tasks, evenly spaced tasks get one each.
+    With fewer rollouts than tasks, evenly spaced tasks get one each; of endless tasks, the first.
     """
     if not len(tasks):
         return []
+    if len(tasks) == ENDLESS:
+        return [(tasks[number], 0) for number in range(rollouts)]
     if rollouts < len(tasks):
         chosen = [tasks[i * len(tasks) // rollouts] for i in range(rollouts)]
         return [(task, 0) for task in chosen]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
 import rllm_core.sandbox.processes as processes
-from rllm_core.sandbox.contract import CodeResult, Limits, Outcome, Sandbox
+from rllm_core.sandbox.contract import Sandbox
+from rllm_core.sandbox.programs import result_of
+from rllm_core.sandbox.results import CodeResult, Limits
 
 AT_ONCE = max(4, os.cpu_count() or 1)
 
@@ -47,31 +47,4 @@ class ChildSandbox(Sandbox):
         with tempfile.TemporaryDirectory(prefix="rllm-program-", ignore_cleanup_errors=True) as folder:
             file = Path(folder, "main.py")
             file.write_bytes(source.encode("utf-8", "surrogatepass"))
-            started = time.monotonic()
-            process = processes.start("program", str(file), limits, folder=folder)
-            outcome: Outcome = "finished"
-            try:
-                with processes.Exchange(process, started + limits.wall_seconds) as exchange:
-                    exchange.send(stdin.encode("utf-8", "surrogatepass"), then_close=True)
-                    try:
-                        while exchange.step():
-                            if len(exchange.output) + len(exchange.errors) > limits.output_bytes:
-                                outcome = "output_limit"
-                                break
-                        else:
-                            process.wait(max(0.0, started + limits.wall_seconds - time.monotonic()))
-                    except (processes.Overrun, subprocess.TimeoutExpired):
-                        outcome = "timeout"
-                    exit_code = process.poll()
-            finally:
-                processes.end(process)
-            seconds = time.monotonic() - started
-        if outcome == "finished" and exit_code is not None and exit_code < 0:
-            outcome = "killed"
-        return CodeResult(
-            outcome=outcome,
-            exit_code=exit_code if outcome == "finished" else None,
-            stdout=exchange.output[: limits.output_bytes].decode("utf-8", "replace"),
-            stderr=exchange.errors[: limits.output_bytes].decode("utf-8", "replace"),
-            wall_seconds=seconds,
-        )
+            return result_of(processes.start("program", str(file), limits, folder=folder), stdin, limits)

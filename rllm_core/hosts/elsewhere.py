@@ -5,10 +5,11 @@ Its tasks are listed there and fetched by their positions; its rollouts run in t
 
 from __future__ import annotations
 
+import random
 import subprocess
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, overload
 
 from pydantic import ConfigDict
@@ -18,10 +19,11 @@ from rllm_core.errors import ConfigError, PluginError
 from rllm_core.hosts import wire
 from rllm_core.text import printable
 from rllm_core.types import Episode, Task, Trajectory
-from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_core.workflow import Conversation, Split, Workflow, WorkflowConfig
 
+CONVERSATIONS_PER_FETCH = 32
 TASKS_PER_FETCH = 256
-FETCHES_KEPT = 64
+TASKS_KEPT = 64 * TASKS_PER_FETCH
 GROUP = "group"  # key of a trajectory's metadata
 
 
@@ -37,7 +39,7 @@ class WorkflowElsewhere(Workflow):
     name: ClassVar[str] = "elsewhere"
     config_model = ElsewhereConfig
 
-    def place(self, python: str, load: str, *, sandbox: str, samples: bool) -> None:
+    def place(self, python: str, load: str, *, sandbox: str, samples: bool, warm_starts: bool = False) -> None:
         """Says where the workflow is.
 
         Args:
@@ -45,10 +47,12 @@ class WorkflowElsewhere(Workflow):
             load: Dotted path of its class there.
             sandbox: Value of ``rollout.sandbox``.
             samples: Its attribute ``samples``.
+            warm_starts: Whether it has conversations for a model made from scratch.
         """
         opening = wire.Open(wire.VERSION, load, self.config.model_dump(mode="json"), sandbox=sandbox, opens=False)
         self._lister = _Lister(python, opening)
         self.samples = samples  # type: ignore[misc]  # of the class elsewhere
+        self._warm_starts = warm_starts
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """The tasks that the workflow has elsewhere."""
@@ -62,6 +66,10 @@ class WorkflowElsewhere(Workflow):
         """
         raise RuntimeError("this workflow runs in workers only")
 
+    def warm_start(self, rng: random.Random) -> Iterator[Conversation] | None:
+        """The conversations that the workflow makes elsewhere."""
+        return self._lister.conversations(rng) if self._warm_starts else None
+
     def group_of(self, episode: Episode, trajectory: Trajectory) -> str:
         """The group that the workflow named elsewhere, or the role."""
         return str(trajectory.metadata.get(GROUP, trajectory.role))
@@ -74,7 +82,7 @@ class _TasksElsewhere(Sequence[Task]):
         self._lister = lister
         self._split = split
         self._total = lister.total(split)
-        self._fetched: OrderedDict[int, list[Task]] = OrderedDict()
+        self._fetched: OrderedDict[int, Task] = OrderedDict()
 
     def __len__(self) -> int:
         return self._total
@@ -88,15 +96,15 @@ class _TasksElsewhere(Sequence[Task]):
             return [self[position] for position in range(*index.indices(self._total))]
         if not -self._total <= index < self._total:
             raise IndexError(f"task {index} of {self._total}")
-        block, position = divmod(index % self._total, TASKS_PER_FETCH)
-        if block not in self._fetched:
-            start = block * TASKS_PER_FETCH
-            stop = min(start + TASKS_PER_FETCH, self._total)
-            self._fetched[block] = self._lister.fetch(self._split, start, stop)
-            if len(self._fetched) > FETCHES_KEPT:
-                self._fetched.popitem(last=False)
-        self._fetched.move_to_end(block)
-        return self._fetched[block][position]
+        index %= self._total
+        if index not in self._fetched:
+            stop = min(index + TASKS_PER_FETCH, self._total)
+            self._fetched.update(enumerate(self._lister.fetch(self._split, index, stop), index))
+        task = self._fetched[index]
+        self._fetched.move_to_end(index)
+        while len(self._fetched) > TASKS_KEPT:
+            self._fetched.popitem(last=False)
+        return task
 
 
 class _Lister:
@@ -108,15 +116,30 @@ class _Lister:
         self._process: subprocess.Popen[bytes] | None = None
         self._frames = wire.Frames()
         self._received: list[Any] = []
+        self._streams = 0
 
     def total(self, split: Split) -> int:
         """Returns the number of tasks in a split."""
         return int(self._ask(wire.ListTasks(split), wire.Listed).total)
 
     def fetch(self, split: Split, start: int, stop: int) -> list[Task]:
-        """Returns the tasks at positions ``[start, stop)``."""
+        """Returns the tasks at positions ``[start, stop)``; only the first of them if they take long to make."""
         fetched = self._ask(wire.FetchTasks(split, start, stop), wire.Fetched)
         return [Task(task_id=task.task_id, data=task.data) for task in fetched.tasks]
+
+    def conversations(self, rng: random.Random) -> Iterator[Conversation] | None:
+        """Returns a new stream of conversations, or None if the workflow has none."""
+        self._streams += 1
+        state = list(rng.getstate()[1])
+        first = self._ask(wire.FetchConversations(self._streams, CONVERSATIONS_PER_FETCH, state), wire.Conversations)
+        return None if first.conversations is None else self._following(self._streams, first.conversations)
+
+    def _following(self, stream: int, found: list[Conversation]) -> Iterator[Conversation]:
+        while found:
+            yield from found
+            found = self._ask(
+                wire.FetchConversations(stream, CONVERSATIONS_PER_FETCH), wire.Conversations
+            ).conversations
 
     def _ask(self, message: Any, wanted: type[Any]) -> Any:
         if self._process is None:

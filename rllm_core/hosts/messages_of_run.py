@@ -186,5 +186,20 @@ class FetchTasks(Message, tag="fetch_tasks"):
     stop: int
 
 
+class FetchConversations(Message, tag="fetch_conversations"):
+    """Asks for conversations for a model made from scratch. The worker answers with `Conversations` or `Unlisted`.
+
+    Attributes:
+        stream: Number of the stream that they belong to; with a new number, a new one begins.
+        count: How many to send.
+        random_state: State of the random numbers of a new stream: the 625 numbers of a Mersenne Twister that
+            ``random.getstate()[1]`` of Python has. Equal states begin equal streams.
+    """
+
+    stream: int
+    count: int
+    random_state: list[int] = field(default_factory=list)
+
+
 class Close(Message, tag="close"):
     """Closes the workflow. The worker answers with `Closed` and ends."""

@@ -112,7 +112,7 @@ class Listed(Message, tag="listed"):
     """Says how many tasks a split has.
 
     Attributes:
-        total: Number of tasks.
+        total: Number of tasks; 9223372036854775807 if they are endless.
     """
 
     total: int
@@ -134,14 +134,25 @@ class Fetched(Message, tag="fetched"):
     """Tasks of a split.
 
     Attributes:
-        tasks: The tasks, in order.
+        tasks: The tasks, in order: at least the first, and fewer than asked for if they take long to make.
     """
 
     tasks: list[FetchedTask]
 
 
+class Conversations(Message, tag="conversations"):
+    """Conversations for a model made from scratch.
+
+    Attributes:
+        conversations: Each is a list of messages; fewer than asked for only at the end of the stream. nil if the
+            workflow has none.
+    """
+
+    conversations: list[list[dict[str, Any]]] | None
+
+
 class Unlisted(Message, tag="unlisted"):
-    """Tasks cannot be listed.
+    """Tasks cannot be listed, or conversations cannot be made.
 
     Attributes:
         message: What happened, with file and line.

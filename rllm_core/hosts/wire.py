@@ -20,6 +20,7 @@ from rllm_core.hosts.messages_of_run import (
     Cancel,
     Close,
     Counted,
+    FetchConversations,
     FetchTasks,
     ListTasks,
     Message,
@@ -33,6 +34,7 @@ from rllm_core.hosts.messages_of_worker import (
     Call,
     Cancelling,
     Closed,
+    Conversations,
     Ended,
     Failed,
     Fatal,
@@ -60,10 +62,12 @@ __all__ = [
     "Cancelling",
     "Close",
     "Closed",
+    "Conversations",
     "Counted",
     "Ended",
     "Failed",
     "Fatal",
+    "FetchConversations",
     "FetchTasks",
     "Fetched",
     "FetchedTask",
@@ -74,8 +78,10 @@ __all__ = [
     "GiveUp",
     "ListTasks",
     "Listed",
+    "Listing",
     "MAX_FRAME_BYTES",
     "Message",
+    "OfListing",
     "OfRollout",
     "Open",
     "Opened",
@@ -101,9 +107,11 @@ MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct(">I")
 _BIG_INTEGER = 1  # MessagePack has no integers of more than 64 bits, JSON has
 
-FromRun = Open | Start | Answer | Counted | Spelled | CallFailed | Cancel | ListTasks | FetchTasks | Close
+Listing = ListTasks | FetchTasks | FetchConversations
+FromRun = Open | Start | Answer | Counted | Spelled | CallFailed | Cancel | Listing | Close
 OfRollout = Call | Spell | GiveUp | Cancelling | Ended | Failed
-FromWorker = Ready | Opened | Broken | OfRollout | Listed | Fetched | Unlisted | Settled | Fatal | Closed
+OfListing = Listed | Fetched | Conversations | Unlisted
+FromWorker = Ready | Opened | Broken | OfRollout | OfListing | Settled | Fatal | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -11,6 +11,7 @@ import faulthandler
 import gc
 import os
 import platform
+import random
 import resource
 import selectors
 import signal
@@ -18,7 +19,8 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from rllm_core.errors import UserError
@@ -32,11 +34,12 @@ from rllm_core.providers import resolve
 from rllm_core.services import Services
 from rllm_core.types import Task
 from rllm_core.version import __version__
-from rllm_core.workflow import Workflow
+from rllm_core.workflow import Conversation, Workflow
 
 # A run asks a worker for its stack before it kills it; the stack goes to standard error.
 ASK_FOR_STACK = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 2
 MESSAGES_PER_TICK = 16  # rollouts that go on before the worker reads again, such as a cancellation
+MAX_FETCH_SECONDS = 0.1  # a task may take a second to make, and the run needs one
 MAX_SILENCE_SECONDS = 0.002  # the model need not wait while other rollouts of the worker compute
 
 
@@ -58,6 +61,7 @@ class WorkerSession:
         self._workflow: Workflow | None = None
         self._says_settled = self.says_groups = False
         self._tasks: dict[str, Sequence[Task]] = {}
+        self._streams: dict[int, Iterator[Conversation] | None] = {}
         self.is_limited = False
         self._frames_read = 0
         self._was_active = False
@@ -89,7 +93,7 @@ class WorkerSession:
                     rollout.cancel()
             case wire.Open():
                 self._work(self._open(message))
-            case wire.ListTasks() | wire.FetchTasks():
+            case wire.ListTasks() | wire.FetchTasks() | wire.FetchConversations():
                 self.say(self._listed(message))
             case wire.Close():
                 self._work(self._close())
@@ -145,8 +149,10 @@ class WorkerSession:
         gc.freeze()  # no collection walks what was imported, while rollouts wait
         self.say(wire.Opened())
 
-    def _listed(self, message: wire.ListTasks | wire.FetchTasks) -> wire.Listed | wire.Fetched | wire.Unlisted:
+    def _listed(self, message: wire.Listing) -> wire.OfListing:
         assert self._workflow is not None, "the run opens a worker before it asks for tasks"
+        if isinstance(message, wire.FetchConversations):
+            return self._conversations(message, self._workflow)
         try:
             tasks = self._tasks.get(message.split)
             if tasks is None:
@@ -154,11 +160,28 @@ class WorkerSession:
                 tasks = self._tasks[message.split] = found if hasattr(found, "__getitem__") else list(found)
             if isinstance(message, wire.ListTasks):
                 return wire.Listed(len(tasks))
-            wanted = [tasks[position] for position in range(message.start, message.stop)]
-            return wire.Fetched([wire.FetchedTask(task.task_id, dict(task.data)) for task in wanted])
+            fetched, until = [], time.monotonic() + MAX_FETCH_SECONDS
+            for position in range(message.start, message.stop):
+                task = tasks[position]
+                fetched.append(wire.FetchedTask(task.task_id, dict(task.data)))
+                if time.monotonic() > until:
+                    break
+            return wire.Fetched(fetched)
         except Exception as error:  # third-party code
-            is_user = isinstance(error, UserError)
-            return wire.Unlisted(str(error) if is_user else f"tasks() failed: {blamed(error)}", is_config=is_user)
+            return _unlisted("tasks", error)
+
+    def _conversations(
+        self, message: wire.FetchConversations, workflow: Workflow
+    ) -> wire.Conversations | wire.Unlisted:
+        try:
+            if message.stream not in self._streams:
+                rng = random.Random()
+                rng.setstate((3, tuple(message.random_state), None))
+                self._streams[message.stream] = workflow.warm_start(rng)
+            stream = self._streams[message.stream]
+            return wire.Conversations(None if stream is None else list(islice(stream, message.count)))
+        except Exception as error:  # third-party code
+            return _unlisted("warm_start", error)
 
     async def _close(self) -> None:
         for rollout in self._rollouts.values():
@@ -184,6 +207,11 @@ class WorkerSession:
             self._flush()
         finally:
             del self._rollouts[start.rollout]
+
+
+def _unlisted(method: str, error: Exception) -> wire.Unlisted:
+    is_user = isinstance(error, UserError)
+    return wire.Unlisted(str(error) if is_user else f"{method}() failed: {blamed(error)}", is_config=is_user)
 
 
 # --------------------------------------------------------------------------------------------------------------------

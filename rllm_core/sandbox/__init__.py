@@ -6,6 +6,7 @@ access those in a real sandbox, which a plugin can provide (hook ``sandboxes``).
 """
 
 from rllm_core.moved import moved_names
+from rllm_core.sandbox.called_programs import SandboxedFunction
 from rllm_core.sandbox.child_functions import (
     ChildDied,
     ChildError,
@@ -15,8 +16,10 @@ from rllm_core.sandbox.child_functions import (
     ChildRaised,
     ChildTimeout,
 )
-from rllm_core.sandbox.contract import CodeResult, Limits, Sandbox
+from rllm_core.sandbox.contract import Sandbox
 from rllm_core.sandbox.keeper import ProcessKeeper
+from rllm_core.sandbox.programs import result_of
+from rllm_core.sandbox.results import CodeResult, Limits
 
 __getattr__ = moved_names(__name__)
 
@@ -32,4 +35,6 @@ __all__ = [
     "Limits",
     "ProcessKeeper",
     "Sandbox",
+    "SandboxedFunction",
+    "result_of",
 ]

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import rllm_core.sandbox.processes as processes
 from rllm_core.plugins.blame import Frame
 from rllm_core.providers import PATH_PATTERN
-from rllm_core.sandbox.contract import Limits
+from rllm_core.sandbox.results import Limits
 
 START_SECONDS = 60.0
 CHILDREN = 4
 CALLS_PER_CHILD = 10_000
+GRACE_SECONDS = 5.0
+
+# Starts a process that serves calls as `rllm_core.sandbox.worker` does.
+Start = Callable[[], subprocess.Popen[bytes]]
 
 
 class ChildError(Exception):
@@ -63,17 +69,21 @@ class ChildFunction:
         path: ``"package.module:function"``, importable from installed packages, not from the working directory.
         limits: Limits of a call. The memory limit applies to the child, including its imports.
         children: Maximum number of concurrent calls. The wait of further calls does not count toward their time limit.
+        start: For sandboxes: starts a child that isolates calls, and survives them. It ends a call itself at the time
+            limit, with the answer ``{"timeout": true}``, and says ``{"died": "signal 9"}`` of a call without a result.
 
     Raises:
         ValueError: If ``path`` does not have this form.
     """
 
-    def __init__(self, path: str, limits: Limits | None = None, *, children: int = CHILDREN) -> None:
+    def __init__(
+        self, path: str, limits: Limits | None = None, *, children: int = CHILDREN, start: Start | None = None
+    ) -> None:
         if not PATH_PATTERN.fullmatch(path):
             raise ValueError(f"{path!r} is not of the form 'package.module:name'")
         self.path = path
         self.limits = limits or Limits()
-        self._children = _Children(path, self.limits)
+        self._children = _Children(path, self.limits, start)
         self._threads = ThreadPoolExecutor(children, thread_name_prefix=f"child-{path}")
         self._ending = weakref.finalize(self, _end, self._threads, self._children)
 
@@ -100,9 +110,11 @@ def _end(threads: ThreadPoolExecutor, children: _Children) -> None:
 class _Children:
     """Children of a function. They die with the thread that started them, so calling threads must outlive them."""
 
-    def __init__(self, path: str, limits: Limits) -> None:
+    def __init__(self, path: str, limits: Limits, start: Start | None) -> None:
         self._path = path
         self._limits = limits
+        self._start = start or (lambda: processes.start("function", path, limits, keep_errors=False))
+        self._patience_seconds = GRACE_SECONDS if start else 0.0
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
         self._busy: set[_Child] = set()
@@ -114,19 +126,10 @@ class _Children:
         child = self._take()
         answer = None
         try:
-            answer = child.exchange(call, limits.wall_seconds)
+            answer = child.exchange(call, limits.wall_seconds, self._patience_seconds)
         finally:
-            # After a MemoryError, the interpreter's state is unknown.
-            self._put(child, is_fit=answer is not None and "memory" not in answer)
-        if "result" in answer:
-            return answer["result"]
-        if "memory" in answer:
-            raise ChildOutOfMemory(f"{path} needed more than {limits.memory_bytes} bytes")
-        if "too_long" in answer:
-            raise ChildOutputTooLong(
-                f"the result of {path} has {answer['too_long']} bytes, more than {limits.output_bytes}"
-            )
-        raise _raised(f"{path} raised {answer['error']}", answer)
+            self._put(child, is_fit=answer is not None and not answer.get("unfit"))
+        return result_in(answer, path, limits)
 
     def end(self) -> None:
         """Kills all children. Threads that wait for a busy child find it dead and clean up."""
@@ -145,7 +148,7 @@ class _Children:
             if child is not None:
                 self._busy.add(child)
                 return child
-        child = _Child(self._path, self._limits)
+        child = _Child(self._path, self._start())
         with self._lock:
             self._busy.add(child)
             is_ended = self._is_ended
@@ -171,6 +174,27 @@ class _Children:
         processes.end(child.process)
 
 
+def result_in(answer: dict[str, Any], path: str, limits: Limits) -> Any:
+    """Returns the result in a child's answer.
+
+    Raises:
+        ChildError: If there is none; the subclass gives the reason.
+    """
+    if "result" in answer:
+        return answer["result"]
+    if "memory" in answer:
+        raise ChildOutOfMemory(f"{path} needed more than {limits.memory_bytes} bytes")
+    if "too_long" in answer:
+        raise ChildOutputTooLong(
+            f"the result of {path} has {answer['too_long']} bytes, more than {limits.output_bytes}"
+        )
+    if "timeout" in answer:
+        raise ChildTimeout(f"{path} took longer than {limits.wall_seconds:g} s")
+    if "died" in answer:
+        raise ChildDied(f"the process of {path} ended ({answer['died']})")
+    raise _raised(f"{path} raised {answer['error']}", answer)
+
+
 def _raised(message: str, answer: dict[str, Any]) -> ChildRaised:
     error = ChildRaised(message)
     error.frames = tuple(Frame(*frame) for frame in answer["frames"])
@@ -180,13 +204,15 @@ def _raised(message: str, answer: dict[str, Any]) -> ChildRaised:
 class _Child:
     """A child process that has imported the function, or is about to."""
 
-    def __init__(self, path: str, limits: Limits) -> None:
-        self.process = processes.start("function", path, limits, keep_errors=False)
+    def __init__(self, path: str, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
         self.path = path
         self.calls = 0
 
-    def exchange(self, line: bytes, seconds: float, *, is_importing: bool = False) -> dict[str, Any]:
-        """Sends a line and reads one.
+    def exchange(
+        self, line: bytes, seconds: float, patience_seconds: float = 0.0, *, is_importing: bool = False
+    ) -> dict[str, Any]:
+        """Sends a line and reads one, which should arrive within ``seconds``.
 
         Raises:
             ChildDied: If the process has ended; the message says how.
@@ -194,7 +220,7 @@ class _Child:
         """
         self.calls += 1
         try:
-            with processes.Exchange(self.process, time.monotonic() + seconds) as exchange:
+            with processes.Exchange(self.process, time.monotonic() + seconds + patience_seconds) as exchange:
                 exchange.send(line)
                 while not exchange.output.endswith(b"\n"):
                     if not exchange.step():

@@ -2,57 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Resource limits for untrusted code.
-
-    Attributes:
-        wall_seconds: Wall-clock time, including sleep, after which it is killed.
-        memory_bytes: Address space. Libraries reserve much more than they use: importing torch takes 8 GiB.
-        output_bytes: Maximum size of its result or printed output, and of any file it writes.
-
-    Raises:
-        ValueError: If a limit is not positive and finite.
-    """
-
-    wall_seconds: float = 10.0
-    memory_bytes: int = 2 << 30
-    output_bytes: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        for name in ("wall_seconds", "memory_bytes", "output_bytes"):
-            value = getattr(self, name)
-            if not value > 0 or not math.isfinite(value):
-                raise ValueError(f"{name} = {value!r} must be positive and finite")
-
-
-Outcome = Literal["finished", "timeout", "output_limit", "killed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodeResult:
-    """How a program ended.
-
-    Attributes:
-        outcome: ``finished`` with any exit code, ended by ``timeout`` or ``output_limit``, or ``killed`` by a signal,
-            for example when out of memory.
-        exit_code: Exit code, or None unless it finished.
-        stdout: Standard output, up to the limit. Undecodable bytes are replaced.
-        stderr: Standard error, likewise. Python's ``MemoryError`` appears here.
-        wall_seconds: Duration.
-    """
-
-    outcome: Outcome
-    exit_code: int | None
-    stdout: str
-    stderr: str
-    wall_seconds: float
+from rllm_core.sandbox.called_programs import SandboxedFunction, called_in_program
+from rllm_core.sandbox.results import CodeResult, Limits
 
 
 class Sandbox(ABC):
@@ -70,6 +24,11 @@ class Sandbox(ABC):
     name: ClassVar[str]
     isolates: ClassVar[bool] = False
 
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Says in one line why this machine cannot run programs, and what to do; None if it can."""
+        return None
+
     @abstractmethod
     async def run_python(self, source: str, *, stdin: str = "", limits: Limits | None = None) -> CodeResult:
         """Runs a Python program in an empty folder.
@@ -82,6 +41,24 @@ class Sandbox(ABC):
         Raises:
             OSError: If no program can be started on this machine; never because of the program itself.
         """
+
+    def function(self, path: str, limits: Limits | None = None) -> SandboxedFunction:
+        """Returns the coroutine version of a function in an installed package, like `ChildFunction`, but run in here.
+
+        For functions that execute what the model wrote, such as graders of programs. No call can change the result of
+        another one. Whatever the text makes the function return is its result: a text that is executed where it is
+        graded can give itself any grade.
+
+        By default, each call is a program, whose Python must have the package. `close` ends all functions.
+
+        Args:
+            path: ``"package.module:function"``.
+            limits: Limits of a call, without the import of the function if the sandbox can tell them apart.
+
+        Raises:
+            ValueError: If ``path`` does not have this form.
+        """
+        return called_in_program(self.run_python, path, limits or Limits())
 
     async def close(self) -> None:  # noqa: B027 - most hold nothing
         """Releases its resources. Called once, after the last program of a run."""

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Literal
 
-from rllm_core.sandbox.contract import Limits
+from rllm_core.sandbox.results import Limits
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 
 # Environment variables passed to a child: enough to run, without anything that could be a secret.
-PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV")
+PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 
 _CHUNK_BYTES = 1 << 16
 _POLL_SECONDS = 0.05
@@ -37,7 +37,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Runs `rllm_core.sandbox.worker` in its own session, and in ``folder`` if given, which is also its home."""
     arguments = [kind, target, str(limits.memory_bytes), str(limits.output_bytes), str(limits.wall_seconds)]
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-P", WORKER, *arguments],  # -P: do not import from the working directory
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -47,15 +47,15 @@ def start(
         start_new_session=True,
         bufsize=0,
     )
-    for pipe in _pipes(process):
-        os.set_blocking(pipe.fileno(), False)
-    return process
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of a child; one thread per library, since many children run at once."""
+    """Environment variables of a child: one thread per library, since many children run at once.
+
+    All have the same hash seed: a function that goes through a set returns the same in each of them.
+    """
     passed = {name: variables[name] for name in PASSED_VARIABLES if name in variables}
-    return {**passed, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return {**passed, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -84,6 +84,8 @@ class Exchange:
     def __init__(self, process: subprocess.Popen[bytes], deadline: float) -> None:
         self._process = process
         self._deadline = deadline
+        for opened in _pipes(process):
+            os.set_blocking(opened.fileno(), False)
         self._selector = selectors.DefaultSelector()
         self.output, self.errors = bytearray(), bytearray()
         for pipe, received in ((process.stdout, self.output), (process.stderr, self.errors)):

@@ -61,7 +61,7 @@ def serve(path: str, output_bytes: int, seconds: float) -> None:
             if len(answer) > output_bytes:
                 answer = _line({"too_long": len(answer)})
         except MemoryError:
-            answer = _line({"memory": True})
+            answer = _line({"memory": True, "unfit": True})  # the interpreter's state is unknown
         except BaseException as error:  # also SystemExit: report it to the caller and continue
             answer = _line({"error": _described(error), "frames": _frames(error)})
         while answer:

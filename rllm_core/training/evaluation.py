@@ -31,7 +31,7 @@ from rllm_core.run_folder.results import metric_means
 from rllm_core.training import launch
 from rllm_core.training.rollouts import RolloutRunner
 from rllm_core.training.validation import play_all, rewards_of
-from rllm_core.workflow import Split
+from rllm_core.workflow import ENDLESS, Split
 
 BOOTSTRAP_RESAMPLES = 2000
 
@@ -129,6 +129,8 @@ async def evaluate(
     tasks = Tasks(workflow, config.workflow).of(split)
     if not len(tasks):
         raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks; choose the other split with --split")
+    if len(tasks) == ENDLESS and task_limit is None:
+        raise ConfigError(f"workflow {config.workflow!r} has endless {split} tasks; say how many: --tasks N")
     estimators = Algorithm.of(resolved).estimators
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
     async with opening as opened:

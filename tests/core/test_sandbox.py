@@ -303,5 +303,5 @@ def test_a_source_that_is_no_text_is_a_result(run: Callable[..., CodeResult]) ->
 
 
 def test_the_variables_that_pass() -> None:
-    passed = processes.environment({"PATH": "p", "SOME_TOKEN": "t", "AWS_SECRET": "s"})
-    assert passed == {"PATH": "p", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    passed = processes.environment({"PATH": "p", "SOME_TOKEN": "t", "AWS_SECRET": "s", "PYTHONHASHSEED": "3"})
+    assert passed == {"PATH": "p", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -20,7 +20,7 @@ from rllm_core.errors import PluginError, RunError, StallError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import RewardFunctionProvider, SandboxProvider
 from rllm_core.run_folder.progress import Progress
-from rllm_core.sandbox import ChildRaised, ChildTimeout, Limits
+from rllm_core.sandbox import ChildError, ChildRaised, ChildTimeout, Limits
 from rllm_core.services import Services
 from rllm_core.training import evaluation, launch
 from rllm_core.types import Task
@@ -110,6 +110,32 @@ def test_services_work_again_after_they_were_closed(services: Services) -> None:
 def test_what_is_no_reward_is_an_error(services: Services, name: str, error: type[Exception], message: str) -> None:
     reward = services.reward_function(name, Limits(wall_seconds=1.0 if error is ChildTimeout else 60.0))
     with pytest.raises(error, match=message):
+        closed(services, reward(Task(task_id="t"), "abc"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "score", "rejected"),
+    [
+        ("raises", (ChildRaised,), 0.0, 1.0),
+        ("raises", (ChildError,), 0.0, 1.0),
+        ("endless", (ChildRaised, ChildTimeout), 0.0, 1.0),
+        ("length", (ChildRaised,), 0.75, 0.0),
+    ],
+)
+def test_an_error_may_be_the_fault_of_the_text(
+    services: Services, name: str, kinds: tuple[type[ChildError], ...], score: float, rejected: float
+) -> None:
+    limits = Limits(wall_seconds=1.0 if name == "endless" else 60.0)
+    reward = services.reward_function(name, limits, blame_text=kinds)
+    given = closed(services, reward(Task(task_id="t", data={"longest": 4}), "abc"))
+    assert given == score
+    assert given.numbers == {"rejected": rejected}, "0 counts, too: the metric is a mean over the rollouts with it"
+
+
+@pytest.mark.parametrize(("name", "error"), [("raises", ChildRaised), ("words", ValueError)])
+def test_other_errors_stay_errors(services: Services, name: str, error: type[Exception]) -> None:
+    reward = services.reward_function(name, blame_text=(ChildTimeout,))
+    with pytest.raises(error):
         closed(services, reward(Task(task_id="t"), "abc"))
 
 

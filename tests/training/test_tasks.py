@@ -11,18 +11,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rllm_core.assembly import tasks as tasks_module
 from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config, resolve_run
-from rllm_core.assembly.tasks import Tasks
+from rllm_core.assembly.tasks import Tasks, TaskStream, spread
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
+from rllm_core.seeds import derive_seed
 from rllm_core.training import evaluation
 from rllm_core.types import Task
-from rllm_core.workflow import Split
+from rllm_core.workflow import LazyTasks, Split
 from rllm_devkit.scripted import ScriptedWorkflow
 
 
@@ -224,6 +226,125 @@ def test_without_validations_nobody_asks_for_their_tasks(
 ) -> None:
     tasks_return(lambda split: [task("a"), task("b")] if split == "train" else None)
     assert run_scripted("training.steps=1", "training.validation_rollouts=0").error is None
+
+
+def numbered(split: str) -> Callable[[int], Task]:
+    return lambda number: task(f"{split}-{number}")
+
+
+def test_lazy_tasks_are_made_when_they_are_needed() -> None:
+    made: list[int] = []
+
+    def make(number: int) -> Task:
+        made.append(number)
+        return task(str(number))
+
+    tasks = LazyTasks(make, 10)
+    assert (len(tasks), made) == (10, [])
+    assert [one.task_id for one in tasks[2:8:3]] == ["2", "5"]
+    assert tasks[-1].task_id == "9"
+    assert tasks[2] is tasks[2]
+    assert made == [2, 5, 9]
+    with pytest.raises(IndexError, match="task 10 of 10"):
+        tasks[10]
+    assert len(list(tasks)) == 10
+    assert LazyTasks(make)[10**15].task_id == str(10**15)
+
+
+@pytest.mark.parametrize("total", [None, 10**12, 10_000])
+def test_a_stream_visits_every_task_once_and_needs_no_permutation_of_all(total: int | None) -> None:
+    """In an order that the seed decides, and the same from any ordinal, as in a resumed run."""
+    stream = TaskStream(LazyTasks(numbered("train"), total), seed=3)
+    visited = [stream[ordinal].task_id for ordinal in range(9_000)]
+    assert len(set(visited)) == 9_000
+    assert visited[:4096] != sorted(visited[:4096], key=lambda one: int(one.partition("-")[2]))
+    if total != 10_000:
+        assert {*visited[:8192]} == {f"train-{number}" for number in range(8192)}
+        moved = [(int(one.partition("-")[2]) - 4096) for one in visited[4096:8192]]
+        assert moved != [int(one.partition("-")[2]) for one in visited[:4096]], "every block has its own order"
+    assert stream.epoch(9_000) == 0
+    again = TaskStream(LazyTasks(numbered("train"), total), seed=3)
+    assert [again[ordinal].task_id for ordinal in (8_500, 5, 4_200)] == [visited[n] for n in (8_500, 5, 4_200)]
+    other = TaskStream(LazyTasks(numbered("train"), total), seed=4)
+    assert [other[ordinal].task_id for ordinal in range(50)] != visited[:50]
+
+
+def test_a_stream_of_few_tasks_is_shuffled_as_ever() -> None:
+    stream = TaskStream([task(str(number)) for number in range(7)], seed=1)
+    expected = [np.random.default_rng(derive_seed(1, "epoch", epoch)).permutation(7) for epoch in range(2)]
+    assert [int(stream[ordinal].task_id) for ordinal in range(14)] == [*expected[0], *expected[1]]
+
+
+def test_a_validation_takes_the_first_of_endless_tasks() -> None:
+    endless = LazyTasks(numbered("validation"))
+    assert [(one.task_id, index) for one, index in spread(endless, 3)] == [(f"validation-{n}", 0) for n in range(3)]
+
+
+def test_slow_tasks_are_checked_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks_module, "MAX_CHECK_SECONDS", -1.0)
+    made: list[int] = []
+
+    def make(number: int) -> Task:
+        made.append(number)
+        return task(f"{number}")
+
+    class Slow(ScriptedWorkflow):
+        def tasks(self, split: Split) -> Sequence[Task]:
+            return LazyTasks(make)
+
+    Tasks(Slow(), "slow").of("train")
+    assert made == [0]
+
+    class Listed(ScriptedWorkflow):
+        def tasks(self, split: Split) -> Sequence[Task]:
+            return [make(number) for number in range(50)] + [task("7")]
+
+    with pytest.raises(ConfigError, match="task 7 and task 50"):
+        Tasks(Listed(), "listed").of("train")
+
+
+@pytest.mark.slow
+def test_endless_tasks_are_trained_validated_and_resumed(
+    run_scripted: Callable[..., Any], tasks_return: Callable[[Any], None], tmp_path: Path
+) -> None:
+    tasks_return(lambda split: LazyTasks(numbered(split)))
+    straight = run_scripted("training.steps=4", path=tmp_path / "straight")
+    assert straight.error is None
+    first = run_scripted("training.steps=2", path=tmp_path / "run")
+    resumed = run_scripted("training.steps=4", path=tmp_path / "run", resume=True)
+    assert (first.error, resumed.error) == (None, None)
+
+    def dispatched(run: Any) -> list[str]:
+        return [event["task"] for event in run.lines("events") if event["event"] == "dispatch"]
+
+    assert dispatched(resumed) == dispatched(straight)
+    assert len(set(dispatched(straight))) == len(dispatched(straight))
+    assert straight.summary["validation"][0]["rollouts"] == 10
+
+
+def test_an_evaluation_of_endless_tasks_must_say_how_many(
+    plugins: PluginManager, tasks_return: Callable[[Any], None]
+) -> None:
+    tasks_return(lambda split: LazyTasks(numbered(split)))
+    resolved = resolve_run("say_yes", plugins, backend="scripted", engine="scripted")
+
+    def play(task_limit: int | None) -> Any:
+        opening = evaluation.engine_by_name("scripted", resolved)
+        return asyncio.run(
+            evaluation.evaluate(
+                resolved,
+                Inline.of(ScriptedWorkflow()),
+                opening,
+                split="train",
+                task_limit=task_limit,
+                samples=1,
+                ks=(1,),
+            )
+        )
+
+    with pytest.raises(ConfigError, match="endless train tasks; say how many: --tasks N"):
+        play(None)
+    assert play(3)["tasks"] == 3
 
 
 PLAIN = """

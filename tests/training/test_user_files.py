@@ -201,6 +201,31 @@ def test_a_reward_in_a_file_runs_in_a_child_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("host", ["inline", "processes"])
+def test_text_that_a_reward_rejects_is_counted(
+    run_scripted: RunScripted, write: Callable[[str, str], Path], host: str
+) -> None:
+    """In the process of the run and in workers: the function raises for every text but that of one task."""
+    blaming = (
+        REWARDED.replace("(self.config.reward)", "(self.config.reward, blame_text=(ChildRaised,))")
+        .replace("reward=await self.reward(task, step.text)", "reward=score, metrics=score.numbers")
+        .replace(
+            "        return self.episode",
+            "        score = await self.reward(task, step.text)\n        return self.episode",
+        )
+    )
+    path = write("env.py", f"from rllm_core.sandbox import ChildRaised\n{blaming}")
+    score = write("score.py", "def score(task, text):\n    return [1.0][task.data['number'] % 2]\n")
+    run = run_scripted(
+        f"env.reward={score}", "algorithm.filter_uniform_groups=false", f"rollout.host={host}", target=str(path)
+    )
+    assert run.error is None
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert any(line["workflow/rejected"] > 0 for line in lines)
+    assert all(line["workflow/rejected"] == pytest.approx(1 - line["reward_mean"]) for line in lines)
+
+
+@pytest.mark.slow
 def test_an_estimator_in_a_file_is_trained(run_scripted: RunScripted, write: Callable[[str, str], Path]) -> None:
     path = write("signs.py", ESTIMATOR)
     run = run_scripted(f"algorithm.name={path}")

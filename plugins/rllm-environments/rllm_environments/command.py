@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from rllm_core.assembly.variants import variants_of
 from rllm_core.cli import session
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import ConfigError
@@ -135,10 +134,11 @@ def _described(
     """Returns the descriptions of environments, by ecosystem."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for each, provided in _ecosystems(context, ecosystem).items():
-        names = variants_of(provided, session(context).plugins)
+        plugins = session(context).plugins
+        names = list(plugins.load(provided, provided.record.variants)())
         if name is not None and name not in names:
             raise unknown("environment", name, names)
-        workflow: Any = session(context).plugins.load(provided)
+        workflow: Any = plugins.load(provided)
         chosen = names if name is None else [name]
         found[each] = [{"name": variant, **_LEAST, **_of(workflow, variant)} for variant in chosen]
     return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import random
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -121,7 +122,14 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     def model_path(self) -> str:
         """Returns ``model.path``, or the starter model, which is made on first use."""
-        return self.config.model.path or str(starter_model(self.local.starter_seed))
+        return self.config.model.path or self._starter
+
+    @cached_property
+    def _starter(self) -> str:
+        """Starter model of the workflow, or the one that all workflows without conversations of their own share."""
+        seed, own = self.local.starter_seed, self.warm_start
+        has_own = own is not None and own(random.Random(seed)) is not None
+        return str(starter_model(seed, conversations=own if has_own else None))
 
     async def init_rollout_engine(self, parser: BaseParser) -> LocalEngine:
         """See `BackendProtocol.init_rollout_engine`."""
@@ -250,6 +258,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
     async def load_checkpoint(self, directory: Path) -> None:
         """See `BackendProtocol.load_checkpoint`."""
         trainer = self._allocated()
+        if not self.config.model.path:
+            checkpoint.check_vocabulary(directory, self._starter)
         await self._in_worker(checkpoint.load, directory, trainer.model, trainer.optimizer, trainer.parameters)
 
     async def load_weights(self, directory: Path) -> None:
@@ -259,6 +269,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
     def _start_from(self, directory: Path) -> None:
         trainer = self._allocated()
         path, lora = self.model_path(), self.local.lora
+        if not self.config.model.path:
+            checkpoint.check_vocabulary(directory, path)
         checkpoint.check_adapters(directory, trainer.model, trainer.parameters, lora, path)
         checkpoint.load_weights(directory, trainer.model, trainer.parameters)
         self._initial, self._reference = directory, None

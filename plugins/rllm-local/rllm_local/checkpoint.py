@@ -115,6 +115,24 @@ def check_adapters(
         )
 
 
+def check_vocabulary(directory: Path, starter: str) -> None:
+    """Checks that a checkpoint is of a starter model with the same tokens; each workflow may have its own.
+
+    Args:
+        directory: The checkpoint.
+        starter: Folder of the starter model of this run.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    theirs, ours = (json.loads((folder / "tokenizer.json").read_text()) for folder in (directory, Path(starter)))
+    if theirs["model"]["vocab"] != ours["model"]["vocab"]:
+        raise ConfigError(
+            f"checkpoint {directory} is of another starter model: the conversations of its workflow had other words; "
+            "export the trained model (rllm-core export-model) and set model.path to it"
+        )
+
+
 def _modules(names: Collection[str]) -> str:
     """Returns the kinds of modules that have adapters, and the number of all modules."""
     modules = {name.partition(".lora_")[0] for name in names}

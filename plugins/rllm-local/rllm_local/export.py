@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 from rllm_core.config import RunConfig
+from rllm_core.errors import UserError
 from rllm_local.checkpoint import OPTIMIZER_FILE
 from rllm_local.config import LocalConfig
-from rllm_local.starter import starter_model
+from rllm_local.starter import shared_folder, starter_model
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -20,12 +21,24 @@ def export(checkpoint: Path, config: RunConfig, target: Path) -> None:
     adapter = target / ADAPTER_CONFIG
     if adapter.exists():
         settings = json.loads(adapter.read_text(encoding="utf-8"))
-        settings["base_model_name_or_path"] = _base_model(config)
+        settings["base_model_name_or_path"] = _base_model(config, settings.get("base_model_name_or_path"))
         adapter.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _base_model(config: RunConfig) -> str:
+def _base_model(config: RunConfig, trained: str | None) -> str:
     local: LocalConfig = config.plugins.get("local") or LocalConfig()
-    path = config.model.path or str(starter_model(local.starter_seed))
+    path = config.model.path or _starter(local.starter_seed, trained)
     # A relative path would be relative to the folder of whoever loads the adapters.
     return str(Path(path).resolve()) if Path(path).is_dir() else path
+
+
+def _starter(seed: int, trained: str | None) -> str:
+    """Returns the starter model that was trained: its folder is named after its recipe, which may be a workflow's."""
+    if trained and Path(trained).is_dir():
+        return trained
+    if trained and Path(trained).name != shared_folder(seed).name:
+        raise UserError(
+            f"the starter model {trained} is gone, and its workflow made it; rllm-core eval --checkpoint RUN makes it "
+            "again, with RLLM_CACHE_DIR as it was in the run"
+        )
+    return str(starter_model(seed))

@@ -7,7 +7,8 @@ It is an ordinary Hugging Face folder, made on demand and cached by the hash of 
 Two choices make it learn reliably with RL. Weights are initialized at about ``0.8 / sqrt(hidden)``, because
 transformers' default of 0.02 is far too small for 64 dimensions. The warm start stops at a target loss, not after a
 number of steps. It teaches form only: answers are random (a permutation of the letters to sort, a guess, a tool call),
-so the model solves tasks about as often as chance.
+so the model solves tasks about as often as chance. A workflow with conversations of its own (`Workflow.warm_start`)
+gets a starter model of its own; its loss has no known target, so the warm start stops when the loss no longer falls.
 
 The chat format is that of Qwen3, so the template and the package's Qwen3 renderer write the same tokens.
 """
@@ -22,7 +23,6 @@ import random
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.resources import files
@@ -30,21 +30,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rllm_core.algorithms.aggregation import Aggregation
-from rllm_core.backend import OptimizerStep
-from rllm_core.builtin.losses import CrossEntropy
-from rllm_core.config import OptimizerConfig
-from rllm_core.errors import ConfigError, RunError, UserError
-from rllm_core.types import TrainingSample, token_ids
+from rllm_core.errors import ConfigError, UserError
 from rllm_local.model import no_progress_bars
-from rllm_local.training import Trainer
+from rllm_local.warm_start import Conversation, warm_start
 
-Conversation = list[dict[str, Any]]
 Conversations = Callable[[random.Random], Iterator[Conversation]]
 
 SPECIAL_TOKENS = (
@@ -61,7 +54,6 @@ SPECIAL_TOKENS = (
 # Pre-tokens: JSON keys with the punctuation around them, words, other runs of JSON punctuation, and any other single
 # character, including digits.
 PRE_TOKENS = r"""(?:["}\], ]*[{,] ?"[a-z]+": "?)+|[A-Za-z]+|["{}\[\]:, ]+|(?m:.)"""
-SAY_EVERY_SECONDS = 5.0
 VOCABULARY_CONVERSATIONS = 3000
 VOCABULARY_MIN_FREQUENCY = 30
 
@@ -93,21 +85,25 @@ RECIPE: dict[str, Any] = {
     },
 }
 
+NO_TARGET = 0.0
+WITHOUT_TARGET = {"target_loss": NO_TARGET, "window_steps": 40, "least_progress": 0.01}
+"""Settings of a warm start without a target loss: it has converged when the mean loss of a window of steps is not below
+that of the best earlier window by this share of it."""
 
-def starter_model(seed: int = 0, task: str = "starter") -> Path:
+
+def starter_model(seed: int = 0, task: str = "starter", conversations: Conversations | None = None) -> Path:
     """Returns the folder of the starter model, and makes the model if it is not cached.
 
     Args:
         seed: Seed of the weights and the warm start.
         task: Task of the warm start, a key of ``TASKS``.
+        conversations: Conversations of the warm start, instead of those of a task.
 
     Raises:
         UserError: If rllm-workflows, which provides the conversations, is not installed, or the cache is not writable.
     """
-    conversations, target_loss = _task(task)
-    recipe = _recipe(seed, conversations, target_loss)
-    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
-    folder = cache_dir() / "starter" / digest
+    conversations, target_loss = _task(task) if conversations is None else (conversations, NO_TARGET)
+    folder = _folder(seed, conversations, target_loss)
     try:
         if not (folder / "config.json").is_file():
             folder.parent.mkdir(parents=True, exist_ok=True)  # Fail early if the cache is not writable.
@@ -119,6 +115,11 @@ def starter_model(seed: int = 0, task: str = "starter") -> Path:
             "a writable folder, or model.path to your own model"
         ) from error
     return folder
+
+
+def shared_folder(seed: int) -> Path:
+    """Returns the folder of the model that workflows without conversations of their own start from, made or not."""
+    return _folder(seed, *_task("starter"))
 
 
 def cache_dir() -> Path:
@@ -143,7 +144,7 @@ def make_starter_model(
         seed: Seed of the weights and the warm start.
         conversations: Conversations of the warm start. Defaults to those of task ``starter``.
         target_loss: Loss at which the warm start has converged, in nats per target token. Defaults to that of
-            ``RECIPE``.
+            ``RECIPE``. With `NO_TARGET`, it has converged when its loss no longer falls.
 
     Returns:
         ``parameters``, ``steps`` and final ``loss`` of the warm start.
@@ -159,7 +160,8 @@ def make_starter_model(
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             model = make_model(tokenizer)
-            steps, loss = warm_start(model, tokenizer, conversations(random.Random(seed)), target_loss)
+            settings = _warm_start_settings(target_loss)
+            steps, loss = warm_start(model, tokenizer, conversations(random.Random(seed)), settings)
     finally:
         torch.set_num_threads(threads)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +237,7 @@ def _template() -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Model and warm start
+# Model
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -256,95 +258,6 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return model
 
 
-def warm_start(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    conversations: Iterator[Conversation],
-    target_loss: float | None = None,
-) -> tuple[int, float]:
-    """Trains on assistant messages until the running loss is below the target, then cools down.
-
-    Returns:
-        Number of steps, and the last running loss in nats per token.
-
-    Raises:
-        RunError: If the loss does not reach the target.
-    """
-    settings = _warm_start_settings(target_loss)
-    optimizer_config = OptimizerConfig(learning_rate=settings["learning_rate"], warmup_steps=settings["warmup_steps"])
-    trainer = Trainer(
-        model=model.train(False),
-        loss=CrossEntropy(),
-        aggregation=Aggregation("token_mean"),
-        temperature=1.0,
-        optimizer_config=optimizer_config,
-        share_prefixes=True,
-        max_batch_tokens=4096,
-    )
-    average, converged_at, said_at = None, None, time.monotonic()
-    for step in range(1, settings["max_steps"] + 1):
-        if converged_at is not None:
-            done = (step - converged_at) / settings["cool_down_steps"]
-            rate = settings["learning_rate"] * (1.0 - done * (1.0 - settings["final_learning_rate_fraction"]))
-            trainer.optimizer_config = optimizer_config.model_copy(update={"learning_rate": rate})
-        samples = _samples(list(islice(conversations, settings["conversations_per_step"])), tokenizer)
-        trainer.forward_backward(trainer.batch(samples, skip_zero_advantages=False), 0.0)
-        metrics = trainer.step(
-            OptimizerStep(
-                step=step,
-                total_steps=settings["max_steps"],
-                samples=len(samples),
-                sampled_tokens=sum(sample.sampled_tokens for sample in samples),
-                trajectories=len(samples),
-            )
-        )
-        decay = settings["loss_decay"] if average is not None else 0.0
-        average = decay * (average or 0.0) + (1 - decay) * metrics["loss"]
-        if converged_at is None and average < settings["target_loss"]:
-            converged_at = step
-        if time.monotonic() - said_at > SAY_EVERY_SECONDS:
-            said_at = time.monotonic()
-            aim = f"stops below {settings['target_loss']}" if converged_at is None else "almost done"
-            print(f"  step {step}: loss {average:.2f}, {aim}", file=sys.stderr, flush=True)
-        if converged_at is not None and step == converged_at + settings["cool_down_steps"]:
-            return step, average
-    raise RunError(
-        f"the starter model's warm start stopped at loss {average} after {settings['max_steps']} steps; "
-        f"it should have fallen below {settings['target_loss']}"
-    )
-
-
-def _samples(conversations: list[Conversation], tokenizer: PreTrainedTokenizerFast) -> list[TrainingSample]:
-    """Converts conversations to training samples whose targets are the assistant messages."""
-    texts: Any = tokenizer.apply_chat_template(conversations, tokenize=False)
-    encoded = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
-    samples = []
-    for row, encoding in enumerate(encoded):
-        tokens = encoding.ids
-        spans, position = [], 0
-        while opening[0] in tokens[position:]:
-            position = tokens.index(opening[0], position)
-            if tokens[position : position + len(opening)] == opening:
-                start = position + len(opening)
-                spans.append((start, tokens.index(tokenizer.eos_token_id, start) + 1))
-            position += 1
-        sampled = sum(stop - start for start, stop in spans)
-        samples.append(
-            TrainingSample(
-                sample_id=str(row),
-                group_id=0,
-                rollout_id=str(row),
-                token_ids=token_ids(tokens[: spans[-1][1]]),
-                turn_spans=tuple(spans),
-                logprobs=None,
-                advantages=np.ones(sampled, np.float32),
-                weight_versions=(0,) * len(spans),
-            )
-        )
-    return samples
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Recipe
 
@@ -362,6 +275,8 @@ def _task(task: str) -> tuple[Conversations, float | None]:
 
 def _warm_start_settings(target_loss: float | None) -> dict[str, Any]:
     settings: dict[str, Any] = RECIPE["warm_start"]
+    if target_loss == NO_TARGET:
+        return settings | WITHOUT_TARGET
     return settings if target_loss is None else {**settings, "target_loss": target_loss}
 
 
@@ -378,6 +293,12 @@ def _recipe(seed: int, conversations: Conversations, target_loss: float | None) 
         "template_sha256": hashlib.sha256(_template().encode()).hexdigest(),
         "conversations_sha256": hashlib.sha256(examples.encode()).hexdigest(),
     }
+
+
+def _folder(seed: int, conversations: Conversations, target_loss: float | None) -> Path:
+    recipe = _recipe(seed, conversations, target_loss)
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_dir() / "starter" / digest
 
 
 def main() -> None:

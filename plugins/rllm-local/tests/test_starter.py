@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from renderers import Qwen3Renderer
-from rllm_local import starter
+from rllm_local import starter, warm_start
 from rllm_local.decoders import FusedDecoder
 from rllm_local.engine import LocalEngine
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -132,7 +132,7 @@ def test_the_fixed_part_of_a_call_takes_few_tokens() -> None:
         {"role": "assistant", "content": "52"},
     ]
     tokenizer = starter.make_tokenizer(lambda rng: repeat(calls), 0)
-    (sample,) = starter._samples([calls], tokenizer)
+    (sample,) = warm_start._samples([calls], tokenizer)
     (first, last), answer = sample.turn_spans
     assert [tokenizer.decode([i]) for i in sample.token_ids[first:last]] == [
         *("<tool_call>", "\n", '{"name": "', "add", '", "arguments": {"a": ', "3", ', "b": ', "4", "}}"),
@@ -153,7 +153,7 @@ def test_what_assistants_wrote_is_what_is_learned(tokenizer: PreTrainedTokenizer
         {"role": "user", "content": "assistant\nagain"},
         {"role": "assistant", "content": "a"},
     ]
-    (sample,) = starter._samples([conversation], tokenizer)
+    (sample,) = warm_start._samples([conversation], tokenizer)
     learned = [tokenizer.decode(sample.token_ids[a:b].tolist()) for a, b in sample.turn_spans]
     assert learned == ["ab<|im_end|>", "a<|im_end|>"]
 
@@ -225,7 +225,7 @@ def test_the_same_seed_makes_the_same_model(
     for _ in range(2):
         torch.manual_seed(5)
         model = starter.make_model(tokenizer)
-        starter.warm_start(model, tokenizer, conversations(random.Random(5)))
+        warm_start.warm_start(model, tokenizer, conversations(random.Random(5)), starter.RECIPE["warm_start"])
         made.append(model.state_dict())
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
 

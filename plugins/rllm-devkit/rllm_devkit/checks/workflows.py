@@ -6,14 +6,16 @@ import dataclasses
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
 
+from rllm_core.assembly.tasks import checkable
 from rllm_core.providers import NAME_PATTERN
 from rllm_core.types import Episode, Step, Task, Trajectory
-from rllm_core.workflow import Workflow, WorkflowConfig
+from rllm_core.workflow import ENDLESS, Workflow, WorkflowConfig
 from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
 from rllm_devkit.checks.watch import LoopWatch, held
 from rllm_devkit.checks.workflow_faults import FAULT_CHECKS
@@ -95,17 +97,13 @@ async def _tasks(probe: WorkflowProbe) -> str:
         for which, compared in (("on a second call", again), ("in another instance", others)):
             if len(compared) != len(tasks):
                 raise Broken(f"tasks({split!r}) has {len(tasks)} tasks, but {len(compared)} {which}")
-            for number, (task, same) in enumerate(zip(_some(tasks), _some(compared), strict=True)):
-                if _written(task) != _written(same):
+            for number in islice(checkable(tasks, MOST_TASKS), MOST_TASKS):
+                if _written(tasks[number]) != _written(compared[number]):
                     raise Broken(f"task {number} of {split!r} is different {which}")
         if split == "train" and not len(tasks):
             raise Broken("there are no training tasks")
-        counts.append(f"{len(tasks)} {split}")
+        counts.append(f"{'endless' if len(tasks) == ENDLESS else len(tasks)} {split}")
     return ", ".join(counts)
-
-
-def _some(tasks: Sequence[Task]) -> Iterator[Task]:
-    return (tasks[index] for index in range(min(len(tasks), MOST_TASKS)))
 
 
 def _written(task: Task) -> str:
@@ -121,7 +119,10 @@ def _written(task: Task) -> str:
 
 
 async def _splits(probe: WorkflowProbe) -> str:
-    train, validation = (list(_some(tasks_of(probe.workflow, split))) for split in SPLITS)
+    train, validation = (
+        [tasks[number] for number in islice(checkable(tasks, MOST_TASKS), MOST_TASKS)]
+        for tasks in (tasks_of(probe.workflow, split) for split in SPLITS)
+    )
     if not validation:
         raise NotApplicable("there are no validation tasks")
     shared = {task.task_id for task in train} & {task.task_id for task in validation}
@@ -135,7 +136,21 @@ async def _splits(probe: WorkflowProbe) -> str:
             f"{len(leaked)} of {len(held)} validation tasks are training tasks with another id, for example "
             f"{min(leaked)}: hold out different tasks, or use exactly the same tasks in both splits"
         )
-    return "both splits have the same tasks, with different ids" if leaked else "no task is in both splits"
+    if leaked:
+        return "both splits have the same tasks, with different ids"
+    known, held = _questions(train), _questions(validation)
+    if known & held and len(known | held) > 1:  # one question for all says nothing about the task
+        raise Broken(
+            f"{len(known & held)} of {len(held)} questions of the validation tasks are in training, too, apart from "
+            f"case and spaces, for example {min(known & held)!r:.80}: hold out different questions"
+        )
+    return "no task is in both splits" + (", and no question" if held else "")
+
+
+def _questions(tasks: Sequence[Task]) -> set[str]:
+    """Returns the questions of tasks that have them in their data, as text that is compared."""
+    found = (task.data.get("question") for task in tasks)
+    return {" ".join(question.casefold().split()) for question in found if isinstance(question, str)}
 
 
 # --------------------------------------------------------------------------------------------------------------------

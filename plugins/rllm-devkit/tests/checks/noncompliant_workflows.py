@@ -189,6 +189,18 @@ class Leaking(Honest):
         return tasks
 
 
+class Asking(Honest):
+    """Has the same question in both splits, but for its case, among tasks with other data."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        first = "Twice TWO?" if split == "train" else "twice  two?"
+        rest = [(f"{split} {number}?", number) for number in range(3)]
+        return [
+            Task(task_id=f"{split}-{number}", data={"question": question, "number": number, "answer": "4"})
+            for question, number in [(first, 7 if split == "train" else 8), *rest]
+        ]
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Returned episodes
 
@@ -547,6 +559,7 @@ NONCOMPLIANT: list[tuple[type[Any], str, str]] = [
     (WalkedOnce, "tasks", "but 0 on a second call"),
     (WithoutSplits, "splits", "4 task ids are in both splits"),
     (Leaking, "splits", "1 of 4 validation tasks are training tasks"),
+    (Asking, "splits", "1 of 4 questions of the validation tasks are in training, too"),
     (Nothing, "episodes", "must return an Episode, got NoneType"),
     (OfAnotherTask, "episodes", "an episode of 'another'"),
     (Resigning, "episodes", "termination_reason is 'error'"),

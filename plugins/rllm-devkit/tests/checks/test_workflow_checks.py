@@ -23,7 +23,7 @@ from rllm_workflows.guess import GuessWorkflow
 from rllm_workflows.sort import SortWorkflow
 
 from rllm_core.types import Task
-from rllm_core.workflow import Workflow
+from rllm_core.workflow import LazyTasks, Split, Workflow
 from rllm_devkit.checks import CheckResult
 from rllm_devkit.checks.provided import run
 from rllm_devkit.checks.results import checked
@@ -125,6 +125,32 @@ def test_a_workflow_that_breaks_a_rule_is_caught(noncompliant: Any, check: str, 
     assert [result.outcome for result in before] == ["passed"] * len(before), before
     assert (found.name, found.outcome) == (check, "failed")
     assert words in found.detail
+
+
+def test_questions_that_differ_or_are_one_for_all_pass() -> None:
+    def asking(*questions: str) -> type[Honest]:
+        class Asked(Honest):
+            def tasks(self, split: Split) -> list[Task]:
+                return [
+                    Task(task_id=f"{split}-{number}", data={"question": question.format(split), "number": number})
+                    for number, question in enumerate(questions, 0 if split == "train" else 10)
+                ]
+
+        return Asked
+
+    [found] = some(asking("one of {}", "two of {}"), "splits")
+    assert (found.outcome, found.detail) == ("passed", "no task is in both splits, and no question")
+    assert [found.outcome for found in some(asking("guess", "guess"), "splits")] == ["passed"]
+
+
+def test_endless_tasks_pass() -> None:
+    class Endless(Honest):
+        def tasks(self, split: Split) -> LazyTasks:
+            return LazyTasks(lambda number: Task(task_id=f"{split}-{number}", data={"number": number, "answer": split}))
+
+    found = some(Endless, "tasks", "splits", *PLAYED)
+    assert [result.outcome for result in found] == ["passed"] * 4, found
+    assert found[0].detail == "endless train, endless validation"
 
 
 def test_every_check_has_caught_somebody() -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import ConfigError
 from rllm_core.sandbox import ChildError, ChildFunction, Limits
-from rllm_core.sandbox.child_functions import CHILDREN
 from rllm_core.services import Services
-from rllm_core.types import Task
 from rllm_core.workflow import Split
 from rllm_environments.catalog import unknown
 from rllm_environments.reasoning_gym.workflow import POSE, ReasoningGymConfig, ReasoningGymWorkflow
@@ -22,10 +21,9 @@ ITEMS = 5
 SPLIT_TASKS = 40
 SPLIT_TASKS_OF_SLOW = 4
 SLOW_SECONDS = 0.05
-MOST_FOR_JUNK = 0.5
-"""Many checkers give partial credit, also for chance matches; none may give most of the reward to nonsense."""
 CHECK_LIMITS = Limits(wall_seconds=120.0, memory_bytes=4 << 30)
 MAKE_LIMITS = Limits(wall_seconds=300.0, memory_bytes=4 << 30)
+STARTED_AT_ONCE = 8
 SPLITS: tuple[Split, ...] = ("train", "validation")
 PROBE = "rllm_environments.reasoning_gym.audit_child"
 
@@ -63,16 +61,25 @@ CANARIES = (
 
 def names() -> list[str]:
     """Returns the datasets of the installed reasoning-gym."""
-    found: list[str] = _call_once("names", MAKE_LIMITS)
-    return found
+    function = ChildFunction(f"{PROBE}:names", MAKE_LIMITS, children=1)
+
+    async def call() -> list[str]:
+        found: list[str] = await function()
+        return found
+
+    try:
+        return asyncio.run(call())
+    finally:
+        function.close()
 
 
 def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields datasets and findings, one after the other, each with its default options.
 
     A dataset is audited if it is repeatable in another process, its splits share no question, its own answers get 1 in
-    the checker's child process, junk gets little, and the reward is not constant. It is played if all checks of
-    `rllm_devkit.checks.check_workflow` pass. Nothing is played whose checker executes answers.
+    the checker's child process, wrong ones get less, and the reward is not constant. It is played if all checks of
+    `rllm_devkit.checks.check_workflow` pass. A checker that executes answers is played in a sandbox that isolates, or
+    not at all.
 
     Args:
         variants: Names of datasets. Empty means all.
@@ -94,7 +101,7 @@ def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         for name in variants or known:
             found = asyncio.run(_audited(name, players, check, make, again, executes))
-            if found["refused"] is None and not found["executes_answers"]:
+            if found["refused"] is None and (not found["executes_answers"] or players.have_sandbox):
                 failed = asyncio.run(players.play(name, found))
                 found |= {"played": not failed, "notes": [*found["notes"], *failed]}
             yield name, found
@@ -157,8 +164,8 @@ def _refusal(found: Mapping[str, Any], scores: Mapping[str, Any]) -> str | None:
         return f"its splits share {found['splits_share']} questions"
     if found["oracle"] is not None and found["oracle"] < 1.0:
         return f"its own answers get a reward of {found['oracle']:g}"
-    if found["junk"] > MOST_FOR_JUNK:
-        return f"its checker gives {found['junk']:g} to nonsense"
+    if found["junk"] >= 1.0:  # below, it is partial credit, and the answer does not count as correct
+        return f"its checker gives {found['junk']:g} to the answer {scores['best_junk']:.20}, which is wrong"
     return None
 
 
@@ -181,7 +188,8 @@ async def _shared(name: str, make: ChildFunction, items: Sequence[Mapping[str, A
 
 async def _scores(name: str, check: ChildFunction, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Scores the dataset's own answers, and junk, through the child process and JSON."""
-    oracle, junk, every = [], [], []
+    oracle, every = [], []
+    junk: dict[str, float] = {}
     rejects = False
     for index, item in enumerate(items):
         own = item["answer"]
@@ -192,15 +200,23 @@ async def _scores(name: str, check: ChildFunction, items: Sequence[Mapping[str, 
             reward, was_rejected = await _score(check, name, index, text)
             rejects = rejects or was_rejected
             every.append(reward)
-            if own is None or text.casefold() != own.casefold():
-                junk.append(reward)
+            if own is None or not _equal(text, own):
+                junk[text] = max(reward, junk.get(text, 0.0))
     return {
         "oracle": round(min(oracle), 4) if oracle else None,
-        "junk": round(max(junk), 4),
+        "junk": round(max(junk.values()), 4),
+        "best_junk": max(junk, key=lambda text: junk[text]),
         "rejects": rejects,
-        # Without an own answer, a reward of 0 for every junk says nothing.
-        "constant": len({*oracle, *every}) == 1 and bool(oracle or any(every)),
+        "constant": bool(oracle) and len({*oracle, *every}) == 1,
     }
+
+
+def _equal(text: str, own: str) -> bool:
+    """Whether a text is the dataset's own answer in other letters or digits."""
+    try:
+        return float(text) == float(own)
+    except ValueError:
+        return text.casefold() == own.casefold()
 
 
 async def _score(check: ChildFunction, name: str, index: int, text: str) -> tuple[float, bool]:
@@ -240,6 +256,15 @@ class _Players:
         self._services = _SharedServices()
         self._children = ChildFunction(POSE, MAKE_LIMITS, children=1)
 
+    @cached_property
+    def have_sandbox(self) -> bool:
+        """Whether this machine has a sandbox that isolates."""
+        try:
+            self._services.isolating_sandbox()
+        except ConfigError:
+            return False
+        return True
+
     async def play(self, name: str, found: Mapping[str, Any]) -> list[str]:
         """Returns what failed of the checks of a workflow; empty if they passed."""
         from rllm_devkit.checks import check_workflow
@@ -247,12 +272,11 @@ class _Players:
         def make() -> _Player:
             return self._player(name, found)
 
-        [task] = make().tasks("train")[:1]
-        index, _ = await make().question(task)
+        player = make()
+        [task] = player.tasks("train")[:1]
+        index, _ = await player.question(task)
         # Starts all child processes, since the checks count those that a workflow leaves.
-        asked = Task(task_id=task.task_id, data={**task.data, "index": index, "check_seconds": 10.0})
-        grade = self._services.reward_function("reasoning_gym", make().check_limits)
-        await asyncio.gather(*(grade(asked, "") for _ in range(CHILDREN)))
+        await asyncio.gather(*(player.score(task, index, str(number)) for number in range(STARTED_AT_ONCE)))
         results = await check_workflow(make, answers=JUNK[1:], tasks_per_split=1, rollout_timeout_seconds=300.0)
         return [f"check {each.name!r} failed: {each.detail:.200}" for each in results if each.outcome == "failed"]
 
@@ -277,15 +301,3 @@ class _Players:
 
 def _reason(error: ChildError) -> str:
     return " ".join(str(error).partition(" raised ")[2].split())[:200]
-
-
-def _call_once(function: str, limits: Limits, *arguments: Any) -> Any:
-    called = ChildFunction(f"{PROBE}:{function}", limits, children=1)
-    try:
-        return asyncio.run(_called(called, arguments))
-    finally:
-        called.close()
-
-
-async def _called(function: ChildFunction, arguments: Sequence[Any]) -> Any:
-    return await function(*arguments)

@@ -78,7 +78,9 @@ def score(task: Task, text: str) -> tuple[float, dict[str, float]]:
         with warnings.catch_warnings(), _within(task.data["check_seconds"]):
             warnings.simplefilter("ignore")
             return float(data.score_answer(text, item)), {"rejected": 0.0}
-    except Exception:  # third-party code on hostile text
+    except MemoryError:  # the interpreter may be damaged
+        raise
+    except BaseException:  # third-party code on hostile text, which may also raise SystemExit where it is executed
         return 0.0, {"rejected": 1.0}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm_core.run_file import Preset
-from rllm_environments.reasoning_gym import datasets
 from rllm_environments.reasoning_gym.workflow import ReasoningGymConfig
 
 STARTER: dict[str, Any] = {
@@ -22,8 +21,10 @@ STARTER: dict[str, Any] = {
 }
 SPELL_BACKWARD: dict[str, Any] = {
     **STARTER,
+    "training": {**STARTER["training"], "steps": 200},
     "rollout": {"max_response_tokens": 8},
-    "reasoning_gym": {"options": {"min_word_len": 3, "max_word_len": 3}},
+    # So many tasks that nearly all of the 1,000 words that are not held out are among them.
+    "reasoning_gym": {"options": {"min_word_len": 3, "max_word_len": 3}, "train_size": 5000},
 }
 INSTRUCTION_TUNED: dict[str, Any] = {
     "training": {"steps": 200, "groups_per_step": 16, "rollouts_per_group": 8},
@@ -53,13 +54,4 @@ def run_file(given: Mapping[str, Any]) -> Preset:
         tables, reason = SPELL_BACKWARD, "settings for the starter model: words of three letters, which it learns"
     else:
         tables, reason = STARTER, "settings for the starter model, which were not tried with this dataset"
-    if datasets.findings(str(environment)).get("executes_answers"):
-        tables = {**tables, "rollout": {**tables["rollout"], **_sandbox()}}
     return Preset(tables, reason)
-
-
-def _sandbox() -> dict[str, str]:
-    """Returns the sandbox for checkers that execute answers, if it is installed."""
-    from importlib.util import find_spec
-
-    return {"sandbox": "bwrap"} if find_spec("rllm_bwrap") is not None else {}

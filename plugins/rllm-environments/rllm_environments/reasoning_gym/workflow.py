@@ -8,6 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -15,18 +16,21 @@ from pydantic import Field
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.sandbox import ChildDied, ChildError, ChildFunction, ChildOutOfMemory, ChildTimeout, Limits
-from rllm_core.services import Score
+from rllm_core.services import RewardFunction, Score
 from rllm_core.types import Episode, FinishReason, Messages, Task, TerminationReason
-from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_core.workflow import LazyTasks, Split, Workflow, WorkflowConfig
 from rllm_environments.catalog import AuditFiles, Description
-from rllm_environments.reasoning_gym import datasets, sandboxed
+from rllm_environments.reasoning_gym import datasets
 from rllm_environments.splits import Ranges
 
 POSE = "rllm_environments.reasoning_gym.child:pose"
+CHECK_IN_SANDBOX = "rllm_environments.reasoning_gym.preloaded:score"
 POSE_LIMITS = Limits(wall_seconds=120.0, memory_bytes=4 << 30)
 CHECK_MEMORY_BYTES = 4 << 30
 PREPARE_SECONDS = 120.0
 """A checker's process imports reasoning-gym first, and creates the entry; both take seconds, more on a busy machine."""
+REJECTING = (ChildDied, ChildOutOfMemory, ChildTimeout)
+"""Errors that a text causes. What the checker itself raises is handled where it runs."""
 QUESTIONS_KEPT = 4096
 ASK_FOR_TAGS = "Think step by step. Then write only the final answer between <answer> and </answer>."
 
@@ -67,8 +71,8 @@ class ReasoningGymConfig(WorkflowConfig):
     allow_code_execution: Annotated[
         bool,
         Field(
-            description="Use checkers that execute the model's answer as Python, with the rights of this user, even "
-            "if the sandbox does not isolate."
+            description="Run checkers that execute the model's answer as Python with the rights of this user, not in a "
+            "sandbox that isolates."
         ),
     ] = False
 
@@ -80,8 +84,8 @@ class ReasoningGymWorkflow(Workflow):
     run in child processes under time and memory limits. An answer on which the checker raises, or that exceeds a limit,
     gets 0 and counts in the metric ``rejected``. Questions are created in a child process too, when they are asked.
 
-    Some checkers execute the answer. They run inside the sandbox of the run (``rollout.sandbox``) if it isolates, and
-    otherwise only with ``allow_code_execution``.
+    Some checkers execute the answer. They run in a sandbox that isolates, or, with ``allow_code_execution``, like the
+    others. An answer that is executed where it is checked can give itself any reward.
     """
 
     name: ClassVar[str] = "reasoning_gym"
@@ -96,18 +100,34 @@ class ReasoningGymWorkflow(Workflow):
         self._ranges = Ranges(self.config.train_size, self.config.validation_size)
         self._children: ChildFunction | None = None
         self._questions: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._scoring: dict[tuple[str, str], asyncio.Future[Score]] = {}
         self._is_checked = found is not None
 
     @property
     def is_sandboxed(self) -> bool:
-        """Whether the checker runs inside the run's sandbox."""
-        return bool(self._found.get("executes_answers")) and self.services.sandbox.isolates
+        """Whether the checker runs inside a sandbox that isolates."""
+        return bool(self._found.get("executes_answers")) and not self.config.allow_code_execution
 
     @property
     def check_limits(self) -> Limits:
         """Limits of one call of the checker."""
         seconds = self.config.check_timeout_seconds + PREPARE_SECONDS
         return Limits(wall_seconds=seconds, memory_bytes=CHECK_MEMORY_BYTES)
+
+    @cached_property
+    def _grade(self) -> RewardFunction:
+        if not self.is_sandboxed:
+            return self.services.reward_function("reasoning_gym", self.check_limits, blame_text=REJECTING)
+        function = self.services.isolating_sandbox().function(CHECK_IN_SANDBOX, self.check_limits)
+
+        async def grade(task: Task, text: str) -> Score:
+            try:
+                reward, parts = await function(dict(task.data), text)
+            except REJECTING:
+                return Score(0.0, {"rejected": 1.0})
+            return Score(reward, parts)
+
+        return grade
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Returns the tasks of a split, which are created on demand and hold no question, only how to create it.
@@ -116,10 +136,11 @@ class ReasoningGymWorkflow(Workflow):
             ConfigError: If the dataset is unknown or refused, or does not accept the options.
         """
         self._check()
-        return _Tasks(self.config, split)
+        return _tasks(self.config, split)
 
     async def close(self) -> None:
         """Stops the child process that creates questions."""
+        vars(self).pop("_grade", None)  # a sandbox ends its functions
         if self._children is not None:
             self._children.close()
             self._children = None
@@ -130,7 +151,7 @@ class ReasoningGymWorkflow(Workflow):
         step = await completer.complete(self.prompt(question))
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         answer = None if is_cut_off else self.answer_in(step.text)
-        score = Score(0.0) if answer is None else await self._score(task, index, answer)
+        score = Score(0.0) if answer is None else await self.score(task, index, answer)
         return self.episode(
             task,
             [step],
@@ -178,15 +199,20 @@ class ReasoningGymWorkflow(Workflow):
         if self._is_checked:
             return
         found = datasets.checked(self.config.environment)
-        if found["executes_answers"] and not (self.config.allow_code_execution or self.services.sandbox.isolates):
+        if found["executes_answers"] and not self.config.allow_code_execution:
+            self._check_sandbox()
+        for split in ("train", "validation"):
+            self._try(_tasks(self.config, split)[0])
+        self._is_checked = True
+
+    def _check_sandbox(self) -> None:
+        try:
+            self.services.isolating_sandbox()
+        except ConfigError as error:
             raise ConfigError(
                 f"reasoning_gym.environment = {self.config.environment!r}: its checker executes the model's answer as "
-                f'Python, and sandbox {self.services.sandbox.name!r} does not isolate; set rollout.sandbox = "bwrap" '
-                "(pip install rllm-bwrap), or reasoning_gym.allow_code_execution = true to run it with your rights"
-            )
-        for split in ("train", "validation"):
-            self._try(_Tasks(self.config, split)[0])
-        self._is_checked = True
+                f"Python; {error}; or set reasoning_gym.allow_code_execution = true to run it with your rights"
+            ) from error
 
     def _try(self, task: Task) -> None:
         """Creates a question, in a thread: the caller may be inside an event loop.
@@ -216,41 +242,40 @@ class ReasoningGymWorkflow(Workflow):
                 self._questions.popitem(last=False)
         return known
 
-    async def _score(self, task: Task, index: int, answer: str) -> Score:
+    async def score(self, task: Task, index: int, answer: str) -> Score:
+        """Returns what the dataset's checker gives an answer to the question at an index.
+
+        Rollouts that give the same answer at the same time share a call: near the end of a training most of a group do.
+        """
+        key = task.task_id, answer
+        running = self._scoring.get(key)
+        if running is None or running.get_loop() is not asyncio.get_running_loop():
+            running = self._scoring[key] = asyncio.ensure_future(self._scored(task, index, answer))
+            running.add_done_callback(partial(self._is_scored, key))
+        return await asyncio.shield(running)
+
+    def _is_scored(self, key: tuple[str, str], done: asyncio.Future[Score]) -> None:
+        self._scoring.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # its rollouts may all have been cancelled
+
+    async def _scored(self, task: Task, index: int, answer: str) -> Score:
         seconds = self.config.check_timeout_seconds
         asked = Task(task_id=task.task_id, data={**task.data, "index": index, "check_seconds": seconds})
-        limits = self.check_limits
-        if self.is_sandboxed:
-            return await sandboxed.score(self.services.sandbox, asked, answer, limits)
-        try:
-            return await self.services.reward_function("reasoning_gym", limits)(asked, answer)
-        except (ChildDied, ChildOutOfMemory, ChildTimeout):
-            return Score(0.0, {"rejected": 1.0})
+        return await self._grade(asked, answer)
 
 
-class _Tasks(Sequence[Task]):
-    """Tasks of a split, created on demand."""
+def _tasks(config: ReasoningGymConfig, split: Split) -> LazyTasks:
+    recipe = {
+        "environment": config.environment,
+        "options": config.options,
+        "seed": config.seed,
+        "train_size": config.train_size,
+        "validation_size": config.validation_size,
+        "split": split,
+    }
 
-    def __init__(self, config: ReasoningGymConfig, split: Split) -> None:
-        self._split = split
-        self._size = config.train_size if split == "train" else config.validation_size
-        self._name = f"{config.environment}-{config.seed}-{split}"
-        self._recipe: Mapping[str, Any] = {
-            "environment": config.environment,
-            "options": config.options,
-            "seed": config.seed,
-            "train_size": config.train_size,
-            "validation_size": config.validation_size,
-            "split": split,
-        }
+    def make(number: int) -> Task:
+        return Task(task_id=f"{config.environment}-{config.seed}-{split}-{number}", data={**recipe, "number": number})
 
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(self._size))]
-        if not -self._size <= number < self._size:
-            raise IndexError(number)
-        place = int(number) % self._size
-        return Task(task_id=f"{self._name}-{place}", data={**self._recipe, "number": place})
+    return LazyTasks(make, config.train_size if split == "train" else config.validation_size)

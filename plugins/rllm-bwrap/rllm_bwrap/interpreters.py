@@ -1,0 +1,84 @@
+"""What isolated code may read: an interpreter, its packages, and the libraries of the system."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS = 60.0
+SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/nix/store")
+
+ASK = """
+import json, os, sys
+own = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
+print(json.dumps([own + [os.path.realpath(folder) for folder in own], sys.path]))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python, and what it needs to see.
+
+    Attributes:
+        executable: Its path.
+        paths: Folders and files, without the system's.
+    """
+
+    executable: str
+    paths: tuple[str, ...]
+
+    @classmethod
+    def at(cls, executable: str, variables: dict[str, str]) -> Interpreter:
+        """Asks a Python where its packages are.
+
+        Args:
+            executable: Path of the Python.
+            variables: Environment variables, of which ``PYTHONPATH`` matters.
+
+        Raises:
+            OSError: If it cannot be started.
+            ValueError: If it does not answer like a Python.
+        """
+        asked = subprocess.run(
+            [executable, "-P", "-c", ASK], env=variables, capture_output=True, timeout=START_SECONDS, check=False
+        )
+        try:
+            own, importable = json.loads(asked.stdout)
+        except ValueError:
+            raise ValueError(f"{executable} is no Python that works: {asked.stderr.decode()[-200:]!r}") from None
+        seen = [*dict.fromkeys(folder for folder in own if not _is_within(folder, SYSTEM))]
+        seen = [folder for folder in seen if not _is_within(folder, [other for other in seen if other != folder])]
+        others = [folder for folder in dict.fromkeys(importable) if not _is_within(folder, [*SYSTEM, *seen])]
+        return cls(executable, (*seen, *(path for folder in others for path in _packages(folder))))
+
+    def mounts(self) -> Iterator[str]:
+        """Yields the arguments of bwrap that make this visible."""
+        for path in SYSTEM:
+            if Path(path).is_symlink() and Path(path).parent == Path("/"):
+                yield from ("--symlink", str(Path(path).readlink()), path)
+            else:
+                yield from ("--ro-bind-try", path, path)
+        # Old versions of bwrap would create them without access for others.
+        for folder in sorted({parent for path in self.paths for parent in Path(path).parents}):
+            yield from ("--dir", str(folder))
+        for path in self.paths:
+            yield from ("--ro-bind", path, path)
+
+
+def _packages(folder: str) -> Iterator[str]:
+    """Yields what can be imported from a folder, such as that of a project: the rest of it is nobody's business."""
+    if not folder or not Path(folder).is_dir():
+        return
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        suffix = Path(entry.name).suffix
+        is_package = entry.is_dir() and (suffix in (".dist-info", ".egg-info") or Path(entry, "__init__.py").is_file())
+        if is_package or (suffix in (".py", ".so") and entry.is_file()):
+            yield entry.path
+
+
+def _is_within(path: str, folders: Iterable[str]) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in folders)

@@ -1,0 +1,135 @@
+"""Starts bwrap, so that a process of it has nothing but an interpreter and an empty folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rllm_bwrap import inside
+from rllm_bwrap.interpreters import Interpreter
+from rllm_core.sandbox import Limits
+
+# Who isolated code is, in its user namespace and, if the run is root's, outside of it.
+NOBODY = 65534
+SETUP_SECONDS = 30.0
+INSIDE = "/inside.py"
+DEVICES = ("null", "zero", "full", "random", "urandom")
+NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jail:
+    """How isolated processes are started.
+
+    Attributes:
+        bwrap: Path of bubblewrap.
+        interpreter: Python that runs in it.
+        variables: Environment variables of all processes in it.
+        blocklist: Filter of system calls.
+        processes: Most processes and threads of a program or call.
+        disk_bytes: Most bytes in its folder, which is in memory.
+    """
+
+    bwrap: str
+    interpreter: Interpreter
+    variables: dict[str, str]
+    blocklist: bytes
+    processes: int
+    disk_bytes: int
+
+    def start(self, what: Sequence[str], limits: Limits, files: Sequence[int] = (), **pipes: int) -> subprocess.Popen[bytes]:
+        """Starts `rllm_bwrap.inside`.
+
+        Args:
+            what: Its arguments after the settings, ``["program"]`` or ``["function", PATH]``.
+            limits: Limits of the program, or of each call.
+            files: File descriptors that it inherits: of a program, that to say that it has started, and its source.
+            pipes: ``stdin``, ``stdout`` and ``stderr`` of `subprocess.Popen`.
+        """
+        is_root = maps_users()
+        ready, info = os.pipe() if is_root else (-1, -1)
+        mapped, go = os.pipe() if is_root else (-1, -1)
+        passed = [*files, *((info, mapped) if is_root else ())]
+        try:
+            process = subprocess.Popen(
+                [*self._command(what[0], files, info, mapped), self._settings(limits, what[0], files, is_root), *what],
+                env=self.variables,
+                start_new_session=True,
+                bufsize=0,
+                pass_fds=passed,
+                cwd="/",
+                **pipes,
+            )
+            if is_root:
+                os.close(info)
+                info = -1
+                _map_users(ready, go)
+        finally:
+            for descriptor in (ready, info, mapped, go):
+                if descriptor >= 0:
+                    os.close(descriptor)
+        return process
+
+    def _command(self, kind: str, files: Sequence[int], info: int, mapped: int) -> list[str]:
+        python = [self.interpreter.executable, *(["-I", "-S"] if kind == "program" else ["-P"])]
+        command = [self.bwrap, *NAMESPACES, "--die-with-parent", "--hostname", "sandbox", "--cap-drop", "ALL"]
+        command += ["--cap-add", "CAP_SYS_ADMIN"]
+        if info >= 0:
+            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+                command += ["--cap-add", capability]
+            command += ["--info-fd", str(info), "--userns-block-fd", str(mapped)]
+        else:
+            command += ["--uid", str(NOBODY), "--gid", str(NOBODY)]
+        command += [*self.interpreter.mounts(), "--dir", "/dev", "--tmpfs", inside.FOLDER]
+        for device in DEVICES:
+            command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+        command += ["--ro-bind", inside.__file__, INSIDE]
+        if kind == "program":
+            command += ["--perms", "0444", "--file", str(files[1]), inside.PROGRAM]
+        return [*command, "--remount-ro", "/", "--chdir", inside.FOLDER, "--", *python, INSIDE]
+
+    def _settings(self, limits: Limits, kind: str, files: Sequence[int], is_root: bool) -> str:
+        # Where isolated code is the user that starts it, the processes around it count, too.
+        around = 0 if is_root else (1 if kind == "program" else 3)
+        return json.dumps(
+            {
+                "blocklist": self.blocklist.hex(),
+                "disk_bytes": self.disk_bytes,
+                "memory_bytes": limits.memory_bytes,
+                "output_bytes": limits.output_bytes,
+                "processes": self.processes + around,
+                "started": files[0] if files else -1,
+                "user": NOBODY if is_root else None,
+                "wall_seconds": limits.wall_seconds,
+            }
+        )
+
+
+def maps_users() -> bool:
+    """Whether this process is root and may be other users, too. Then isolated code is another: none limits root."""
+    if os.getuid() != 0:
+        return False
+    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text(encoding="utf-8").splitlines()]
+    return any(int(first) <= NOBODY < int(first) + int(count) for first, _, count in ranges)
+
+
+def _map_users(ready: int, go: int) -> None:
+    """Gives the user namespace that bwrap has made its users, and lets it continue."""
+    said = b""
+    while not said.endswith(b"}\n") and select.select([ready], [], [], SETUP_SECONDS)[0]:
+        chunk = os.read(ready, 4096)
+        if not chunk:
+            break
+        said += chunk
+    with contextlib.suppress(ValueError, OSError):  # bwrap has failed, and says why on its stderr
+        child = json.loads(said)["child-pid"]
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{child}/{name}").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n", encoding="utf-8")
+    with contextlib.suppress(BrokenPipeError):
+        os.write(go, b"1")

@@ -1,0 +1,59 @@
+"""Conversations of a workflow for a model made from scratch, checked as they are made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rllm_core.backend import WarmStart
+from rllm_core.errors import PluginError, UserError
+from rllm_core.plugins.blame import blamed
+from rllm_core.workflow import Conversation, Workflow
+
+
+def warm_start_of(workflow: Workflow, name: str) -> WarmStart:
+    """Returns `Workflow.warm_start`, whose errors are one line.
+
+    Args:
+        workflow: Workflow of the run.
+        name: Its name in the run file, for messages.
+    """
+
+    def conversations(rng: random.Random) -> Iterator[Conversation] | None:
+        with _blaming(name):
+            found = workflow.warm_start(rng)
+        return None if found is None else _checked(found, name)
+
+    return conversations
+
+
+def _checked(found: Iterator[Conversation], name: str) -> Iterator[Conversation]:
+    made = 0
+    with _blaming(name):
+        for conversation in found:
+            if not _is_conversation(conversation):
+                raise PluginError(
+                    f"workflow {name!r}: warm_start() yielded {conversation!r:.80}; yield lists of messages such as "
+                    "{'role': 'user', 'content': '...'}, with one of the assistant at least"
+                )
+            made += 1
+            yield conversation
+    raise PluginError(f"workflow {name!r}: warm_start() ended after {made} conversations; yield them endlessly")
+
+
+def _is_conversation(found: object) -> bool:
+    if not isinstance(found, list) or not all(isinstance(message, dict) for message in found):
+        return False
+    return any(message.get("role") == "assistant" for message in found)
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """Converts errors of the workflow's code to one line with their location."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # third-party code
+        raise PluginError(f"workflow {name!r}: warm_start() failed: {blamed(error)}") from error
