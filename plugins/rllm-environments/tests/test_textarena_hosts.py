@@ -22,7 +22,8 @@ def played(folder, *rollout):
     plugins.register(rllm_devkit.scripted_plugin, "testing")
     settings = (
         "textarena.environment=KuhnPoker-v0", "textarena.train_tasks=16", "training.steps=1",
-        "training.groups_per_step=8", "training.rollouts_per_group=2", "training.validation_rollouts=0", "training.groups_kept_per_step=8",
+        "training.groups_per_step=8", "training.rollouts_per_group=2", "training.validation_rollouts=0",
+        "training.groups_kept_per_step=8",
         "rollout.max_response_tokens=64", *rollout,
     )  # fmt: skip
     parts = assemble(load_run_config("textarena", plugins, overrides=settings, backend="scripted"), plugins)
