@@ -137,9 +137,6 @@ def test_the_warm_start_draws_from_all_actions_of_training_games():
     assert chats == list(islice(GymnasiumWorkflow(config).warm_start(random.Random(0)), 60))
     actions = [message["content"] for chat in chats for message in chat if message["role"] == "assistant"]
     assert {actions.count(action) > 20 for action in TextEnvironment(RED_BALL).actions} == {True}
-    held_out = {task.data["seed"] for task in workflow_of(environment=RED_BALL).tasks("validation")[:50]}
-    openings = {TextEnvironment(RED_BALL).reset(seed) for seed in held_out}
-    assert len(openings) > 25
 
 
 @pytest.mark.parametrize(
@@ -151,6 +148,7 @@ def test_the_warm_start_draws_from_all_actions_of_training_games():
         ("phys2d/CartPole-v1", "jax"),
         ("GymV26Environment-v0", "old gym"),
         ("Pendulum-v1", "actions are of kind Box"),
+        ("MiniGrid-WFC-MazeSimple-v0", "imageio"),
         ("FrozenLake", "did you mean .*FrozenLake-v1"),
     ],
 )

@@ -11,14 +11,13 @@ from pydantic import Field
 
 from rllm_core.engine import Completer
 from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason
-from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_core.workflow import LazyTasks, Split, Workflow, WorkflowConfig
 from rllm_environments.answers import action_of
 from rllm_environments.catalog import AuditFiles, Description
 from rllm_environments.gymnasium_text.environment import TextEnvironment
 from rllm_environments.gymnasium_text.names import AUDIT_FILES, findings
 from rllm_environments.gymnasium_text.observations import TEXT_VERSION, GridForm
 from rllm_environments.gymnasium_text.splits import Splits
-from rllm_environments.tasks_on_demand import TasksOnDemand
 from rllm_environments.warm_starts import Conversation, random_legal_actions
 
 NO_ACTION = -1.0
@@ -104,7 +103,7 @@ class GymnasiumWorkflow(Workflow):
     def tasks(self, split: Split) -> Sequence[Task]:
         """Returns one task per game."""
         size = self.config.train_tasks if split == "train" else self.config.validation_tasks
-        return TasksOnDemand(lambda number: self._task(self.splits.seed(split, number)), size)
+        return LazyTasks(lambda number: self._task(self.splits.seed(split, number)), size)
 
     def _task(self, seed: int) -> Task:
         return Task(task_id=f"{self.config.environment}-{seed}", data={"seed": seed})

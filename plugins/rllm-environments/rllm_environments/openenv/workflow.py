@@ -12,10 +12,9 @@ from pydantic import Field
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason
-from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_core.workflow import LazyTasks, Split, Workflow, WorkflowConfig
 from rllm_environments.answers import action_of
 from rllm_environments.openenv.session import OpenEnvError, Session, Shown, WrongAction, address, session
-from rllm_environments.tasks_on_demand import TasksOnDemand
 
 NO_ACTION = -1.0
 FIRST_VALIDATION_SEED = 1_000_000
@@ -91,9 +90,7 @@ class OpenEnvWorkflow(Workflow):
         size, first = self.config.train_tasks, 0
         if split == "validation":
             size, first = self.config.validation_tasks, FIRST_VALIDATION_SEED
-        return TasksOnDemand(
-            lambda number: Task(task_id=f"openenv-{first + number}", data={"seed": first + number}), size
-        )
+        return LazyTasks(lambda number: Task(task_id=f"openenv-{first + number}", data={"seed": first + number}), size)
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Plays one episode, once a session is free."""

@@ -183,8 +183,11 @@ def _step(env: Any, state: Any, action: str) -> bool:
     errors, told = getattr(state, "error_count", 0), len(state.logs)
     env.step(action=action)
     state = env.state
+    said = [message for sender, message in state.logs[told:] if sender == -1]
+    if not all(isinstance(message, str) for _, message in state.logs[told:]):
+        raise TypeError("it writes observations with their fields in the wrong order")
     return not (
         getattr(state, "error_count", 0) > errors
         or state.game_info[player]["invalid_move"]
-        or any(sender == -1 and _SAYS_ILLEGAL.search(message) for sender, message in state.logs[told:])
+        or any(map(_SAYS_ILLEGAL.search, said))
     )

@@ -66,7 +66,8 @@ def _cause(errors: Sequence[Exception], players: int | None) -> str:
     if isinstance(error, ModuleNotFoundError | ImportError):
         return f"it needs a library that TextArena does not install: {text[:100]}"
     if isinstance(error, FileNotFoundError):
-        return f"it needs a file that TextArena does not ship: {text[-100:]}"
+        file = text.rpartition("textarena/envs/")[2].rstrip("'")
+        return f"it needs a file that TextArena does not ship: {file[:100]}"
     if isinstance(error, AssertionError):
         return f"it does not allow {players} players: {text[:100]}; set textarena.players"
     return f"it cannot be made: {type(error).__name__}: {text[:120]}; see textarena.options"

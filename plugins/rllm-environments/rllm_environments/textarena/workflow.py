@@ -12,10 +12,9 @@ from pydantic import Field, model_validator
 from rllm_core.engine import Completer, derive_seed
 from rllm_core.errors import ConfigError
 from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason, Trajectory
-from rllm_core.workflow import Split, Workflow, WorkflowConfig
+from rllm_core.workflow import LazyTasks, Split, Workflow, WorkflowConfig
 from rllm_environments.answers import action_of
 from rllm_environments.catalog import AuditFiles, Description
-from rllm_environments.tasks_on_demand import TasksOnDemand
 from rllm_environments.textarena.game import Game, View
 from rllm_environments.textarena.names import AUDIT_FILES, findings
 from rllm_environments.textarena.refusals import opened
@@ -104,7 +103,7 @@ class TextArenaWorkflow(Workflow):
         """Returns one task per game; validation has other seeds."""
         size = self.config.train_tasks if split == "train" else self.config.validation_tasks
         first = 0 if split == "train" else FIRST_VALIDATION_SEED
-        return TasksOnDemand(lambda number: self._task(first + number), size)
+        return LazyTasks(lambda number: self._task(first + number), size)
 
     def warm_start(self, rng: random.Random) -> Iterator[Conversation]:
         """Yields games with random legal moves: they teach the form of answers, and nothing of what is good."""
