@@ -17,7 +17,7 @@ from typing import Any
 from rllm_core.assembly.components import select_component, select_corrections
 from rllm_core.assembly.elsewhere import ElsewhereProvider
 from rllm_core.assembly.placement import host_notes, with_host
-from rllm_core.assembly.variants import select_workflow
+from rllm_core.assembly.variants import check_named, select_workflow
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.file_references import is_file_reference, section_name, with_absolute_files
@@ -151,6 +151,7 @@ def resolve_run(
     whole = _merged_by_choice(_merged_by_choice(preset.tables, tables), given)
     from_target = "file" if target.endswith(".toml") else "option"
     sources = _sources(whole, [("option", given), (from_target, tables), ("workflow", preset.tables)])
+    check_named(workflow, plugins, named["workflow"], whole)
     core = {key: whole.pop(key) for key in RunConfig.model_fields if key in whole and key != "plugins"}
     config = validated(RunConfig, core, "", _core_keys())
     if not config.parser:

@@ -59,6 +59,29 @@ def select_workflow(
     return provided, {"workflow": own, section: {"environment": variant}}
 
 
+def check_named(
+    provided: Provided[WorkflowProvider], plugins: PluginManager, name: str, tables: Mapping[str, Any]
+) -> None:
+    """Rejects a run of a workflow with variants that names none, unless the workflow has a default.
+
+    Args:
+        provided: Selected workflow.
+        plugins: Plugin manager that has it.
+        name: Its name in the run file.
+        tables: The merged tables of the run.
+
+    Raises:
+        ConfigError: If it must name one; names some.
+    """
+    record, table = provided.record, tables.get(section_name(name), {})
+    if record.variants is None or record.config is None or not isinstance(table, Mapping) or "environment" in table:
+        return
+    if plugins.load(provided, record.config).model_fields["environment"].is_required():
+        known = variants_of(provided, plugins)
+        some = ", ".join(f"{name}/{each}" for each in known[:SHOWN_VARIANTS])
+        raise ConfigError(f"workflow = {name!r}: name one of its {len(known)} environments, such as {some}")
+
+
 def variants_of(provided: Provided[WorkflowProvider], plugins: PluginManager) -> list[str]:
     """Returns the variants of a workflow; empty if it has none. Imports its plugin's code.
 

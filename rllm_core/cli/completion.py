@@ -95,5 +95,8 @@ def installed(context: click.Context, parameter: click.Parameter, incomplete: st
 def _silence() -> Iterator[None]:
     """Suppresses errors and output of plugins while the shell completes."""
     logging.disable()
-    with contextlib.suppress(PluginError), contextlib.redirect_stderr(io.StringIO()):
-        yield
+    try:
+        with contextlib.suppress(PluginError), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

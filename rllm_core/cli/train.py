@@ -59,9 +59,9 @@ def train(
 ) -> None:
     """Train a model on a workflow.
 
-    The argument is the name of a workflow, a Python file with a workflow (ENV.py, or ENV.py:NAME if it contains
-    several), or a run file, which ends in .toml. With --resume it is optional, and defaults to the run file in the run
-    folder.
+    The argument is the name of a workflow (NAME, or NAME/VARIANT if it has several environments), a Python file with a
+    workflow (ENV.py, or ENV.py:NAME if it contains several), or a run file, which ends in .toml. With --resume it is
+    optional, and defaults to the run file in the run folder.
 
     Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
     """

@@ -63,7 +63,8 @@ def not_found(
         parts.append(f"install it with: {pip_install(distribution)}")
     else:
         known = [*names, *(first for owner, first in first_party() if owner is kind and first not in names)]
-        near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+        close = (difflib.get_close_matches(each, known, n=1, cutoff=0.6) for each in (wanted, package))
+        near = next(filter(None, close), [])  # NAME/VARIANT looks like DISTRIBUTION/NAME
         parts += [f"did you mean {near[0]!r}?"] if near else []
     parts.append("installed: " + (", ".join(names) or "none"))
     broken = [plugin for plugin in plugins if plugin.status in ("broken", "conflict")]

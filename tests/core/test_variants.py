@@ -144,6 +144,7 @@ def test_a_qualified_name_still_selects_a_workflow(plugins: PluginManager) -> No
         ("zoo/qqqq", "it has 4, such as maze, count_bits"),
         ("zoo/", "no variant ''"),
         ("plain/maze", "workflow 'plain' has no variants"),
+        ("zoo", "name one of its 4 environments, such as zoo/maze, zoo/count_bits"),
     ],
 )
 def test_a_wrong_variant_is_refused_in_one_line(plugins: PluginManager, target: str, error: str) -> None:
@@ -177,6 +178,11 @@ def completed(plugins: PluginManager, incomplete: str) -> list[str]:
     session.plugins = plugins
     context = click.Context(click.Command("train"), obj=session)
     return [item.value for item in provided("Workflow")(context, click.Argument(["target"]), incomplete)]
+
+
+def test_a_misspelt_workflow_with_a_variant(plugins: PluginManager) -> None:
+    with pytest.raises(PluginError, match="did you mean 'zoo'"):
+        load_run_config("zooo/maze", plugins)
 
 
 def test_completion(plugins: PluginManager) -> None:

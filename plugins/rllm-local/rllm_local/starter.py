@@ -86,7 +86,7 @@ RECIPE: dict[str, Any] = {
 }
 
 NO_TARGET = 0.0
-WITHOUT_TARGET = {"target_loss": NO_TARGET, "window_steps": 40, "least_progress": 0.01}
+WITHOUT_TARGET = {"target_loss": NO_TARGET, "window_steps": 40, "least_progress": 0.02}
 """Settings of a warm start without a target loss: it has converged when the mean loss of a window of steps is not below
 that of the best earlier window by this share of it."""
 
