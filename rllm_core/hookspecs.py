@@ -144,7 +144,8 @@ def reward_functions() -> Iterable[RewardFunctionProvider]:
 def sandboxes() -> Iterable[SandboxProvider]:
     """Sandboxes this plugin provides for model-written programs, selected by ``rollout.sandbox``.
 
-    The built-in sandbox, ``child``, limits the time, memory and output of a program, but does not isolate it.
+    The built-in sandbox, ``child``, limits the time, memory and output of a program, but does not isolate it. ``bwrap``
+    of ``rllm-bwrap`` does.
     """
     return ()
 

@@ -111,7 +111,7 @@ class RolloutConfig(Section, use_attribute_docstrings=True):
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 1024
     """Maximum concurrent engine calls. Identical prompts sent at the same moment share one call."""
     sandbox: str = "child"
-    """Sandbox for model-written code. `child` limits time and memory, but does not isolate."""
+    """Sandbox for model-written code. `child` limits time and memory, but does not isolate; `bwrap` does."""
     host: str = ""
     """Where rollouts run: `inline` in the process of the run, `processes` in others. Defaults to `inline`, or to
     `processes` if a key of its workers is set or the workflow asks for it.

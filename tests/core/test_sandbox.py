@@ -27,6 +27,7 @@ from rllm_core.sandbox import (
     ChildTimeout,
     CodeResult,
     Limits,
+    Sandbox,
     processes,
 )
 
@@ -216,6 +217,92 @@ def test_children_die_with_a_process_that_is_killed(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not any(map(is_running, children)))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Functions in a sandbox that can only run programs
+
+
+def in_programs(path: str, *arguments: Any, **limits: Any) -> Any:
+    async def call() -> Any:
+        sandbox = ChildSandbox()
+        try:
+            return await sandbox.function(path, Limits(**{"wall_seconds": 60.0, **limits}))(*arguments)
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(call())
+
+
+def test_a_sandbox_calls_functions_by_programs() -> None:
+    assert in_programs("builtins:sorted", [3, 1, 2]) == [1, 2, 3]
+    assert in_programs("builtins:print", '{"result": 5}') is None
+    with pytest.raises(ValueError, match="is not of the form"):
+        in_programs("os")
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "error", "message"),
+    [
+        ("math:sqrt", [-1], ChildRaised, "math:sqrt raised ValueError"),
+        ("os:abort", [], ChildDied, "killed"),
+        ("os:_exit", [7], ChildDied, "exit code 7"),
+        ("builtins:bytearray", [10**10], ChildOutOfMemory, "more than"),
+        ("operator:mul", ["x", 3_000_000], ChildOutputTooLong, "3000015 bytes, more than"),
+        ("time:sleep", [60], ChildTimeout, r"longer than 1\.5 s"),
+        ("no_such_module:anything", [], ChildRaised, "ModuleNotFoundError"),
+        ("os:write", [1, "[]"], ChildRaised, "TypeError"),
+        ("builtins:exec", ["import os; os.write(3, b'[1]'); os._exit(0)"], ChildDied, "exit code 0"),
+        ("builtins:exec", ["import os; os.write(3, b'['*9999); os._exit(0)"], ChildDied, "exit code 0"),
+        ("builtins:exec", ["while True: print('x' * 1000)"], ChildOutputTooLong, "more than"),
+    ],
+)
+def test_a_program_without_a_result_is_an_error(
+    path: str, arguments: list[Any], error: type[ChildError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        in_programs(path, *arguments, wall_seconds=1.5 if error is ChildTimeout else 60.0)
+
+
+def test_a_child_that_survives_its_calls_ends_them_itself(tmp_path: Path) -> None:
+    """Of a sandbox: it answers that the time is over, and serves the next call."""
+    script = tmp_path / "server.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import json, os, sys, time
+            print('{"ready": true}', flush=True)
+            for line in sys.stdin:
+                [wanted] = json.loads(line)
+                time.sleep(0.2)
+                answers = {"died": {"died": "signal 9"}, "late": {"timeout": True}, "pid": {"result": os.getpid()}}
+                print(json.dumps(answers[wanted]), flush=True)
+            """
+        )
+    )
+
+    def start() -> subprocess.Popen[bytes]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, str(script)], bufsize=0, start_new_session=True, **pipes)
+
+    async def calls(served: ChildFunction) -> tuple[int, int]:
+        first = await served("pid")
+        with pytest.raises(ChildTimeout):
+            await served("late")
+        with pytest.raises(ChildDied, match="signal 9"):
+            await served("died")
+        return first, await served("pid")
+
+    served = ChildFunction("some:name", Limits(wall_seconds=0.01), start=start)
+    try:
+        first, second = asyncio.run(calls(served))
+    finally:
+        served.close()
+    assert first == second
+
+
+def test_a_sandbox_works_unless_it_says_otherwise() -> None:
+    assert Sandbox.unavailable() is None
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ TEXT = {
 }
 # Shell programs other than rllm-core and make. This test does not check what they install or start.
 PROGRAMS = (
+    "apt install ",
     "docker run ",
     "python tasks.py > tasks.jsonl",
     "pip install ",

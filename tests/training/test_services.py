@@ -16,7 +16,7 @@ from rllm_core import hookimpl
 from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.builtin.sandbox import ChildSandbox
-from rllm_core.errors import PluginError, RunError, StallError
+from rllm_core.errors import ConfigError, PluginError, RunError, StallError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import RewardFunctionProvider, SandboxProvider
 from rllm_core.run_folder.progress import Progress
@@ -153,6 +153,75 @@ def test_a_workflow_by_itself_has_what_is_installed() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# Sandboxes that isolate
+
+
+class Isolating(ChildSandbox):
+    isolates = True
+
+
+class Elsewhere(Isolating):
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return "it needs another kernel; boot one"
+
+
+def with_sandboxes(chosen: str, *names: str) -> Services:
+    class Provided:
+        @hookimpl
+        def sandboxes(self) -> list[SandboxProvider]:
+            return [SandboxProvider(name=name.lower(), load=f"{__name__}:{name}", summary="One.") for name in names]
+
+    plugins = PluginManager.from_environment(no_plugins=True)
+    plugins.register(Provided(), "provided")
+    return Services(plugins, chosen)
+
+
+def test_the_sandbox_of_the_run_file_is_used_if_it_isolates() -> None:
+    services = with_sandboxes("isolating", "Isolating", "Elsewhere")
+    assert services.isolating_sandbox() is services.sandbox
+    assert services.isolating_sandbox() is services.isolating_sandbox()
+
+
+def test_an_installed_sandbox_that_isolates_and_works_is_chosen() -> None:
+    services = with_sandboxes("child", "Elsewhere", "Isolating", "ChildSandbox")
+    found = services.isolating_sandbox()
+    assert type(found).__name__ == "Isolating"
+    assert found is services.isolating_sandbox()
+    assert not services.sandbox.isolates
+
+
+def test_both_sandboxes_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed_ones = []
+
+    async def close(self: ChildSandbox) -> None:
+        closed_ones.append(type(self).__name__)
+
+    monkeypatch.setattr(ChildSandbox, "close", close)
+    services = with_sandboxes("child", "Isolating")
+    assert services.sandbox is not services.isolating_sandbox()
+    asyncio.run(services.close())
+    alone = with_sandboxes("isolating", "Isolating")
+    assert alone.sandbox is alone.isolating_sandbox()
+    asyncio.run(alone.close())
+    assert sorted(closed_ones) == ["ChildSandbox", "Isolating", "Isolating"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names", "message"),
+    [
+        ("child", (), "rollout.sandbox = 'child' does not isolate.*pip install rllm-bwrap"),
+        ("child", ("Elsewhere",), "'elsewhere' does not work on this machine: it needs another kernel; boot one"),
+        ("elsewhere", ("Elsewhere", "Isolating"), "rollout.sandbox = 'elsewhere' does not work .* boot one"),
+    ],
+)
+def test_without_isolation_one_line_says_why(chosen: str, names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        with_sandboxes(chosen, *names).isolating_sandbox()
+    assert "\n" not in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # In a run
 
 
@@ -187,7 +256,10 @@ class OwnSandbox(ChildSandbox):
 class Isolation:
     @hookimpl
     def sandboxes(self) -> list[SandboxProvider]:
-        return [SandboxProvider(name="own", load=f"{__name__}:OwnSandbox", summary="Ours.")]
+        return [
+            SandboxProvider(name="own", load=f"{__name__}:OwnSandbox", summary="Ours."),
+            SandboxProvider(name="elsewhere", load=f"{__name__}:Elsewhere", summary="Theirs."),
+        ]
 
 
 @pytest.fixture
@@ -287,5 +359,12 @@ def test_the_sandbox_of_the_run_file_is_used_and_closed(assembly: Callable[..., 
 def test_a_sandbox_that_does_not_exist_is_an_error_before_anything_is_allocated(
     assembly: Callable[..., Parts],
 ) -> None:
-    with pytest.raises(PluginError, match="no sandbox named 'gvisor'; installed: child, own"):
+    with pytest.raises(PluginError, match="no sandbox named 'gvisor'; installed: child, elsewhere, own"):
         assembly("rollout.sandbox=gvisor")
+
+
+def test_a_sandbox_that_does_not_work_is_an_error_before_anything_is_allocated(
+    assembly: Callable[..., Parts],
+) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.sandbox = 'elsewhere' does not work on this machine: it needs"):
+        assembly("rollout.sandbox=elsewhere")

@@ -11,6 +11,7 @@ the process that serves, so whatever it does is over when it ends.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import math
@@ -24,7 +25,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-FOLDER = "/tmp"
+FOLDER = "/sandbox"
 PROGRAM = "/main.py"
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
@@ -56,6 +57,7 @@ def enter(settings: SimpleNamespace) -> None:
     options = f"size={settings.disk_bytes},nr_inodes={INODES},mode=1777"
     _must(libc.mount(b"tmpfs", FOLDER.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options.encode()))
     os.chdir(FOLDER)
+    os.setsid()  # signals to its process group reach nobody outside
     if settings.user is not None:
         os.setgroups([])
         os.setresgid(settings.user, settings.user, settings.user)
@@ -99,6 +101,7 @@ def serve(path: str, settings: SimpleNamespace) -> None:
     nothing = os.open("/dev/null", os.O_RDWR)
     for standard in range(3):
         os.dup2(nothing, standard)
+    os.close(nothing)
     module, _, attributes = path.partition(":")
     try:
         function: Any = importlib.import_module(module)
@@ -107,6 +110,7 @@ def serve(path: str, settings: SimpleNamespace) -> None:
     except BaseException as error:
         _write(answers, _line({"error": _described(error), "frames": _frames(error)}))
         return
+    gc.freeze()  # what was imported stays shared with the calls' processes
     _write(answers, _line({"ready": True}))
     for line in requests:
         # Only children of a process get the namespaces that it makes, and only once, so each call needs a process that
@@ -147,7 +151,8 @@ def _answer_to(line: bytes, function: Any, settings: SimpleNamespace, private: t
         return {"timeout": True}
     if len(answer) > most:
         return {"too_long": len(answer)}
-    return _checked(answer, settings.output_bytes, f"exit code {code}" if code is None or code >= 0 else f"signal {-code}")
+    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code or 0}"
+    return _checked(answer, settings.output_bytes, how)
 
 
 def _read(reader: int, most: int, deadline: float) -> bytes | None:
@@ -198,10 +203,11 @@ def _checked(answer: bytes, output_bytes: int, how: str) -> dict[str, Any]:
     if "memory" in said:
         return {"memory": True}
     frames = said.get("frames")
-    is_trace = isinstance(frames, list) and all(
+    if not isinstance(frames, list) or not all(
         isinstance(frame, list) and tuple(map(type, frame)) == FRAME for frame in frames[:MOST_FRAMES]
-    )
-    return {"error": str(said["error"])[:MESSAGE_CHARACTERS], "frames": frames[:MOST_FRAMES] if is_trace else []}
+    ):
+        frames = []
+    return {"error": str(said["error"])[:MESSAGE_CHARACTERS], "frames": frames[:MOST_FRAMES]}
 
 
 def _must(returned: int) -> None:

@@ -73,9 +73,13 @@ def _packages(folder: str) -> Iterator[str]:
     """Yields what can be imported from a folder, such as that of a project: the rest of it is nobody's business."""
     if not folder or not Path(folder).is_dir():
         return
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    if any(entry.name.endswith(".dist-info") for entry in entries):  # only packages are installed there
+        yield folder
+        return
+    for entry in entries:
         suffix = Path(entry.name).suffix
-        is_package = entry.is_dir() and (suffix in (".dist-info", ".egg-info") or Path(entry, "__init__.py").is_file())
+        is_package = entry.is_dir() and (suffix == ".egg-info" or Path(entry, "__init__.py").is_file())
         if is_package or (suffix in (".py", ".so") and entry.is_file()):
             yield entry.path
 

@@ -20,7 +20,7 @@ NOBODY = 65534
 SETUP_SECONDS = 30.0
 INSIDE = "/inside.py"
 DEVICES = ("null", "zero", "full", "random", "urandom")
-NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup-try")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +43,13 @@ class Jail:
     processes: int
     disk_bytes: int
 
-    def start(self, what: Sequence[str], limits: Limits, files: Sequence[int] = (), **pipes: int) -> subprocess.Popen[bytes]:
+    def start(self, what: Sequence[str], limits: Limits, files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
         """Starts `rllm_bwrap.inside`.
 
         Args:
             what: Its arguments after the settings, ``["program"]`` or ``["function", PATH]``.
             limits: Limits of the program, or of each call.
             files: File descriptors that it inherits: of a program, that to say that it has started, and its source.
-            pipes: ``stdin``, ``stdout`` and ``stderr`` of `subprocess.Popen`.
         """
         is_root = maps_users()
         ready, info = os.pipe() if is_root else (-1, -1)
@@ -59,12 +58,14 @@ class Jail:
         try:
             process = subprocess.Popen(
                 [*self._command(what[0], files, info, mapped), self._settings(limits, what[0], files, is_root), *what],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if what[0] == "program" else subprocess.DEVNULL,
                 env=self.variables,
                 start_new_session=True,
                 bufsize=0,
                 pass_fds=passed,
                 cwd="/",
-                **pipes,
             )
             if is_root:
                 os.close(info)
@@ -78,8 +79,8 @@ class Jail:
 
     def _command(self, kind: str, files: Sequence[int], info: int, mapped: int) -> list[str]:
         python = [self.interpreter.executable, *(["-I", "-S"] if kind == "program" else ["-P"])]
-        command = [self.bwrap, *NAMESPACES, "--die-with-parent", "--hostname", "sandbox", "--cap-drop", "ALL"]
-        command += ["--cap-add", "CAP_SYS_ADMIN"]
+        command = [self.bwrap, *(f"--unshare-{name}" for name in NAMESPACES), "--die-with-parent"]
+        command += ["--hostname", "sandbox", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
         if info >= 0:
             for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
                 command += ["--cap-add", capability]
@@ -87,6 +88,8 @@ class Jail:
         else:
             command += ["--uid", str(NOBODY), "--gid", str(NOBODY)]
         command += [*self.interpreter.mounts(), "--dir", "/dev", "--tmpfs", inside.FOLDER]
+        if not any(path.startswith("/tmp/") for path in self.interpreter.paths):
+            command += ["--symlink", inside.FOLDER, "/tmp"]
         for device in DEVICES:
             command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
         command += ["--ro-bind", inside.__file__, INSIDE]

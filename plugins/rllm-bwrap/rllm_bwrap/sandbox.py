@@ -6,13 +6,13 @@ import asyncio
 import functools
 import os
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from rllm_bwrap import inside
 from rllm_bwrap.interpreters import Interpreter
 from rllm_bwrap.jail import Jail
 from rllm_bwrap.syscalls import blocklist
@@ -89,8 +89,7 @@ class BwrapSandbox(Sandbox):
         chosen = limits or Limits()
         found = self._functions.get((path, chosen))
         if found is None:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            start = functools.partial(self._jail.start, ["function", path], chosen, **pipes)
+            start = functools.partial(self._jail.start, ["function", path], chosen)
             found = ChildFunction(path, chosen, children=self._at_once, start=start)
             self._functions[path, chosen] = found
         return found
@@ -114,11 +113,12 @@ def _jail(python: str, processes: int, disk_bytes: int) -> Jail:
         interpreter=Interpreter.at(python, {**passed, "PATH": os.environ.get("PATH", "")}),
         variables={
             **passed,
-            "HOME": "/tmp",
+            "HOME": inside.FOLDER,
             "LANG": "C.UTF-8",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "TMPDIR": inside.FOLDER,
         },
         blocklist=blocklist(),
         processes=processes,
@@ -133,8 +133,7 @@ def _run(jail: Jail, source: str, stdin: str, limits: Limits) -> CodeResult:
         with os.fdopen(os.dup(file), "wb") as writing:
             writing.write(source.encode("utf-8", "surrogatepass"))
         os.lseek(file, 0, os.SEEK_SET)
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        process = jail.start(["program"], limits, (says_started, file), **pipes)
+        process = jail.start(["program"], limits, (says_started, file))
         os.close(says_started)
         says_started = -1
         result = result_of(process, stdin, limits)
