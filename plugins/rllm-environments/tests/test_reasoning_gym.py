@@ -27,7 +27,7 @@ from rllm_devkit.scripted import ByteParser
 NAMES = datasets.variants()
 EXECUTING = [name for name in NAMES if datasets.findings(name)["executes_answers"]]
 PLAYED = [name for name in NAMES if datasets.findings(name)["played"]]
-SAMPLE = ["arc_agi", "chain_sum", "isomorphic_strings", "prime_factorization", "spell_backward"]
+SAMPLE = ["arc_agi", "isomorphic_strings"]
 
 
 def sampled(names, sample):
@@ -327,7 +327,7 @@ def test_the_checkers_that_execute_answers_are_those_that_are_known():
     assert [*known.split(), "simple_integration", "spiral_matrix", "string_insertion"] == EXECUTING
 
 
-@pytest.mark.parametrize("name", sampled(NAMES, ["chain_sum", "boxnet", "codeio", "n_queens", "countdown"]))
+@pytest.mark.parametrize("name", sampled(NAMES, ["boxnet", "countdown"]))
 def test_no_answer_creates_a_file(name, tmp_path, no_sandbox):
     """A canary: its answers create a file if anything executes them, and a run that would is refused."""
     path = tmp_path / "canary"
