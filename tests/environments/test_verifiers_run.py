@@ -34,18 +34,24 @@ def test_an_example_trains_and_replays(tmp_path: Path) -> None:
     assert summary["rollout_host"]["name"] == "processes"
     assert verify(run.path).problems == []
     assert "verifiers" not in sys.modules
-    episodes = [json.loads(line) for file in run.path.glob("episodes*.jsonl") for line in file.read_text().splitlines()]
-    answers = {one["trajectories"][0]["steps"][0]["response"]["content"] for one in episodes}
-    assert answers <= set("abcdefgh"), "the warm start teaches the form"
+    groups = [json.loads(line) for line in (run.path / "groups.jsonl").read_text().splitlines()]
+    played = [(group["task"]["data"]["row"], one["episode"]) for group in groups for one in group["rollouts"]]
+    assert len(played) >= 4 + 4, "validation before and after, and what is kept of training"
+    for row, episode in played:
+        [trajectory] = episode["trajectories"]
+        answer = trajectory["steps"][0]["response"]["content"]
+        assert answer in set("abcdefgh"), "the warm start teaches the form"
+        assert trajectory["reward"] == float(answer == row["answer"])
 
 
 def test_its_refusals_are_one_line() -> None:
     plugins = PluginManager.from_environment()
-    settings = {"rollout.python": str(PYTHON), "verifiers.environment": "./no_such_taskset.py"}
+    known = {"rollout.python": str(PYTHON), "verifiers.environment": "textarena"}
+    settings = known | {"verifiers.environment": "./no_such_taskset.py"}
     with pytest.raises(ConfigError, match="no taskset at"):
         rllm_core.train("verifiers", settings | {"training.steps": 1, "backend": "local"}, run_dir=ROOT / "nowhere")
     with pytest.raises(ConfigError, match=r"verifiers\.enviroment"):
-        resolve_run("verifiers", plugins, settings={"rollout.python": str(PYTHON), "verifiers.enviroment": "x"})
+        resolve_run("verifiers", plugins, settings=known | {"verifiers.enviroment": "x"})
     with pytest.raises(ConfigError, match="no-such-taskset"):
         resolve_run("verifiers/no-such-taskset", plugins, settings={"rollout.python": str(PYTHON)})
     resolved = resolve_run("verifiers/textarena", plugins, settings={"rollout.python": str(PYTHON)})
