@@ -22,6 +22,8 @@ from rllm_environments.warm_starts import Conversation, random_legal_actions
 
 LOST = -1.0
 NO_RESULT = 0.0
+# Games read numbers with int(), which raises above 4300 digits.
+MAX_MOVE_CHARACTERS = 4000
 FAILS_IN_PLAY = "it fails in play"
 FIRST_VALIDATION_SEED = 1_000_000
 
@@ -154,11 +156,14 @@ class TextArenaWorkflow(Workflow):
                 reason = TerminationReason.MAX_TURNS
             else:
                 step = await seat.asked(self.seen(game))
+                move = action_of(step.text)
                 if step.finish_reason is FinishReason.LENGTH:
                     game.forfeited.add(player)
                     reason = TerminationReason.MAX_RESPONSE_TOKENS
+                elif len(move) > MAX_MOVE_CHARACTERS:
+                    game.forfeited.add(player)
                 else:
-                    game.act(action_of(step.text))
+                    game.act(move)
         return self._ended(task, game, seats, reason)
 
     def _ended(self, task: Task, game: Game, seats: dict[int, _Seat], reason: TerminationReason) -> Episode:
