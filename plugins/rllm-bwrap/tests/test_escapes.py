@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from rllm_bwrap import syscalls
+from rllm_bwrap.interpreters import Interpreter
 from rllm_bwrap.sandbox import BwrapSandbox
 
 from rllm_core.sandbox import ChildDied, ChildError, ChildOutputTooLong, ChildTimeout, Limits
@@ -23,10 +25,11 @@ spec = importlib.util.spec_from_file_location("hostile", Path(__file__).with_nam
 assert spec is not None
 assert spec.loader is not None
 hostile = importlib.util.module_from_spec(spec)
-__import__("sys").modules["hostile"] = hostile
+sys.modules["hostile"] = hostile
 spec.loader.exec_module(hostile)
 
 PATIENT = Limits(wall_seconds=60.0)
+VISIBLE = {"bin", "dev", "etc", "inside.py", "lib", "lib32", "lib64", "main.py", "nix", "sandbox", "tmp", "usr"}
 IMPATIENT = Limits(wall_seconds=2.0, output_bytes=10_000)
 RETURNED = "(lambda space: (exec({source!r}, space), space['found'])[1])(dict())"
 
@@ -54,6 +57,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     secret = tmp_path / "secret"
     secret.write_text("planted", encoding="utf-8")
     monkeypatch.setenv("SOME_API_KEY", "planted")
+    found = Interpreter.at(sys.executable, dict(os.environ))
     abstract = f"rllm-{os.getpid()}"
     numbers = {name: syscalls.FORBIDDEN[name][syscalls.MACHINES[platform.machine()][1]] for name in ("bpf", "keyctl")}
     numbers["clone"] = syscalls.CLONE[syscalls.MACHINES[platform.machine()][1]]
@@ -66,6 +70,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
             "port": server.getsockname()[1],
             "abstract": abstract,
             "pid": os.getpid(),
+            "roots": VISIBLE | {Path(path).parts[1] for path in found.paths},
             **numbers,
         }
     assert secret.read_text(encoding="utf-8") == "planted"
