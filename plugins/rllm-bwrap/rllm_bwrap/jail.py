@@ -20,6 +20,8 @@ NOBODY = 65534
 SETUP_SECONDS = 30.0
 INSIDE = "/inside.py"
 DEVICES = ("null", "zero", "full", "random", "urandom")
+# Limits of memory hold for each process only: where it runs out, the kernel shall end isolated code, and not the run.
+FIRST_TO_END = ("/bin/sh", "-c", 'echo 1000 > /proc/self/oom_score_adj; exec "$@"', "sh")
 NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup-try")
 
 
@@ -79,7 +81,7 @@ class Jail:
 
     def _command(self, kind: str, files: Sequence[int], info: int, mapped: int) -> list[str]:
         python = [self.interpreter.executable, *(["-I", "-S"] if kind == "program" else ["-P"])]
-        command = [self.bwrap, *(f"--unshare-{name}" for name in NAMESPACES), "--die-with-parent"]
+        command = [*FIRST_TO_END, self.bwrap, *(f"--unshare-{name}" for name in NAMESPACES), "--die-with-parent"]
         command += ["--hostname", "sandbox", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
         if info >= 0:
             for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):

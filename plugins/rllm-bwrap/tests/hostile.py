@@ -81,9 +81,7 @@ CORPUS = {
         AllRefused(),
     ),
     "the root folder": Attempt(
-        "found = sorted(set(os.listdir('/'))"
-        " - set('bin dev etc sandbox inside.py lib lib32 lib64 main.py tmp usr nix'.split())"
-        " - {{path.split('/')[1] for path in sys.path + [sys.prefix, sys.base_prefix] if path.count('/')}})",
+        "found = sorted(set(os.listdir('/')) - {roots})",
         [],
     ),
     "proc and sys": Attempt(
