@@ -39,7 +39,6 @@ DECLARED_MARKER = "<!-- Generated from the backends' declared capabilities by `m
 # An explicit list, because other installed plugins must not appear on the page.
 FIRST_PARTY = {
     "bwrap": "rllm_bwrap",
-    "environments": "rllm_environments",
     "gateway": "rllm_gateway",
     "local": "rllm_local",
     "ray": "rllm_ray",
@@ -65,7 +64,7 @@ BOUNDS = (
 
 def first_party_plugins() -> PluginManager:
     """Plugins of this repository, and no others."""
-    plugins = PluginManager(installed_plugins(), Settings(only=frozenset({"devkit", "viewer"})))
+    plugins = PluginManager(installed_plugins(), Settings(only=frozenset({"devkit", "environments", "viewer"})))
     for name, module in FIRST_PARTY.items():
         plugins.register(importlib.import_module(module), name)
     return plugins

@@ -42,6 +42,8 @@ TEXT = {
 PROGRAMS = (
     "apt install ",
     "docker run ",
+    "python -m venv ",
+    ".venv-verifiers/bin/pip install ",
     "python tasks.py > tasks.jsonl",
     "pip install ",
     'export PIP_FIND_LINKS="$PWD/dist"',

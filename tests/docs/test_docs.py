@@ -133,7 +133,10 @@ class Ranks:
         b.text
         for page in PAGES
         for b in page.blocks
-        if b.language == "toml" and re.search(r"^workflow =", b.text, re.M) and page.path.parent.name != "hooks"
+        if b.language == "toml"
+        and re.search(r"^workflow =", b.text, re.M)
+        and page.path.parent.name != "hooks"
+        and page.name != "docs/environments/verifiers.md"
     ],
 )
 def test_run_files_load(text: str, tmp_path: Path) -> None:
@@ -145,10 +148,11 @@ def test_run_files_load(text: str, tmp_path: Path) -> None:
 
 
 # test_hooks.py lets the examples of hooks observe a run, test_using_the_model.py exports a model first, test_my_code.py
-# and test_agents.py train with the files of their pages.
+# and test_agents.py train with the files of their pages; tests/environments has those of verifiers.
 ELSEWHERE = {
     "docs/agents.md",
     *(page.name for page in PAGES if page.path.parent.name == "agents"),
+    "docs/environments/verifiers.md",
     "docs/using-the-model.md",
     "docs/my-code.md",
     *(page.name for page in PAGES if page.path.parent.name == "hooks"),

@@ -152,5 +152,9 @@ def test_first_party_commands_load_their_own_package_only(candidates: Callable[.
 def test_first_party_commands_are_those_of_the_packages() -> None:
     plugins = PluginManager.from_environment()
     provided = {name: found.plugin.package for name, found in plugins.providers(CommandProvider).items()}
-    ours = {name: package for name, package in provided.items() if package in ("rllm-devkit", "rllm-viewer")}
+    ours = {
+        name: package
+        for name, package in provided.items()
+        if package in ("rllm-devkit", "rllm-environments", "rllm-viewer")
+    }
     assert ours == {name: package for (kind, name), package in first_party().items() if kind is CommandProvider}
