@@ -10,24 +10,26 @@ from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "environments" / "verifiers.md").read_text(encoding="utf-8")
+PAGES = (ROOT / "docs/environments/verifiers.md", ROOT / "plugins/rllm-verifiers/README.md")
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
 LOADED = """
 from rllm_verifiers.config import VerifiersConfig
 from rllm_verifiers.workflow import VerifiersWorkflow
-print([task.data["row"]["prompt"] for task in VerifiersWorkflow(VerifiersConfig(environment="./capital.py")).tasks("train")])
+workflow = VerifiersWorkflow(VerifiersConfig(environment="./capital.py"))
+print([task.data["row"]["prompt"] for task in workflow.tasks("train")])
 """
 
 
 def blocks(language: str) -> list[str]:
-    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
-    assert found
-    return found
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    return [block for text in texts for block in re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)]
 
 
 def test_run_files_load(tmp_path: Path) -> None:
     (tmp_path / "earliest.py").write_bytes((ROOT / "examples" / "verifiers" / "earliest.py").read_bytes())
-    for number, block in enumerate(block for block in blocks("toml") if "workflow =" in block):
+    run_files = [block for block in blocks("toml") if "workflow =" in block]
+    assert len(run_files) >= 2
+    for number, block in enumerate(run_files):
         path = tmp_path / f"{number}.toml"
         path.write_text(block.replace(".venv-verifiers/bin/python", str(PYTHON)), encoding="utf-8")
         assert load_run_config(str(path), PluginManager.from_environment()).rollout.python == str(PYTHON)

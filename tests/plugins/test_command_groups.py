@@ -109,6 +109,7 @@ def test_a_command_whose_package_is_missing_names_it(line: str, package: str) ->
                 "chat",
                 "compare",
                 "diagnose",
+                "environments",
                 "export-model",
                 "new",
                 "parser check",
