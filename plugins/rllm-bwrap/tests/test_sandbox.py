@@ -210,6 +210,11 @@ def test_a_machine_of_another_kind_is_refused() -> None:
 # Where it cannot work
 
 
+def test_this_machine_isolates_or_its_kernel_refuses() -> None:
+    problem = BwrapSandbox.unavailable()
+    assert problem is None or "user namespaces" in problem or "processes cannot be limited" in problem
+
+
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rllm_bwrap.sandbox, "_found", lambda: None)
