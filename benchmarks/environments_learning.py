@@ -7,8 +7,10 @@ Each trial trains one environment on one seed with ``rllm-core train``, in a pro
 so that its CPU seconds contain the warm start of a model made from scratch. Settings are those that the workflow has
 for the environment, and what `ENVIRONMENTS` adds. Figures for each environment:
 
-- ``NAME_solved_before_max`` and ``NAME_solved_after_min``: share of validation rollouts solved, of the worst seed.
+- ``NAME_solved_before_max`` and ``NAME_solved_after_min``: share of validation rollouts solved, of the worst seed. For
+  ``tictactoe`` the share not lost, beside that of random legal play, ``tictactoe_not_lost_random``.
 - ``NAME_cpu_seconds_max``: CPU seconds of the whole command.
+- ``verifiers_margin``: smallest gain of a seed; it should reach 0.3.
 
 Runs in the environment that has the environment's package; ``make test-environments`` creates them.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -44,13 +47,15 @@ class Learned:
         target: What ``rllm-core train`` trains.
         held_out: What validation tasks hold out; "" if nothing.
         overrides: Settings beside the workflow's own.
-        python: Virtual environment that has its package.
+        needs: Virtual environments with its packages, beside the one that trains.
+        metric: What counts as success: ``solved``, or a metric of the workflow.
     """
 
     target: str
     held_out: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    python: str = ENVIRONMENTS_PYTHON
+    needs: tuple[str, ...] = ()
+    metric: str = "solved"
 
 
 ENVIRONMENTS: dict[str, Learned] = {
@@ -59,11 +64,21 @@ ENVIRONMENTS: dict[str, Learned] = {
         held_out="words that are not in training, in any case of letters",
         overrides={"reasoning_gym.options": {"min_word_len": 3, "max_word_len": 3}},
     ),
+    "frozenlake": Learned("examples/gymnasium/frozen-lake.toml", held_out=""),
+    "tictactoe": Learned(
+        "examples/textarena/tic-tac-toe.toml", held_out="seeds of the other player", metric="not_lost"
+    ),
+    "verifiers": Learned(
+        "examples/verifiers/earliest.toml", held_out="questions that are not in training", needs=(".venv-verifiers",)
+    ),
 }
+RANDOM_GAMES = 2000
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
     """Trains every environment on every seed."""
+    if "tictactoe" in options.environments:
+        trials.add({"kind": "random play", "environment": "tictactoe", "not_lost": not_lost_at_random()})
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as executor:
         started = [
             executor.submit(trained, name, seed, Path(folder))
@@ -76,11 +91,26 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
             print(json.dumps(row), file=sys.stderr, flush=True)
 
 
+def not_lost_at_random() -> float:
+    """Returns the share of tic-tac-toe games that a first player with random legal moves does not lose."""
+    from rllm_environments.textarena.workflow import TextArenaConfig, TextArenaWorkflow, scripted_turn
+
+    workflow = TextArenaWorkflow(TextArenaConfig(environment="TicTacToe-v0", seat=0))
+    rng, kept = random.Random(0), 0
+    for seed in range(RANDOM_GAMES):
+        game = workflow.made(seed)
+        while not game.is_over:
+            scripted_turn(game, rng)
+        kept += game.rewards().get(0, 0.0) >= 0
+    return kept / RANDOM_GAMES
+
+
 def trained(name: str, seed: int, folder: Path) -> Row:
     """Trains an environment from scratch, and returns what it cost and the results."""
     about = ENVIRONMENTS[name]
     run_dir = folder / f"{name}-{seed}"
-    command = [str(ROOT / about.python / "bin" / "rllm-core"), "train", about.target, "--backend", "local"]
+    target = str(ROOT / about.target) if about.target.endswith(".toml") else about.target
+    command = [str(ROOT / ENVIRONMENTS_PYTHON / "bin" / "rllm-core"), "train", target, "--backend", "local"]
     own = {
         "training.seed": seed,
         "local.starter_seed": seed,
@@ -94,8 +124,12 @@ def trained(name: str, seed: int, folder: Path) -> Row:
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     steps = read_lines(run_dir / "metrics.jsonl")
     curve = [round(step["solved"], 3) for step in steps[:: max(1, len(steps) // 25)]]
+    before, after = (
+        validation["solved"] if about.metric == "solved" else validation["metrics"][about.metric]
+        for validation in (summary["validation"][0], summary["validation"][-1])
+    )
     about_trial = {"kind": "training", "environment": name, "held_out": about.held_out, "seed": seed}
-    return {**about_trial, **seconds, **outcome(summary), "curve": curve}
+    return {**about_trial, **seconds, **outcome(summary), "before": before, "after": after, "curve": curve}
 
 
 def toml(value: Any) -> str:
@@ -108,20 +142,24 @@ def toml(value: Any) -> str:
 def figures(rows: Sequence[Row]) -> Figures:
     """Computes the figures of the worst seeds."""
     found: Figures = {}
-    for name in ENVIRONMENTS:
+    for name, about in ENVIRONMENTS.items():
         runs = of_kind(rows, "training", environment=name)
         if runs:
-            found[f"{name}_solved_before_max"] = round(max(row["solved_before"] for row in runs), 4)
-            found[f"{name}_solved_after_min"] = round(min(row["solved_after"] for row in runs), 4)
+            found[f"{name}_{about.metric}_before_max"] = round(max(row["before"] for row in runs), 4)
+            found[f"{name}_{about.metric}_after_min"] = round(min(row["after"] for row in runs), 4)
             found[f"{name}_cpu_seconds_max"] = max(row["cpu_seconds"] for row in runs)
             found[f"{name}_seeds"] = len(runs)
+        if runs and name == "verifiers":
+            found["verifiers_margin"] = round(min(row["after"] - row["before"] for row in runs), 4)
+        for row in of_kind(rows, "random play", environment=name):
+            found[f"{name}_not_lost_random"] = row["not_lost"]
     return found
 
 
 def enter(names: Sequence[str], arguments: Sequence[str]) -> None:
     """Restarts the benchmark in the virtual environment of its trials, which creates it if there is none."""
     os.environ.update(SETTINGS)
-    for folder in sorted({ENVIRONMENTS[name].python for name in names}):
+    for folder in sorted({ENVIRONMENTS_PYTHON, *(folder for name in names for folder in ENVIRONMENTS[name].needs)}):
         if not (ROOT / folder / ".installed").is_file():
             subprocess.run(["make", f"{folder}/.installed"], check=True, cwd=ROOT, stdout=sys.stderr)
     python = ROOT / ENVIRONMENTS_PYTHON / "bin" / "python"
