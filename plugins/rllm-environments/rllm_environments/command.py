@@ -19,6 +19,7 @@ from rllm_core.text import printable
 from rllm_environments.catalog import AuditFiles, Description, unknown
 
 WIDTH = 80
+REASON_CHARACTERS = 40
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -47,10 +48,13 @@ def list_environments(context: click.Context, ecosystem: str | None, as_json: bo
         echo_json(found)
     elif ecosystem is None:
         rows = [[name, *_counts(described)] for name, described in found.items()]
-        echo_table(("ECOSYSTEM", "LISTED", "PLAYED", "AUDITED", "REFUSED"), rows)
+        echo_table(("ecosystem", "listed", "played", "audited", "refused"), rows)
     else:
-        rows = [[each["name"], state_of(each), str(each["turns"]), str(each["players"])] for each in found[ecosystem]]
-        echo_table(("NAME", "STATE", "TURNS", "PLAYERS"), rows)
+        rows = [
+            [each["name"], state_of(each), str(each["turns"]), str(each["players"]), _needs_or_reason(each)]
+            for each in found[ecosystem]
+        ]
+        echo_table(("name", "state", "turns", "players", "needs, or why refused"), rows)
 
 
 @environments.command("show")
@@ -156,6 +160,12 @@ _LEAST: dict[str, Any] = {key: value for key, value in asdict(Description(name="
 def _counts(described: Sequence[Mapping[str, Any]]) -> list[str]:
     states = Counter(map(state_of, described))
     return [str(len(described)), *(str(states[state]) for state in ("played", "audited", "refused"))]
+
+
+def _needs_or_reason(described: Mapping[str, Any]) -> str:
+    """Returns why an environment is refused, shortened, or else what it needs."""
+    text = described["refused"] or ", ".join(described["needs"])
+    return textwrap.shorten(printable(text), REASON_CHARACTERS, placeholder=" ...")
 
 
 def _split(environment: str) -> tuple[str, str | None]:
