@@ -110,6 +110,8 @@ class Forks:
             program: File with the program.
         """
         output.mkdir(parents=True, exist_ok=True)
+        for name in ("stdout", "stderr"):  # before the fork opens them, somebody may already read them
+            (output / name).write_bytes(b"")
         request = {
             "arguments": [program or "rllm-core", *arguments], "program": program, "output": str(output),
             "folder": str(folder or Path.cwd()), "environment": dict(environment), "path": list(path),
