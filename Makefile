@@ -330,7 +330,7 @@ $(ENVIRONMENTS)/.installed: Makefile constraints.txt tests/environments/requirem
 
 $(VERIFIERS)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.toml plugins/rllm-gateway/pyproject.toml \
 		plugins/rllm-verifiers/pyproject.toml
-	@echo "setting up $(VERIFIERS) (0.3 GB)" >&2
+	@echo "setting up $(VERIFIERS) (0.6 GB)" >&2
 	@$(VERIFIERS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VERIFIERS)
 	@$(PYTHON) -m pip --python $(VERIFIERS)/bin/python install $(PIP_QUIETLY) pip
 	@$(VERIFIERS)/bin/python -m pip install $(PIP_QUIETLY) -e . $(VERIFIERS_PACKAGES)
