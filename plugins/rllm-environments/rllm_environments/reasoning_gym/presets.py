@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm_core.run_file import Preset
+from rllm_environments.instruction_tuned import has_model
 from rllm_environments.reasoning_gym.workflow import ReasoningGymConfig
 
 STARTER: dict[str, Any] = {
@@ -47,8 +48,7 @@ def run_file(given: Mapping[str, Any]) -> Preset:
     section = given.get("reasoning_gym")
     chosen = section.get("environment") if isinstance(section, Mapping) else None
     environment = chosen or ReasoningGymConfig.model_fields["environment"].default
-    model = given.get("model")
-    if isinstance(model, Mapping) and model.get("path"):
+    if has_model(given):
         tables, reason = INSTRUCTION_TUNED, "settings for an instruction-tuned model"
     elif environment == "spell_backward":
         tables, reason = SPELL_BACKWARD, "settings for the starter model: words of three letters, which it learns"
