@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
-from rllm_core.parser import ToolSpec
+from rllm_core.parser import Appended, ToolSpec
 from rllm_core.types import MessageLike, TokenIds
 from rllm_devkit.scripted import ByteParser
 
@@ -22,7 +19,6 @@ class Bytes(ByteParser):
         new_messages: Sequence[MessageLike],
         *,
         tools: Sequence[ToolSpec] | None = None,
-    ) -> Any:
+    ) -> Appended:
         """See `BaseParser.bridge_to_next_turn`."""
-        new = self.render(new_messages, tools=tools)
-        return np.concatenate([prompt_ids, completion_ids, np.array(new, np.int32)])
+        return Appended(prompt_ids, completion_ids, self.render(new_messages, tools=tools))

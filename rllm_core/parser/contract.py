@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+from rllm_core.parser.appended import Appended
 from rllm_core.parser.completion import ParsedCompletion
 from rllm_core.parser.vocabulary import Vocabulary, hugging_face_vocabulary
 from rllm_core.types import MessageLike, PlacedMedia, TokenIds
@@ -68,7 +69,7 @@ class ParserContract(ABC):
         new_messages: Sequence[MessageLike],
         *,
         tools: Sequence[ToolSpec] | None = None,
-    ) -> list[int] | TokenIds | None:
+    ) -> Appended | list[int] | TokenIds | None:
         """Bridges two turns: ``prompt_ids + completion_ids`` verbatim, then the rendering of ``new_messages``.
 
         The result ends like any prompt, ready for the next completion.
@@ -81,8 +82,9 @@ class ParserContract(ABC):
             tools: Tools the model may call.
 
         Returns:
-            The ids (in long conversations, an array is cheaper than a list), or None if this parser cannot prove that
-            they exactly continue the conversation so far.
+            The ids, or None if this parser cannot prove that they exactly continue the conversation so far. Return
+            ``Appended(prompt_ids, completion_ids, new_ids)`` if nothing but tokens at the end is new: its cost does not
+            grow with the conversation.
         """
         return None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
+from rllm_core.parser.appended import Appended, ids_after
 from rllm_core.parser.completion import ParsedCompletion
 from rllm_core.parser.contract import ParserContract, ToolSpec
 from rllm_core.parser.same_message import same_message
@@ -30,7 +31,6 @@ from rllm_core.types import (
     is_id_array,
     message,
     snapshot,
-    starts_with,
     token_ids,
 )
 
@@ -256,17 +256,17 @@ class ParserSession:
         rendered: Sequence[int] | TokenIds | None = None
         if reason is None:
             known = len(self._tokens)
-            so_far = self._tokens.view(0, known)
-            answer_start = self._answer_span[0]
+            said = self._tokens.view(0, self._answer_span[0]), self._tokens.view(self._answer_span[0], known)
             self.stats.bridge_attempts += 1
-            bridged = self.parser.bridge_to_next_turn(so_far[:answer_start], so_far[answer_start:], tail, tools=tools)
-            ids = self._rendered(view, tools) if bridged is None else bridged
-            if not is_id_array(ids):
+            bridged = self.parser.bridge_to_next_turn(*said, tail, tools=tools)
+            ids: Any = self._rendered(view, tools) if bridged is None else bridged
+            if type(ids) is not Appended and not is_id_array(ids):
                 ids = token_ids(ids)
-            if starts_with(ids, so_far):
+            new = ids_after(*said, ids)
+            if new is not None:
                 media = self._media + self.parser.place_media(ids, tail, start=known)
                 control_tokens = self._count_control_tokens(tail)
-                self._tokens.extend(ids[known:])  # ids are checked, and their prefix equals the known tokens
+                self._tokens.extend_checked(new)
                 self.stats.bridged += bridged is not None
                 self.stats.rendered += bridged is None
                 prompt_ids = self._tokens.view(0, len(self._tokens))

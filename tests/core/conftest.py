@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rllm_core.engine import EngineError, RolloutEngine
-from rllm_core.parser import BaseParser, ParsedCompletion, Termination
+from rllm_core.parser import Appended, BaseParser, ParsedCompletion, Termination
 from rllm_core.types import FinishReason, TokenOutput
 
 sys.path.append(str(Path(__file__).parents[2] / "docs"))  # for architecture, which reads the imports
@@ -79,6 +79,17 @@ class BridgingParser(LetterParser):
         sampled = [int(t) for t in completion_ids]
         close = [] if sampled and sampled[-1] in self.get_stop_token_ids() else [END]
         return [*map(int, prompt_ids), *sampled, *close, *self.render(new_messages)]
+
+
+class AppendingParser(BridgingParser):
+    """Says only what it adds."""
+
+    name = "appending"
+
+    def bridge_to_next_turn(self, prompt_ids: Any, completion_ids: Any, new_messages: Any, *, tools: Any = None) -> Any:
+        ids = super().bridge_to_next_turn(prompt_ids, completion_ids, new_messages, tools=tools)
+        assert ids is not None
+        return Appended(prompt_ids, completion_ids, ids[len(prompt_ids) + len(completion_ids) :])
 
 
 class NoncompliantParser(BridgingParser):
@@ -158,6 +169,7 @@ def letters(text: str, *, end: bool = True) -> list[int]:
 def toys() -> SimpleNamespace:
     return SimpleNamespace(
         LetterParser=LetterParser,
+        AppendingParser=AppendingParser,
         BridgingParser=BridgingParser,
         NoncompliantParser=NoncompliantParser,
         MergingParser=MergingParser,

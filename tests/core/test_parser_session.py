@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+from collections.abc import Callable
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm_core.parser import BreakReason, ParsedCompletion, ParsedToolCall, ParserSession, SegmentBreak, Turn
+from rllm_core.parser import (
+    Appended,
+    BreakReason,
+    ParsedCompletion,
+    ParsedToolCall,
+    ParserSession,
+    SegmentBreak,
+    Turn,
+)
 from rllm_core.types import Messages, PlacedMedia, new_id
 
 USER = {"role": "user", "content": "ask"}
 TOOL = {"role": "tool", "content": "result"}
-PARSERS = ["LetterParser", "BridgingParser", "NoncompliantParser", "MergingParser"]
+PARSERS = ["LetterParser", "BridgingParser", "AppendingParser", "NoncompliantParser", "MergingParser"]
 
 tails = st.builds(lambda tools, user: [TOOL] * tools + [USER] * user, st.integers(0, 2), st.booleans()).filter(bool)
 # Completions may be anything: letters, control tokens in the middle, no stop, two stops, nothing at all.
@@ -254,15 +263,75 @@ def test_a_count_that_is_none_is_refused_and_leaves_no_trace(toys: SimpleNamespa
     assert session.segments[0].token_ids.tolist() == held
 
 
+def appending(toys: SimpleNamespace, change: Callable[[Appended], Any]) -> ParserSession:
+    """A session with an answer, whose parser appends and then changes what it appends."""
+
+    class Appending(toys.AppendingParser):  # type: ignore[misc]
+        def bridge_to_next_turn(self, *args: Any, **more: Any) -> Any:
+            return change(super().bridge_to_next_turn(*args, **more))
+
+    session = ParserSession(Appending())
+    session.next_prompt([USER])
+    session.record(toys.letters("yes"))
+    return session
+
+
+def test_a_bridge_that_appends_is_neither_put_together_nor_compared(
+    toys: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, compared = appending(toys, lambda ids: ids), appending(toys, lambda ids: ids.tolist())
+    expected = compared.next_prompt([USER, compared.answer, USER]).prompt_ids.tolist()
+    with monkeypatch.context() as patched:
+        patched.setattr(Appended, "__array__", lambda *_, **__: pytest.fail("the whole prompt was put together"))
+        turn = session.next_prompt([USER, session.answer, USER])
+    assert turn.break_reason is None
+    assert turn.prompt_ids.tolist() == expected
+    assert session.stats.bridged == 1
+
+
+@pytest.mark.parametrize("part", ["prompt_ids", "completion_ids"])
+@pytest.mark.parametrize("edit", ["another token", "a token less"])
+def test_a_bridge_that_appends_to_other_tokens_is_a_break(toys: SimpleNamespace, part: str, edit: str) -> None:
+    def changed(ids: Appended) -> Appended:
+        edited = getattr(ids, part).tolist()
+        edited[-1:] = [edited[-1] + 1] if edit == "another token" else []
+        parts = {name: getattr(ids, name) for name in Appended.__slots__}
+        return Appended(**parts | {part: edited})
+
+    session = appending(toys, changed)
+    assert session.next_prompt([USER, session.answer, USER]).break_reason is BreakReason.PREFIX_MISMATCH
+
+
+def test_a_bridge_that_appends_to_equal_tokens_continues(toys: SimpleNamespace) -> None:
+    session = appending(
+        toys, lambda ids: Appended(ids.prompt_ids.tolist(), ids.completion_ids.tolist(), list(ids.new_ids))
+    )
+    assert session.next_prompt([USER, session.answer, USER]).break_reason is None
+
+
+def test_appended_ids_read_like_a_sequence() -> None:
+    ids = Appended([1, 2], np.array([3], np.int32), [4])
+    assert (len(ids), list(ids), ids.tolist(), ids[-1], 3 in ids) == (4, [1, 2, 3, 4], [1, 2, 3, 4], 4, True)
+    assert ids[1:].tolist() == [2, 3, 4]
+    assert ids == [1, 2, 3, 4]
+    assert ids != [1, 2, 3]
+    assert np.asarray(ids).dtype == np.int32
+    with pytest.raises(ValueError, match="token ids must"):
+        Appended([1], [2], [-1]).tolist()
+
+
+@pytest.mark.parametrize("appends", [False, True])
 @pytest.mark.parametrize("wrong", ["negative", "wide", "float"])
-def test_what_a_bridge_adds_is_checked(toys: SimpleNamespace, wrong: str) -> None:
+def test_what_a_bridge_adds_is_checked(toys: SimpleNamespace, wrong: str, appends: bool) -> None:
     class Wrong(toys.BridgingParser):  # type: ignore[misc]
-        def bridge_to_next_turn(self, *args: Any, **options: Any) -> Any:
-            bridged = np.array(super().bridge_to_next_turn(*args, **options), np.int32)
+        def bridge_to_next_turn(self, prompt_ids: Any, completion_ids: Any, *args: Any, **options: Any) -> Any:
+            bridged = np.array(super().bridge_to_next_turn(prompt_ids, completion_ids, *args, **options), np.int32)
             if wrong == "negative":
                 bridged[-1] = -1
-                return bridged
-            return bridged.astype(np.int64) + 2**40 if wrong == "wide" else bridged.astype(np.float32)
+            else:
+                bridged = bridged.astype(np.int64) + 2**40 if wrong == "wide" else bridged.astype(np.float32)
+            known = len(prompt_ids) + len(completion_ids)
+            return Appended(prompt_ids, completion_ids, bridged[known:]) if appends else bridged
 
     session = ParserSession(Wrong())
     session.next_prompt([USER])

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
 from rllm_core.engine import Completer, RolloutEngine
-from rllm_core.parser import BaseParser, ParsedCompletion, Termination, ToolSpec, Vocabulary
+from rllm_core.parser import Appended, BaseParser, ParsedCompletion, Termination, ToolSpec, Vocabulary
 from rllm_core.types import (
     Episode,
     FinishReason,
@@ -116,11 +116,10 @@ class ByteParser(BaseParser):
         new_messages: Sequence[MessageLike],
         *,
         tools: Sequence[ToolSpec] | None = None,
-    ) -> list[int] | None:
+    ) -> Appended:
         """See `BaseParser.bridge_to_next_turn`; adds the end token to a truncated completion."""
-        completion = [int(token) for token in completion_ids]
-        close = [] if self.END in completion else [self.END]
-        return [*map(int, prompt_ids), *completion, *close, *self.render(new_messages, tools=tools)]
+        close = [] if self.END in completion_ids else [self.END]
+        return Appended(prompt_ids, completion_ids, [*close, *self.render(new_messages, tools=tools)])
 
 
 @dataclass

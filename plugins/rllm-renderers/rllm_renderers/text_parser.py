@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rllm_core.errors import ConfigError
-from rllm_core.parser import BaseParser, ParsedCompletion, ParsedToolCall, ToolSpec
+from rllm_core.parser import Appended, BaseParser, ParsedCompletion, ParsedToolCall, ToolSpec
 from rllm_core.types import MessageLike, SampledMessage, TokenIds, freeze, token_ids
 from rllm_renderers.cache import BoundedCache
 from rllm_renderers.encoding import map_text
@@ -161,7 +161,7 @@ class TextParser(BaseParser):
         new_messages: Sequence[MessageLike],
         *,
         tools: Sequence[ToolSpec] | None = None,
-    ) -> TokenIds | None:
+    ) -> Appended | None:
         """See `BaseParser.bridge_to_next_turn`; the class lists the exceptions."""
         tail = Tail.of(new_messages, tools)
         if not len(prompt_ids) or tail not in self.bridged_tails:
@@ -198,17 +198,14 @@ class TextParser(BaseParser):
 
 def bridged(
     prompt_ids: Sequence[int] | TokenIds, completion: TokenIds, suffix: Suffix, stops: Sequence[int]
-) -> TokenIds | None:
-    """Joins prompt, completion and suffix; None if the completion has another stop token, or continues after it."""
+) -> Appended | None:
+    """Appends the suffix; None if the completion has another stop token, or continues after it."""
     sampled: list[int] = completion.tolist()
     stop = _first(sampled, stops)
     if stop is not None and (sampled[stop] != suffix.stop_id or not set(sampled[stop:]).issubset(stops)):
         return None
     closing = [suffix.stop_id] if stop is None else []
-    following = np.array([*closing, *suffix.token_ids], np.int32)
-    ids = np.concatenate((np.asarray(prompt_ids, np.int32), completion, following))
-    ids.setflags(write=False)  # Shared without a copy.
-    return ids
+    return Appended(prompt_ids, completion, np.array([*closing, *suffix.token_ids], np.int32))
 
 
 def _key(messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, add_generation_prompt: bool) -> str:

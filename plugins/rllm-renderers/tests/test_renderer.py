@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 
+import numpy as np
 import pytest
 
 from rllm_core.errors import ConfigError
@@ -190,7 +191,7 @@ def test_bridging_changes_none_of_its_arguments(renderer):
     before = copy.deepcopy((prompt, said, tail, tools))
     bridged = renderer.bridge_to_next_turn(prompt, said, tail, tools=tools)
     assert (prompt, said, tail, tools) == before
-    assert not bridged.flags.writeable
+    assert not np.asarray(bridged).flags.writeable
 
 
 def test_a_turn_costs_the_same_however_long_the_conversation_is(make_renderer, monkeypatch):

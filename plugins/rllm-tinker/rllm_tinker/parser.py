@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel
 
 from rllm_core.errors import ConfigError
-from rllm_core.parser import BaseParser, ParsedCompletion, ParsedToolCall, ToolSpec
+from rllm_core.parser import Appended, BaseParser, ParsedCompletion, ParsedToolCall, ToolSpec
 from rllm_core.types import MessageLike, TokenIds, message, token_ids
 from rllm_tinker.config import TinkerConfig
 from rllm_tinker.parser_config import missing
@@ -183,7 +183,7 @@ class TinkerParser(BaseParser):
         new_messages: Sequence[MessageLike],
         *,
         tools: Sequence[ToolSpec] | None = None,
-    ) -> TokenIds | None:
+    ) -> Appended | None:
         """See `BaseParser.bridge_to_next_turn`; the class docstring lists when there is no bridge."""
         tail = Tail.of(new_messages, tools)
         if not len(prompt_ids) or tail not in self.bridged_tails:

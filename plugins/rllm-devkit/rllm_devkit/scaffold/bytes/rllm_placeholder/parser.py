@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
-from rllm_core.parser import BaseParser, ParsedCompletion, Termination, ToolSpec, Vocabulary
+from rllm_core.parser import Appended, BaseParser, ParsedCompletion, Termination, ToolSpec, Vocabulary
 from rllm_core.types import MessageLike, TokenIds
 
 BYTES, START, END = 256, 256, 257
@@ -77,8 +77,7 @@ class PlaceholderParser(BaseParser):
         new_messages: Sequence[MessageLike],
         *,
         tools: Sequence[ToolSpec] | None = None,
-    ) -> list[int] | None:
-        """Returns the next prompt, which starts with these token ids; closes a truncated completion."""
-        completion = [int(token) for token in completion_ids]
-        end = [] if END in completion else [END]
-        return [*map(int, prompt_ids), *completion, *end, *self.render(new_messages, tools=tools)]
+    ) -> Appended:
+        """Appends new messages to the sampled tokens, which stay unchanged; closes a truncated completion first."""
+        end = [] if END in completion_ids else [END]
+        return Appended(prompt_ids, completion_ids, [*end, *self.render(new_messages, tools=tools)])

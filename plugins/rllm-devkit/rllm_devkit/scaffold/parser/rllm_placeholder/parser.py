@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 from rllm_core.errors import ConfigError
-from rllm_core.parser import BaseParser, ParsedCompletion, Termination, ToolSpec
+from rllm_core.parser import Appended, BaseParser, ParsedCompletion, Termination, ToolSpec
 from rllm_core.types import MessageLike, TokenIds
 from transformers import AutoTokenizer
 
@@ -92,11 +92,10 @@ class PlaceholderParser(BaseParser):
         new_messages: Sequence[MessageLike],
         *,
         tools: Sequence[ToolSpec] | None = None,
-    ) -> list[int]:
+    ) -> Appended:
         """Appends new messages to the sampled tokens, which stay unchanged; closes a truncated answer first."""
-        completion = [int(token) for token in completion_ids]
-        closing = [] if self._end in completion else [self._end]
-        return [*map(int, prompt_ids), *completion, *closing, *self._newline, *self.render(new_messages)]
+        closing = [] if self._end in completion_ids else [self._end]
+        return Appended(prompt_ids, completion_ids, [*closing, *self._newline, *self.render(new_messages)])
 
     def count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
         """Counts control tokens spelled out by users and tools; they are still encoded as text."""
