@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 from rllm_core.errors import ConfigError
 from rllm_core.types import Task
-from rllm_core.workflow import Split
+from rllm_core.workflow import LazyTasks, Split
 from rllm_verifiers.loading import explained
 
 INFINITE_SIZE = 1_000_000
@@ -51,7 +51,7 @@ class Rows:
         if taskset.bounded:
             self._train = list(itertools.islice(later, train_size))
         else:
-            self._train = _Growing(later, train_size or INFINITE_SIZE, name)
+            self._train = _made_on_demand(later, train_size or INFINITE_SIZE, name)
 
     def split(self, split: Split) -> Sequence[Task]:
         """Returns the tasks of a split."""
@@ -103,35 +103,20 @@ class Rows:
         return Task(task_id=f"{self._environment.taskset.config.id}-{number}", data={"row": data})
 
 
-class _Growing(Sequence[Task]):
-    """Tasks of an infinite stream, made up to the one that is asked for."""
+def _made_on_demand(stream: Iterator[Task], length: int, name: str) -> LazyTasks:
+    """Returns tasks of an infinite stream, made up to the one that is asked for."""
+    made: list[Task] = []
 
-    def __init__(self, stream: Iterator[Task], length: int, name: str) -> None:
-        self._stream = stream
-        self._length = length
-        self._name = name
-        self._made: list[Task] = []
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(self._length))]
-        position = index + self._length if index < 0 else index
-        if not 0 <= position < self._length:
-            raise IndexError(f"task {index} of {self._length}")
-        self._made.extend(itertools.islice(self._stream, max(0, position + 1 - len(self._made))))
-        if position >= len(self._made):
+    def task(position: int) -> Task:
+        made.extend(itertools.islice(stream, max(0, position + 1 - len(made))))
+        if position >= len(made):
             raise ConfigError(
-                f"environment {self._name!r} says that it is infinite, but ends after {len(self._made)} training "
-                f"tasks: set verifiers.train_size = {len(self._made)}"
+                f"environment {name!r} says that it is infinite, but ends after {len(made)} training tasks: set "
+                f"verifiers.train_size = {len(made)}"
             )
-        return self._made[position]
+        return made[position]
+
+    return LazyTasks(task, length)
 
 
 def _agents(environment: Any) -> list[Any]:

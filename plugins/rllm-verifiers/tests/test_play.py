@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+from pathlib import Path
 
 import pytest
 from players import Policy, calling, check_exact, opened, play, shown, workflow
+from rllm_verifiers.folders import MACHINE
 from rllm_verifiers.workflow import EpisodeFailed
 
 from rllm_core.engine import EngineError, Terminated
@@ -174,8 +177,11 @@ async def test_turns_run_out() -> None:
 async def test_a_cancelled_rollout_leaves_nothing() -> None:
     from verifiers.v1.utils.paths import CACHE_DIR
 
-    folders = CACHE_DIR / "runtimes" / "subprocess"
-    before = set(folders.glob("*"))
+    def folders() -> set[Path]:
+        """Folders of this process: others run their rollouts at the same time."""
+        return set((CACHE_DIR / "runtimes" / "subprocess").glob(f"{MACHINE}-{os.getpid()}-*"))
+
+    before = folders()
     played = workflow("last_letter")
     forever = asyncio.Event()
     policy = Policy(letter)
@@ -188,8 +194,9 @@ async def test_a_cancelled_rollout_leaves_nothing() -> None:
     async with opened(played):
         rollout = asyncio.ensure_future(play(played, played.tasks("train")[0], policy))
         await forever.wait()
+        assert folders() - before
         rollout.cancel()
         with pytest.raises(asyncio.CancelledError):
             await rollout
         assert not played._bridge._seats
-    assert set(folders.glob("*")) <= before
+    assert folders() <= before

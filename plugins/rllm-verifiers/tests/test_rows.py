@@ -7,16 +7,22 @@ from pathlib import Path
 
 import pytest
 from players import workflow
+from rllm_verifiers.rows import Rows
 from test_loading import taskset
 
 from rllm_core.errors import ConfigError
 
 
-def test_an_infinite_taskset_is_made_on_demand() -> None:
+def test_an_infinite_taskset_is_made_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(Rows, "_task", lambda rows, row, task=Rows._task: made.append(row) or task(rows, row))
     played = workflow("last_letter", validation_size=50)
-    train, validation = played.tasks("train"), played.tasks("validation")
+    train = played.tasks("train")
     assert len(train) == 1_000_000
-    assert len(train._made) == 0  # type: ignore[attr-defined]
+    assert not made
+    assert train[2].task_id == f"last_letter-{made[2].data.idx}"
+    assert len(made) == 3
+    validation = played.tasks("validation")
     asked = {task.data["row"]["prompt"] for task in validation}
     assert len(asked) == len(validation) == 50
     trained = [task.data["row"]["prompt"] for task in itertools.islice(train, 3000)]

@@ -15,14 +15,19 @@ class HigherData(vf.TaskData):
     top: int
 
 
+def number(trace: vf.Trace) -> int:
+    """Returns what was said as a number; -1 if it is none, or has more digits than Python reads."""
+    said = trace.last_reply.strip()
+    return int(said) if said.isdecimal() and len(said) < 10 else -1
+
+
 class HigherTask(vf.Task[HigherData]):
     """Each agent's own reward: whether it said a number up to the top."""
 
     @vf.reward(weight=0.5)
     async def is_number(self, trace: vf.Trace) -> float:
         """Whether the last answer is a number in the range."""
-        said = trace.last_reply.strip()
-        return float(said.isdecimal() and int(said) <= self.data.top)
+        return float(0 <= number(trace) <= self.data.top)
 
 
 class HigherConfig(vf.EnvConfig):
@@ -50,10 +55,7 @@ class HigherEnv(vf.Env[HigherConfig]):
 
     async def finalize(self, task: Any, episode: Any) -> None:
         """Compares the numbers."""
-        numbers = {}
-        for trace in episode.traces:
-            said = trace.last_reply.strip()
-            numbers[trace.agent.name] = int(said) if said.isdecimal() else -1
+        numbers = {trace.agent.name: number(trace) for trace in episode.traces}
         for trace in episode.traces:
             if trace.agent.name == "second":
                 trace.record_reward("higher", float(numbers["second"] > numbers["first"]), 0.5)
