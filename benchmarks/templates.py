@@ -55,7 +55,7 @@ from pathlib import Path
 from benchmarks.peer_environments import SETTINGS
 from benchmarks.templates_player import COUNTED, Load, play_folder
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
-from rllm_core.sandbox.worker import die_with_parent
+from rllm_core.sandbox.in_child import die_with_parent
 
 PARSERS = ("chat_template", "renderer")
 KEYS = ("templates", "accepted", "refused", *(key for key in COUNTED if key != "unread_calls"))

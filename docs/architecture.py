@@ -74,7 +74,7 @@ ROOMS = (
             "sandbox",
             "services",
             "workflow",
-            "third_party",
+            "third_party_calls",
             "observers",
             "tracker",
         ),

@@ -34,7 +34,7 @@ from rllm_core.plugins.blame import blamed
 from rllm_core.plugins.loading import HookImplementation
 from rllm_core.records import Record
 from rllm_core.text import MAX_TEXT_CHARACTERS, printable_lines
-from rllm_core.third_party import DeadlineExceeded, Worker, within
+from rllm_core.third_party_calls import DeadlineExceeded, Worker, within
 
 logger = logging.getLogger(__name__)
 

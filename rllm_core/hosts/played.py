@@ -13,7 +13,7 @@ from rllm_core.errors import ConfigError, RefusedConversation, UserError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import RolloutFailed
 from rllm_core.hosts.elsewhere import GROUP
-from rllm_core.hosts.failures import failure_of
+from rllm_core.hosts.rollout_failures import failure_of
 from rllm_core.parser import SegmentBreak
 from rllm_core.scope import Call, RolloutEnded, ended_calls
 from rllm_core.types import Episode, Messages, MessageView, Step, Task, TerminationReason, Trajectory

@@ -10,7 +10,7 @@ from rllm_core.errors import ConfigError, RefusedConversation, UserError
 from rllm_core.hosts import wire
 from rllm_core.hosts.completer import RemoteCompleter, SampledSteps
 from rllm_core.hosts.contract import RolloutFailed
-from rllm_core.hosts.failures import failure_of
+from rllm_core.hosts.rollout_failures import failure_of
 from rllm_core.limits.timeouts import contained, waiting_at
 from rllm_core.parser import BreakReason, SegmentBreak
 from rllm_core.scope import Calls, RolloutEnded, RolloutScope, timing

@@ -25,8 +25,8 @@ from typing import Any
 
 from rllm_core.errors import UserError
 from rllm_core.hosts import wire
-from rllm_core.hosts.failures import failure_of
 from rllm_core.hosts.pacing import Paced
+from rllm_core.hosts.rollout_failures import failure_of
 from rllm_core.hosts.running import RunningRollout
 from rllm_core.limits.timeouts import contained
 from rllm_core.plugins.blame import blamed

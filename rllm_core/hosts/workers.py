@@ -30,7 +30,7 @@ SHOWN_OUTPUT_LINES = 3
 
 
 class Pool(Protocol):
-    """What a worker tells its pool, `rllm_core.hosts.pool.WorkerPool`."""
+    """What a worker tells its pool, `rllm_core.hosts.worker_pool.WorkerPool`."""
 
     incoming: Paced[tuple[Worker, Any]]
 

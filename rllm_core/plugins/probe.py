@@ -27,7 +27,7 @@ from rllm_core.plugins.manager import PluginManager
 from rllm_core.plugins.settings import Settings
 from rllm_core.plugins.watch import STANDARD_ERROR
 from rllm_core.providers import KINDS, resolve
-from rllm_core.sandbox.worker import die_with_parent
+from rllm_core.sandbox.in_child import die_with_parent
 
 ASKED_WHERE_ANSWER = "(most recent call first):"
 RAISED = "raised"

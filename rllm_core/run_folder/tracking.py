@@ -16,7 +16,7 @@ from functools import partial
 
 from rllm_core.config import RunConfig
 from rllm_core.plugins.blame import blamed
-from rllm_core.third_party import Worker
+from rllm_core.third_party_calls import Worker
 from rllm_core.tracker import Cell, Status, Tracker
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ CHILDREN = 4
 CALLS_PER_CHILD = 10_000
 GRACE_SECONDS = 5.0
 
-# Starts a process that serves calls as `rllm_core.sandbox.worker` does.
+# Starts a process that serves calls as `rllm_core.sandbox.in_child` does.
 Start = Callable[[], subprocess.Popen[bytes]]
 
 

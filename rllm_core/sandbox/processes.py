@@ -14,7 +14,7 @@ from typing import IO, Literal
 
 from rllm_core.sandbox.results import Limits
 
-WORKER = str(Path(__file__).with_name("worker.py"))
+WORKER = str(Path(__file__).with_name("in_child.py"))
 
 # Environment variables passed to a child: enough to run, without anything that could be a secret.
 PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
@@ -35,7 +35,7 @@ def start(
     folder: str | None = None,
     keep_errors: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Runs `rllm_core.sandbox.worker` in its own session, and in ``folder`` if given, which is also its home."""
+    """Runs `rllm_core.sandbox.in_child` in its own session, and in ``folder`` if given, which is also its home."""
     arguments = [kind, target, str(limits.memory_bytes), str(limits.output_bytes), str(limits.wall_seconds)]
     return subprocess.Popen(
         [sys.executable, "-P", WORKER, *arguments],  # -P: do not import from the working directory

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm_core.hosts.failures import Refused
+from rllm_core.hosts.rollout_failures import Refused
 from rllm_core.plugins.blame import defined_at
 from rllm_core.scope import SAMPLED, RolloutScope
 from rllm_core.text import printable

@@ -17,9 +17,9 @@ from rllm_core.backend import OptimizerStep
 from rllm_core.run_folder.reporting import Reporter
 from rllm_core.training.accounting import Account, Books
 from rllm_core.training.buffer import GroupBuffer
-from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.group import Group
 from rllm_core.training.rollouts import RolloutKey
+from rllm_core.training.staleness_limit import SyncCoordinator
 from rllm_core.types import Episode
 
 

@@ -20,8 +20,8 @@ from typing import Literal
 from rllm_core.config import RunConfig
 from rllm_core.run_folder.results import Now
 from rllm_core.training.buffer import GroupBuffer
-from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.slots import Slots
+from rllm_core.training.staleness_limit import SyncCoordinator
 
 STEPS_AVERAGED = 16
 Purpose = Literal["generation_wait", "training", "drain", "sync"]

@@ -14,7 +14,7 @@ from rllm_core.config import RunConfig
 from rllm_core.engine import Completer, RolloutEngine, TITOCompleter
 from rllm_core.errors import RefusedConversation, UserError
 from rllm_core.hosts.contract import Place, RolloutHost
-from rllm_core.hosts.failures import failure_of
+from rllm_core.hosts.rollout_failures import failure_of
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.timeouts import contained, stop, waiting_at, whereabouts
 from rllm_core.scope import Calls, RolloutScope, timing

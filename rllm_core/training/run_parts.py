@@ -22,12 +22,12 @@ from rllm_core.run_folder.reporting import Reporter
 from rllm_core.run_folder.results import ValidationResult
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.buffer import GroupBuffer
-from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.group import GroupRules
 from rllm_core.training.ledger import Ledger
 from rllm_core.training.pace import Pace
 from rllm_core.training.recording import Recording
 from rllm_core.training.rollouts import RolloutRunner
+from rllm_core.training.staleness_limit import SyncCoordinator
 from rllm_core.workflow import Workflow
 
 

@@ -11,7 +11,7 @@ import pytest
 from pages import ROOT, Page
 from protocol import FROM_RUN, FROM_WORKER, PAGE, PARTS, page, tag
 
-from rllm_core.hosts import pool, running, wire, worker, workers
+from rllm_core.hosts import running, wire, worker, worker_pool, workers
 from rllm_core.seeds import derive_seed
 from rllm_core.types import Episode, Step, TerminationReason, Trajectory
 from rllm_devkit import reference
@@ -43,7 +43,7 @@ def test_the_numbers_are_those_of_the_core() -> None:
     assert f"**version {wire.VERSION}**" in text
     assert f"at most {wire.MAX_FRAME_BYTES:,} bytes" in text
     assert f"has not ended {workers.CANCEL_SECONDS:g} s after `cancel`" in text
-    assert f"`closed` {pool.CLOSE_SECONDS:g} s after `close`" in text
+    assert f"`closed` {worker_pool.CLOSE_SECONDS:g} s after `close`" in text
     assert f"more than {workers.MAX_OUTPUT_BYTES >> 20} MiB" in text
     assert f"(on Linux, {int(worker.ASK_FOR_STACK)})" in text
     assert signal.SIGRTMAX - worker.ASK_FOR_STACK == 2

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from rllm_core import cli
-from rllm_core.cli.doctor import known_bad as doctor_cases
+from rllm_core.cli.version_conflicts import version_conflicts
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -327,7 +327,7 @@ def test_doctor_is_content_with_a_good_plugin(rllm_core: Run) -> None:
     ],
 )
 def test_doctor_knows_bad_combinations(versions: dict[str, str], word: str) -> None:
-    [problem] = doctor_cases(versions)
+    [problem] = version_conflicts(versions)
     assert word in problem["problem"]
     assert all(
         version in problem["what"] for name, version in versions.items() if name not in ("uvicorn", "cachetools")
@@ -353,4 +353,4 @@ def test_doctor_knows_bad_combinations(versions: dict[str, str], word: str) -> N
     ],
 )
 def test_doctor_does_not_complain_about_good_combinations(versions: dict[str, str]) -> None:
-    assert doctor_cases(versions) == []
+    assert version_conflicts(versions) == []

@@ -24,8 +24,8 @@ from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.builtin.estimators.outcome import GRPO
 from rllm_core.config import TrainingConfig
 from rllm_core.training.buffer import GroupBuffer
-from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.group import Group, GroupRules
+from rllm_core.training.staleness_limit import SyncCoordinator
 from rllm_core.types import Step, Trajectory, TrajectoryGroup
 
 ROLLOUTS = 2

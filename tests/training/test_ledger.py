@@ -14,9 +14,9 @@ from rllm_core.backend import OptimizerStep
 from rllm_core.builtin.estimators.outcome import GRPO
 from rllm_core.errors import RunError
 from rllm_core.training.buffer import GroupBuffer
-from rllm_core.training.coordinator import SyncCoordinator
 from rllm_core.training.group import Group, GroupRules
 from rllm_core.training.ledger import Ledger
+from rllm_core.training.staleness_limit import SyncCoordinator
 from rllm_core.types import Episode, Step, TerminationReason, Trajectory
 
 ROLLOUTS = 2

@@ -15,8 +15,8 @@ from rllm_core.config import RolloutConfig
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow
-from rllm_core.hosts.pool import WorkerPool
 from rllm_core.hosts.worker import ASK_FOR_STACK
+from rllm_core.hosts.worker_pool import WorkerPool
 from rllm_core.hosts.workers import Link, Worker
 from rllm_core.text import printable
 from rllm_ray.cluster import Cluster

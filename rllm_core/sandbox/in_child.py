@@ -1,7 +1,7 @@
 """The child's side of `ChildFunction` and `ChildSandbox`. Runs as a script and imports nothing from rllm-core.
 
-worker.py function PATH MEMORY_BYTES OUTPUT_BYTES SECONDS    serves calls of a function, one line of JSON each
-worker.py program SOURCE_FILE MEMORY_BYTES OUTPUT_BYTES SECONDS    becomes the program
+in_child.py function PATH MEMORY_BYTES OUTPUT_BYTES SECONDS    serves calls of a function, one line of JSON each
+in_child.py program SOURCE_FILE MEMORY_BYTES OUTPUT_BYTES SECONDS    becomes the program
 """
 
 from __future__ import annotations
