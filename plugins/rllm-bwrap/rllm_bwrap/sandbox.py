@@ -19,7 +19,9 @@ from rllm_bwrap.syscalls import blocklist
 from rllm_core.errors import ConfigError
 from rllm_core.sandbox import ChildFunction, CodeResult, Limits, Sandbox, SandboxedFunction, result_of
 
-PASSED_VARIABLES = ("PYTHONPATH", "PYTHONHASHSEED")
+PASSED_VARIABLES = ("PYTHONPATH",)
+# That of the core's child processes: a function that goes through a set returns the same there and here.
+HASH_SEED = "0"
 AT_ONCE = max(4, os.cpu_count() or 1)
 PROCESSES = 32
 DISK_BYTES = 64 << 20
@@ -118,6 +120,7 @@ def _jail(python: str, processes: int, disk_bytes: int) -> Jail:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "PYTHONHASHSEED": HASH_SEED,
             "TMPDIR": inside.FOLDER,
         },
         blocklist=blocklist(),

@@ -24,7 +24,16 @@ from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
-from rllm_core.sandbox import ChildDied, ChildOutOfMemory, ChildOutputTooLong, ChildRaised, ChildTimeout, Limits
+from rllm_core.sandbox import (
+    ChildDied,
+    ChildFunction,
+    ChildNotStarted,
+    ChildOutOfMemory,
+    ChildOutputTooLong,
+    ChildRaised,
+    ChildTimeout,
+    Limits,
+)
 from rllm_core.services import Services
 
 Call = Callable[[BwrapSandbox], Any]
@@ -57,7 +66,7 @@ def in_sandbox(call: Call, **options: Any) -> Any:
         ("operator:mul", ["x", 3_000_000], ChildOutputTooLong, "bytes, more than"),
         ("operator:mul", ["x", 1_050_000], ChildOutputTooLong, "bytes, more than"),
         ("time:sleep", [60], ChildTimeout, r"longer than 1 s"),
-        ("no_such_module:anything", [], ChildRaised, "cannot be imported: ModuleNotFoundError"),
+        ("no_such_module:anything", [], ChildNotStarted, "cannot be imported: ModuleNotFoundError"),
     ],
 )
 def test_what_goes_wrong_has_a_name(path: str, arguments: list[Any], error: type[Exception], message: str) -> None:
@@ -79,6 +88,17 @@ def test_a_function_is_imported_once_for_many_calls(tmp_path: Path, monkeypatch:
     found = in_sandbox(calls)
     assert len({imported for imported, _ in found}) == 1
     assert [value for _, value in found] == [0, 2, 4, 6]
+
+
+def test_texts_have_the_same_hash_as_in_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checker that goes through a set answers equally in both."""
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    child = ChildFunction("builtins:hash")
+    try:
+        expected = asyncio.run(child("a text"))
+    finally:
+        child.close()
+    assert in_sandbox(lambda sandbox: sandbox.function("builtins:hash")("a text")) == expected
 
 
 def test_an_error_keeps_its_frames() -> None:
