@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rllm_core import providers
 from rllm_core.errors import ConfigError
 from rllm_core.plugins.blame import defined_at
-from rllm_core.sandbox import ChildError, ChildFunction, Limits, Sandbox
+from rllm_core.sandbox import ChildError, ChildFunction, Limits, Sandbox, call_with_retry
 from rllm_core.scope import timed
 from rllm_core.types import Task
 
@@ -119,7 +119,8 @@ class Services:
             A function from a task and the model's text to a `Score`, which is a float. If a call has no result, it
             raises a `rllm_core.sandbox.ChildError`, unless that is in ``blame_text``. With ``blame_text``, every score
             has the part ``rejected``: 1 if the text caused such an error, and otherwise 0. ``ChildTimeout`` and
-            ``ChildOutOfMemory`` are usually caused by the text, the others by the function.
+            ``ChildOutOfMemory`` are usually caused by the text, the others by the function. A call whose process dies
+            is repeated once, because the machine may have killed it; ``ChildDied`` means that it died twice.
 
         Raises:
             rllm_core.errors.PluginError: If there is no such function, or its plugin is broken.
@@ -136,7 +137,8 @@ class Services:
                 graded = self._functions[name, limits] = ChildFunction(f"{__name__}:graded", limits)
             try:
                 with timed("reward", name):
-                    value, parts = await graded(provided.record.load, task.model_dump(mode="json"), text)
+                    task_data = task.model_dump(mode="json")
+                    value, parts = await call_with_retry(graded, provided.record.load, task_data, text)
             except blame_text:
                 return Score(0.0, {REJECTED: 1.0})
             if not _is_number(value):

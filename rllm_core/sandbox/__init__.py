@@ -11,10 +11,12 @@ from rllm_core.sandbox.child_functions import (
     ChildDied,
     ChildError,
     ChildFunction,
+    ChildNotStarted,
     ChildOutOfMemory,
     ChildOutputTooLong,
     ChildRaised,
     ChildTimeout,
+    call_with_retry,
 )
 from rllm_core.sandbox.contract import Sandbox
 from rllm_core.sandbox.keeper import ProcessKeeper
@@ -27,6 +29,7 @@ __all__ = [
     "ChildDied",
     "ChildError",
     "ChildFunction",
+    "ChildNotStarted",
     "ChildOutOfMemory",
     "ChildOutputTooLong",
     "ChildRaised",
@@ -36,5 +39,6 @@ __all__ = [
     "ProcessKeeper",
     "Sandbox",
     "SandboxedFunction",
+    "call_with_retry",
     "result_of",
 ]

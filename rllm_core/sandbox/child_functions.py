@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,6 +56,10 @@ class ChildDied(ChildError):
     """The child process ended during the call."""
 
 
+class ChildNotStarted(ChildError):
+    """The child process has not imported the function, so nothing was called."""
+
+
 class ChildFunction:
     """Coroutine version of a function in an installed module, run in child processes.
 
@@ -94,6 +98,8 @@ class ChildFunction:
             ChildError: If there is no result; the subclass gives the reason.
             TypeError: If the arguments are not JSON.
         """
+        if not self._ending.alive:
+            raise ChildNotStarted(f"{self.path} was closed")
         call = json.dumps(arguments).encode() + b"\n"
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._children.call, call)
 
@@ -155,15 +161,22 @@ class _Children:
         is_ready = False
         try:
             if is_ended:
-                raise ChildDied(f"{self._path} was closed")
-            answer = child.exchange(b"", START_SECONDS, is_importing=True)
+                raise ChildNotStarted(f"{self._path} was closed")
+            answer = self._first_answer(child)
             is_ready = "ready" in answer
             if not is_ready:
-                raise _raised(f"{self._path} cannot be imported: {answer['error']}", answer)
+                error = ChildNotStarted(f"{self._path} cannot be imported: {answer['error']}")
+                raise _with_frames(error, answer)
         finally:
             if not is_ready:
                 self._put(child, is_fit=False)
         return child
+
+    def _first_answer(self, child: _Child) -> dict[str, Any]:
+        try:
+            return child.exchange(b"", START_SECONDS)
+        except (ChildDied, ChildTimeout) as error:
+            raise ChildNotStarted(f"{self._path} was not imported: {error}") from error
 
     def _put(self, child: _Child, *, is_fit: bool) -> None:
         with self._lock:
@@ -192,13 +205,25 @@ def result_in(answer: dict[str, Any], path: str, limits: Limits) -> Any:
         raise ChildTimeout(f"{path} took longer than {limits.wall_seconds:g} s")
     if "died" in answer:
         raise ChildDied(f"the process of {path} ended ({answer['died']})")
-    raise _raised(f"{path} raised {answer['error']}", answer)
+    raise _with_frames(ChildRaised(f"{path} raised {answer['error']}"), answer)
 
 
-def _raised(message: str, answer: dict[str, Any]) -> ChildRaised:
-    error = ChildRaised(message)
+def _with_frames(error: ChildError, answer: dict[str, Any]) -> ChildError:
     error.frames = tuple(Frame(*frame) for frame in answer["frames"])
     return error
+
+
+async def call_with_retry(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """Calls a function in a child process, and once more if the process dies, for which others may be to blame.
+
+    Raises:
+        ChildDied: If it dies in both calls.
+        ChildError: If there is no result for another reason.
+    """
+    try:
+        return await function(*arguments)
+    except ChildDied:
+        return await function(*arguments)
 
 
 class _Child:
@@ -209,9 +234,7 @@ class _Child:
         self.path = path
         self.calls = 0
 
-    def exchange(
-        self, line: bytes, seconds: float, patience_seconds: float = 0.0, *, is_importing: bool = False
-    ) -> dict[str, Any]:
+    def exchange(self, line: bytes, seconds: float, patience_seconds: float = 0.0) -> dict[str, Any]:
         """Sends a line and reads one, which should arrive within ``seconds``.
 
         Raises:
@@ -226,10 +249,8 @@ class _Child:
                     if not exchange.step():
                         code = self.process.wait()
                         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                        when = " while it was imported" if is_importing else ""
-                        raise ChildDied(f"the process of {self.path} ended{when} ({how})")
+                        raise ChildDied(f"the process of {self.path} ended ({how})")
         except processes.Overrun:
-            problem = "was not imported within" if is_importing else "took longer than"
-            raise ChildTimeout(f"{self.path} {problem} {seconds:g} s") from None
+            raise ChildTimeout(f"{self.path} took longer than {seconds:g} s") from None
         answer: dict[str, Any] = json.loads(exchange.output)
         return answer

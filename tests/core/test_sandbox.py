@@ -21,6 +21,7 @@ from rllm_core.sandbox import (
     ChildDied,
     ChildError,
     ChildFunction,
+    ChildNotStarted,
     ChildOutOfMemory,
     ChildOutputTooLong,
     ChildRaised,
@@ -28,6 +29,7 @@ from rllm_core.sandbox import (
     CodeResult,
     Limits,
     Sandbox,
+    call_with_retry,
     processes,
 )
 
@@ -95,8 +97,8 @@ def test_arguments_and_results_are_json(function: Functions) -> None:
         ("builtins:bytearray", [10**10], ChildOutOfMemory, "more than"),
         ("operator:mul", ["x", 3_000_000], ChildOutputTooLong, "3000015 bytes, more than"),
         ("time:sleep", [60], ChildTimeout, r"longer than 0\.5 s"),
-        ("no_such_module:anything", [], ChildRaised, "cannot be imported: ModuleNotFoundError"),
-        ("os:no_such_function", [], ChildRaised, "cannot be imported: AttributeError"),
+        ("no_such_module:anything", [], ChildNotStarted, "cannot be imported: ModuleNotFoundError"),
+        ("os:no_such_function", [], ChildNotStarted, "cannot be imported: AttributeError"),
     ],
 )
 def test_what_goes_wrong_has_a_name_and_the_next_call_works(
@@ -147,8 +149,22 @@ def test_a_child_sees_no_secret_and_nothing_of_the_working_directory(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "planted_module.py").write_text("def f():\n    return 1\n")
     assert asyncio.run(function("os:getenv")("SOME_API_KEY")) is None
-    with pytest.raises(ChildRaised, match="No module named 'planted_module'"):
+    with pytest.raises(ChildNotStarted, match="No module named 'planted_module'"):
         asyncio.run(function("planted_module:f")())
+
+
+def test_a_process_that_dies_while_it_imports_was_not_called(
+    function: Functions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So it says nothing about the arguments, and `call_with_retry` starts no further one."""
+    (tmp_path / "planted_module.py").write_text(
+        "import os\nprint(1, file=open('started', 'a'))\nos.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ChildNotStarted, match="signal 9"):
+        asyncio.run(call_with_retry(function("planted_module:f")))
+    assert Path("started").read_text() == "1\n"
 
 
 @pytest.mark.parametrize("path", ["", "os", "os:", ":f", "../x:f", "os;x:f", "os:f()"])
@@ -178,6 +194,8 @@ def test_close_leaves_no_child_and_ends_calls() -> None:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     outcomes = asyncio.run(closed_meanwhile())
+    with pytest.raises(ChildNotStarted, match="was closed"):
+        asyncio.run(called(60))
     assert {type(outcome) for outcome in outcomes} == {ChildDied, asyncio.CancelledError}
     assert len(pids) == 2
     wait_until(lambda: not any(map(is_running, pids)))

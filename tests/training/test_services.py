@@ -20,13 +20,14 @@ from rllm_core.errors import ConfigError, PluginError, RunError, StallError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import RewardFunctionProvider, SandboxProvider
 from rllm_core.run_folder.progress import Progress
-from rllm_core.sandbox import ChildError, ChildRaised, ChildTimeout, Limits
+from rllm_core.sandbox import ChildDied, ChildError, ChildRaised, ChildTimeout, Limits
 from rllm_core.services import Services
 from rllm_core.training import evaluation, launch
 from rllm_core.types import Task
 from rllm_devkit.scripted import ScriptedWorkflow
 
 REWARDS = """
+import os
 import time
 
 def length(task, text):
@@ -46,13 +47,21 @@ def infinite(task, text):
 
 def raises(task, text):
     raise KeyError(text)
+
+def dies(task, text):
+    # only in the first call, if the text is the name of a file
+    if not os.path.exists(text):
+        if text:
+            open(text, "w").close()
+        os.kill(os.getpid(), 9)
+    return 1
 """
 
 
 class Rewards:
     @hookimpl
     def reward_functions(self) -> list[RewardFunctionProvider]:
-        names = ("length", "whole", "endless", "words", "infinite", "raises", "absent")
+        names = ("length", "whole", "endless", "words", "infinite", "raises", "dies", "absent")
         return [RewardFunctionProvider(name=name, load=f"planted_rewards:{name}", summary="One.") for name in names]
 
 
@@ -137,6 +146,17 @@ def test_other_errors_stay_errors(services: Services, name: str, error: type[Exc
     reward = services.reward_function(name, blame_text=(ChildTimeout,))
     with pytest.raises(error):
         closed(services, reward(Task(task_id="t"), "abc"))
+
+
+@pytest.mark.slow
+def test_a_call_whose_process_dies_is_repeated_once(services: Services, tmp_path: Path) -> None:
+    reward = services.reward_function("dies", blame_text=(ChildDied,))
+    once = closed(services, reward(Task(task_id="t"), str(tmp_path / "killed")))
+    assert (once, once.numbers) == (1.0, {"rejected": 0.0})
+    always = closed(services, reward(Task(task_id="t"), ""))
+    assert (always, always.numbers) == (0.0, {"rejected": 1.0})
+    with pytest.raises(ChildDied):
+        closed(services, services.reward_function("dies")(Task(task_id="t"), ""))
 
 
 def test_a_reward_function_that_is_not_there_says_so_before_the_first_rollout(services: Services) -> None:

@@ -158,9 +158,31 @@ def test_a_checker_that_raises_rejects_the_answer():
 
 def test_a_checker_beyond_its_time_rejects_the_answer():
     workflow = made("n_queens", allow_code_execution=True, check_timeout_seconds=0.2)
-    [episode], _ = play(workflow, workflow.tasks("train")[0], "__import__('time').sleep(300)")
+    [episode], _ = play(workflow, workflow.tasks("train")[0], "sum(1 for _ in iter(int, 1))")
     assert rewards([episode]) == [0.0]
-    assert episode.metrics["answered"] == 1.0
+    assert episode.metrics["answered"] == episode.metrics["rejected"] == 1.0
+
+
+def test_waiting_does_not_count_toward_the_time_of_a_checker():
+    workflow = made("binary_matrix", allow_code_execution=True, check_timeout_seconds=0.5)
+    task = workflow.tasks("train")[0]
+    index, _ = asyncio.run(workflow.question(task))
+    matrix = [[int(cell) for cell in row.split()] for row in peers_own(task, index)[1]["answer"].splitlines()]
+    [episode], _ = play(workflow, task, f"__import__('time').sleep(1) or {matrix}")
+    assert episode.metrics["rejected"] == 0.0
+    assert rewards([episode]) == [0.1], "the right answer in another form"
+
+
+def test_a_checker_that_something_has_killed_is_asked_again(tmp_path):
+    """Its process dies on the first call only, and then on each."""
+    workflow = made("binary_matrix", allow_code_execution=True)
+    killed = tmp_path / "killed"
+    kill = "__import__('os').kill(__import__('os').getpid(), 9)"
+    once = f"[[__import__('os').path.exists({str(killed)!r}) or (open({str(killed)!r}, 'w'), {kill})]]"
+    episodes, _ = play(workflow, workflow.tasks("train")[0], once, kill)
+    assert killed.exists()
+    assert [episode.metrics["rejected"] for episode in episodes] == [0.0, 1.0]
+    assert rewards(episodes)[1] == 0.0
 
 
 def test_a_question_that_cannot_be_created_again_fails_the_rollout():
@@ -371,7 +393,7 @@ def test_in_a_sandbox_that_isolates_these_checkers_run_there_and_nowhere_else():
     dataset, entry = peers_own(task, index)
     right = entry["metadata"]["valid_answers"][0]
     episodes, _ = play(workflow, task, right, "no board", "__import__('os')._exit(0)")
-    assert sandbox.programs == 3
+    assert sandbox.programs == 4, "a checker whose process dies is asked again"
     assert rewards(episodes) == [dataset.score_answer(right, entry), dataset.score_answer("no board", entry), 0.0]
     assert rewards(episodes)[0] == 1.0
     assert episodes[2].metrics["rejected"] == 1.0

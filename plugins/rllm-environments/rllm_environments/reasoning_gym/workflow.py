@@ -15,7 +15,15 @@ from pydantic import Field
 
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
-from rllm_core.sandbox import ChildDied, ChildError, ChildFunction, ChildOutOfMemory, ChildTimeout, Limits
+from rllm_core.sandbox import (
+    ChildDied,
+    ChildError,
+    ChildFunction,
+    ChildOutOfMemory,
+    ChildTimeout,
+    Limits,
+    call_with_retry,
+)
 from rllm_core.services import RewardFunction, Score
 from rllm_core.types import Episode, FinishReason, Messages, Task, TerminationReason
 from rllm_core.workflow import LazyTasks, Split, Workflow, WorkflowConfig
@@ -65,7 +73,7 @@ class ReasoningGymConfig(WorkflowConfig):
         Field(
             gt=0,
             allow_inf_nan=False,
-            description="Timeout of a checker, in seconds. On timeout, the reward is 0.",
+            description="Most CPU time of a checker, in seconds. Beyond it, the reward is 0.",
         ),
     ] = 10.0
     allow_code_execution: Annotated[
@@ -122,7 +130,7 @@ class ReasoningGymWorkflow(Workflow):
 
         async def grade(task: Task, text: str) -> Score:
             try:
-                reward, parts = await function(dict(task.data), text)
+                reward, parts = await call_with_retry(function, dict(task.data), text)
             except REJECTING:
                 return Score(0.0, {"rejected": 1.0})
             return Score(reward, parts)
