@@ -152,7 +152,14 @@ def _json_dict(value: Any) -> FrozenDict:
     return freeze(value)  # type: ignore[no-any-return]
 
 
+def _json_list(value: Any) -> FrozenList:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"expected a list, got {type(value).__name__}")
+    return freeze(value)  # type: ignore[no-any-return]
+
+
 JsonDict = Annotated[Mapping[str, Any], PlainValidator(_json_dict), PlainSerializer(thaw)]
+JsonList = Annotated[Sequence[Any], PlainValidator(_json_list), PlainSerializer(thaw)]
 Message = FrozenDict
 _CONTENT = (str, list, tuple)
 MessageLike = Mapping[str, Any]

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticUndefined
 
-from rllm_core.messages import FrozenDict, MessageView
+from rllm_core.messages import FrozenDict, FrozenList, MessageView
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 
@@ -141,7 +141,7 @@ class _Attributes:
 def _blank(cls: type[Record], names: tuple[str, ...]) -> _Blank:
     attributes = _Attributes()
     for name, field in cls.model_fields.items():
-        shareable = field.default_factory in (FrozenDict, MessageView)  # immutable
+        shareable = field.default_factory in (FrozenDict, FrozenList, MessageView)  # immutable
         setattr(attributes, name, field.get_default(call_default_factory=True) if shareable else field.default)
     missing = [name for name, value in attributes.__dict__.items() if value is PydanticUndefined and name not in names]
     if missing:

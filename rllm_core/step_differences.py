@@ -16,9 +16,9 @@ _Log = TypeVar("_Log", TokenLog, Messages)
 
 
 def differences(steps: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yields for each step the fields ``prompt_ids`` and ``messages`` as differences, if they continue the step before.
+    """Yields the fields ``prompt_ids``, ``messages`` and ``tools`` of each step as differences from the step before.
 
-    A difference is ``{"continues": True, "new": ...}``.
+    A difference is ``{"continues": True, "new": ...}``. Fields that do not continue it are left out.
     """
     before: Any = None
     for step in steps:
@@ -29,6 +29,8 @@ def differences(steps: Sequence[Any]) -> Iterator[dict[str, Any]]:
             known = len(before.messages)
             if identical(step.messages[:known], before.messages[:]):
                 new["messages"] = step.messages[known:]
+            if step.tools and identical(step.tools, before.tools):
+                new["tools"] = []
         yield {name: {"continues": True, "new": value} for name, value in new.items()}
         before = step
 
@@ -39,6 +41,7 @@ def restored(steps: Sequence[Any]) -> list[Any]:
     read: list[tuple[dict[str, Any], TokenLog, int, int]] = []
     tokens: TokenLog | None = None
     messages: Messages | None = None
+    tools: Any = None
     for written in steps:
         step: Any = dict(written) if isinstance(written, dict) else written
         fields = step if isinstance(step, dict) else step.__dict__ if isinstance(step, Record) else {}
@@ -51,12 +54,22 @@ def restored(steps: Sequence[Any]) -> list[Any]:
         else:
             tokens = None
         messages = _continued(messages, fields.get("messages", ()), Messages)
+        tools = _same_tools(tools, fields.get("tools", ()))
         if isinstance(step, dict):
             step["messages"] = messages.view()
+            step["tools"] = tools
         complete.append(step)
     for step, log, cut, end in read:  # once the logs have grown: earlier views would keep smaller buffers
         step.update(prompt_ids=log.view(0, cut), completion_ids=log.view(cut, end))
     return complete
+
+
+def _same_tools(before: Any, written: Any) -> Any:
+    if not isinstance(written, Mapping):
+        return written
+    if before is None or dict(written) != {"continues": True, "new": []}:
+        raise ValueError('tools that are those of the step before must be written as {"continues": true, "new": []}')
+    return before
 
 
 def _continued(log: _Log | None, written: Any, kind: type[_Log]) -> _Log:

@@ -32,6 +32,7 @@ from rllm_core.messages import (
     FrozenDict,
     FrozenList,
     JsonDict,
+    JsonList,
     Message,
     MessageLike,
     Messages,
@@ -72,6 +73,7 @@ __all__ = [
     "FrozenList",
     "SampledMessage",
     "JsonDict",
+    "JsonList",
     "MediaChunk",
     "Message",
     "MessageLike",
@@ -143,6 +145,7 @@ class Step(Record):
     Attributes:
         messages: Conversation before the completion, as it was at the time of the call.
         response: Assistant message parsed from the completion (for people and for the next turn).
+        tools: Tools that the prompt offered, as the workflow gave them; empty if it offered none.
         prompt_ids: ``(prompt_tokens,)`` exactly as sent.
         prompt_media: Media in the prompt, such as images; ``prompt_ids`` holds placeholders for them.
         completion_ids: ``(completion_tokens,)`` exactly as sampled.
@@ -161,6 +164,7 @@ class Step(Record):
     step_id: Name = Field(default_factory=new_id)
     messages: MessageViewField = Field(default_factory=MessageView)
     response: JsonDict = Field(default_factory=FrozenDict)
+    tools: JsonList = Field(default_factory=FrozenList)
     prompt_ids: TokenSpanField
     prompt_media: tuple[PlacedMedia, ...] = ()
     completion_ids: TokenSpanField

@@ -97,19 +97,25 @@ class Teacher:
         if position == 0:
             self._check_prompt(step)
         alignment = align(step.completion_ids, *self._vocabularies, self._stops)
-        prompt = self.parser.render(step.messages)
+        prompt = self.parser.render(step.messages, tools=step.tools or None)
         known = np.empty(0, np.float32)
         if alignment.teacher_ids:
             known = await self._ask(token_ids([*prompt, *alignment.teacher_ids]), len(prompt))
         steps[position] = _scored(step, alignment, known)
 
     def _check_prompt(self, step: Step) -> None:
-        """Rejects prompts with tools: steps do not keep them, so the teacher could not see them."""
-        rendered = token_ids(self.student.render(step.messages))
+        """Rejects prompts that the teacher's parser could not write: of tools that it does not know, or of more."""
+        assert self.parser is not None
+        if step.tools and not self.parser.supports_tools:
+            raise ConfigError(
+                f"the workflow offers tools, but the teacher's parser {self.parser.name!r} does not support them; "
+                "choose a teacher with the student's vocabulary, and remove teacher.parser"
+            )
+        rendered = token_ids(self.student.render(step.messages, tools=step.tools or None))
         if len(rendered) != len(step.prompt_ids) or not starts_with(rendered, step.prompt_ids):
             raise ConfigError(
-                "the first prompt of a rollout contains more than its messages, such as tools, but a teacher with its "
-                "own parser gets only messages; choose a teacher with the student's vocabulary, and remove "
+                "the first prompt of a rollout contains more than its messages and tools, but a teacher with its own "
+                "parser gets only those; choose a teacher with the student's vocabulary, and remove "
                 "teacher.parser"
             )
 

@@ -293,6 +293,7 @@ class Completer:
         return Step(
             messages=view,
             response=output.message,
+            tools=tools or (),
             prompt_ids=tokens.span(0, cut),
             prompt_media=output.prompt_media,
             completion_ids=tokens.span(cut, len(tokens)),

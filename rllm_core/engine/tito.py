@@ -11,7 +11,9 @@ from rllm_core.engine.contract import EngineError, RolloutEngine, TokenSource, d
 from rllm_core.engine.stop_texts import tokens_up_to_stop_text
 from rllm_core.parser import ToolSpec
 from rllm_core.scope import RolloutScope
-from rllm_core.types import MessageLike, SamplingParams, Step, TokenLog, TokenOutput, new_id, with_media
+from rllm_core.types import FrozenList, MessageLike, SamplingParams, Step, TokenLog, TokenOutput, new_id, with_media
+
+NO_TOOLS = FrozenList()
 
 
 class TITOCompleter(Completer):
@@ -113,6 +115,7 @@ class TITOCompleter(Completer):
             step_id=new_id(),
             messages=session.consumed,
             response=session.answer,
+            tools=session.tools or NO_TOOLS,
             prompt_ids=recorded.span(0, cut),
             prompt_media=turn.media,
             completion_ids=recorded.span(cut, len(recorded)),

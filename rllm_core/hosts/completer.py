@@ -91,6 +91,7 @@ class RemoteCompleter(Completer):
         super()._begin(seed)
         self._said = MessageView()  # messages of the conversation that the run has, with its last answer
         self._offered: Any = NO_TOOLS
+        self._tools = FrozenList()
         self._named: Counter[int | str] = Counter()
 
     def forked(self, name: int | str, after: Step | None = None) -> Self:
@@ -108,6 +109,7 @@ class RemoteCompleter(Completer):
     def _begin_after(self, answer: Answer) -> None:
         super()._begin_after(answer)
         self._said = answer.step.messages.extended([answer.step.response])
+        self._tools = freeze(answer.step.tools)
 
     def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
         """The run checks them, since it has the parser."""
@@ -122,6 +124,8 @@ class RemoteCompleter(Completer):
         call.stop_texts = list(params.stop_texts)
         sampled = await self._ask(call)
         self._offered = offered
+        if tools is not None:
+            self._tools = freeze(list(tools))
         step = self._step(sampled, view)
         self._sampled.add(step)
         self._said = view.extended([step.response])
@@ -175,6 +179,7 @@ class RemoteCompleter(Completer):
             step_id=sampled.step,
             messages=view,
             response=freeze(sampled.response),
+            tools=self._tools,
             prompt_ids=tokens.span(0, cut),
             completion_ids=tokens.span(cut, len(tokens)),
             logprobs=logprobs,

@@ -21,7 +21,7 @@ from rllm_core.step_differences import differences
 from rllm_core.tokens import packed, unpacked
 from rllm_core.types import Episode, Floats, Step, Task, Trajectory
 
-SHARED_FIELDS = ("messages", "prompt_ids", "prompt_media")
+SHARED_FIELDS = ("messages", "tools", "prompt_ids", "prompt_media")
 """Fields of a conversation's first step that rollouts of a group usually share."""
 
 RULES = ("first", "best", "worst", "divided")
@@ -194,8 +194,12 @@ class _Line:
             role = step.response.get("role")
             others = {name: value for name, value in step.response.items() if name != "role"}
             fields["response"] = others if role == "assistant" else {**others, "role": role}
+        if before is not None and before.tools and not step.tools:
+            fields["tools"] = []
         for name, difference in continued.items():
             new = difference["new"]
+            if name == "tools":
+                continue
             if name == "prompt_ids":
                 fields[name] = f"+{packed(new)}"
             elif before is not None and new and new[0] == before.response:
@@ -233,6 +237,8 @@ class _Line:
         if isinstance(messages, dict):
             said = [before["response"], *messages["answered"]] if before and "answered" in messages else None
             step["messages"] = {"continues": True, "new": messages["added"] if said is None else said}
+        if before is not None:
+            step.setdefault("tools", before.get("tools", ()))
         for name in ("advantages", "token_rewards"):
             if isinstance(step.get(name), float):
                 step[name] = _of_tokens(step[name], unpacked(step["completion_ids"]).size)
@@ -254,6 +260,7 @@ def _same_prompt(one: Step, other: Step) -> bool:
         np.array_equal(one.prompt_ids, other.prompt_ids)
         and one.prompt_media == other.prompt_media
         and one.messages == other.messages
+        and one.tools == other.tools
     )
 
 

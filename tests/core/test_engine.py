@@ -341,7 +341,9 @@ def test_tools_that_nobody_reads_are_an_error_by_name(toys: SimpleNamespace, kin
     ):
         asyncio.run(completer.complete([{"role": "user", "content": "q"}], tools=[tool]))
     engine.parser.supports_tools = True
-    assert asyncio.run(completer.complete([{"role": "user", "content": "q"}], tools=[tool])).response
+    step = asyncio.run(completer.complete([{"role": "user", "content": "q"}], tools=[tool]))
+    assert step.response
+    assert step.tools == [tool]
 
 
 def test_media_is_refused_by_name(toys: SimpleNamespace) -> None:

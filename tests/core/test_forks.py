@@ -192,7 +192,9 @@ def test_a_branch_keeps_the_tools_of_its_step(toys: SimpleNamespace) -> None:
         first = await completer.complete([USER], tools=tools)
         return await completer.fork(after=first).complete([USER, first.response, MORE])
 
-    assert asyncio.run(run()).break_reason is None
+    step = asyncio.run(run())
+    assert step.break_reason is None
+    assert step.tools == tools
     assert offered == [tools]
 
 

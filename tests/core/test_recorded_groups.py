@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -72,6 +73,42 @@ def test_a_line_restores_every_episode(breaks: bool) -> None:
     assert [rollout.episode for rollout in after.rollouts] == [rollout.episode for rollout in before.rollouts]
     assert after.task == before.task
     assert (after.step, after.group, after.kept, after.weight_version) == (4, 187, "best", 3)
+
+
+def tool(name: str) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "description": "adds up", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    "offered",
+    [
+        [[tool("add")]] * 3,
+        [[tool("add")], [], [tool("add")]],
+        [[], [tool("add")], [tool("add"), tool("mul")]],
+    ],
+)
+def test_tools_are_restored_and_written_where_they_change(offered: list[list[dict[str, object]]]) -> None:
+    episodes = [episode(index) for index in range(2)]
+    for each in episodes:
+        for step, tools in zip(each.trajectories[0].steps, offered, strict=True):
+            step.tools = tools  # type: ignore[assignment]
+    before = group(episodes)
+    after = RecordedGroup.from_json(before.to_json())
+    assert [rollout.episode for rollout in after.rollouts] == episodes
+    changes = sum(len(now) > 0 and now != earlier for earlier, now in zip([[], *offered], offered, strict=False))
+    shared = bool(offered[0])  # the first prompt of the second rollout is that of the first
+    assert before.to_json().count("adds up") <= 2 * 2 * changes - shared
+    [trajectory] = episodes[0].trajectories
+    assert Trajectory.model_validate_json(trajectory.to_json()) == trajectory
+    assert pickle.loads(pickle.dumps(trajectory)) == trajectory  # noqa: S301
+
+
+def test_tools_that_continue_nothing_are_an_error() -> None:
+    [trajectory] = episode(0, turns=1).trajectories
+    written = trajectory.model_dump()
+    written["steps"][0]["tools"] = {"continues": True, "new": []}
+    with pytest.raises(ValueError, match="tools that are those of the step before"):
+        Trajectory.model_validate(written)
 
 
 def test_failed_rollouts_and_those_without_steps_are_restored() -> None:

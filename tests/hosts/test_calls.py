@@ -18,7 +18,7 @@ from rllm_core.engine import EngineError
 from rllm_core.hosts import wire
 from rllm_core.hosts.completer import RemoteCompleter, SampledSteps
 from rllm_core.scope import RolloutScope
-from rllm_core.types import TokenOutput
+from rllm_core.types import Step, TokenOutput
 from rllm_devkit.scripted import ScriptedEngine
 from tests.hosts.workflows import TOOLS
 
@@ -33,17 +33,17 @@ def test_a_call_after_one_that_failed_names_its_tools_again() -> None:
             raise EngineError("503")
         return wire.SampledStep(str(len(calls)), {"role": "assistant"}, 0, b"", b"", None, "stop", 0)
 
-    async def talk() -> None:
+    async def talk() -> list[Step]:
         completer = RemoteCompleter(wire.Start(1, "0-0", "task", {}, 0), RolloutScope(), ask, SampledSteps())
         messages = [{"role": "user", "content": "add"}]
-        await completer.complete(messages, tools=TOOLS)
+        steps = [await completer.complete(messages, tools=TOOLS)]
         with pytest.raises(EngineError):
             await completer.complete(messages)
-        await completer.complete(messages, tools=TOOLS)
-        await completer.complete(messages, tools=TOOLS)
+        steps += [await completer.complete(messages, tools=TOOLS) for _ in range(2)]
+        return [*steps, await completer.fork(after=steps[0]).complete(messages, tools=[])]
 
-    asyncio.run(talk())
-    assert [call.tools for call in calls] == [TOOLS, None, TOOLS, msgspec.UNSET]
+    assert [step.tools for step in asyncio.run(talk())] == [TOOLS, TOOLS, TOOLS, []]
+    assert [call.tools for call in calls] == [TOOLS, None, TOOLS, msgspec.UNSET, []]
 
 
 def test_a_call_after_one_that_was_given_up_waits_for_an_engine_that_takes_its_time(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -259,17 +260,16 @@ def test_a_teacher_with_other_tokens_is_aligned_by_bytes(
     assert run.lines("metrics")[0]["teacher_unscored_tokens"] == 0
 
 
-@pytest.mark.slow
-def test_a_teacher_that_could_not_be_shown_the_tools_is_refused(
-    distil: Distil, teachers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    teachers(PairTeacher)
+@pytest.fixture
+def with_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offers a tool in every call; prompts begin with it."""
     render = ByteParser.render
 
-    def with_tools(self: ByteParser, messages: Sequence[Any], *, tools: Any = None, **more: Any) -> list[int]:
-        return render(self, [{"role": "system", "content": str(tools)}, *messages] if tools else messages, **more)
+    def rendered(self: ByteParser, messages: Sequence[Any], *, tools: Any = None, **more: Any) -> list[int]:
+        said = [{"role": "system", "content": json.dumps(tools)}, *messages] if tools else messages
+        return render(self, said, **more)
 
-    monkeypatch.setattr(ByteParser, "render", with_tools)
+    monkeypatch.setattr(ByteParser, "render", rendered)
     monkeypatch.setattr(ByteParser, "supports_tools", True)
     original = ScriptedWorkflow.run
 
@@ -279,9 +279,40 @@ def test_a_teacher_that_could_not_be_shown_the_tools_is_refused(
         return await original(self, task, completer)
 
     monkeypatch.setattr(ScriptedWorkflow, "run", run_with_tools)
-    run = distil("teacher.parser=bytes")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_tools")
+def test_a_teacher_with_its_own_parser_is_shown_the_tools(distil: Distil, teachers: Any) -> None:
+    shown: list[bytes] = []
+
+    class ReadingTeacher(ScriptedEngine):
+        async def compute_logprobs(self, tokens: TokenIds, *, start: int) -> Floats:
+            shown.append(bytes(token for token in tokens[:start].tolist() if token < 256))
+            return await super().compute_logprobs(tokens, start=start)
+
+    teachers(ReadingTeacher)
+    assert distil("teacher.parser=bytes", "training.steps=1").error is None
+    assert shown
+    assert all(b'[{"name": "add"}]' in prompt for prompt in shown)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_tools")
+def test_a_teacher_whose_parser_does_not_support_tools_is_refused(
+    distil: Distil, teachers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teachers(PairTeacher)
+    original = ByteParser.from_model
+    monkeypatch.setattr(PairParser, "supports_tools", False)
+    monkeypatch.setattr(
+        ByteParser,
+        "from_model",
+        classmethod(lambda cls, path, config=None: PairParser() if path == "wise" else original(path, config)),
+    )
+    run = distil()
     assert isinstance(run.error, ConfigError)
-    assert "the first prompt of a rollout contains more than its messages" in str(run.error)
+    assert "the teacher's parser 'pairs' does not support them" in str(run.error)
 
 
 @pytest.mark.slow

@@ -131,6 +131,7 @@ def steps_of(conversation: Conversation, sequences: Sequence[MaskedTokens]) -> l
         steps.append(
             Step(
                 **said,
+                tools=conversation.tools,
                 prompt_ids=sequence.token_ids[:start],
                 prompt_media=tuple(piece for piece in sequence.media if piece.stop <= start),
                 completion_ids=sequence.token_ids[start:stop],
